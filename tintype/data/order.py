@@ -1,0 +1,38 @@
+"""The order of the data: a pure function of (seed, position). The whole data state is one integer, the position.
+
+Each epoch is a permutation of the ids, made by a keyed Feistel network with cycle walking: no table is built, any
+position is found at once, and within an epoch every id comes exactly once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tintype.rng import mix, stream_key
+
+_ROUNDS = 6
+
+
+def ids_at(seed: int, first: int, count: int, size: int) -> Tensor:
+    """The ids at positions first … first + count - 1 of a data set of `size` records: int64 [count]."""
+    position = torch.arange(first, first + count)
+    epoch, place = position // size, position % size
+    return _permute(place, epoch, stream_key(seed, "order"), size)
+
+
+def _permute(place: Tensor, epoch: Tensor, key: int, size: int) -> Tensor:
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    epoch_key = mix(epoch + key)
+    out = _feistel(place, epoch_key, half_bits)
+    while (outside := out >= size).any():  # the walk ends: the network permutes a domain of less than 4 × size
+        out = torch.where(outside, _feistel(out, epoch_key, half_bits), out)
+    return out
+
+
+def _feistel(value: Tensor, key: Tensor, half_bits: int) -> Tensor:
+    low = (1 << half_bits) - 1
+    left, right = value >> half_bits, value & low
+    for turn in range(_ROUNDS):
+        left, right = right, left ^ (mix(right + mix(key + turn)) & low)
+    return (left << half_bits) | right

@@ -1,0 +1,139 @@
+"""Captions that are exactly true of a scene.
+
+A long caption states every attribute of every object, the backdrop, the light, the style, and, where there are two or
+more objects, how two of them stand to each other. A short caption names the colour and shape of at most two objects
+and how many others there are. `asked_attributes` says what was stated, so that a score asks for nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import chain, combinations
+from typing import Literal
+
+from tintype.data.scenes.scene import (
+    BACKGROUNDS,
+    COLOURS,
+    LIGHTS,
+    OBJECT_VOCABULARY,
+    POSITIONS,
+    SCENE_VOCABULARY,
+    SHAPES,
+    SIZES,
+    STYLES,
+    TEXTURES,
+    Scene,
+    SceneObject,
+)
+
+CaptionKind = Literal["long", "short"]
+SHORT_NAMES_OBJECTS = 2
+
+_NUMBERS = ("no", "one", "two", "three", "four")
+_LIGHT_PHRASES = {"left": "from the left", "right": "from the right", "above": "from above", "below": "from below"}
+_LONG_ONE = (
+    "A {style} of {objects}. The backdrop is {sky} above and {ground} below, and the light comes {light}.",
+    "This {style} shows {objects}. The light comes {light}, and the backdrop goes from {sky} at the top to {ground} "
+    "at the bottom.",
+    "There is {objects} in this {style}. It is lit {light}, with {sky} above and {ground} below.",
+    "A {style} with a {sky} and {ground} backdrop, {sky} at the top, lit {light}. There is {objects}.",
+)
+_LONG_MANY = (
+    "A {style} of {count} objects: {objects}. The backdrop is {sky} above and {ground} below, and the light comes "
+    "{light}. The {first} is {relation} the {second}.",
+    "This {style} shows {objects}. The {first} is {relation} the {second}. The light comes {light}, and the backdrop "
+    "goes from {sky} at the top to {ground} at the bottom.",
+    "There are {count} objects in this {style}: {objects}. It is lit {light}, with {sky} above and {ground} below. "
+    "The {first} is {relation} the {second}.",
+    "A {style} with a {sky} and {ground} backdrop, {sky} at the top, lit {light}. There are {count} objects, the "
+    "{first} {relation} the {second}: {objects}.",
+)
+_SHORT = ("{named}", "a picture of {named}", "{named} in a picture", "an image of {named}")
+_OTHERS = ("{number} other {things}", "{number} more {things}")
+
+
+def _with_article(phrase: str) -> str:
+    return f"an {phrase}" if phrase[0] in "aeiou" else f"a {phrase}"
+
+
+def _joined(phrases: list[str]) -> str:
+    return phrases[0] if len(phrases) == 1 else f"{', '.join(phrases[:-1])} and {phrases[-1]}"
+
+
+def _name(thing: SceneObject) -> str:
+    return f"{thing.colour} {thing.shape}"
+
+
+def _description(thing: SceneObject) -> str:
+    place = "in the centre" if thing.position == "centre" else f"at the {thing.position}"
+    return f"{_with_article(f'{thing.size} {thing.texture} {_name(thing)}')} {place}"
+
+
+def relations(first: SceneObject, second: SceneObject) -> tuple[str, ...]:
+    """Every relation of the first object to the second that is true, whatever the jitter."""
+    first_row, first_column = first.position.split()
+    second_row, second_column = second.position.split()
+    true = []
+    if first_row != second_row:
+        true.append("above" if first_row == "top" else "below")
+    if first_column != second_column:
+        true.append("to the left of" if first_column == "left" else "to the right of")
+    return tuple(true)
+
+
+def _true_statements(scene: Scene) -> list[tuple[str, str, str]]:
+    """(first, relation, second) for every ordered pair of objects."""
+    pairs = chain.from_iterable(((a, b), (b, a)) for a, b in combinations(scene.objects, 2))
+    return [(_name(a), relation, _name(b)) for a, b in pairs for relation in relations(a, b)]
+
+
+def long_caption(scene: Scene, variant: int) -> str:
+    """Every attribute of the scene. The variant, 0 or more, chooses the phrasing and the pair that is related."""
+    words = {
+        "style": scene.style,
+        "objects": _joined([_description(thing) for thing in scene.objects]),
+        "sky": scene.sky,
+        "ground": scene.ground,
+        "light": _LIGHT_PHRASES[scene.light],
+        "count": _NUMBERS[len(scene.objects)],
+    }
+    if len(scene.objects) == 1:
+        return _LONG_ONE[variant % len(_LONG_ONE)].format(**words)
+    statements = _true_statements(scene)
+    first, relation, second = statements[variant // len(_LONG_MANY) % len(statements)]
+    phrasing = _LONG_MANY[variant % len(_LONG_MANY)]
+    return phrasing.format(**words, first=first, relation=relation, second=second)
+
+
+def short_caption(scene: Scene, variant: int) -> str:
+    """A few words: colour and shape of the first two objects, and the number of the others."""
+    named = [_with_article(_name(thing)) for thing in scene.objects[:SHORT_NAMES_OBJECTS]]
+    others = len(scene.objects) - len(named)
+    if others:
+        phrase = _OTHERS[variant // len(_SHORT) % len(_OTHERS)]
+        named.append(phrase.format(number=_NUMBERS[others], things="thing" if others == 1 else "things"))
+    return _SHORT[variant % len(_SHORT)].format(named=_joined(named))
+
+
+def asked_attributes(scene: Scene, kind: CaptionKind) -> tuple[tuple[int | None, str], ...]:
+    """(slot, attribute) for everything that a caption of this kind states, whichever its variant.
+
+    The slot is the object's place in `scene.objects`, or None for an attribute of the whole scene. "presence" is that
+    something stands at the object's position. A short caption gives no positions, so its colour and shape are asked of
+    the picture as a whole; it gives the count only where it speaks of other things.
+    """
+    if kind == "short":
+        named = range(min(SHORT_NAMES_OBJECTS, len(scene.objects)))
+        objects = tuple((slot, attribute) for slot in named for attribute in ("shape", "colour"))
+        return objects if len(scene.objects) <= SHORT_NAMES_OBJECTS else (*objects, (None, "count"))
+    of_objects = tuple((slot, name) for slot in range(len(scene.objects)) for name in ("presence", *OBJECT_VOCABULARY))
+    return (*of_objects, *((None, name) for name in ("count", *SCENE_VOCABULARY)))
+
+
+def vocabulary() -> frozenset[str]:
+    """Every lower-case word that a caption can contain."""
+    attributes = (SHAPES, COLOURS, SIZES, TEXTURES, POSITIONS, BACKGROUNDS, LIGHTS, STYLES, _NUMBERS[1:])
+    phrasings = (_LONG_ONE, _LONG_MANY, _SHORT, _OTHERS, _LIGHT_PHRASES.values())
+    fixed = [re.sub(r"\{.*?\}", " ", phrase) for phrase in chain(*phrasings)]
+    built = ["a an and at in the thing things", "above below to the left of to the right of"]
+    return frozenset(re.findall(r"[a-z]+", " ".join(chain(*attributes, fixed, built)).lower()))

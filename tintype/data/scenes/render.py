@@ -1,0 +1,379 @@
+"""Draws scenes as pictures, in batches, on the CPU or a GPU, at any size from 16 to 1024 px.
+
+Every object is a signed distance evaluated on its own patch of pixels. The distance gives the edge (anti-aliased over
+one pixel), its change towards the light gives the shading, and the same distance seen from further towards the light
+gives the shadow. All lengths are shares of the picture's width, so a scene is the same picture at every size. Jitter,
+texture phase and noise are drawn by (seed, index).
+
+Per pixel only operations that round alike in every code path are used (see `shapes.py`), so a picture does not depend
+on the batch that it is drawn in.
+
+B: scenes. N: objects. P: rows or columns of an object's patch. C: channels. H, W: rows, columns of the picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tintype import rng
+from tintype.data.scenes.scene import (
+    BACKGROUNDS,
+    COLOURS,
+    LIGHTS,
+    POSITIONS,
+    SHAPES,
+    SIZES,
+    STYLES,
+    TEXTURES,
+    Scene,
+    SceneBatch,
+)
+from tintype.data.scenes.shapes import DISTANCES
+from tintype.errors import UserError
+
+MIN_SIZE_PX, MAX_SIZE_PX = 16, 1024
+
+_OBJECT_RGB = {
+    "red": (0.86, 0.16, 0.18),
+    "orange": (0.97, 0.52, 0.10),
+    "yellow": (0.98, 0.83, 0.16),
+    "green": (0.20, 0.62, 0.27),
+    "blue": (0.14, 0.37, 0.86),
+    "purple": (0.53, 0.20, 0.70),
+    "white": (0.97, 0.97, 0.96),
+    "black": (0.13, 0.13, 0.15),
+}
+_INK_RGB = {  # the second colour of a striped or dotted object, near enough to the first not to be taken for it
+    "red": (1.00, 0.74, 0.70),
+    "orange": (1.00, 0.87, 0.68),
+    "yellow": (0.78, 0.54, 0.05),
+    "green": (0.72, 0.92, 0.70),
+    "blue": (0.70, 0.83, 1.00),
+    "purple": (0.87, 0.72, 0.96),
+    "white": (0.60, 0.62, 0.66),
+    "black": (0.52, 0.52, 0.56),
+}
+_BACKGROUND_RGB = {
+    "cream": (0.95, 0.90, 0.78),
+    "peach": (0.95, 0.73, 0.62),
+    "mint": (0.66, 0.87, 0.75),
+    "lavender": (0.75, 0.70, 0.89),
+    "teal": (0.22, 0.53, 0.56),
+    "slate": (0.38, 0.43, 0.52),
+}
+_LIGHT_XY = {"left": (-1.0, 0.0), "right": (1.0, 0.0), "above": (0.0, -1.0), "below": (0.0, 1.0)}  # y grows downwards
+POSITION_XY = {
+    "centre": (0.50, 0.50),
+    "top left": (0.27, 0.27),
+    "top right": (0.73, 0.27),
+    "bottom left": (0.27, 0.73),
+    "bottom right": (0.73, 0.73),
+}
+_RADIUS = {"small": 0.122, "large": 0.184}
+_CENTRE_JITTER = 0.045
+_RADIUS_JITTER = 0.04
+_TILT_STEPS, _TILT_MAX = 33, math.radians(9.0)
+_TEXTURE_ANGLES = tuple(math.radians(angle) for angle in (25, 45, 65, 115, 135, 155))
+
+_BEVEL_WIDTH = {"ball": 0.94, "block": 0.34, "pyramid": 0.0, "star": 0.0, "ring": 0.29, "cross": 0.0}  # 0: flat facets
+_FACET_TILT = 0.52  # sine of the angle between a facet's normal and the line of sight
+_LIGHT_HEIGHT = 0.62  # sine of the light's elevation over the picture's plane
+_SHADE_STEP = 0.05  # radii over which the change of distance towards the light is taken
+_STRIPE_PERIOD, _STRIPE_SHARE = 0.56, 0.42
+_DOT_PERIOD, _DOT_RADIUS = 0.60, 0.29
+
+_PATCH_HALF = 0.30  # holds the largest object with its shadow and penumbra
+_CHUNK_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 25}
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What sets a style apart."""
+
+    edge: float  # blur of every edge, as a share of the picture's width
+    shadow_reach: float
+    shadow_softness: float
+    shadow_depth: float
+    ambient: float
+    gloss: float
+    mottle: float  # strength of slow, cloudy variation
+    grain: float  # strength of fine noise
+    vignette: float
+    exposure: float  # how far brightness varies from scene to scene
+
+
+_LOOKS = {
+    "render": _Look(0.0, 0.040, 0.030, 0.42, 0.50, 0.35, 0.0, 0.0, 0.0, 0.0),
+    "photo": _Look(0.012, 0.056, 0.060, 0.58, 0.38, 0.22, 0.16, 0.10, 0.45, 0.10),
+}
+_GRAIN_CELLS, _MOTTLE_CELLS = 64, 9
+
+
+def render(
+    scenes: Sequence[Scene] | SceneBatch,
+    size_px: int,
+    seed: int,
+    indices: Sequence[int] | Tensor,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Pictures of the scenes as uint8 [B, 3, size_px, size_px] on the device."""
+    if not MIN_SIZE_PX <= size_px <= MAX_SIZE_PX:
+        raise UserError(f"scenes are drawn at {MIN_SIZE_PX} to {MAX_SIZE_PX} px, not at {size_px}")
+    batch = (scenes if isinstance(scenes, SceneBatch) else SceneBatch.from_scenes(scenes)).to(device)
+    index_B = torch.as_tensor(indices, dtype=torch.int64, device=device)
+    if len(index_B) != len(batch):
+        raise ValueError(f"{len(batch)} scenes but {len(index_B)} indices")
+    image_BCHW = torch.empty(len(batch), 3, size_px, size_px, dtype=torch.uint8, device=device)
+    step = max(1, _CHUNK_PIXELS[index_B.device.type] // size_px**2)  # on the CPU: what its cache holds
+    for start in range(0, len(batch), step):
+        rows = slice(start, start + step)
+        image_BCHW[rows] = _render_chunk(batch[rows], size_px, seed, index_B[rows])
+    return image_BCHW
+
+
+def object_centres(seed: int, index_B: Tensor) -> Tensor:
+    """Where an object at each position has its centre: (x, y) as shares of the width, float32 [B, P, 2]."""
+    centre_P2 = _table([POSITION_XY[position] for position in POSITIONS], index_B)
+    jitter_BP2 = rng.uniform(seed, "render/centre", index_B, (len(POSITIONS), 2))
+    return centre_P2 + (2.0 * jitter_BP2 - 1.0) * _CENTRE_JITTER
+
+
+@dataclass(frozen=True)
+class _Objects:
+    """The objects that are present in a chunk of scenes, one per row."""
+
+    scene_N: Tensor
+    place_N: Tensor
+    shape_N: Tensor
+    texture_N: Tensor
+    rgb_NC: Tensor
+    ink_NC: Tensor
+    centre_N2: Tensor
+    radius_N: Tensor
+    tilt_N2: Tensor  # cosine and sine
+    weave_N2: Tensor  # cosine and sine of the texture's direction
+    phase_N2: Tensor
+    light_N2: Tensor
+    look: dict[str, Tensor]
+
+
+def _table(rows: Sequence[object], like: Tensor) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float32, device=like.device)
+
+
+def _look_of(style_B: Tensor) -> dict[str, Tensor]:
+    """Every number of `_Look` for each scene."""
+    names = vars(_LOOKS["render"])
+    return {name: _table([vars(_LOOKS[style])[name] for style in STYLES], style_B)[style_B] for name in names}
+
+
+def _turns(angles: Sequence[float], like: Tensor) -> Tensor:
+    """Cosines and sines by a table: they then round alike everywhere."""
+    return _table([(math.cos(angle), math.sin(angle)) for angle in angles], like)
+
+
+def _objects(batch: SceneBatch, seed: int, index_B: Tensor) -> _Objects:
+    scene_N, place_N = batch.present_BP.nonzero(as_tuple=True)
+    at = (scene_N, place_N)
+    places = (len(POSITIONS),)
+    colour_N = batch.colour_BP[at]
+    radius_jitter_BP = 2.0 * rng.uniform(seed, "render/radius", index_B, places) - 1.0
+    tilt_BP = rng.integers(seed, "render/tilt", index_B, _TILT_STEPS, places)
+    tilts = [_TILT_MAX * (2.0 * step / (_TILT_STEPS - 1) - 1.0) for step in range(_TILT_STEPS)]
+    weave_BP = rng.integers(seed, "render/weave", index_B, len(_TEXTURE_ANGLES), places)
+    return _Objects(
+        scene_N=scene_N,
+        place_N=place_N,
+        shape_N=batch.shape_BP[at],
+        texture_N=batch.texture_BP[at],
+        rgb_NC=_table([_OBJECT_RGB[colour] for colour in COLOURS], index_B)[colour_N],
+        ink_NC=_table([_INK_RGB[colour] for colour in COLOURS], index_B)[colour_N],
+        centre_N2=object_centres(seed, index_B)[at],
+        radius_N=_table([_RADIUS[size] for size in SIZES], index_B)[batch.size_BP[at]]
+        * (1.0 + _RADIUS_JITTER * radius_jitter_BP[at]),
+        tilt_N2=_turns(tilts, index_B)[tilt_BP[at]],
+        weave_N2=_turns(_TEXTURE_ANGLES, index_B)[weave_BP[at]],
+        phase_N2=rng.uniform(seed, "render/phase", index_B, (len(POSITIONS), 2))[at],
+        light_N2=_table([_LIGHT_XY[light] for light in LIGHTS], index_B)[batch.light_B[scene_N]],
+        look={name: value_B[scene_N] for name, value_B in _look_of(batch.style_B).items()},
+    )
+
+
+def _pp(value_N: Tensor) -> Tensor:
+    return value_N[:, None, None]
+
+
+def _distance(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor) -> Tensor:
+    """The signed distance of each object's own shape at points in its frame, in radii."""
+    distance_NPP = torch.empty_like(x_NPP)
+    for number, shape in enumerate(SHAPES):
+        rows = (objects.shape_N == number).nonzero()[:, 0]
+        distance_NPP[rows] = DISTANCES[shape](x_NPP[rows], y_NPP[rows])
+    return distance_NPP
+
+
+def _turn(x_NPP: Tensor, y_NPP: Tensor, turn_N2: Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin = _pp(turn_N2[:, 0]), _pp(turn_N2[:, 1])
+    return x_NPP * cos + y_NPP * sin, y_NPP * cos - x_NPP * sin
+
+
+def _smooth(ramp: Tensor) -> Tensor:
+    ramp = ramp.clamp(0.0, 1.0)
+    return ramp * ramp * (3.0 - 2.0 * ramp)
+
+
+def _tilt_sine(objects: _Objects, distance_NPP: Tensor) -> Tensor:
+    """How far the surface leans outwards: round over the bevel's width, or the same all over a facet."""
+    width_N = _table([_BEVEL_WIDTH[shape] for shape in SHAPES], distance_NPP)[objects.shape_N]
+    round_NPP = (1.0 + distance_NPP / _pp(width_N.clamp(min=1e-3))).clamp(0.0, 0.98)
+    return round_NPP.where(_pp(width_N > 0), torch.full_like(round_NPP, _FACET_TILT))
+
+
+def _ink(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, edge_N: Tensor) -> Tensor:
+    """The share of the texture's second colour at each pixel."""
+    ink_NPP = torch.zeros_like(x_NPP)
+    for texture, pattern in (("striped", _stripes), ("dotted", _dots)):
+        rows = (objects.texture_N == TEXTURES.index(texture)).nonzero()[:, 0]
+        along_NPP, across_NPP = _turn(x_NPP[rows], y_NPP[rows], objects.weave_N2[rows])
+        ink_NPP[rows] = pattern(along_NPP, across_NPP, objects.phase_N2[rows], _pp(edge_N[rows]))
+    return ink_NPP
+
+
+def _stripes(x_NPP: Tensor, y_NPP: Tensor, phase_N2: Tensor, edge_NPP: Tensor) -> Tensor:
+    turn_NPP = x_NPP / _STRIPE_PERIOD + _pp(phase_N2[:, 0])
+    from_middle_NPP = (turn_NPP - turn_NPP.floor() - 0.5).abs()
+    return ((_STRIPE_SHARE / 2 - from_middle_NPP) * _STRIPE_PERIOD / edge_NPP + 0.5).clamp(0.0, 1.0)
+
+
+def _dots(x_NPP: Tensor, y_NPP: Tensor, phase_N2: Tensor, edge_NPP: Tensor) -> Tensor:
+    phase_N2 = 0.25 + 0.5 * phase_N2  # keeps one dot near the middle, where even a star is wide enough to show it
+    u_NPP, v_NPP = x_NPP / _DOT_PERIOD + _pp(phase_N2[:, 0]), y_NPP / _DOT_PERIOD + _pp(phase_N2[:, 1])
+    u_NPP, v_NPP = u_NPP - u_NPP.floor() - 0.5, v_NPP - v_NPP.floor() - 0.5
+    from_middle_NPP = (u_NPP * u_NPP + v_NPP * v_NPP).sqrt()
+    return ((_DOT_RADIUS - from_middle_NPP) * _DOT_PERIOD / edge_NPP + 0.5).clamp(0.0, 1.0)
+
+
+def _object_layers(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, pixel: float) -> Tensor:
+    """Colour times coverage, coverage, and shadow of every object: float32 [N, 5, P, P]."""
+    radius_NPP = _pp(objects.radius_N)
+    x_NPP, y_NPP = (
+        (x_NPP - _pp(objects.centre_N2[:, 0])) / radius_NPP,
+        (y_NPP - _pp(objects.centre_N2[:, 1])) / radius_NPP,
+    )
+    x_NPP, y_NPP = _turn(x_NPP, y_NPP, objects.tilt_N2)
+    light_x_NPP, light_y_NPP = _turn(_pp(objects.light_N2[:, 0]), _pp(objects.light_N2[:, 1]), objects.tilt_N2)
+    distance_NPP = _distance(objects, x_NPP, y_NPP)
+    nearer_NPP = _distance(objects, x_NPP + _SHADE_STEP * light_x_NPP, y_NPP + _SHADE_STEP * light_y_NPP)
+    facing_NPP = ((nearer_NPP - distance_NPP) / _SHADE_STEP).clamp(-1.0, 1.0)
+
+    edge_N = (pixel + objects.look["edge"]) / objects.radius_N
+    coverage_NPP = (0.5 - distance_NPP / _pp(edge_N)).clamp(0.0, 1.0)
+    lit_NPP, gloss_NPP = _shading(objects, distance_NPP, facing_NPP)
+    ink_NPP = _ink(objects, x_NPP, y_NPP, edge_N)
+    rgb_NC11, ink_NC11 = objects.rgb_NC[:, :, None, None], objects.ink_NC[:, :, None, None]
+    colour_NCPP = rgb_NC11 + (ink_NC11 - rgb_NC11) * ink_NPP[:, None]
+    colour_NCPP = (colour_NCPP * lit_NPP[:, None] + gloss_NPP[:, None]).clamp(0.0, 1.0)
+    shadow_NPP = _shadow(objects, x_NPP, y_NPP, light_x_NPP, light_y_NPP)
+    return torch.cat([colour_NCPP * coverage_NPP[:, None], coverage_NPP[:, None], shadow_NPP[:, None]], dim=1)
+
+
+def _shading(objects: _Objects, distance_NPP: Tensor, facing_NPP: Tensor) -> tuple[Tensor, Tensor]:
+    """Diffuse light and highlight of a surface that leans towards the light by `facing`."""
+    lean_NPP = _tilt_sine(objects, distance_NPP)
+    upright_NPP = (1.0 - lean_NPP * lean_NPP).sqrt()
+    light_level = math.sqrt(1.0 - _LIGHT_HEIGHT**2)
+    towards_NPP = (lean_NPP * facing_NPP * light_level + upright_NPP * _LIGHT_HEIGHT).clamp(min=0.0)
+    ambient_NPP = _pp(objects.look["ambient"])
+    half = math.sqrt(2.0 + 2.0 * _LIGHT_HEIGHT)
+    shine_NPP = (lean_NPP * facing_NPP * light_level + upright_NPP * (1.0 + _LIGHT_HEIGHT)).clamp(min=0.0) / half
+    for _ in range(4):
+        shine_NPP = shine_NPP * shine_NPP
+    return ambient_NPP + (1.18 - ambient_NPP) * towards_NPP, _pp(objects.look["gloss"]) * shine_NPP * shine_NPP
+
+
+def _shadow(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, light_x_NPP: Tensor, light_y_NPP: Tensor) -> Tensor:
+    """The object's outline moved away from the light, with a soft edge."""
+    reach_NPP = _pp(objects.look["shadow_reach"] / objects.radius_N)
+    distance_NPP = _distance(objects, x_NPP + reach_NPP * light_x_NPP, y_NPP + reach_NPP * light_y_NPP)
+    softness_NPP = _pp(objects.look["shadow_softness"] / objects.radius_N)
+    return _smooth(0.5 - distance_NPP / (2.0 * softness_NPP)) * _pp(objects.look["shadow_depth"])
+
+
+def _place_layers(objects: _Objects, scenes: int, size_px: int) -> Tensor:
+    """The layers of each scene's objects on the whole picture: float32 [B, 5, H, W]."""
+    patch_px = min(size_px, math.ceil(2 * _PATCH_HALF * size_px) + 1)
+    corner_N2 = (objects.centre_N2 * size_px - patch_px / 2).floor().to(torch.int64).clamp(0, size_px - patch_px)
+    step_P = torch.arange(patch_px, device=corner_N2.device)
+    column_N1P, row_NP1 = (corner_N2[:, :1] + step_P)[:, None, :], (corner_N2[:, 1:] + step_P)[:, :, None]
+    x_NPP = ((column_N1P + 0.5) / size_px).expand(-1, patch_px, -1)
+    y_NPP = ((row_NP1 + 0.5) / size_px).expand(-1, -1, patch_px)
+    layers_NCPP = _object_layers(objects, x_NPP, y_NPP, 1.0 / size_px)
+    canvas_BCHW = torch.zeros(scenes, 5, size_px, size_px, device=corner_N2.device)
+    canvas_BHWC = canvas_BCHW.permute(0, 2, 3, 1)
+    for place in range(len(POSITIONS)):  # one after the other: patches of one scene overlap where their shadows end
+        rows = (objects.place_N == place).nonzero()[:, 0]
+        at = (_pp(objects.scene_N[rows]), row_NP1[rows], column_N1P[rows])
+        canvas_BHWC[at] += layers_NCPP[rows].permute(0, 2, 3, 1)
+    return canvas_BCHW
+
+
+def _backdrop(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor, look: dict[str, Tensor]) -> Tensor:
+    """Sky and ground, parted by a slightly bowed line, brighter towards the light: float32 [B, 3, H, W]."""
+    rgb = _table([_BACKGROUND_RGB[name] for name in BACKGROUNDS], index_B)
+    sky_BC11, ground_BC11 = rgb[batch.sky_B][:, :, None, None], rgb[batch.ground_B][:, :, None, None]
+    x_W = (torch.arange(size_px, device=index_B.device) + 0.5) / size_px - 0.5
+    drawn_B3 = 2.0 * rng.uniform(seed, "render/horizon", index_B, (3,)) - 1.0
+    height_B1, slope_B1, bow_B1 = drawn_B3[:, :1], drawn_B3[:, 1:2], drawn_B3[:, 2:]
+    horizon_BW = 0.02 * height_B1 + 0.05 * slope_B1 * x_W + 0.16 * bow_B1 * (x_W * x_W - 1.0 / 12.0)
+    below_BHW = x_W[:, None] - horizon_BW[:, None, :]
+    edge_B11 = _pp(1.0 / size_px + 2.0 * look["edge"])
+    ground_BHW = (below_BHW / edge_B11 + 0.5).clamp(0.0, 1.0)
+    crease_BHW = 1.0 - 0.10 * ground_BHW * _smooth(1.0 - below_BHW / 0.12)
+    light_B2 = _table([_LIGHT_XY[light] for light in LIGHTS], index_B)[batch.light_B]
+    towards_BHW = _pp(light_B2[:, 0]) * x_W + _pp(light_B2[:, 1]) * x_W[:, None]
+    level_BHW = crease_BHW * (0.97 + 0.16 * towards_BHW)
+    return (sky_BC11 + (ground_BC11 - sky_BC11) * ground_BHW[:, None]) * level_BHW[:, None]
+
+
+def _value_noise(seed: int, stream: str, index_B: Tensor, cells: int, size_px: int) -> Tensor:
+    """Bell-shaped noise in about [-1, 1] on a lattice of `cells` per side, blended in between: float32 [B, H, W]."""
+    side = cells + 1
+    drawn = rng.bits(seed, stream, index_B, side * side)
+    parts = [((drawn >> shift) & 0xFFFF).to(torch.float32) for shift in (0, 16, 32)]
+    lattice = ((parts[0] + parts[1] + parts[2]) * (2.0 / (3 * 0xFFFF)) - 1.0).view(-1, side, side)
+    at_W = (torch.arange(size_px, device=index_B.device) + 0.5) * cells / size_px
+    cell_W = at_W.to(torch.int64)
+    blend_W = at_W - cell_W
+    rows = lattice[:, cell_W] + (lattice[:, cell_W + 1] - lattice[:, cell_W]) * blend_W[:, None]
+    return rows[:, :, cell_W] + (rows[:, :, cell_W + 1] - rows[:, :, cell_W]) * blend_W
+
+
+def _develop(image_BCHW: Tensor, seed: int, index_B: Tensor, look: dict[str, Tensor]) -> Tensor:
+    """What a lens and a film add: uneven light, grain, a vignette, an exposure and a tint of their own."""
+    size_px = image_BCHW.shape[-1]
+    mottle_BHW = _value_noise(seed, "render/mottle", index_B, _MOTTLE_CELLS, size_px) * _pp(look["mottle"])
+    grain_BHW = _value_noise(seed, "render/film", index_B, _GRAIN_CELLS, size_px) * _pp(look["grain"])
+    x_W = (torch.arange(size_px, device=index_B.device) + 0.5) / size_px - 0.5
+    off_axis_HW = x_W * x_W + (x_W * x_W)[:, None]
+    vignette_BHW = 1.0 - _pp(look["vignette"]) * off_axis_HW
+    drawn_B4 = 2.0 * rng.uniform(seed, "render/exposure", index_B, (4,)) - 1.0
+    gain_BC = 1.0 + look["exposure"][:, None] * (drawn_B4[:, :1] + 0.3 * drawn_B4[:, 1:])
+    level_BHW = (1.0 + mottle_BHW) * vignette_BHW
+    return image_BCHW * level_BHW[:, None] * gain_BC[:, :, None, None] + grain_BHW[:, None]
+
+
+def _render_chunk(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor) -> Tensor:
+    look = _look_of(batch.style_B)
+    layers_BCHW = _place_layers(_objects(batch, seed, index_B), len(batch), size_px)
+    colour_BCHW, coverage_B1HW, shadow_B1HW = layers_BCHW[:, :3], layers_BCHW[:, 3:4], layers_BCHW[:, 4:]
+    behind_BCHW = _backdrop(batch, size_px, seed, index_B, look) * (1.0 - shadow_B1HW.clamp(max=0.8))
+    image_BCHW = behind_BCHW * (1.0 - coverage_B1HW.clamp(max=1.0)) + colour_BCHW
+    photo_B = (batch.style_B == STYLES.index("photo")).nonzero()[:, 0]
+    taken = {name: value_B[photo_B] for name, value_B in look.items()}
+    image_BCHW[photo_B] = _develop(image_BCHW[photo_B], seed, index_B[photo_B], taken)
+    return (image_BCHW.clamp(0.0, 1.0) * 255.0 + 0.5).to(torch.uint8)

@@ -1,0 +1,266 @@
+"""What a scene is: its vocabulary, its words, its tensor form, and how scenes are drawn.
+
+A `Scene` holds words and is what captions, files and scores use. A `SceneBatch` holds the same things as indices into
+the vocabularies, one row per scene and one column per position, and is what the renderer and the encoder use, since
+thousands of scenes are drawn at once. Both are pure functions of (seed, index).
+
+B: scenes. P: positions. N: (colour, shape) pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tintype import rng
+from tintype.errors import UserError
+
+Split = Literal["train", "eval", "any"]
+Style = Literal["render", "photo"]
+
+SHAPES = ("ball", "block", "pyramid", "star", "ring", "cross")
+COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "white", "black")
+SIZES = ("small", "large")
+TEXTURES = ("plain", "striped", "dotted")
+POSITIONS = ("centre", "top left", "top right", "bottom left", "bottom right")
+BACKGROUNDS = ("cream", "peach", "mint", "lavender", "teal", "slate")
+LIGHTS = ("left", "right", "above", "below")
+STYLES: tuple[Style, ...] = ("render", "photo")
+MAX_OBJECTS = len(POSITIONS) - 1  # the centre is taken only by an object that is alone
+
+OBJECT_VOCABULARY = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "texture": TEXTURES}
+SCENE_VOCABULARY = {"sky": BACKGROUNDS, "ground": BACKGROUNDS, "light": LIGHTS, "style": STYLES}
+
+
+def is_held_out(colour: str, shape: str) -> bool:
+    """Whether this pair never occurs in the train split: one pair in five, spread over all colours and shapes."""
+    return (COLOURS.index(colour) + 2 * SHAPES.index(shape)) % 5 == 0
+
+
+HELD_OUT_PAIRS = tuple((colour, shape) for colour in COLOURS for shape in SHAPES if is_held_out(colour, shape))
+
+
+def _require(value: str, allowed: Sequence[str], name: str) -> None:
+    if value not in allowed:
+        raise UserError(f"{name} {value!r} is not one of: {', '.join(allowed)}")
+
+
+@dataclass(frozen=True)
+class SceneObject:
+    """One thing in a scene."""
+
+    shape: str
+    colour: str
+    size: str
+    texture: str
+    position: str
+
+    def __post_init__(self) -> None:
+        for name, allowed in OBJECT_VOCABULARY.items():
+            _require(vars(self)[name], allowed, name)
+        _require(self.position, POSITIONS, "position")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A picture in words. Objects stand in the order of `POSITIONS`."""
+
+    objects: tuple[SceneObject, ...]
+    sky: str
+    ground: str
+    light: str
+    style: str
+
+    def __post_init__(self) -> None:
+        for name, allowed in SCENE_VOCABULARY.items():
+            _require(vars(self)[name], allowed, name)
+        if self.sky == self.ground:
+            raise UserError(f"sky and ground must differ; both are {self.sky!r}")
+        self._check_objects()
+
+    def _check_objects(self) -> None:
+        places = [POSITIONS.index(thing.position) for thing in self.objects]
+        if not 1 <= len(places) <= MAX_OBJECTS:
+            raise UserError(f"a scene has 1 to {MAX_OBJECTS} objects, not {len(places)}")
+        if sorted(set(places)) != places:
+            raise UserError(f"objects must stand at different positions, in this order: {', '.join(POSITIONS)}")
+        if len(places) > 1 and 0 in places:
+            raise UserError("an object stands in the centre only when it is alone")
+        if len({(thing.colour, thing.shape) for thing in self.objects}) < len(places):
+            raise UserError("two objects have the same colour and shape, so a caption could not tell them apart")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionaries, lists and strings, fit for JSON."""
+        return {**asdict(self), "objects": [asdict(thing) for thing in self.objects]}
+
+    @staticmethod
+    def from_dict(plain: Mapping[str, Any]) -> Scene:
+        """The inverse of `to_dict`."""
+        try:
+            objects = tuple(SceneObject(**thing) for thing in plain["objects"])
+            return Scene(**{**plain, "objects": objects})
+        except (KeyError, TypeError) as error:
+            raise UserError(f"this is not a scene: {error}") from error
+
+
+@dataclass(frozen=True)
+class SceneBatch:
+    """Scenes as indices into the vocabularies. Where `present_BP` is false the object's attributes mean nothing."""
+
+    present_BP: Tensor
+    shape_BP: Tensor
+    colour_BP: Tensor
+    size_BP: Tensor
+    texture_BP: Tensor
+    sky_B: Tensor
+    ground_B: Tensor
+    light_B: Tensor
+    style_B: Tensor
+
+    def __len__(self) -> int:
+        return len(self.sky_B)
+
+    def __getitem__(self, rows: slice) -> SceneBatch:
+        return SceneBatch(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def to(self, device: torch.device | str) -> SceneBatch:
+        """The same scenes on another device."""
+        return SceneBatch(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+    def to_scenes(self) -> list[Scene]:
+        """The same scenes in words."""
+        columns = {field.name: getattr(self, field.name).tolist() for field in fields(self)}
+        return [_scene_in_words({name: column[row] for name, column in columns.items()}) for row in range(len(self))]
+
+    @staticmethod
+    def from_scenes(scenes: Sequence[Scene]) -> SceneBatch:
+        """The inverse of `to_scenes`, on the CPU."""
+        shape_BP, colour_BP, size_BP, texture_BP = (
+            torch.tensor([_object_row(scene, name, words) for scene in scenes], dtype=torch.int64)
+            for name, words in OBJECT_VOCABULARY.items()
+        )
+        sky_B, ground_B, light_B, style_B = (
+            torch.tensor([words.index(getattr(scene, name)) for scene in scenes], dtype=torch.int64)
+            for name, words in SCENE_VOCABULARY.items()
+        )
+        return SceneBatch(
+            present_BP=shape_BP >= 0,
+            shape_BP=shape_BP.clamp(min=0),
+            colour_BP=colour_BP.clamp(min=0),
+            size_BP=size_BP.clamp(min=0),
+            texture_BP=texture_BP.clamp(min=0),
+            sky_B=sky_B,
+            ground_B=ground_B,
+            light_B=light_B,
+            style_B=style_B,
+        )
+
+
+def _object_row(scene: Scene, attribute: str, words: Sequence[str]) -> list[int]:
+    """One attribute at every position as an index, -1 where nothing stands."""
+    at = {thing.position: words.index(getattr(thing, attribute)) for thing in scene.objects}
+    return [at.get(position, -1) for position in POSITIONS]
+
+
+def _scene_in_words(row: Mapping[str, Any]) -> Scene:
+    objects = tuple(
+        SceneObject(
+            shape=SHAPES[row["shape_BP"][place]],
+            colour=COLOURS[row["colour_BP"][place]],
+            size=SIZES[row["size_BP"][place]],
+            texture=TEXTURES[row["texture_BP"][place]],
+            position=position,
+        )
+        for place, position in enumerate(POSITIONS)
+        if row["present_BP"][place]
+    )
+    return Scene(
+        objects=objects,
+        sky=BACKGROUNDS[row["sky_B"]],
+        ground=BACKGROUNDS[row["ground_B"]],
+        light=LIGHTS[row["light_B"]],
+        style=STYLES[row["style_B"]],
+    )
+
+
+def draw_batch(
+    seed: int,
+    index_B: Tensor,
+    split: Split = "any",
+    style: Style | None = None,
+    min_objects: int = 1,
+    max_objects: int = MAX_OBJECTS,
+) -> SceneBatch:
+    """Draws the scenes of these int64 indices on their device. Without a style each scene draws its own."""
+    if not 1 <= min_objects <= max_objects <= MAX_OBJECTS:
+        raise UserError(f"need 1 <= min_objects <= max_objects <= {MAX_OBJECTS}, not {min_objects} and {max_objects}")
+    count_B = min_objects + rng.integers(seed, "scenes/count", index_B, max_objects - min_objects + 1)
+    present_BP, object_BP = _draw_places(seed, index_B, count_B)
+    pair_BP = _draw_pairs(seed, index_B, split).gather(1, object_BP)
+    sky_B = rng.integers(seed, "scenes/sky", index_B, len(BACKGROUNDS))
+    ground_step_B = 1 + rng.integers(seed, "scenes/ground", index_B, len(BACKGROUNDS) - 1)
+    style_B = rng.integers(seed, "scenes/style", index_B, len(STYLES))
+    if style is not None:
+        style_B = torch.full_like(style_B, STYLES.index(style))
+    return SceneBatch(
+        present_BP=present_BP,
+        shape_BP=pair_BP % len(SHAPES),
+        colour_BP=pair_BP // len(SHAPES),
+        size_BP=rng.integers(seed, "scenes/size", index_B, len(SIZES), (len(POSITIONS),)),
+        texture_BP=rng.integers(seed, "scenes/texture", index_B, len(TEXTURES), (len(POSITIONS),)),
+        sky_B=sky_B,
+        ground_B=(sky_B + ground_step_B) % len(BACKGROUNDS),
+        light_B=rng.integers(seed, "scenes/light", index_B, len(LIGHTS)),
+        style_B=style_B,
+    )
+
+
+def _draw_places(seed: int, index_B: Tensor, count_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Which positions are taken, and the number of the object that stands at each."""
+    corners = len(POSITIONS) - 1
+    rank_BP = rng.bits(seed, "scenes/places", index_B, corners).argsort(dim=1).argsort(dim=1)
+    centre_B = (rng.integers(seed, "scenes/centre", index_B, len(POSITIONS)) == 0) & (count_B == 1)
+    object_BP = torch.cat([torch.zeros_like(rank_BP[:, :1]), rank_BP], dim=1)
+    corner_BP = (rank_BP < count_B[:, None]) & ~centre_B[:, None]
+    return torch.cat([centre_B[:, None], corner_BP], dim=1), object_BP
+
+
+def _draw_pairs(seed: int, index_B: Tensor, split: Split) -> Tensor:
+    """Different (colour, shape) pairs for the objects of each scene, as colour * len(SHAPES) + shape."""
+    held_out_N = torch.tensor([is_held_out(c, s) for c in COLOURS for s in SHAPES], device=index_B.device)
+    key_BN = rng.uniform(seed, "scenes/pairs", index_B, (len(held_out_N),))
+    if split == "train":
+        key_BN = key_BN + held_out_N
+    if split == "eval":
+        first_B = (key_BN + ~held_out_N).argmin(dim=1, keepdim=True)
+        key_BN = key_BN.scatter(1, first_B, -1.0)
+    return key_BN.argsort(dim=1, stable=True)[:, :MAX_OBJECTS]
+
+
+def draw_scenes(
+    seed: int,
+    indices: Sequence[int],
+    split: Split = "any",
+    style: Style | None = None,
+    min_objects: int = 1,
+    max_objects: int = MAX_OBJECTS,
+) -> list[Scene]:
+    """The scenes of these indices, in words."""
+    index_B = torch.tensor(list(indices), dtype=torch.int64)
+    return draw_batch(seed, index_B, split, style, min_objects, max_objects).to_scenes()
+
+
+def draw_scene(
+    seed: int,
+    index: int,
+    split: Split = "any",
+    style: Style | None = None,
+    min_objects: int = 1,
+    max_objects: int = MAX_OBJECTS,
+) -> Scene:
+    """The scene of this index, in words."""
+    return draw_scenes(seed, [index], split, style, min_objects, max_objects)[0]

@@ -1,0 +1,84 @@
+"""The embedded scenes as a source of images and records, by id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tintype.data.scenes.captions import long_caption, short_caption
+from tintype.data.scenes.render import render
+from tintype.data.scenes.scene import Scene, draw_scenes
+from tintype.seams import Record
+from tintype.settings import DataSettings
+
+Split = Literal["train", "eval"]
+_MOST_KEPT_BYTES = 1 << 30
+_FIRST_INDEX: dict[Split, int] = {"train": 0, "eval": 1 << 40}
+"""Where a split's scenes begin, so that no two splits share jitter, texture or noise."""
+
+
+class SceneSource:
+    """Renders each image when it is first asked for, and keeps it when the whole set fits into a gigabyte."""
+
+    def __init__(self, settings: DataSettings, split: Split, device: torch.device) -> None:
+        self._settings, self._split, self._device = settings, split, device
+        self._records: dict[int, Record] = {}
+        size = settings.size_px
+        self._kept: Tensor | None = None
+        if settings.count * 3 * size * size <= _MOST_KEPT_BYTES:
+            self._kept = torch.zeros(settings.count, 3, size, size, dtype=torch.uint8, device=device)
+            self._have = torch.zeros(settings.count, dtype=torch.bool)
+
+    def __len__(self) -> int:
+        return self._settings.count
+
+    def records(self, ids: Sequence[int]) -> list[Record]:
+        missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in self._records]
+        for id_, scene in zip(missing, self._scenes(missing), strict=True):
+            captions = {"long": long_caption(scene, id_), "short": short_caption(scene, id_)}
+            self._records[id_] = Record(captions, scene)
+        return [self._records[id_] for id_ in ids]
+
+    def images(self, ids: Sequence[int]) -> Tensor:
+        if self._kept is None:
+            return self._render(ids)
+        index = torch.tensor(ids, dtype=torch.int64)
+        missing = index[~self._have[index]].unique()
+        if len(missing):
+            self._kept[missing.to(self._device)] = self._render(missing.tolist())
+            self._have[missing] = True
+        return self._kept[index.to(self._device)]
+
+    def _render(self, ids: Sequence[int]) -> Tensor:
+        scenes = [record.attributes for record in self.records(ids)]
+        return render(scenes, self._settings.size_px, self._settings.seed, self._indices(ids), self._device)
+
+    def _indices(self, ids: Sequence[int]) -> list[int]:
+        return [_FIRST_INDEX[self._split] + id_ for id_ in ids]
+
+    def _scenes(self, ids: Sequence[int]) -> list[Scene]:
+        style = self._settings.style
+        styles: list[Literal["render", "photo"]] = ["render", "photo"] if style == "both" else [style]
+        scenes: dict[int, Scene] = {}
+        for turn, one in enumerate(styles):
+            own = [id_ for id_ in ids if id_ % len(styles) == turn]
+            drawn = draw_scenes(
+                self._settings.seed,
+                self._indices(own),
+                self._split,
+                one,
+                self._settings.min_objects,
+                self._settings.max_objects,
+            )
+            scenes.update(zip(own, drawn, strict=True))
+        return [scenes[id_] for id_ in ids]
+
+
+@lru_cache(maxsize=4)
+def scene_source(settings: DataSettings, split: Split, device: torch.device) -> SceneSource:
+    """One source per (settings, split, device) in a process, so that the runs of a study share rendered images."""
+    return SceneSource(settings, split, device)

@@ -1,0 +1,5 @@
+"""The one error that is the user's to mend. The command line prints it without a traceback and exits with 2."""
+
+
+class UserError(Exception):
+    """Says what was wrong, where, and what to do about it."""

@@ -1,0 +1,1 @@
+"""Rectified flow: the path, the density of t, the samplers and guidance."""

@@ -1,0 +1,92 @@
+"""From captions to images: the one path that the command line, evaluation and reports all use.
+
+Image i starts from noise that is a function of (seed, i) alone, so it does not depend on the batch it is made in.
+
+B: images of a batch, C: channels, H, W: latent rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tintype.data.captions import NULL_CAPTION
+from tintype.flow.guidance import ClassifierFreeSettings
+from tintype.flow.path import sampling_times
+from tintype.flow.sampler import Method, integrate
+from tintype.model import TextCache
+from tintype.seams import Draws, TextTokens
+from tintype.settings import Settings
+from tintype.train.parts import Parts
+
+
+class SamplerSettings(Settings):
+    method: Method = "euler"
+    steps: int = Field(50, ge=1)
+    guidance: ClassifierFreeSettings = ClassifierFreeSettings()
+    batch: int = Field(64, ge=1, description="Images made at a time; the images do not depend on it")
+
+
+@torch.no_grad()
+def generate(
+    parts: Parts,
+    captions: Sequence[str],
+    settings: SamplerSettings,
+    *,
+    seed: int,
+    size_px: int,
+    first_index: int = 0,
+    on_step: Callable[[int], None] = lambda images: None,
+) -> Tensor:
+    """One image for each caption: uint8 [N, 3, size, size]. `on_step` is told the size of each batch at each step."""
+    batches = []
+    for start in range(0, len(captions), settings.batch):
+        chunk = captions[start : start + settings.batch]
+        index_B = torch.arange(start, start + len(chunk), device=parts.device) + first_index
+        batches.append(_generate_batch(parts, chunk, settings, Draws(seed, index_B), size_px, on_step))
+    return torch.cat(batches)
+
+
+def _generate_batch(
+    parts: Parts,
+    captions: Sequence[str],
+    settings: SamplerSettings,
+    draws: Draws,
+    size_px: int,
+    on_step: Callable[[int], None],
+) -> Tensor:
+    side = size_px // parts.tokenizer.stride_px
+    noise_BCHW = draws.normal("sample", (parts.tokenizer.channels, side, side))
+    with parts.compute():
+        captioned = parts.denoiser.read_text(parts.text.encode(captions))
+        null = parts.denoiser.read_text(_repeat(parts.text.encode([NULL_CAPTION]), len(captions)))
+        pair = _concatenate(captioned, null)
+
+        def velocity(x_BCHW: Tensor, t: float, text: TextCache) -> Tensor:
+            t_B = x_BCHW.new_full((x_BCHW.shape[0],), t)
+            output = parts.denoiser(x_BCHW, t_B, text)
+            return parts.objective.velocity(output.prediction_BCHW, x_BCHW, t_B)
+
+        def both(x_BCHW: Tensor, t: float) -> tuple[Tensor, Tensor]:
+            first, second = velocity(torch.cat([x_BCHW, x_BCHW]), t, pair).chunk(2)
+            return first, second
+
+        guided = settings.guidance.build(lambda x_BCHW, t: velocity(x_BCHW, t, captioned), both)
+        times = sampling_times(settings.steps, parts.plan.time.shift)
+        z_BCHW = integrate(guided, noise_BCHW, times, settings.method, lambda: on_step(len(captions)))
+        return parts.tokenizer.decode(z_BCHW).cpu()
+
+
+def _repeat(text: TextTokens, count: int) -> TextTokens:
+    return TextTokens(text.tokens_BLC.expand(count, -1, -1), text.mask_BL.expand(count, -1))
+
+
+def _concatenate(first: TextCache, second: TextCache) -> TextCache:
+    per_block = tuple(
+        (torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]]))
+        for a, b in zip(first.per_block, second.per_block, strict=True)
+    )
+    return TextCache(per_block, torch.cat([first.mask_BS, second.mask_BS]))

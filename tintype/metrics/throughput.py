@@ -1,0 +1,28 @@
+"""Training speed from a run's `metrics.jsonl`, with the time split by part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from tintype.train.clock import PARTS
+
+WARM_UP_SHARE = 0.1
+DEFINITION = "training images per second: median over the logged windows after the first tenth, data wait included"
+
+
+def images_per_s(lines: Sequence[dict[str, Any]]) -> float:
+    return median(line["images_per_s"] for line in _warm(lines))
+
+
+def time_split(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Share of the time spent in each part; `other` is what no part accounts for."""
+    warm = _warm(lines)
+    total = sum(line["seconds"] for line in warm)
+    shares = {part: sum(line["parts"][part] for line in warm) / total for part in PARTS}
+    return {**shares, "other": max(0.0, 1 - sum(shares.values()))}
+
+
+def _warm(lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    return lines[int(len(lines) * WARM_UP_SHARE) :]

@@ -1,0 +1,42 @@
+"""Validation loss: the error of the velocity on unseen images at fixed noise and eight fixed times.
+
+It is taken on velocities whatever the arm's objective, so that arms compare. Every arm reads long captions here.
+
+B: samples.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tintype.flow.objective import mean_square
+from tintype.flow.path import interpolate, velocity
+from tintype.seams import Draws, ImageSource
+from tintype.train.parts import Parts
+
+TIMES = tuple((index + 0.5) / 8 for index in range(8))
+DEFINITION = (
+    "mean squared error of the velocity on held-out images with long captions, at fixed noise and the times "
+    + ", ".join(f"{t:g}" for t in TIMES)
+)
+
+
+@torch.no_grad()
+def validation_loss(parts: Parts, source: ImageSource, count: int, batch: int, seed: int) -> tuple[float, list[float]]:
+    """The mean over images and times, and the mean at each time."""
+    sums = torch.zeros(len(TIMES), dtype=torch.float64)
+    for first in range(0, count, batch):
+        ids = list(range(first, min(first + batch, count)))
+        x_BCHW = parts.tokenizer.encode(source.images(ids).to(parts.device))
+        draws = Draws(seed, torch.tensor(ids, device=parts.device))
+        noise_BCHW = draws.normal("validation", tuple(x_BCHW.shape[1:]))
+        with parts.compute():
+            text = parts.denoiser.read_text(parts.text.encode([r.captions["long"] for r in source.records(ids)]))
+            for index, t in enumerate(TIMES):
+                t_B = x_BCHW.new_full((len(ids),), t)
+                x_t_BCHW = interpolate(x_BCHW, noise_BCHW, t_B)
+                output = parts.denoiser(x_t_BCHW, t_B, text)
+                predicted = parts.objective.velocity(output.prediction_BCHW, x_t_BCHW, t_B)
+                sums[index] += mean_square(predicted, velocity(x_BCHW, noise_BCHW)).double().sum().cpu()
+    at_time = (sums / count).tolist()
+    return sum(at_time) / len(TIMES), at_time

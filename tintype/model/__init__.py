@@ -1,0 +1,5 @@
+"""The denoiser: PRX's transformer, any size."""
+
+from tintype.model.transformer import TextCache, Transformer
+
+__all__ = ["TextCache", "Transformer"]

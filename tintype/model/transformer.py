@@ -1,0 +1,177 @@
+"""The PRX transformer. Its parameters carry the names of diffusers' `PRXTransformer2DModel`, one to one.
+
+B: samples, C: channels, H, W: latent rows and columns, L: image tokens, S: text tokens, D: width, K: kept tokens,
+E: width of the text encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tintype.model.attention import Attention, KeyValue
+from tintype.model.layers import (
+    FinalLayer,
+    Modulation,
+    VectorMLP,
+    patchify,
+    rotation_table,
+    sinusoid,
+    unpatchify,
+)
+from tintype.seams import Output, Route, TextTokens
+from tintype.settings import ModelSettings
+
+_TIME_SIZE = 256
+
+
+@dataclass(frozen=True)
+class TextCache:
+    """The text as the blocks read it: its keys and values in each block, and its padding mask."""
+
+    per_block: tuple[KeyValue, ...]
+    mask_BS: Tensor
+
+
+class Block(nn.Module):
+    """Modulated attention and gated MLP, each added to the stream through a gate."""
+
+    def __init__(self, width: int, heads: int, mlp_ratio: float) -> None:
+        super().__init__()
+        hidden = int(width * mlp_ratio)
+        self.modulation = Modulation(width)
+        self.img_pre_norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.attention = Attention(width, heads)
+        self.post_attention_layernorm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.gate_proj = nn.Linear(width, hidden, bias=False)
+        self.up_proj = nn.Linear(width, hidden, bias=False)
+        self.down_proj = nn.Linear(hidden, width, bias=False)
+
+    def forward(
+        self, token_BLD: Tensor, text: Tensor | KeyValue, vector_BD: Tensor, mask: Tensor | None, rotation: Tensor
+    ) -> Tensor:
+        """`text` is the projected text [B, S, D], or the keys and values already read from it."""
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(vector_BD)
+        key_value = self.attention.read_text(text) if isinstance(text, Tensor) else text
+        seen = (1 + scale_a) * self.img_pre_norm(token_BLD) + shift_a
+        token_BLD = token_BLD + gate_a * self.attention(seen, key_value, mask, rotation)
+        seen = (1 + scale_m) * self.post_attention_layernorm(token_BLD) + shift_m
+        hidden = nn.functional.gelu(self.gate_proj(seen), approximate="tanh") * self.up_proj(seen)
+        return token_BLD + gate_m * self.down_proj(hidden)
+
+
+class Transformer(nn.Module):
+    def __init__(self, settings: ModelSettings, channels: int, text_dim: int) -> None:
+        super().__init__()
+        self.settings = settings
+        width, patch_size = settings.width, channels * settings.patch**2
+        self.img_in = _patch_embedding(patch_size, width, settings.bottleneck)
+        self.time_in = VectorMLP(_TIME_SIZE, width)
+        self.txt_in = nn.Linear(text_dim, width)
+        self.blocks = nn.ModuleList(
+            Block(width, settings.heads, settings.mlp_ratio) for _ in range(settings.depth)
+        )
+        self.final_layer = FinalLayer(width, patch_size)
+        if settings.compile:
+            for block in self.blocks:
+                block.compile()
+
+    def read_text(self, text: TextTokens) -> TextCache:
+        """Projects the text and reads its keys and values in every block, once for all steps of sampling."""
+        text_BSD = self.txt_in(text.tokens_BLC)
+        return TextCache(tuple(block.attention.read_text(text_BSD) for block in self.blocks), text.mask_BL)
+
+    def forward(
+        self,
+        x_t_BCHW: Tensor,
+        t_B: Tensor,
+        text: TextTokens | TextCache,
+        *,
+        route: Route | None = None,
+        taps: Sequence[int] | frozenset[int] = (),
+    ) -> Output:
+        """`taps` are blocks (counted from 0) whose output tokens come back in `Output.features`."""
+        rows, columns = self._grid(x_t_BCHW)
+        vector_BD = self._embed_time(t_B)
+        token_BLD = self.img_in(patchify(x_t_BCHW, self.settings.patch))
+        rotation = self._rotation(rows, columns, x_t_BCHW.device)
+        if isinstance(text, TextCache):
+            text_of_block: Sequence[Tensor | KeyValue] = text.per_block
+            mask_BS = text.mask_BS
+        else:
+            text_of_block = [self.txt_in(text.tokens_BLC)] * len(self.blocks)
+            mask_BS = text.mask_BL
+
+        features: dict[int, Tensor] = {}
+        whole_BLD, whole_rotation = token_BLD, rotation
+        mask = _key_mask(mask_BS, rows * columns)
+        for index, block in enumerate(self.blocks):
+            if route is not None and index == route.start:
+                whole_BLD, token_BLD = token_BLD, _gather(token_BLD, route.kept_BK)
+                rotation = whole_rotation[0, 0][route.kept_BK][:, None]
+                mask = _key_mask(mask_BS, token_BLD.shape[1])
+            token_BLD = self._run(block, token_BLD, text_of_block[index], vector_BD, mask, rotation)
+            if index in taps:
+                features[index] = token_BLD
+            if route is not None and index == route.end - 1:
+                token_BLD = _scatter(whole_BLD, token_BLD, route.kept_BK)
+                rotation, mask = whole_rotation, _key_mask(mask_BS, rows * columns)
+
+        flat_BLP = self.final_layer(token_BLD, vector_BD)
+        return Output(unpatchify(flat_BLP, self.settings.patch, rows, columns), features, route)
+
+    def _run(self, block: nn.Module, token_BLD: Tensor, *inputs: Tensor | KeyValue | None) -> Tensor:
+        if self.settings.activation_checkpointing and torch.is_grad_enabled():
+            recomputed: Tensor = checkpoint(block, token_BLD, *inputs, use_reentrant=False)
+            return recomputed
+        out: Tensor = block(token_BLD, *inputs)
+        return out
+
+    def _embed_time(self, t_B: Tensor) -> Tensor:
+        if t_B.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"timesteps must be float32 or float64, not {t_B.dtype}: 16 bits cannot tell them apart")
+        wave = sinusoid(t_B * self.settings.time_factor, _TIME_SIZE, self.settings.time_max_period)
+        vector_BD: Tensor = self.time_in(wave)
+        return vector_BD
+
+    def _grid(self, x_BCHW: Tensor) -> tuple[int, int]:
+        patch, (height, width) = self.settings.patch, x_BCHW.shape[-2:]
+        if height % patch or width % patch:
+            raise ValueError(f"latents of {height}×{width} cannot be cut into patches of {patch}×{patch}")
+        return height // patch, width // patch
+
+    def _rotation(self, rows: int, columns: int, device: torch.device) -> Tensor:
+        head_size = self.settings.width // self.settings.heads
+        return _rotation(rows, columns, head_size, self.settings.rope_theta, device)
+
+
+@lru_cache(maxsize=32)
+def _rotation(rows: int, columns: int, head_size: int, theta: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # a cached table may serve training after it was made while sampling
+        return rotation_table(rows, columns, head_size, theta, device)[None, None]
+
+
+def _patch_embedding(patch_size: int, width: int, bottleneck: int | None) -> nn.Module:
+    if bottleneck is None:
+        return nn.Linear(patch_size, width)
+    return nn.Sequential(nn.Linear(patch_size, bottleneck), nn.Linear(bottleneck, width))
+
+
+def _key_mask(mask_BS: Tensor, image_tokens: int) -> Tensor:
+    """Which keys may be seen, [B, 1, 1, S + L]."""
+    image = mask_BS.new_ones(mask_BS.shape[0], image_tokens)
+    return torch.cat([mask_BS, image], dim=1)[:, None, None, :]
+
+
+def _gather(token_BLD: Tensor, kept_BK: Tensor) -> Tensor:
+    return token_BLD.gather(1, kept_BK[:, :, None].expand(-1, -1, token_BLD.shape[-1]))
+
+
+def _scatter(whole_BLD: Tensor, kept_BKD: Tensor, kept_BK: Tensor) -> Tensor:
+    index = kept_BK[:, :, None].expand(-1, -1, whole_BLD.shape[-1])
+    return whole_BLD.scatter(1, index, kept_BKD.to(whole_BLD.dtype))

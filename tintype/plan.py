@@ -1,0 +1,195 @@
+"""A run is a value: the Plan, its hash, its diff, and the techniques that turn one Plan into another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from tintype.data.captions import ColumnSettings
+from tintype.errors import UserError
+from tintype.flow.objective import VelocitySettings
+from tintype.settings import (
+    CaptionsPart,
+    DataSettings,
+    EmaSettings,
+    LossPart,
+    ModelSettings,
+    ObjectivePart,
+    OptimizerPart,
+    Part,
+    PrecisionSettings,
+    RoutePart,
+    RunSettings,
+    Settings,
+    TextPart,
+    TimeSettings,
+    TokenizerPart,
+    TrainSettings,
+    plain,
+)
+from tintype.strict import Document, nearest, parse, read_yaml, write_yaml
+from tintype.techniques import SHARED_SEAMS, TECHNIQUES, Technique
+from tintype.text.words import WordsSettings
+from tintype.tokenizers.pixels import PixelsSettings
+from tintype.train.optim.adamw import AdamWSettings
+
+UNHASHED = "run"
+"""The housekeeping section: it is no part of what a run is."""
+
+
+def _refuse(part: Part) -> Part:
+    raise ValueError(f"no technique of this version brings the kind '{part.kind}' here")
+
+
+def _kinds(seam: str, *built_in: type[Part]) -> Any:
+    """The type of a seam's field: any of the built-in parts and of those that techniques bring."""
+    brought = [technique.part for technique in TECHNIQUES.values() if technique.seam == seam and technique.part]
+    parts = [*built_in, *brought]
+    if not parts:
+        return Annotated[Part, AfterValidator(_refuse)]
+    return parts[0] if len(parts) == 1 else Annotated[reduce(or_, parts), Field(discriminator="kind")]
+
+
+if TYPE_CHECKING:
+    Captions, Text, Tokenizer = CaptionsPart, TextPart, TokenizerPart
+    Objective, Optimizer, Route, Loss = ObjectivePart, OptimizerPart, RoutePart, LossPart
+else:
+    Captions = _kinds("captions", ColumnSettings)
+    Text = _kinds("text", WordsSettings)
+    Tokenizer = _kinds("tokenizer", PixelsSettings)
+    Objective = _kinds("objective", VelocitySettings)
+    Optimizer = _kinds("optimizer", AdamWSettings)
+    Route = _kinds("route")
+    Loss = _kinds("losses")
+
+
+class Plan(Settings):
+    """Everything that decides what a run learns, one field per seam. The defaults are PRX's baseline where it has one."""
+
+    seed: int = Field(0, ge=0, description="Seeds the weights, the data order, noise, time and dropout")
+    data: DataSettings = DataSettings()
+    captions: Captions = ColumnSettings()
+    text: Text = WordsSettings()
+    tokenizer: Tokenizer = PixelsSettings()
+    model: ModelSettings = ModelSettings()
+    objective: Objective = VelocitySettings()
+    time: TimeSettings = TimeSettings()
+    route: Route | None = None
+    losses: tuple[Loss, ...] = ()
+    optimizer: Optimizer = AdamWSettings()
+    train: TrainSettings = TrainSettings()
+    precision: PrecisionSettings = PrecisionSettings()
+    ema: EmaSettings | None = None
+    run: RunSettings = RunSettings()
+
+    @property
+    def hash(self) -> str:
+        """Names the run: a digest of the resolved plan without its housekeeping."""
+        content = {key: value for key, value in plain(self).items() if key != UNHASHED}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_yaml(self) -> str:
+        return write_yaml(plain(self))
+
+
+def plan_from_yaml(text: str, name: str, assignments: Sequence[str] = ()) -> Plan:
+    """`assignments` are dotted overrides, `key.path=value`."""
+    document = read_yaml(text, name)
+    return plan_from_document(document, assignments)
+
+
+def plan_from_document(document: Document, assignments: Sequence[str] = ()) -> Plan:
+    if document.data is None:
+        document.data = {}
+    for assignment in assignments:
+        document.override(assignment)
+    return parse(Plan, document)
+
+
+def plan_from_folder(folder: Path) -> Plan:
+    """The plan of a run's folder."""
+    file = folder / "plan.yaml"
+    if not file.is_file():
+        raise UserError(f"{folder} is not a run: it has no plan.yaml; `tintype train RECIPE --out {folder}` makes one")
+    return plan_from_yaml(file.read_text(encoding="utf-8"), str(file))
+
+
+Change = tuple[Any, Any]
+
+
+def diff(before: Plan, after: Plan) -> dict[str, Change]:
+    """Dotted key -> (before, after) for each resolved setting that differs, the seed and housekeeping left out."""
+    old, new = _flat(plain(before)), _flat(plain(after))
+    skipped = (UNHASHED, "seed")
+    keys = [key for key in {**old, **new} if key.split(".")[0] not in skipped]
+    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key, _ABSENT) != new.get(key, _ABSENT)}
+
+
+_ABSENT = object()
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping) and value:
+        return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}.{key}" if prefix else key).items()}
+    if isinstance(value, list) and value:
+        return {k: v for index, inner in enumerate(value) for k, v in _flat(inner, f"{prefix}.{index}").items()}
+    return {prefix: value}
+
+
+@dataclass(frozen=True)
+class Application:
+    """A technique with the options that it is applied with."""
+
+    technique: Technique
+    options: Settings
+
+    @classmethod
+    def parse(cls, spec: str) -> Application:
+        """Reads `name` or `name:key=value,key=value`."""
+        name, _, rest = spec.partition(":")
+        if name not in TECHNIQUES:
+            raise UserError(f"unknown technique '{name}'; {nearest(name, TECHNIQUES)}")
+        document = Document(f"technique {spec}", {})
+        for assignment in filter(None, rest.split(",")):
+            document.override(assignment, option=f"technique {name}:")
+        return cls(TECHNIQUES[name], parse(TECHNIQUES[name].options, document))
+
+
+def apply_techniques(plan: Plan, specs: Sequence[str]) -> Plan:
+    """The plan with techniques applied in turn. Each must change something, and only the seam that it declares."""
+    holders: dict[str, str] = {}
+    for application in map(Application.parse, specs):
+        technique = application.technique
+        if technique.seam not in SHARED_SEAMS and technique.seam in holders:
+            raise UserError(
+                f"'{holders[technique.seam]}' and '{technique.name}' both set the plan's '{technique.seam}'; "
+                "apply one of them"
+            )
+        holders[technique.seam] = technique.name
+        changed = Plan(**{**dict(plan), **technique.apply(plan, application.options)})
+        check_arm(f"technique '{technique.name}'", plan, changed, {technique.seam})
+        plan = changed
+    return plan
+
+
+def check_arm(what: str, before: Plan, after: Plan, declared: set[str]) -> dict[str, Change]:
+    """The guard of every comparison: a change that is not empty, and in the declared seams only."""
+    changes = diff(before, after)
+    if not changes:
+        raise UserError(f"{what} changes nothing: the plan has these settings already")
+    strays = [key for key in changes if key.split(".")[0] not in declared]
+    if strays:
+        raise UserError(
+            f"{what} declares {', '.join(sorted(declared))} but also changes {', '.join(strays)}; "
+            "an arm may change what it declares and nothing else"
+        )
+    return changes

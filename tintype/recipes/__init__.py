@@ -1,0 +1,27 @@
+"""Named plans, and studies of them, that come with the package."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from tintype.errors import UserError
+from tintype.strict import Document, nearest, read_file, read_yaml
+
+
+def names(kind: str) -> list[str]:
+    """Names of the packaged files of a kind: `plans` or `studies`."""
+    folder = resources.files(__name__).joinpath(kind)
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def find(kind: str, name: str) -> Document:
+    """The packaged file of that name, or the file at that path."""
+    if name in names(kind):
+        text = resources.files(__name__).joinpath(kind, f"{name}.yaml").read_text(encoding="utf-8")
+        return read_yaml(text, f"{name} ({kind})")
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        return read_file(path)
+    singular = {"plans": "recipe", "studies": "study"}[kind]
+    raise UserError(f"unknown {singular} '{name}'; {nearest(name, names(kind))} (or give the path of a .yaml file)")

@@ -1,0 +1,158 @@
+"""The seams: what each exchangeable part must do. Imports torch, typing and this package's own randomness only.
+
+B: samples, C: channels, H, W: latent rows and columns, L: tokens, D: width of the denoiser, K: kept tokens,
+F: size of a feature vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from tintype import rng
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random numbers of a batch: one stream family per sample position, whatever the batch."""
+
+    seed: int
+    position_B: Tensor
+
+    def uniform(self, stream: str, shape: tuple[int, ...] = ()) -> Tensor:
+        return rng.uniform(self.seed, stream, self.position_B, shape)
+
+    def normal(self, stream: str, shape: tuple[int, ...] = ()) -> Tensor:
+        return rng.normal(self.seed, stream, self.position_B, shape)
+
+
+@dataclass(frozen=True)
+class TextTokens:
+    """An encoded batch of captions; `mask_BL` is True where there is text and False at padding."""
+
+    tokens_BLC: Tensor
+    mask_BL: Tensor
+
+
+@dataclass(frozen=True)
+class Route:
+    """Blocks `start` to `end` - 1 see only the kept tokens; the others skip them and return to their place unchanged."""
+
+    start: int
+    end: int
+    kept_BK: Tensor
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the denoiser returns: its prediction, the features of the tapped blocks, and the route they took."""
+
+    prediction_BCHW: Tensor
+    features: Mapping[int, Tensor]
+    route: Route | None
+
+    def tokens_at(self, block: int) -> Tensor | None:
+        """Indices of the tokens in `features[block]`, or None when they are all there."""
+        if self.route is None or not self.route.start <= block < self.route.end:
+            return None
+        return self.route.kept_BK
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A point on the path: x_t between the data x (t = 0) and the noise (t = 1)."""
+
+    x_BCHW: Tensor
+    noise_BCHW: Tensor
+    t_B: Tensor
+    x_t_BCHW: Tensor
+
+
+@dataclass(frozen=True)
+class View:
+    """All that a loss term may look at."""
+
+    output: Output
+    sample: Sample
+    image_BCHW: Tensor
+    step: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of one image besides its pixels."""
+
+    captions: Mapping[str, str]
+    attributes: Any
+
+
+class ImageSource(Protocol):
+    def __len__(self) -> int: ...
+    def images(self, ids: Sequence[int]) -> Tensor: ...
+    def records(self, ids: Sequence[int]) -> list[Record]: ...
+
+
+class CaptionPolicy(Protocol):
+    def pick(self, captions: Mapping[str, str], u: float) -> str: ...
+
+
+class TextEncoder(Protocol):
+    dim: int
+
+    def encode(self, captions: Sequence[str]) -> TextTokens: ...
+
+
+class Tokenizer(Protocol):
+    channels: int
+    stride_px: int
+
+    def encode(self, image_BCHW: Tensor) -> Tensor: ...
+    def decode(self, z_BCHW: Tensor) -> Tensor: ...
+
+
+class Objective(Protocol):
+    def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample: ...
+    def loss(self, output: Output, sample: Sample) -> Tensor: ...
+    def velocity(self, prediction_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor) -> Tensor: ...
+
+
+class Router(Protocol):
+    def plan(self, grid: tuple[int, int], step: int, draws: Draws) -> Route | None: ...
+
+
+class LossTerm(Protocol):
+    name: str
+    taps: frozenset[int]
+
+    def weight(self, step: int) -> float: ...
+    def __call__(self, view: View) -> Tensor: ...
+
+
+VelocityFn = Callable[[Tensor, float], Tensor]
+"""(x_t_BCHW, t) -> velocity, all samples at the same t."""
+
+
+class Encoder(Protocol):
+    """A frozen image encoder; `definition` says exactly how its features come about."""
+
+    name: str
+    definition: str
+
+    def features(self, image_BCHW: Tensor) -> Tensor: ...
+
+
+Direction = Literal["lower", "higher"]
+
+
+class Metric(Protocol):
+    """A number that compares generated with real features. `direction` says which way is better."""
+
+    name: str
+    direction: Direction
+    definition: str
+
+    def __call__(self, fake_NF: Tensor, real_NF: Tensor) -> float: ...
+

@@ -1,0 +1,168 @@
+"""What a Plan is made of: one frozen, strict class per seam.
+
+A setting that can be exchanged for another kind of the same thing is a `Part`: it carries a `kind` and builds the
+object that does the work. Parts live beside that object (in their room, or in the file of the technique that brings
+them); the plain settings live here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+if TYPE_CHECKING:
+    import torch
+
+    from tintype.seams import CaptionPolicy, LossTerm, Objective, Router, TextEncoder, Tokenizer
+
+
+class Settings(BaseModel):
+    """Frozen, strict, and closed: an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Part(Settings):
+    """Settings of an exchangeable part. Subclasses narrow `kind` to one literal and say how the part is built."""
+
+    kind: str
+
+
+class CaptionsPart(Part):
+    dropout: float = Field(0.1, ge=0, le=1, description="Share of samples that read the null caption, for guidance")
+
+    def build(self) -> CaptionPolicy:
+        raise NotImplementedError
+
+    def columns(self) -> frozenset[str]:
+        """The caption columns that the data must have."""
+        raise NotImplementedError
+
+
+class TextPart(Part):
+    def build(self) -> TextEncoder:
+        raise NotImplementedError
+
+
+class TokenizerPart(Part):
+    def build(self) -> Tokenizer:
+        raise NotImplementedError
+
+
+class ObjectivePart(Part):
+    def build(self, time: TimeSettings) -> Objective:
+        raise NotImplementedError
+
+
+class RoutePart(Part):
+    def build(self, depth: int) -> Router:
+        raise NotImplementedError
+
+
+class LossPart(Part):
+    def build(self, width: int) -> LossTerm:
+        raise NotImplementedError
+
+
+class OptimizerPart(Part):
+    def build(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
+        raise NotImplementedError
+
+
+class DataSettings(Settings):
+    """The embedded scenes. `count` scenes make one epoch; the evaluation split never shares a held-out combination."""
+
+    kind: Literal["scenes"] = "scenes"
+    size_px: int = Field(32, ge=16, le=1024, description="Width and height of the images")
+    count: int = Field(8192, ge=1, description="Number of training images")
+    style: Literal["render", "photo", "both"] = "render"
+    min_objects: int = Field(1, ge=1, le=4)
+    max_objects: int = Field(4, ge=1, le=4)
+    seed: int = Field(0, ge=0, description="Which scenes are drawn; apart from the training seed")
+
+    @model_validator(mode="after")
+    def _range(self) -> DataSettings:
+        if self.min_objects > self.max_objects:
+            raise ValueError(f"min_objects ({self.min_objects}) is above max_objects ({self.max_objects})")
+        return self
+
+
+class ModelSettings(Settings):
+    """The PRX transformer. The defaults are PRX's small model (1.17B parameters on 16-channel latents)."""
+
+    depth: int = Field(16, ge=1)
+    width: int = Field(1792, ge=8)
+    heads: int = Field(28, ge=1)
+    mlp_ratio: float = Field(3.5, gt=0)
+    patch: int = Field(2, ge=1, description="Side of a patch in latent pixels")
+    bottleneck: int | None = Field(None, ge=1, description="Inner size of a two-layer patch embedding; null for one layer")
+    rope_theta: int = Field(10000, ge=1)
+    time_factor: float = Field(1000.0, gt=0)
+    time_max_period: int = Field(10000, ge=1)
+    compile: bool = Field(False, description="torch.compile, block by block")
+    activation_checkpointing: bool = Field(False, description="Recompute each block in the backward pass")
+
+    @model_validator(mode="after")
+    def _head_size(self) -> ModelSettings:
+        if self.width % self.heads:
+            raise ValueError(f"width ({self.width}) must be a multiple of heads ({self.heads})")
+        if (self.width // self.heads) % 4:
+            raise ValueError(f"width / heads ({self.width // self.heads}) must be a multiple of 4: two axes of pairs")
+        return self
+
+
+class TimeSettings(Settings):
+    """The density from which training draws t, and the shift of the sampling grid."""
+
+    kind: Literal["mixture", "logit-normal", "uniform"] = "mixture"
+    uniform_share: float = Field(0.1, ge=0, le=1, description="mixture: the share drawn uniformly and not shifted")
+    mean: float = Field(0.0, description="Mean of the normal under the logistic function")
+    std: float = Field(1.0, gt=0, description="Its standard deviation")
+    lowest: float = Field(0.001, ge=0, lt=1, description="No t below this is drawn")
+    shift: float = Field(1.0, gt=0, description="t' = s t / (1 + (s - 1) t), in training and sampling")
+
+
+class TrainSettings(Settings):
+    steps: int = Field(100_000, ge=1)
+    batch: int = Field(256, ge=1, description="Images per update, over all micro-batches")
+    accumulate: int = Field(1, ge=1, description="Micro-batches per update")
+    warmup_steps: int = Field(1000, ge=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+    clip_norm: float | None = Field(0.2, gt=0, description="Clips the global gradient norm; null for no clipping")
+    most_skips: int = Field(20, ge=1, description="This many non-finite steps in a row end the run")
+
+    @model_validator(mode="after")
+    def _whole_micro_batches(self) -> TrainSettings:
+        if self.batch % self.accumulate:
+            raise ValueError(f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})")
+        return self
+
+
+class PrecisionSettings(Settings):
+    """Parameters and optimizer state are stored in fp32; `compute` is the type of the matrix products."""
+
+    storage: Literal["fp32"] = "fp32"
+    compute: Literal["fp32", "bf16"] = "bf16"
+
+
+class EmaSettings(Settings):
+    """A weight average in fp32. `decay` is per update."""
+
+    decay: float = Field(0.999, ge=0, lt=1)
+
+
+class RunSettings(Settings):
+    """Housekeeping. It cannot change what is learnt, so it is left out of the plan's hash and of an arm's diff."""
+
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    save_every_steps: int = Field(1000, ge=1)
+    keep_checkpoints: int = Field(2, ge=2, description="At least two, so that damage to one loses little")
+    log_every_steps: int = Field(10, ge=1)
+    tensorboard: bool = False
+
+
+def plain(settings: Settings) -> dict[str, Any]:
+    """Plain dictionaries, lists and scalars, every default written out."""
+    return settings.model_dump(mode="json")

@@ -1,0 +1,205 @@
+"""Strict reading of YAML into settings, with errors that name the place, the key, and the nearest valid name.
+
+Differs from plain PyYAML: `2e-4` is a number, `no` and `on` are words, and a key given twice is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import ValidationError
+
+from tintype.errors import UserError
+from tintype.settings import Part, Settings
+
+KeyPath = tuple[str | int, ...]
+S = TypeVar("S", bound=Settings)
+_MOST_DEPTH = 40
+
+
+class _Loader(yaml.SafeLoader):
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):  # a few aliases of aliases would unfold into gigabytes
+            raise yaml.YAMLError(f"aliases are not supported (line {self.peek_event().start_mark.line + 1})")
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+_SCALARS: dict[str, tuple[str, str, Callable[[str], Any]]] = {
+    "tag:yaml.org,2002:bool": (r"^(?:true|false)$", "tf", lambda text: text == "true"),
+    "tag:yaml.org,2002:null": (r"^(?:null|~|)$", "n~", lambda text: None),
+    "tag:yaml.org,2002:int": (r"^[-+]?[0-9]+$", "-+0123456789", int),
+    "tag:yaml.org,2002:float": (r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789", float),
+    "tag:yaml.org,2002:str": (r"(?!)", "", str),
+}
+for _class in (_Loader, _Dumper):
+    _class.yaml_implicit_resolvers = {}
+    for _tag, (_pattern, _first, _) in _SCALARS.items():
+        _class.add_implicit_resolver(_tag, re.compile(_pattern), [*_first, ""])
+
+
+@dataclass
+class Document:
+    """Data with the place that each key came from."""
+
+    name: str
+    data: Any
+    places: dict[KeyPath, str] = field(default_factory=dict)
+
+    def place(self, path: KeyPath) -> str:
+        """Where the deepest known part of a key path stands."""
+        for end in range(len(path), -1, -1):
+            if path[:end] in self.places:
+                return self.places[path[:end]]
+        return self.name
+
+    def override(self, assignment: str, option: str = "--set ") -> None:
+        """Sets `a.b=value`; the value is read as YAML. `option` stands before it in messages."""
+        dotted, equals, text = assignment.partition("=")
+        keys = dotted.strip().split(".")
+        if not equals or not all(keys):
+            raise UserError(f"{option}{assignment}: write it as key.path=value, for example optimizer.lr=2e-4")
+        node = self.data
+        for depth, key in enumerate(keys[:-1]):
+            self.places.setdefault(tuple(keys[: depth + 1]), option + assignment)
+            node = node.setdefault(key, {}) if isinstance(node, dict) else None
+        if not isinstance(node, dict):
+            raise UserError(f"{option}{assignment}: {'.'.join(keys[:-1])} has no keys below it")
+        node[keys[-1]] = read_yaml(text, option + dotted).data
+        self.places[tuple(keys)] = option + assignment
+
+
+def read_yaml(text: str, name: str) -> Document:
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        document = Document(name, None)
+        document.data = None if node is None else _plain(node, (), document, 0)
+    except yaml.YAMLError as error:
+        raise UserError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise UserError(f"{name} is nested too deeply") from None
+    return document
+
+
+def read_file(path: Path) -> Document:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: {error}") from None
+    return read_yaml(text, str(path))
+
+
+def _plain(node: yaml.Node, path: KeyPath, document: Document, depth: int) -> Any:
+    line = f"{document.name}, line {node.start_mark.line + 1}"
+    document.places[path] = line
+    if depth > _MOST_DEPTH:
+        raise UserError(f"{line}: nested more than {_MOST_DEPTH} levels deep")
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, (*path, index), document, depth + 1) for index, item in enumerate(node.value)]
+    if not isinstance(node, yaml.MappingNode):
+        return _scalar(node, line)
+    result: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = str(key_node.value)
+        if key in result:
+            raise UserError(f"{document.name}, line {key_node.start_mark.line + 1}: the key '{key}' is given twice")
+        result[key] = _plain(value_node, (*path, key), document, depth + 1)
+        document.places[(*path, key)] = f"{document.name}, line {key_node.start_mark.line + 1}"
+    return result
+
+
+def _scalar(node: yaml.Node, line: str) -> Any:
+    if node.tag not in _SCALARS:
+        raise UserError(f"{line}: the tag {node.tag} is not supported; write a plain value")
+    return _SCALARS[node.tag][2](node.value)
+
+
+def write_yaml(data: Any) -> str:
+    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return text
+
+
+def parse(model: type[S], document: Document) -> S:
+    """Validated settings, or a `UserError` with one line for each mistake."""
+    if not isinstance(document.data, Mapping):
+        raise UserError(f"{document.name}: expected keys and values, found {type(document.data).__name__}")
+    try:
+        return model.model_validate_json(json.dumps(document.data))  # JSON's rules: a list may fill a tuple
+    except ValidationError as error:
+        lines = [_explain(problem, model, document) for problem in error.errors(include_url=False)]
+        raise UserError("\n".join(lines)) from None
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """'; did you mean …?' or the list of what is valid."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return f"valid: {', '.join(names)}" if names else "nothing is valid here yet"
+
+
+def _explain(problem: Any, model: type[Settings], document: Document) -> str:
+    path = _path_in_data(problem["loc"], document.data)
+    dotted = ".".join(map(str, path)) or "(top level)"
+    where = f"{document.place(path)}: {dotted}"
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: unknown key; {nearest(str(path[-1]), _valid_keys(model, problem['loc'][:-1]))}"
+    if problem["type"] == "union_tag_invalid":
+        tags = [tag.strip("' ") for tag in problem["ctx"]["expected_tags"].split(",")]
+        return f"{where}: unknown kind '{problem['ctx']['tag']}'; {nearest(problem['ctx']['tag'], tags)}"
+    if problem["type"] == "missing":
+        return f"{where}: this key is required and missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    found = problem["input"]
+    shown = "" if isinstance(found, Mapping) else f" (found {type(found).__name__} {found!r:.80})"
+    return f"{where}: {message[0].lower()}{message[1:]}{shown}"
+
+
+def _path_in_data(loc: KeyPath, data: Any) -> KeyPath:
+    """Pydantic puts a union's tag into the path; the user never wrote it there."""
+    path: list[str | int] = []
+    for depth, key in enumerate(loc):
+        inside = isinstance(data, Mapping) and key in data or isinstance(data, list) and isinstance(key, int)
+        if inside:
+            data = data[key]
+        elif isinstance(data, Mapping) and data.get("kind") == key and depth < len(loc) - 1:
+            continue
+        elif depth < len(loc) - 1:
+            continue
+        path.append(key)
+    return tuple(path)
+
+
+def _valid_keys(model: type[Settings], loc: KeyPath) -> set[str]:
+    candidates = [model]
+    for key in loc:
+        of_kind = [c for c in candidates if issubclass(c, Part) and c.model_fields["kind"].default == key]
+        deeper = [c.model_fields[key].annotation for c in candidates if isinstance(key, str) and key in c.model_fields]
+        if deeper:
+            candidates = [c for annotation in deeper for c in _settings_in(annotation)]
+        elif of_kind:
+            candidates = of_kind
+    return {name for candidate in candidates for name in candidate.model_fields}
+
+
+def _settings_in(annotation: Any) -> list[type[Settings]]:
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return [annotation]
+    if get_origin(annotation) in (Union, types.UnionType) or get_args(annotation):
+        return [c for inner in get_args(annotation) for c in _settings_in(inner)]
+    return []

@@ -1,0 +1,109 @@
+"""What a study found, as data. `results.json` is this, and a report needs nothing else but the preview pictures."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Verdict = Literal["better", "worse", "not shown", "sketch", "incomplete"]
+Role = Literal["baseline", "control", "arm"]
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MetricInfo(_Data):
+    name: str
+    label: str
+    direction: Literal["lower", "higher"]
+    definition: str
+    primary: bool = False
+
+
+class Change(_Data):
+    key: str
+    before: Any
+    after: Any
+
+
+class Curve(_Data):
+    """A logged quantity over training."""
+
+    step: list[int]
+    value: list[float]
+
+
+class Run(_Data):
+    seed: int
+    hash: str
+    folder: str
+    """Relative to the study's folder."""
+    state: Literal["done", "failed", "missing"]
+    error: str | None = None
+    metrics: dict[str, float] = {}
+    details: dict[str, dict[str, float]] = {}
+    """Parts of a metric, for example the scene accuracy of each attribute."""
+    curves: dict[str, Curve] = {}
+    time_split: dict[str, float] = {}
+    parameters: int = 0
+    train_s: float = 0
+    evaluate_s: float = 0
+    events: list[dict[str, Any]] = []
+    environment: dict[str, Any] = {}
+    previews: list[str] = []
+    """Pictures of the first prompts, relative to the study's folder; the same prompts and noise in every arm."""
+
+
+class Comparison(_Data):
+    """One metric of one arm against the baseline. Differences are arm minus baseline."""
+
+    mean: float
+    baseline_mean: float
+    differences: list[float]
+    """One for each pair of seeds."""
+    difference: float
+    low: float | None
+    high: float | None
+    p: float | None
+    p_adjusted: float | None
+    detectable: float | None
+    """The smallest true difference that this many seeds would find with a power of 80%."""
+    verdict: Verdict
+
+
+class Arm(_Data):
+    name: str
+    role: Role
+    summary: str
+    techniques: list[str]
+    papers: list[str]
+    changes: list[Change]
+    runs: list[Run]
+    comparisons: dict[str, Comparison]
+    """By metric; empty for the baseline."""
+
+
+class Results(_Data):
+    format: Literal[1] = 1
+    name: str
+    question: str
+    seeds: list[int]
+    sketch: bool
+    """One seed: no spread is known, so there is no interval and no verdict."""
+    confidence: float
+    method: str
+    """How intervals and verdicts were made, in words."""
+    metrics: list[MetricInfo]
+    arms: list[Arm]
+    """The baseline first, then the others in the study's order."""
+    plan: str
+    """The baseline's resolved plan, as YAML."""
+    protocol: dict[str, Any]
+    prompts: list[str]
+    """The prompts of the preview pictures."""
+    real_previews: list[str]
+    """The real images of those prompts."""
+    reference: dict[str, dict[str, float]]
+    """What the same measurement gives on real images, for example the encoder's own accuracy, by metric and part."""

@@ -1,0 +1,25 @@
+"""ema: keep an exponential average of the weights, and sample and score with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tintype.settings import EmaSettings
+from tintype.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+
+def apply(plan: Plan, options: EmaSettings) -> dict[str, Any]:
+    return {"ema": options}
+
+
+TECHNIQUE = Technique(
+    name="ema",
+    seam="ema",
+    summary="sample and score with an exponential average of the weights",
+    apply=apply,
+    options=EmaSettings,
+    paper="arXiv:2006.11239",
+)

@@ -1,0 +1,38 @@
+"""What a technique is: a named function from one Plan to another, and the seams of the Plan that it may touch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tintype.settings import Part, Settings
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+
+class NoOptions(Settings):
+    """For techniques without settings."""
+
+
+@dataclass(frozen=True)
+class Technique:
+    """`options` are the settings a user may give (`name:key=value`); `apply` returns the changed fields of the Plan.
+
+    A seam holds one technique, unless it is listed in `SHARED_SEAMS`. `part` is the kind of part that the technique
+    brings to its seam, when it brings one. `trains` names the prefixes of the parameters that it adds.
+    """
+
+    name: str
+    seam: str
+    summary: str
+    apply: Callable[[Plan, Any], dict[str, Any]]
+    options: type[Settings] = NoOptions
+    paper: str | None = None
+    part: type[Part] | None = None
+    trains: frozenset[str] = field(default_factory=frozenset)
+
+
+SHARED_SEAMS = frozenset({"losses"})
+"""Seams that hold a list, so that several techniques can each add to them."""

@@ -1,0 +1,94 @@
+"""`words`: a small text encoder that is trained with the denoiser and needs no download.
+
+Words are hashed into buckets, so there is no vocabulary file and any text is read. The salt is one under which the
+words of the embedded captions fall into different buckets (a test holds this for the default number of buckets).
+
+B: captions, L: tokens, C: width of this encoder.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tintype.seams import TextTokens
+from tintype.settings import TextPart
+
+_PADDING, _START, _FIRST_WORD = 0, 1, 2
+_SALT = "tintype-0:"
+
+
+class WordsSettings(TextPart):
+    kind: Literal["words"] = "words"
+    buckets: int = Field(4096, ge=16)
+    width: int = Field(128, ge=8)
+    depth: int = Field(2, ge=0)
+    heads: int = Field(4, ge=1)
+    max_tokens: int = Field(96, ge=2, description="Captions are padded and cut to this many words, the start included")
+
+    def build(self) -> WordsEncoder:
+        return WordsEncoder(self)
+
+
+def bucket(word: str, buckets: int) -> int:
+    return _FIRST_WORD + zlib.crc32((_SALT + word).encode()) % buckets
+
+
+def token_ids(caption: str, settings: WordsSettings) -> list[int]:
+    """The start token and one id per word. The empty caption is the start token alone: the null caption of guidance."""
+    words = re.findall(r"\w+", caption.lower())[: settings.max_tokens - 1]
+    return [_START] + [bucket(word, settings.buckets) for word in words]
+
+
+class WordsEncoder(nn.Module):
+    """Word and place embeddings, then a few pre-norm transformer layers over the words."""
+
+    def __init__(self, settings: WordsSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.dim = settings.width
+        self.word = nn.Embedding(_FIRST_WORD + settings.buckets, settings.width)
+        self.place = nn.Embedding(settings.max_tokens, settings.width)
+        self.layers = nn.ModuleList(_Layer(settings.width, settings.heads) for _ in range(settings.depth))
+        self.norm = nn.LayerNorm(settings.width)
+
+    def encode(self, captions: Sequence[str]) -> TextTokens:
+        id_BL = self._ids(captions).to(self.word.weight.device, non_blocking=True)
+        mask_BL = id_BL != _PADDING
+        token_BLC = self.word(id_BL) + self.place.weight
+        for layer in self.layers:
+            token_BLC = layer(token_BLC, mask_BL)
+        return TextTokens(self.norm(token_BLC), mask_BL)
+
+    def _ids(self, captions: Sequence[str]) -> Tensor:
+        id_BL = torch.full((len(captions), self.settings.max_tokens), _PADDING)
+        for row, caption in enumerate(captions):
+            ids = token_ids(caption, self.settings)
+            id_BL[row, : len(ids)] = torch.tensor(ids)
+        return id_BL
+
+
+class _Layer(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, token_BLC: Tensor, mask_BL: Tensor) -> Tensor:
+        b, length, _ = token_BLC.shape
+        packed = self.qkv(self.attention_norm(token_BLC)).view(b, length, 3, self.heads, -1)
+        query, key, value = packed.permute(2, 0, 3, 1, 4).unbind(0)
+        seen = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask_BL[:, None, None, :])
+        token_BLC = token_BLC + self.out(seen.transpose(1, 2).flatten(2))
+        refined: Tensor = token_BLC + self.mlp(self.mlp_norm(token_BLC))
+        return refined

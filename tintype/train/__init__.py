@@ -1,0 +1,1 @@
+"""Training: one loop, one update, one state, and checkpoints that survive anything."""

@@ -1,0 +1,143 @@
+"""Checkpoints that are whole or absent.
+
+Written to a temporary folder, with a SHA-256 for each file, flushed, and renamed into place; only then are older ones
+pruned. The loader goes from the newest to the oldest, checks each, and moves a damaged one aside. Two kinds of file
+only, safetensors and JSON: loading never runs code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.train import fault
+from tintype.train.state import TrainState
+
+FORMAT = 1
+_TENSORS, _SCALARS, _MANIFEST = "state.safetensors", "state.json", "manifest.json"
+
+
+class DamagedError(Exception):
+    """A checkpoint that is not what was written."""
+
+
+def save(folder: Path, state: TrainState, keep: int) -> Path:
+    """Commits the state as `folder/step-N` and prunes all but the newest `keep`."""
+    fault.point("save.begin")
+    target = folder / f"step-{state.step:09d}"
+    temporary = folder / f".writing-{target.name}"
+    try:
+        remove_leftovers(folder)
+        temporary.mkdir(parents=True)
+        _write_files(temporary, state)
+        if target.exists():
+            shutil.rmtree(target)  # the same step again, after an older checkpoint was resumed: its bytes are the same
+        fault.point("save.rename")
+        temporary.rename(target)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        kept = steps(folder)
+        intact = f"the checkpoint of step {kept[-1]} is intact" if kept else "no checkpoint was written before"
+        raise UserError(
+            f"cannot write the checkpoint of step {state.step} to {folder}: {error}; {intact}. "
+            "Make room or mend the permissions, then run the same command again to go on"
+        ) from error
+    fault.point("save.prune")
+    for step in steps(folder)[:-keep]:
+        shutil.rmtree(folder_of(folder, step))
+    return target
+
+
+def restore(folder: Path, state: TrainState, on_damage: Callable[[Path, str], None]) -> bool:
+    """Loads the newest good checkpoint into the state; damaged ones are moved aside and reported."""
+    for step in reversed(steps(folder)):
+        path = folder_of(folder, step)
+        try:
+            tensors, scalars = read(path)
+        except DamagedError as error:
+            on_damage(_quarantine(path), str(error))
+            continue
+        state.load(tensors, scalars)
+        return True
+    return False
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The verified content of one checkpoint."""
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        wanted = manifest["sha256"]
+        for name in (_TENSORS, _SCALARS):
+            if _digest(path / name) != wanted[name]:
+                raise DamagedError(f"{name} does not match its checksum")
+        stored = json.loads((path / _SCALARS).read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"{type(error).__name__}: {error}") from error
+    if stored["format"] != FORMAT:
+        raise UserError(
+            f"{path} was written in format {stored['format']}; this version of tintype reads format {FORMAT}"
+        )
+    return load_file(path / _TENSORS), stored["scalars"]
+
+
+def steps(folder: Path) -> list[int]:
+    """Steps of the checkpoints in a folder, oldest first."""
+    return sorted(int(entry.name.removeprefix("step-")) for entry in folder.glob("step-*"))
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what a process that died while saving left behind."""
+    for leftover in folder.glob(".writing-*"):
+        shutil.rmtree(leftover)
+
+
+def folder_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:09d}"
+
+
+def _write_files(temporary: Path, state: TrainState) -> None:
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors().items()}
+    save_file(tensors, temporary / _TENSORS)
+    fault.point("save.state")
+    _write_json(temporary / _SCALARS, {"format": FORMAT, "scalars": state.scalars()})
+    digests = {name: _digest(temporary / name) for name in (_TENSORS, _SCALARS)}
+    fault.point("save.manifest")
+    _write_json(temporary / _MANIFEST, {"sha256": digests})
+    for name in (_TENSORS, _SCALARS, _MANIFEST):
+        _flush(temporary / name)
+    _flush(temporary)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _quarantine(path: Path) -> Path:
+    number = 0
+    while (target := path.with_name(f"damaged-{number}-{path.name}")).exists():
+        number += 1
+    return path.rename(target)

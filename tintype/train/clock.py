@@ -1,0 +1,45 @@
+"""Splits the time of a step by part. On a GPU the parts are timed with events, read once per window."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+PARTS = ("data", "text", "tokenizer", "forward", "backward", "optimizer")
+
+
+class Clock:
+    """`read` gives the seconds spent in each part since the last `read`, and in all."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._start_s = time.perf_counter()
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        if self._device.type == "cuda" and name != "data":  # waiting for data is time of the host
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            yield
+            end.record()
+            self._events.append((name, start, end))
+            return
+        began = time.perf_counter()
+        yield
+        self._seconds[name] += time.perf_counter() - began
+
+    def read(self) -> tuple[float, dict[str, float]]:
+        if self._events:
+            torch.cuda.synchronize(self._device)
+        for name, start, end in self._events:
+            self._seconds[name] += start.elapsed_time(end) / 1000
+        now = time.perf_counter()
+        total, parts = now - self._start_s, {name: self._seconds[name] for name in PARTS}
+        self._start_s, self._seconds, self._events = now, defaultdict(float), []
+        return total, parts

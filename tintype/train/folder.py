@@ -1,0 +1,134 @@
+"""The folder of a run: its plan, its log files, and the lock that keeps a second process out.
+
+Every line of `metrics.jsonl` and `events.jsonl` is one JSON object. A report needs these files and nothing else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+import tintype
+from tintype.errors import UserError
+from tintype.plan import Plan, diff, plan_from_folder
+from tintype.train import fault
+
+
+class RunFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.metrics_file = path / "metrics.jsonl"
+        self.events_file = path / "events.jsonl"
+
+    @contextmanager
+    def claim(self, plan: Plan) -> Iterator[None]:
+        """Makes the folder this plan's, or refuses: another plan is in it, or another process is at work in it."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise UserError(f"cannot write to {self.path}: {error.strerror}; choose another --out") from None
+        with lock:
+            self._lock(lock)
+            if (self.path / "plan.yaml").exists():
+                self._check_same_plan(plan)
+            elif any(entry.name not in (".lock", "checkpoints") for entry in self.path.iterdir()):
+                raise UserError(f"{self.path} holds other files and no plan.yaml; choose an empty or new folder")
+            write_text(self.path / "plan.yaml", plan.to_yaml())
+            yield
+
+    def _lock(self, lock: TextIO) -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"another process is training in {self.path}; wait for it or choose another --out") from None
+
+    def _check_same_plan(self, plan: Plan) -> None:
+        there = plan_from_folder(self.path)
+        if there.hash == plan.hash:
+            return
+        changes = {key: change for key, change in diff(there, plan).items()}
+        if there.seed != plan.seed:
+            changes["seed"] = (there.seed, plan.seed)
+        shown = "; ".join(f"{key}: {old} there, {new} here" for key, (old, new) in list(changes.items())[:6])
+        raise UserError(f"{self.path} holds the run of another plan ({shown}); choose another --out")
+
+    def log_metrics(self, line: dict[str, Any]) -> None:
+        fault.point("log.write")
+        _append(self.metrics_file, line)
+
+    def log_event(self, kind: str, step: int, **details: Any) -> None:
+        _append(self.events_file, {"event": kind, "step": step, "time": time.time(), **details})
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_lines(self.metrics_file)
+
+    def events(self) -> list[dict[str, Any]]:
+        return read_lines(self.events_file)
+
+    def forget_after(self, step: int) -> None:
+        """Drops the lines of steps that are going to be done again, and a last line that was cut short."""
+        for file in (self.metrics_file, self.events_file):
+            if file.exists():
+                kept = [line for line in read_lines(file) if line["step"] <= step]
+                write_text(file, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What the numbers were made on."""
+    return {
+        "tintype": tintype.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        if names:
+            return f"{names[0]} × {len(names)}"
+    return platform.processor() or platform.machine()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a whole file or nothing."""
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a JSON-lines file; a last line without its end was cut short and is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def _append(path: Path, line: dict[str, Any]) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {path}: {error.strerror}. Make room, then run the same command again to go on"
+        ) from error
+

@@ -1,0 +1,143 @@
+"""The training loop, top to bottom: resume, then update, log, save, until the plan's last step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tintype.errors import UserError
+from tintype.plan import Plan
+from tintype.train import checkpoint, fault
+from tintype.train.clock import Clock
+from tintype.train.folder import RunFolder, environment, write_json
+from tintype.train.interrupt import Interrupt
+from tintype.train.optim.ema import Ema
+from tintype.train.parts import Parts, build_parts
+from tintype.train.state import StateMismatchError, TrainState
+from tintype.train.update import StepResult, update
+from tintype.train.writers import open_writer
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher is told at the start, after each step, and at the end."""
+
+    step: int
+    steps: int
+    loss: float | None
+    images_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    step: int
+    finished: bool
+    already_done: bool = False
+
+
+def train(
+    plan: Plan, path: Path, interrupt: Interrupt, on_progress: Callable[[Progress], None] = lambda progress: None
+) -> Outcome:
+    """Trains the plan in a folder from wherever it stopped. Returns unfinished when a signal came."""
+    folder = RunFolder(path)
+    with folder.claim(plan):
+        checkpoint.remove_leftovers(folder.checkpoints)
+        parts = build_parts(plan)
+        state = new_state(parts)
+        resume(folder, state)
+        if state.step >= plan.train.steps:
+            return Outcome(state.step, finished=True, already_done=True)
+        write_json(path / "environment.json", environment(parts.device))
+        return _run(plan, folder, parts, state, interrupt, on_progress)
+
+
+def new_state(parts: Parts) -> TrainState:
+    optimizer = parts.plan.optimizer.build(parts.modules.named_parameters())
+    for group in optimizer.param_groups:
+        group["base_lr"] = group["lr"]
+    ema = Ema(parts.plan.ema.decay, dict(parts.modules.named_parameters())) if parts.plan.ema else None
+    return TrainState(parts.modules, optimizer, ema)
+
+
+def resume(folder: RunFolder, state: TrainState) -> None:
+    """Restores the newest good checkpoint, if any, and cuts the logs back to it."""
+
+    def on_damage(moved_to: Path, reason: str) -> None:
+        folder.log_event("damaged-checkpoint", state.step, moved_to=moved_to.name, reason=reason)
+
+    try:
+        checkpoint.restore(folder.checkpoints, state, on_damage)
+    except StateMismatchError as error:
+        raise UserError(f"the checkpoint in {folder.checkpoints} does not fit this plan and version: {error}") from None
+    folder.forget_after(state.step)
+
+
+def _run(
+    plan: Plan,
+    folder: RunFolder,
+    parts: Parts,
+    state: TrainState,
+    interrupt: Interrupt,
+    on_progress: Callable[[Progress], None],
+) -> Outcome:
+    steps, run = plan.train.steps, plan.run
+    window: list[StepResult] = []
+    line: dict[str, Any] = {}
+    clock = Clock(parts.device)
+    on_progress(Progress(state.step, steps, None, None))
+    with open_writer(folder.path, run.tensorboard) as write:
+        while state.step < steps and interrupt.signal is None:
+            window.append(update(parts, state, clock))
+            if not window[-1].finite:
+                _note_skip(folder, plan, state, window[-1])
+            fault.point("step.done")
+            saving = state.step % run.save_every_steps == 0 or state.step == steps or interrupt.signal is not None
+            if saving or state.step % run.log_every_steps == 0:
+                line = _window_line(plan, state, window, clock)
+                folder.log_metrics(line)
+                write(line)
+                window = []
+            if saving:
+                checkpoint.save(folder.checkpoints, state, run.keep_checkpoints)
+            on_progress(Progress(state.step, steps, line.get("loss"), line.get("images_per_s")))
+    return Outcome(state.step, finished=state.step >= steps)
+
+
+def _note_skip(folder: RunFolder, plan: Plan, state: TrainState, result: StepResult) -> None:
+    folder.log_event(
+        "non-finite-step",
+        state.step,
+        loss=str(float(result.losses["loss"])),
+        grad_norm=str(result.grad_norm),
+        first_position=state.images_seen - plan.train.batch,
+        last_position=state.images_seen - 1,
+    )
+    if state.skips_in_a_row >= plan.train.most_skips:
+        raise UserError(
+            f"{state.skips_in_a_row} steps in a row (to step {state.step}) had a gradient that is not finite; none of "
+            f"them reached the weights. Lower optimizer.lr or train.clip_norm; {folder.events_file} has the details"
+        )
+
+
+def _window_line(plan: Plan, state: TrainState, window: list[StepResult], clock: Clock) -> dict[str, Any]:
+    """One line of metrics for the steps since the last one."""
+    seconds, parts = clock.read()
+    finite = [result for result in window if result.finite]
+    means = {
+        name: float(torch.stack([result.losses[name] for result in finite]).mean()) if finite else None
+        for name in window[0].losses
+    }
+    return {
+        "step": state.step,
+        "images": state.images_seen,
+        **means,
+        "grad_norm": finite[-1].grad_norm if finite else None,
+        "lr": state.optimizer.param_groups[0]["lr"],
+        "images_per_s": plan.train.batch * len(window) / seconds,
+        "seconds": seconds,
+        "parts": parts,
+    }

@@ -1,0 +1,85 @@
+"""All that a run is, besides its Plan: weights, optimizer, weight average and two counters.
+
+It is a flat mapping from names to tensors, plus JSON scalars. Loading is strict both ways: a name too many or too few
+is refused. There is no random state to keep (`tintype.rng`) and no data state but `images_seen` (`data.order`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tintype.train.optim.ema import Ema
+
+
+class StateMismatchError(Exception):
+    """A stored state does not fit the run: its plan or the program has changed."""
+
+
+@dataclass
+class TrainState:
+    modules: nn.ModuleDict
+    optimizer: torch.optim.Optimizer
+    ema: Ema | None
+    step: int = 0
+    images_seen: int = 0
+    skips_in_a_row: int = 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        flat = {f"modules/{name}": tensor for name, tensor in self.modules.state_dict().items()}
+        names = self._parameter_names()
+        for index, slots in self.optimizer.state_dict()["state"].items():
+            flat |= {f"optimizer/{names[index]}/{slot}": torch.as_tensor(value) for slot, value in slots.items()}
+        if self.ema:
+            flat |= {f"ema/{name}": tensor for name, tensor in self.ema.average.items()}
+        return flat
+
+    def scalars(self) -> dict[str, int]:
+        return {"step": self.step, "images_seen": self.images_seen, "skips_in_a_row": self.skips_in_a_row}
+
+    def load(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
+        groups: dict[str, dict[str, Tensor]] = {"modules": {}, "optimizer": {}, "ema": {}}
+        for name, tensor in tensors.items():
+            room, _, rest = name.partition("/")
+            groups.setdefault(room, {})[rest] = tensor
+        _same_names("the state", groups, ("modules", "optimizer", "ema"))
+        _same_names("modules", groups["modules"], self.modules.state_dict())
+        _same_names("the weight average", groups["ema"], self.ema.average if self.ema else ())
+        _same_names("the counters", scalars, self.scalars())
+        self._load_optimizer(groups["optimizer"])
+        self.modules.load_state_dict(groups["modules"])
+        if self.ema:
+            for name, tensor in groups["ema"].items():
+                self.ema.average[name].copy_(tensor)
+        self.step, self.images_seen = int(scalars["step"]), int(scalars["images_seen"])
+        self.skips_in_a_row = int(scalars["skips_in_a_row"])
+
+    def _load_optimizer(self, stored: Mapping[str, Tensor]) -> None:
+        slots: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in stored.items():
+            name, _, slot = key.rpartition("/")
+            slots.setdefault(name, {})[slot] = tensor
+        names = self._parameter_names()
+        if slots:  # before the first update there is none
+            _same_names("the optimizer", slots, names)
+            for name in names:
+                _same_names(f"the optimizer's {name}", slots[name], slots[names[0]])
+        fresh = self.optimizer.state_dict()
+        fresh["state"] = {index: slots[name] for index, name in enumerate(names) if name in slots}
+        self.optimizer.load_state_dict(fresh)
+
+    def _parameter_names(self) -> list[str]:
+        """Names of the parameters in the optimizer's order."""
+        name_of = {id(parameter): name for name, parameter in self.modules.named_parameters()}
+        return [name_of[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+def _same_names(what: str, found: Iterable[str], expected: Iterable[str]) -> None:
+    found, expected = set(found), set(expected)
+    if found != expected:
+        missing, unknown = sorted(expected - found), sorted(found - expected)
+        raise StateMismatchError(f"{what}: missing {missing[:3] or 'nothing'}, unknown {unknown[:3] or 'nothing'}")

@@ -1,0 +1,1 @@
+"""Frozen image encoders: teachers for alignment, features for metrics."""

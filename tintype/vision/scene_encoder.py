@@ -1,0 +1,156 @@
+"""A small convolutional network that reads every attribute off a picture of a scene.
+
+It is ours, trained on the embedded data set by `train_scene_encoder.py`, and packaged, so that a score of what a
+picture shows needs no download. Its pooled trunk is a feature vector for Fréchet distances.
+
+B: pictures. C: channels. H, W: rows, columns. P: positions. Q: queries. K: classes. F: size of the feature vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from tintype.data.scenes import OBJECT_VOCABULARY, POSITION_XY, POSITIONS, SCENE_VOCABULARY
+
+WEIGHTS_PATH = Path(__file__).with_name("scene_encoder.safetensors")
+RECORD_PATH = Path(__file__).with_name("scene_encoder.json")
+INPUT_PX = 64
+FEATURES = 128
+VISIBLE_ACCURACY = 0.95
+
+_GRID = 8  # rows and columns of the trunk's last map
+_FIRST_LOOK_WIDTH = 0.1
+_WIDTHS = (32, 48, 96, FEATURES)
+
+
+@dataclass(frozen=True)
+class SceneReading:
+    """What was read. `logits` has "presence" [B, P], each object attribute [B, P, K], each scene attribute [B, K]."""
+
+    feature_BF: Tensor
+    logits: Mapping[str, Tensor]
+
+
+class _Convolution(nn.Module):
+    """Convolution, batch norm, ReLU."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int = 1) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
+        self.norm = nn.BatchNorm2d(channels_out)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        normed_BCHW: Tensor = self.norm(self.convolution(x_BCHW))
+        return normed_BCHW.relu()
+
+
+class _Residual(nn.Module):
+    """Two convolutions beside the identity."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = _Convolution(channels, channels)
+        self.second = _Convolution(channels, channels)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        added_BCHW: Tensor = self.second(self.first(x_BCHW))
+        return x_BCHW + added_BCHW
+
+
+class SceneEncoder(nn.Module):
+    """uint8 pictures of any size to a `SceneReading`.
+
+    Pictures are scaled to [-2, 2] and resized to 64 px (bilinear, anti-aliased where that makes them smaller). Each
+    position and each scene attribute has its own learned map of where on the trunk's last grid to look.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        stem, low, middle, high = _WIDTHS
+        self.trunk = nn.Sequential(
+            _Convolution(3, stem, stride=2),
+            _Convolution(stem, low),
+            _Convolution(low, middle, stride=2),
+            _Residual(middle),
+            _Convolution(middle, high, stride=2),
+            _Residual(high),
+        )
+        self.look = nn.Parameter(_first_looks())
+        self.mix = nn.Linear(high, high)
+        self.presence = nn.Linear(high, 1)
+        self.object_heads = nn.ModuleDict({name: nn.Linear(high, len(w)) for name, w in OBJECT_VOCABULARY.items()})
+        self.scene_heads = nn.ModuleDict({name: nn.Linear(high, len(w)) for name, w in SCENE_VOCABULARY.items()})
+
+    def forward(self, image_BCHW: Tensor) -> SceneReading:
+        map_BCHW = self.trunk(_prepared(image_BCHW))
+        looked_BQC = self.look.softmax(dim=1) @ map_BCHW.flatten(2).transpose(1, 2)
+        seen_BQC = looked_BQC + self.mix(looked_BQC).relu()
+        object_BPC, scene_BQC = seen_BQC[:, : len(POSITIONS)], seen_BQC[:, len(POSITIONS) :]
+        logits = {"presence": self.presence(object_BPC)[..., 0]}
+        logits |= {name: head(object_BPC) for name, head in self.object_heads.items()}
+        logits |= {name: head(scene_BQC[:, query]) for query, (name, head) in enumerate(self.scene_heads.items())}
+        return SceneReading(feature_BF=map_BCHW.mean(dim=(2, 3)), logits=logits)
+
+
+def _first_looks() -> Tensor:
+    """Where each query starts to look, as logits over the grid: its own position, or everywhere."""
+    tick = (torch.arange(_GRID) + 0.5) / _GRID
+    looks = [((tick - x) ** 2 + (tick[:, None] - y) ** 2).flatten() for x, y in POSITION_XY.values()]
+    everywhere = [torch.zeros(_GRID * _GRID)] * len(SCENE_VOCABULARY)
+    return torch.stack([-look / (2.0 * _FIRST_LOOK_WIDTH**2) for look in looks] + everywhere)
+
+
+def _prepared(image_BCHW: Tensor) -> Tensor:
+    assert image_BCHW.dtype == torch.uint8, f"pictures must be uint8, not {image_BCHW.dtype}"
+    scaled_BCHW = image_BCHW.to(torch.float32) * (4.0 / 255.0) - 2.0
+    if scaled_BCHW.shape[-2:] != (INPUT_PX, INPUT_PX):
+        scaled_BCHW = interpolate(scaled_BCHW, (INPUT_PX, INPUT_PX), mode="bilinear", antialias=True)
+    return scaled_BCHW.contiguous(memory_format=torch.channels_last)  # half again as fast on a CPU
+
+
+def load_scene_encoder(device: torch.device | str = "cpu") -> SceneEncoder:
+    """The packaged encoder, frozen, in evaluation mode."""
+    return _load(WEIGHTS_PATH, RECORD_PATH).to(device)
+
+
+def _load(weights_path: Path, record_path: Path) -> SceneEncoder:
+    stored = weights_path.read_bytes()
+    expected = json.loads(record_path.read_text())["sha256"]
+    if hashlib.sha256(stored).hexdigest() != expected:
+        raise RuntimeError(f"{weights_path} is not the file that {record_path.name} describes (SHA-256 {expected})")
+    encoder = SceneEncoder()
+    encoder.load_state_dict({name: value.to(torch.float32) for name, value in load(stored).items()})
+    return encoder.eval().requires_grad_(False)
+
+
+@cache
+def scene_encoder_record() -> dict[str, Any]:
+    """How the packaged encoder was trained and what it measured: the contents of `scene_encoder.json`."""
+    record: dict[str, Any] = json.loads(RECORD_PATH.read_text())
+    return record
+
+
+def visible_attributes(size_px: int) -> frozenset[str]:
+    """The attributes that the encoder itself reads right at least 95 times in 100, in every style, at this size."""
+    return _visible(scene_encoder_record()["accuracy"], size_px)
+
+
+def _visible(accuracy: Mapping[str, Mapping[str, Mapping[str, float]]], size_px: int) -> frozenset[str]:
+    """`accuracy` is size -> style -> attribute -> share; the nearest measured size that is not above decides."""
+    below = [measured for measured in map(int, accuracy) if measured <= size_px]
+    if not below:
+        return frozenset()
+    styles = accuracy[str(max(below))].values()
+    names = set.intersection(*(set(style) for style in styles)) - {"overall"}
+    return frozenset(name for name in names if min(style[name] for style in styles) >= VISIBLE_ACCURACY)
