@@ -17,21 +17,14 @@ from tintype.data.captions import ColumnSettings
 from tintype.errors import UserError
 from tintype.flow.objective import VelocitySettings
 from tintype.settings import (
-    CaptionsPart,
     DataSettings,
     EmaSettings,
-    LossPart,
     ModelSettings,
-    ObjectivePart,
-    OptimizerPart,
     Part,
     PrecisionSettings,
-    RoutePart,
     RunSettings,
     Settings,
-    TextPart,
     TimeSettings,
-    TokenizerPart,
     TrainSettings,
     plain,
 )
@@ -59,8 +52,13 @@ def _kinds(seam: str, *built_in: type[Part]) -> Any:
 
 
 if TYPE_CHECKING:
-    Captions, Text, Tokenizer = CaptionsPart, TextPart, TokenizerPart
-    Objective, Optimizer, Route, Loss = ObjectivePart, OptimizerPart, RoutePart, LossPart
+    from tintype.settings import CaptionsPart as Captions
+    from tintype.settings import LossPart as Loss
+    from tintype.settings import ObjectivePart as Objective
+    from tintype.settings import OptimizerPart as Optimizer
+    from tintype.settings import RoutePart as Route
+    from tintype.settings import TextPart as Text
+    from tintype.settings import TokenizerPart as Tokenizer
 else:
     Captions = _kinds("captions", ColumnSettings)
     Text = _kinds("text", WordsSettings)
@@ -72,7 +70,7 @@ else:
 
 
 class Plan(Settings):
-    """Everything that decides what a run learns, one field per seam. The defaults are PRX's baseline where it has one."""
+    """Everything that decides what a run learns, one field per seam. The defaults are PRX's where it has one."""
 
     seed: int = Field(0, ge=0, description="Seeds the weights, the data order, noise, time and dropout")
     data: DataSettings = DataSettings()
@@ -139,7 +137,9 @@ _ABSENT = object()
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     if isinstance(value, Mapping) and value:
-        return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}.{key}" if prefix else key).items()}
+        return {
+            k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}.{key}" if prefix else key).items()
+        }
     if isinstance(value, list) and value:
         return {k: v for index, inner in enumerate(value) for k, v in _flat(inner, f"{prefix}.{index}").items()}
     return {prefix: value}

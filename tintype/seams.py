@@ -39,7 +39,7 @@ class TextTokens:
 
 @dataclass(frozen=True)
 class Route:
-    """Blocks `start` to `end` - 1 see only the kept tokens; the others skip them and return to their place unchanged."""
+    """Blocks `start` to `end` - 1 see the kept tokens only; the others skip them and come back unchanged."""
 
     start: int
     end: int
@@ -100,14 +100,17 @@ class CaptionPolicy(Protocol):
 
 
 class TextEncoder(Protocol):
-    dim: int
+    @property
+    def dim(self) -> int: ...
 
     def encode(self, captions: Sequence[str]) -> TextTokens: ...
 
 
 class Tokenizer(Protocol):
-    channels: int
-    stride_px: int
+    @property
+    def channels(self) -> int: ...
+    @property
+    def stride_px(self) -> int: ...
 
     def encode(self, image_BCHW: Tensor) -> Tensor: ...
     def decode(self, z_BCHW: Tensor) -> Tensor: ...
@@ -124,8 +127,10 @@ class Router(Protocol):
 
 
 class LossTerm(Protocol):
-    name: str
-    taps: frozenset[int]
+    @property
+    def name(self) -> str: ...
+    @property
+    def taps(self) -> frozenset[int]: ...
 
     def weight(self, step: int) -> float: ...
     def __call__(self, view: View) -> Tensor: ...
@@ -138,8 +143,10 @@ VelocityFn = Callable[[Tensor, float], Tensor]
 class Encoder(Protocol):
     """A frozen image encoder; `definition` says exactly how its features come about."""
 
-    name: str
-    definition: str
+    @property
+    def name(self) -> str: ...
+    @property
+    def definition(self) -> str: ...
 
     def features(self, image_BCHW: Tensor) -> Tensor: ...
 
@@ -150,9 +157,11 @@ Direction = Literal["lower", "higher"]
 class Metric(Protocol):
     """A number that compares generated with real features. `direction` says which way is better."""
 
-    name: str
-    direction: Direction
-    definition: str
+    @property
+    def name(self) -> str: ...
+    @property
+    def direction(self) -> Direction: ...
+    @property
+    def definition(self) -> str: ...
 
     def __call__(self, fake_NF: Tensor, real_NF: Tensor) -> float: ...
-

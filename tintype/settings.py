@@ -97,7 +97,9 @@ class ModelSettings(Settings):
     heads: int = Field(28, ge=1)
     mlp_ratio: float = Field(3.5, gt=0)
     patch: int = Field(2, ge=1, description="Side of a patch in latent pixels")
-    bottleneck: int | None = Field(None, ge=1, description="Inner size of a two-layer patch embedding; null for one layer")
+    bottleneck: int | None = Field(
+        None, ge=1, description="Inner size of a two-layer patch embedding; null for one layer"
+    )
     rope_theta: int = Field(10000, ge=1)
     time_factor: float = Field(1000.0, gt=0)
     time_max_period: int = Field(10000, ge=1)

@@ -174,21 +174,20 @@ def _path_in_data(loc: KeyPath, data: Any) -> KeyPath:
     """Pydantic puts a union's tag into the path; the user never wrote it there."""
     path: list[str | int] = []
     for depth, key in enumerate(loc):
-        inside = isinstance(data, Mapping) and key in data or isinstance(data, list) and isinstance(key, int)
-        if inside:
+        if (isinstance(data, Mapping) and key in data) or (isinstance(data, list) and isinstance(key, int)):
             data = data[key]
-        elif isinstance(data, Mapping) and data.get("kind") == key and depth < len(loc) - 1:
-            continue
-        elif depth < len(loc) - 1:
-            continue
-        path.append(key)
+            path.append(key)
+        elif depth == len(loc) - 1:
+            path.append(key)
     return tuple(path)
 
 
 def _valid_keys(model: type[Settings], loc: KeyPath) -> set[str]:
     candidates = [model]
     for key in loc:
-        of_kind = [c for c in candidates if issubclass(c, Part) and c.model_fields["kind"].default == key]
+        of_kind: list[type[Settings]] = [
+            c for c in candidates if issubclass(c, Part) and c.model_fields["kind"].default == key
+        ]
         deeper = [c.model_fields[key].annotation for c in candidates if isinstance(key, str) and key in c.model_fields]
         if deeper:
             candidates = [c for annotation in deeper for c in _settings_in(annotation)]

@@ -6,6 +6,7 @@ B: samples, C: channels, H, W: latent rows and columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Literal
 
 from torch import Tensor
@@ -23,7 +24,7 @@ def integrate(
     on_step: Callable[[], None] = lambda: None,
 ) -> Tensor:
     x = noise_BCHW
-    for now, then in zip(times[:-1], times[1:], strict=True):
+    for now, then in pairwise(times):
         v = velocity(x, now)
         ahead = x + (then - now) * v
         if method == "heun" and then > 0:  # the last step stays Euler: the velocity at t = 0 was never trained
@@ -32,4 +33,3 @@ def integrate(
         x = ahead
         on_step()
     return x
-

@@ -45,4 +45,5 @@ def frechet(mean_1: Tensor, cov_1: Tensor, mean_2: Tensor, cov_2: Tensor) -> flo
 
 def _root(cov: Tensor) -> Tensor:
     eigenvalues, vectors = torch.linalg.eigh(cov)
-    return (vectors * eigenvalues.clamp_min(0).sqrt()) @ vectors.T
+    root: Tensor = (vectors * eigenvalues.clamp_min(0).sqrt()) @ vectors.T
+    return root

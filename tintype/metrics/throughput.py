@@ -13,7 +13,7 @@ DEFINITION = "training images per second: median over the logged windows after t
 
 
 def images_per_s(lines: Sequence[dict[str, Any]]) -> float:
-    return median(line["images_per_s"] for line in _warm(lines))
+    return float(median(line["images_per_s"] for line in _warm(lines)))
 
 
 def time_split(lines: Sequence[dict[str, Any]]) -> dict[str, float]:

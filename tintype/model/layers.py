@@ -21,7 +21,7 @@ def sinusoid(value_B: Tensor, size: int, max_period: int) -> Tensor:
 
 
 def rotation_table(rows: int, columns: int, head_size: int, theta: int, device: torch.device) -> Tensor:
-    """Cosine and sine of each token's rotation angles, half of them by its row and half by its column: [L, head/2, 2]."""
+    """Cosine and sine of each token's angles, half of them by its row and half by its column: [L, head/2, 2]."""
     axis = head_size // 2
     frequency = 1.0 / theta ** (torch.arange(0, axis, 2, dtype=torch.float64, device=device) / axis)
     row_L = torch.arange(rows, dtype=torch.float64, device=device).repeat_interleave(columns)
@@ -103,9 +103,8 @@ class FinalLayer(nn.Module):
         self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
         self.linear = nn.Linear(width, patch_size)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
-        for layer in (self.linear, self.adaLN_modulation[1]):
-            nn.init.zeros_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, token_BLD: Tensor, vector_BD: Tensor) -> Tensor:
         shift, scale = self.adaLN_modulation(vector_BD)[:, None, :].chunk(2, dim=-1)

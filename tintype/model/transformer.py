@@ -62,7 +62,8 @@ class Block(nn.Module):
         token_BLD = token_BLD + gate_a * self.attention(seen, key_value, mask, rotation)
         seen = (1 + scale_m) * self.post_attention_layernorm(token_BLD) + shift_m
         hidden = nn.functional.gelu(self.gate_proj(seen), approximate="tanh") * self.up_proj(seen)
-        return token_BLD + gate_m * self.down_proj(hidden)
+        added_BLD: Tensor = gate_m * self.down_proj(hidden)
+        return token_BLD + added_BLD
 
 
 class Transformer(nn.Module):
@@ -73,9 +74,7 @@ class Transformer(nn.Module):
         self.img_in = _patch_embedding(patch_size, width, settings.bottleneck)
         self.time_in = VectorMLP(_TIME_SIZE, width)
         self.txt_in = nn.Linear(text_dim, width)
-        self.blocks = nn.ModuleList(
-            Block(width, settings.heads, settings.mlp_ratio) for _ in range(settings.depth)
-        )
+        self.blocks = nn.ModuleList(Block(width, settings.heads, settings.mlp_ratio) for _ in range(settings.depth))
         self.final_layer = FinalLayer(width, patch_size)
         if settings.compile:
             for block in self.blocks:
@@ -84,7 +83,7 @@ class Transformer(nn.Module):
     def read_text(self, text: TextTokens) -> TextCache:
         """Projects the text and reads its keys and values in every block, once for all steps of sampling."""
         text_BSD = self.txt_in(text.tokens_BLC)
-        return TextCache(tuple(block.attention.read_text(text_BSD) for block in self.blocks), text.mask_BL)
+        return TextCache(tuple(block.attention.read_text(text_BSD) for block in self._blocks()), text.mask_BL)
 
     def forward(
         self,
@@ -124,6 +123,9 @@ class Transformer(nn.Module):
 
         flat_BLP = self.final_layer(token_BLD, vector_BD)
         return Output(unpatchify(flat_BLP, self.settings.patch, rows, columns), features, route)
+
+    def _blocks(self) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block, Block)]
 
     def _run(self, block: nn.Module, token_BLD: Tensor, *inputs: Tensor | KeyValue | None) -> Tensor:
         if self.settings.activation_checkpointing and torch.is_grad_enabled():

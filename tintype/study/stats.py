@@ -1,8 +1,8 @@
 """Paired comparison of an arm with the baseline over seeds.
 
-Each seed gives one difference. Their mean gets a Student interval with n - 1 degrees of freedom, and a two-sided p;
-the p values of all arms on one metric are corrected together by Holm's method. The interval's level is corrected with
-them, so that the interval excludes zero exactly when there is a verdict.
+Each seed gives one difference. Their mean gets a 95% Student interval with n - 1 degrees of freedom and a two-sided p.
+The p values of all arms on one metric are corrected together by Holm's method, and the verdict follows the corrected
+p: so an interval that barely excludes zero can stand beside "not shown".
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Paired:
         """Two-sided p of a true difference of zero."""
         if self.spread is None:
             return None
-        if self.spread == 0:
-            return 1.0 if self.difference == 0 else 0.0
+        if self.spread == 0:  # the metric is too coarse to tell the seeds apart, so nothing can be claimed of it
+            return 1.0
         t = abs(self.difference) / (self.spread / math.sqrt(self.count))
         return float(2 * stats.t.sf(t, self.count - 1))
 

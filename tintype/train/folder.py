@@ -50,13 +50,15 @@ class RunFolder:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"another process is training in {self.path}; wait for it or choose another --out") from None
+            raise UserError(
+                f"another process is training in {self.path}; wait for it or choose another --out"
+            ) from None
 
     def _check_same_plan(self, plan: Plan) -> None:
         there = plan_from_folder(self.path)
         if there.hash == plan.hash:
             return
-        changes = {key: change for key, change in diff(there, plan).items()}
+        changes = diff(there, plan)
         if there.seed != plan.seed:
             changes["seed"] = (there.seed, plan.seed)
         shown = "; ".join(f"{key}: {old} there, {new} here" for key, (old, new) in list(changes.items())[:6])
@@ -131,4 +133,3 @@ def _append(path: Path, line: dict[str, Any]) -> None:
         raise UserError(
             f"cannot write to {path}: {error.strerror}. Make room, then run the same command again to go on"
         ) from error
-

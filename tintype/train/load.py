@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import Tensor
+
 from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_folder
 from tintype.train import checkpoint
@@ -12,7 +14,7 @@ from tintype.train.parts import Parts, build_parts
 
 
 def load_run(path: Path, device: str | None = None) -> tuple[Parts, int]:
-    """The parts of a run with the weights of its newest good checkpoint (the average, if it keeps one), and the step."""
+    """The parts of a run with its newest good weights (the average, if it keeps one), and their step."""
     plan = plan_from_folder(path)
     if device is not None:
         plan = Plan(**{**dict(plan), "run": plan.run.model_copy(update={"device": device})})
@@ -25,7 +27,7 @@ def load_run(path: Path, device: str | None = None) -> tuple[Parts, int]:
     return parts, int(scalars["step"])
 
 
-def _newest_good(path: Path) -> tuple[dict[str, checkpoint.Tensor], dict[str, int]]:
+def _newest_good(path: Path) -> tuple[dict[str, Tensor], dict[str, int]]:
     folder = RunFolder(path)
     for step in reversed(checkpoint.steps(folder.checkpoints)):
         try:

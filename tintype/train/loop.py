@@ -51,7 +51,8 @@ def train(
         resume(folder, state)
         if state.step >= plan.train.steps:
             return Outcome(state.step, finished=True, already_done=True)
-        write_json(path / "environment.json", environment(parts.device))
+        parameters = sum(parameter.numel() for parameter in parts.modules.parameters())
+        write_json(path / "environment.json", {**environment(parts.device), "parameters": parameters})
         return _run(plan, folder, parts, state, interrupt, on_progress)
 
 

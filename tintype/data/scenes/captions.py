@@ -119,12 +119,12 @@ def asked_attributes(scene: Scene, kind: CaptionKind) -> tuple[tuple[int | None,
     """(slot, attribute) for everything that a caption of this kind states, whichever its variant.
 
     The slot is the object's place in `scene.objects`, or None for an attribute of the whole scene. "presence" is that
-    something stands at the object's position. A short caption gives no positions, so its colour and shape are asked of
-    the picture as a whole; it gives the count only where it speaks of other things.
+    something stands at the object's position. A short caption gives no positions, so it states only that some "object"
+    of that colour and shape is in the picture; it gives the count only where it speaks of other things.
     """
     if kind == "short":
         named = range(min(SHORT_NAMES_OBJECTS, len(scene.objects)))
-        objects = tuple((slot, attribute) for slot in named for attribute in ("shape", "colour"))
+        objects = tuple((slot, "object") for slot in named)
         return objects if len(scene.objects) <= SHORT_NAMES_OBJECTS else (*objects, (None, "count"))
     of_objects = tuple((slot, name) for slot in range(len(scene.objects)) for name in ("presence", *OBJECT_VOCABULARY))
     return (*of_objects, *((None, name) for name in ("count", *SCENE_VOCABULARY)))

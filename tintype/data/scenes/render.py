@@ -88,7 +88,7 @@ _STRIPE_PERIOD, _STRIPE_SHARE = 0.56, 0.42
 _DOT_PERIOD, _DOT_RADIUS = 0.60, 0.29
 
 _PATCH_HALF = 0.30  # holds the largest object with its shadow and penumbra
-_CHUNK_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 25}
+_CPU_CHUNK_PIXELS, _GPU_CHUNK_PIXELS = 1 << 18, 1 << 23  # what a cache holds; what keeps a GPU busy
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ def render(
     if len(index_B) != len(batch):
         raise ValueError(f"{len(batch)} scenes but {len(index_B)} indices")
     image_BCHW = torch.empty(len(batch), 3, size_px, size_px, dtype=torch.uint8, device=device)
-    step = max(1, _CHUNK_PIXELS[index_B.device.type] // size_px**2)  # on the CPU: what its cache holds
+    chunk_pixels = _CPU_CHUNK_PIXELS if index_B.device.type == "cpu" else _GPU_CHUNK_PIXELS
+    step = max(1, chunk_pixels // size_px**2)
     for start in range(0, len(batch), step):
         rows = slice(start, start + step)
         image_BCHW[rows] = _render_chunk(batch[rows], size_px, seed, index_B[rows])

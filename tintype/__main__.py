@@ -1,0 +1,3 @@
+from tintype.cli import main
+
+main()

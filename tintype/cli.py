@@ -1,0 +1,256 @@
+"""The command line. A user's mistake is one message and exit code 2; an interrupted command exits with 130 or 143."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tintype.errors import UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Trains text-to-image models from scratch and says which training decisions are worth it.",
+)
+plan_app = typer.Typer(no_args_is_help=True, help="Show, compare and describe plans.")
+encoder_app = typer.Typer(no_args_is_help=True, help="The packaged scene encoder.")
+app.add_typer(plan_app, name="plan")
+app.add_typer(encoder_app, name="encoder")
+
+console = Console()
+
+Out = Annotated[Path, typer.Option("--out", help="Folder to write to")]
+Set = Annotated[list[str], typer.Option("--set", help="Override a setting: key.path=value (repeatable)")]
+Techniques = Annotated[
+    list[str], typer.Option("--technique", help="Apply a technique: name or name:key=value (repeatable)")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
+
+
+def main() -> None:
+    try:
+        app()
+    except UserError as error:
+        Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False, highlight=False)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(141)
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name or the path of a plan")],
+    out: Out,
+    set_: Set = [],  # noqa: B006
+    technique: Techniques = [],  # noqa: B006
+) -> None:
+    """Train one plan. Running it again goes on where it stopped, or says that it is done."""
+    from tintype.terminal import train_with_progress
+
+    code = train_with_progress(_plan(recipe, set_, technique), out, console)
+    if code:
+        sys.exit(code)
+
+
+@app.command()
+def sample(
+    run: Annotated[Path, typer.Argument(help="Folder of a run")],
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts")] = None,
+    out: Out = Path("samples"),
+    prompt_file: Annotated[Path | None, typer.Option(help="A text file with one prompt on each line")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Images for each prompt")] = 1,
+    steps: Annotated[int, typer.Option(min=1)] = 50,
+    guidance: Annotated[float, typer.Option(min=0, help="Scale of classifier-free guidance; 1 switches it off")] = 3.5,
+    method: Annotated[str, typer.Option(help="euler or heun")] = "euler",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    size: Annotated[int | None, typer.Option(min=1, help="Width and height in pixels; by default as trained")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images made at a time")] = 16,
+) -> None:
+    """Generate images from prompts: PNGs with their settings inside, and a contact sheet."""
+    from tintype.generate import SamplerSettings
+    from tintype.sample import sample_run
+    from tintype.strict import Document, parse
+
+    values = {
+        "method": method,
+        "steps": steps,
+        "guidance": {"kind": "classifier-free", "scale": guidance},
+        "batch": batch,
+    }
+    settings = parse(SamplerSettings, Document("sample", values))
+    written = sample_run(run, list(prompts or []), prompt_file, out, settings, count=count, seed=seed, size_px=size)
+    console.print(f"{len(written) - 1} images and {written[-1]}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run")],
+    set_: Set = [],  # noqa: B006
+    json_: Json = False,
+) -> None:
+    """Score a run: distances, scene accuracy, validation loss, throughput."""
+    from tintype.metrics.evaluate import Protocol, definitions
+    from tintype.metrics.evaluate import evaluate as score
+    from tintype.strict import Document, parse
+    from tintype.terminal import sampling_progress
+
+    document = Document("evaluation", {})
+    for assignment in set_:
+        document.override(assignment)
+    protocol = parse(Protocol, document)
+    with sampling_progress(Console(stderr=True)) as on_step:
+        result = score(run, protocol, on_step)
+    if json_:
+        _print_json(result)
+        return
+    table = Table("metric", "value", "better", title=f"{run} at step {result['step']} ({result['weights']} weights)")
+    for name, meaning in definitions(protocol).items():
+        if name in result["metrics"]:
+            table.add_row(meaning.label, f"{result['metrics'][name]:.4g}", meaning.direction)
+    console.print(table)
+
+
+@app.command()
+def ablate(
+    study: Annotated[str, typer.Argument(help="A study's name or the path of a study file")],
+    out: Out,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time")] = 1,
+    set_: Set = [],  # noqa: B006
+    arm: Annotated[list[str], typer.Option("--arm", help="Only this arm (repeatable)")] = [],  # noqa: B006
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the arms and stop")] = False,
+) -> None:
+    """Run a study: every arm with every seed, then the comparison and the report."""
+    from tintype.study.lab import run_study
+    from tintype.study.study import choose_arms, load_study
+    from tintype.terminal import show_arms
+
+    resolved = load_study(study, set_)
+    if arm:
+        resolved = choose_arms(resolved, arm)
+    show_arms(resolved, console)
+    if not dry_run:
+        code = run_study(resolved, out, jobs, console)
+        if code:
+            sys.exit(code)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="Folder of a study")]) -> None:
+    """Write a study's report again from the files of its runs."""
+    from tintype.study.lab import report_study
+
+    report_study(folder, console)
+
+
+@app.command()
+def techniques(json_: Json = False) -> None:
+    """List the techniques."""
+    from tintype.techniques import TECHNIQUES
+
+    rows = [
+        {
+            "name": t.name,
+            "seam": t.seam,
+            "summary": t.summary,
+            "paper": t.paper,
+            "options": t.options.model_json_schema(),
+        }
+        for t in TECHNIQUES.values()
+    ]
+    if json_:
+        _print_json(rows)
+        return
+    table = Table("technique", "seam", "what it does", "paper", "options")
+    for t in TECHNIQUES.values():
+        options = ", ".join(f"{key}={field.default}" for key, field in t.options.model_fields.items())
+        table.add_row(t.name, t.seam, t.summary, t.paper or "", options)
+    console.print(table)
+
+
+@plan_app.command("show")
+def plan_show(
+    recipe: str,
+    set_: Set = [],  # noqa: B006
+    technique: Techniques = [],  # noqa: B006
+) -> None:
+    """Print a plan with every default resolved."""
+    plan = _plan(recipe, set_, technique)
+    sys.stdout.write(f"# hash: {plan.hash}\n{plan.to_yaml()}")
+
+
+@plan_app.command("diff")
+def plan_diff(first: str, second: str) -> None:
+    """Compare two plans: recipes, plan files or run folders."""
+    from tintype.plan import diff
+
+    changes = diff(_any_plan(first), _any_plan(second))
+    for key, (before, after) in changes.items():
+        sys.stdout.write(f"{key}: {before} -> {after}\n")
+    if not changes:
+        sys.stdout.write("the same, but for the seed and housekeeping at most\n")
+
+
+@plan_app.command("schema")
+def plan_schema() -> None:
+    """Print the JSON schema of plans, for editors that complete."""
+    from tintype.plan import Plan
+
+    _print_json(Plan.model_json_schema())
+
+
+@encoder_app.command("train")
+def encoder_train(
+    out: Out,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    steps: Annotated[int, typer.Option(min=1)] = 8000,
+    batch: Annotated[int, typer.Option(min=1)] = 512,
+    device: Annotated[str, typer.Option()] = "cpu",
+) -> None:
+    """Train the scene encoder anew and measure it."""
+    from tintype.terminal import step_progress
+    from tintype.vision.train_scene_encoder import train as train_encoder
+
+    with step_progress(Console(stderr=True), steps) as on_step:
+        record = train_encoder(out, seed, steps, batch, device, on_step)
+    _print_json(record)
+
+
+@app.command()
+def bench(
+    recipe: Annotated[str, typer.Option(help="The plan to measure")] = "pocket",
+    steps: Annotated[int, typer.Option(min=2, help="Training steps to time")] = 40,
+    set_: Set = [],  # noqa: B006
+    json_: Json = False,
+) -> None:
+    """Measure training, sampling and rendering speed, with the time split by part."""
+    from tintype.bench import measure
+
+    result = measure(_plan(recipe, set_, []), steps)
+    if json_:
+        _print_json(result)
+        return
+    for name, value in result.items():
+        console.print(f"{name}: {value}", highlight=False)
+
+
+def _plan(recipe: str, assignments: list[str], technique_specs: list[str]) -> Any:
+    from tintype import recipes
+    from tintype.plan import apply_techniques, plan_from_document
+
+    return apply_techniques(plan_from_document(recipes.find("plans", recipe), assignments), technique_specs)
+
+
+def _any_plan(name: str) -> Any:
+    from tintype.plan import plan_from_folder
+
+    return plan_from_folder(Path(name)) if Path(name).is_dir() else _plan(name, [], [])
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")

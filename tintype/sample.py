@@ -1,0 +1,57 @@
+"""`tintype sample`: images from prompts, on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tintype.errors import UserError
+from tintype.generate import SamplerSettings, generate
+from tintype.images import contact_sheet, save_png
+from tintype.settings import plain
+from tintype.train.load import load_run
+
+
+def sample_run(
+    run: Path,
+    prompts: list[str],
+    prompt_file: Path | None,
+    out: Path,
+    settings: SamplerSettings,
+    *,
+    count: int,
+    seed: int,
+    size_px: int | None,
+) -> list[Path]:
+    """Writes `count` images for each prompt and a contact sheet; returns the paths, the sheet last."""
+    prompts = [*prompts, *(_read_prompts(prompt_file) if prompt_file else [])]
+    if not prompts:
+        raise UserError("no prompt: give prompts after the run's folder, or --prompt-file FILE")
+    parts, step = load_run(run)
+    size_px = size_px or parts.plan.data.size_px
+    unit = parts.tokenizer.stride_px * parts.plan.model.patch
+    if size_px % unit:
+        raise UserError(f"--size {size_px}: this model makes sizes that are multiples of {unit}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
+    repeated = [prompt for prompt in prompts for _ in range(count)]
+    images = generate(parts, repeated, settings, seed=seed, size_px=size_px)
+    written = []
+    for index, (image, prompt) in enumerate(zip(images, repeated, strict=True)):
+        details = {"run": str(run), "plan": parts.plan.hash, "step": step, "seed": seed, "index": index}
+        metadata = {"prompt": prompt, "tintype": json.dumps({**details, "size_px": size_px, **plain(settings)})}
+        written.append(out / f"{index:04d}.png")
+        save_png(image, written[-1], metadata)
+    sheet = out / "contact-sheet.png"
+    save_png(contact_sheet(images), sheet)
+    return [*written, sheet]
+
+
+def _read_prompts(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the prompts in {path}: {error}") from None
+    return [line.strip() for line in lines if line.strip()]

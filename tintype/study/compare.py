@@ -1,0 +1,205 @@
+"""Gathers a study's results from the files of its runs, and compares each arm with the baseline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tintype.images import save_png
+from tintype.metrics.evaluate import (
+    PREVIEWS,
+    Definition,
+    Protocol,
+    definitions,
+    evaluation_source,
+    prompts,
+    real_accuracy,
+)
+from tintype.plan import Plan
+from tintype.settings import plain
+from tintype.study import stats
+from tintype.study.results import Arm, Change, Comparison, Curve, MetricInfo, Results, Run, Verdict
+from tintype.study.study import ArmPlan, Study
+from tintype.train.folder import RunFolder
+
+_CURVE_POINTS = 200
+
+
+def collect(study: Study, out: Path) -> Results:
+    protocol, settings = study.settings.evaluation, study.settings
+    meanings = definitions(protocol)
+    runs = {arm.name: [read_run(plan, protocol, out) for plan in arm.plans] for arm in study.arms}
+    baseline = study.arms[0]
+    data = baseline.plans[0].data
+    return Results(
+        name=study.name,
+        question=settings.question,
+        seeds=list(settings.seeds),
+        sketch=len(settings.seeds) == 1,
+        confidence=stats.CONFIDENCE,
+        method=_method(study),
+        metrics=[_metric_info(name, meaning) for name, meaning in meanings.items()],
+        arms=_arms(study, runs, meanings),
+        plan=baseline.plans[0].to_yaml(),
+        protocol=plain(protocol),
+        prompts=prompts(data, protocol, "long", min(PREVIEWS, protocol.count)),
+        real_previews=_real_previews(study, out),
+        reference=real_accuracy(data, protocol),
+    )
+
+
+def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
+    """A run as its files tell it."""
+    path = out / "runs" / plan.hash
+    folder = str(path.relative_to(out))
+    failure = path / "failed.txt"
+    if failure.exists():
+        return Run(seed=plan.seed, hash=plan.hash, folder=folder, state="failed", error=failure.read_text())
+    stored = path / "evaluation" / f"{protocol.hash}-step-{plan.train.steps:09d}" / "result.json"
+    if not stored.exists():
+        return Run(seed=plan.seed, hash=plan.hash, folder=folder, state="missing")
+    result = json.loads(stored.read_text(encoding="utf-8"))
+    files = RunFolder(path)
+    lines = files.metrics()
+    environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+    return Run(
+        seed=plan.seed,
+        hash=plan.hash,
+        folder=folder,
+        state="done",
+        metrics=result["metrics"],
+        details=result["details"],
+        curves={"loss": _curve(lines, "loss")},
+        time_split=result["time_split"],
+        parameters=environment["parameters"],
+        train_s=sum(line["seconds"] for line in lines),
+        evaluate_s=result["seconds"],
+        events=files.events(),
+        environment=environment,
+        previews=[f"{folder}/{name}" for name in result["previews"]],
+    )
+
+
+def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
+    """A logged quantity, averaged into at most 200 points."""
+    known = [line for line in lines if line.get(name) is not None]
+    size = max(1, -(-len(known) // _CURVE_POINTS))
+    bins = [known[start : start + size] for start in range(0, len(known), size)]
+    return Curve(step=[b[-1]["step"] for b in bins], value=[fmean(line[name] for line in b) for b in bins])
+
+
+def _arms(study: Study, runs: Mapping[str, list[Run]], meanings: Mapping[str, Definition]) -> list[Arm]:
+    baseline, *others = study.arms
+    tables = {
+        metric: compare([runs[arm.name] for arm in others], runs[baseline.name], metric, meaning)
+        for metric, meaning in meanings.items()
+    }
+    found = [_arm(baseline, runs[baseline.name], {})]
+    for index, arm in enumerate(others):
+        comparisons = {metric: row for metric, table in tables.items() if (row := table[index]) is not None}
+        found.append(_arm(arm, runs[arm.name], comparisons))
+    return found
+
+
+def _arm(arm: ArmPlan, runs: list[Run], comparisons: dict[str, Comparison]) -> Arm:
+    papers = [application.technique.paper for application in arm.applications if application.technique.paper]
+    return Arm(
+        name=arm.name,
+        role=arm.role,
+        summary=arm.summary,
+        techniques=[application.technique.name for application in arm.applications],
+        papers=papers,
+        changes=[Change(key=key, before=old, after=new) for key, (old, new) in arm.changes.items()],
+        runs=runs,
+        comparisons=comparisons,
+    )
+
+
+def compare(
+    arms: Sequence[Sequence[Run]], baseline: Sequence[Run], metric: str, meaning: Definition
+) -> list[Comparison | None]:
+    """One metric of all arms against the baseline; None for an arm that has no pair of runs to compare."""
+    pairs = [_pairs(arm, baseline, metric) for arm in arms]
+    paired = [stats.Paired.of([new - old for new, old in own]) if own else None for own in pairs]
+    known = [index for index, one in enumerate(paired) if one is not None and one.p is not None]
+    adjusted = dict(zip(known, stats.holm([paired[i].p for i in known]), strict=True))  # type: ignore[union-attr,misc]
+    level = 1 - (1 - stats.CONFIDENCE) / max(1, len(known))
+    rows: list[Comparison | None] = []
+    for index, (own, one) in enumerate(zip(pairs, paired, strict=True)):
+        if one is None:
+            rows.append(None)
+            continue
+        low, high = one.interval(stats.CONFIDENCE) or (None, None)
+        rows.append(
+            Comparison(
+                mean=fmean(new for new, _ in own),
+                baseline_mean=fmean(old for _, old in own),
+                differences=[new - old for new, old in own],
+                difference=one.difference,
+                low=low,
+                high=high,
+                p=one.p,
+                p_adjusted=adjusted.get(index),
+                detectable=one.detectable(level),
+                verdict=_verdict(one.difference, adjusted.get(index), len(own) == len(baseline), meaning),
+            )
+        )
+    return rows
+
+
+def _pairs(arm: Sequence[Run], baseline: Sequence[Run], metric: str) -> list[tuple[float, float]]:
+    return [
+        (new.metrics[metric], old.metrics[metric])
+        for new, old in zip(arm, baseline, strict=True)
+        if metric in new.metrics and metric in old.metrics
+    ]
+
+
+def _verdict(difference: float, p_adjusted: float | None, complete: bool, meaning: Definition) -> Verdict:
+    if not complete:
+        return "incomplete"
+    if p_adjusted is None:
+        return "sketch"
+    if p_adjusted >= 1 - stats.CONFIDENCE:
+        return "not shown"
+    return "better" if (difference < 0) == (meaning.direction == "lower") else "worse"
+
+
+def _metric_info(name: str, meaning: Definition) -> MetricInfo:
+    return MetricInfo(
+        name=name,
+        label=meaning.label,
+        direction=meaning.direction,
+        definition=meaning.definition,
+        primary=meaning.primary,
+    )
+
+
+def _real_previews(study: Study, out: Path) -> list[str]:
+    protocol = study.settings.evaluation
+    source = evaluation_source(study.arms[0].plans[0].data, protocol)
+    images = source.images(range(min(PREVIEWS, protocol.count)))
+    (out / "real").mkdir(exist_ok=True)
+    names = [f"real/preview-{index}.png" for index in range(len(images))]
+    for name, image in zip(names, images, strict=True):
+        save_png(image, out / name)
+    return names
+
+
+def _method(study: Study) -> str:
+    count, arms = len(study.settings.seeds), len(study.arms) - 1
+    if count == 1:
+        return (
+            "One seed for each arm: a sketch. Nothing is known of the spread, so there is no interval and no verdict."
+        )
+    return (
+        f"Each arm was trained with {count} seeds, paired with the baseline's: the same data order, noise and initial "
+        f"weights. A difference is arm minus baseline, averaged over the {count} pairs, with a 95% Student interval "
+        f"({count - 1} degrees of freedom). A verdict needs p below 0.05 after Holm's correction for the {arms} arms "
+        "compared on that metric. The smallest detectable difference is the true difference that this many seeds would "
+        "find with a power of 80% at the measured spread and the strictest corrected level. The control is the "
+        "baseline's own plan with other seeds: it should differ from the baseline in nothing."
+    )

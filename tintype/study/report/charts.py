@@ -1,0 +1,384 @@
+"""A report's figures: pure functions from data to inline SVG.
+
+Colours come from the page's style sheet, so that one drawing serves light, dark and paper. In every chart of
+differences right is better, and every colour is doubled by a word, a shape or a label.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from markupsafe import Markup
+
+from tintype.study.report.numerals import fixed, interval, percent, significant
+from tintype.study.report.svg import (
+    CHARACTER_PX,
+    Box,
+    Scale,
+    circle,
+    drawing,
+    kept_apart,
+    line,
+    padded,
+    tag,
+    text,
+    tick_labels,
+)
+from tintype.study.results import Curve, Verdict
+
+_PANEL_PX = 360
+_FIGURE_PX = 500
+_TEXT_PX = 14
+_GAP_PX = 12
+
+
+@dataclass(frozen=True)
+class Effect:
+    """An arm's difference from the baseline on one metric."""
+
+    name: str
+    verdict: Verdict
+    difference: float
+    low: float | None
+    high: float | None
+    detectable: float | None
+    seeds: Sequence[float]
+
+    def extent(self) -> list[float]:
+        """Everything that a chart of it has to have room for."""
+        reach = [-self.detectable, self.detectable] if self.detectable is not None else []
+        known = [value for value in (self.low, self.high) if value is not None]
+        return [0.0, self.difference, *known, *reach, *self.seeds]
+
+
+def effect_scale(effects: Sequence[Effect], lower_is_better: bool, width: float) -> Scale:
+    """One scale for all effects on a metric; it runs backwards where lower is better, so that right is better."""
+    low, high = padded(value for effect in effects for value in effect.extent())
+    return Scale(high, low, 8, width - 8) if lower_is_better else Scale(low, high, 8, width - 8)
+
+
+def forest(label: str, effects: Sequence[Effect], decimals: int, lower_is_better: bool) -> Markup:
+    """Differences with intervals, one row for each arm, over the band of differences too small to be found."""
+    row_px, top = 44, 22
+    bottom = top + row_px * len(effects)
+    scale = effect_scale(effects, lower_is_better, _PANEL_PX)
+    rows = [_forest_row(effect, scale, top + row_px * index, decimals) for index, effect in enumerate(effects)]
+    parts = [
+        text(_PANEL_PX - 8, 11, "better →", anchor="end", class_="quiet"),
+        text(8, 11, "← worse", class_="quiet"),
+        *_x_axis(scale, top, bottom),
+        line(scale(0), top, scale(0), bottom, "zero"),
+        *rows,
+    ]
+    return drawing(_PANEL_PX, bottom + 20, f"{label}: differences from the baseline", parts)
+
+
+def _forest_row(effect: Effect, scale: Scale, top: float, decimals: int) -> Markup:
+    written = f"{fixed(effect.difference, decimals, signed=True)} {interval(effect.low, effect.high, decimals)}".strip()
+    room = _PANEL_PX - 24 - CHARACTER_PX * len(written)
+    return tag(
+        "g",
+        text(8, top + 14, effect.name, class_="name", room_px=room),
+        text(_PANEL_PX - 8, top + 14, written, anchor="end", class_="value halo"),
+        *_effect_marks(effect, scale, top + 30, 7),
+        class_=_verdict_class(effect.verdict),
+    )
+
+
+def strip(effect: Effect, lower_is_better: bool, peers: Sequence[Effect]) -> Markup:
+    """One row of a forest plot, small enough for a table's cell, on the scale that it shares with its peers."""
+    width, height = 200, 24
+    scale = effect_scale(peers, lower_is_better, width)
+    parts = [line(scale(0), 1, scale(0), height - 1, "zero"), *_effect_marks(effect, scale, height / 2, 6)]
+    group = tag("g", *parts, class_=_verdict_class(effect.verdict))
+    return drawing(width, height, f"{effect.name}: difference of each seed", [group], class_="strip")
+
+
+def _effect_marks(effect: Effect, scale: Scale, y: float, half_height: float) -> Iterator[Markup]:
+    if effect.detectable is not None:
+        left, right = sorted((scale(-effect.detectable), scale(effect.detectable)))
+        yield tag("rect", x=left, y=y - half_height, width=right - left, height=2 * half_height, class_="undetectable")
+    if effect.low is not None and effect.high is not None:
+        yield line(scale(effect.low), y, scale(effect.high), y, "interval")
+        yield from (line(scale(end), y - 3.5, scale(end), y + 3.5, "interval") for end in (effect.low, effect.high))
+    yield from (circle(scale(seed), y, 2.2, "seed") for seed in effect.seeds if math.isfinite(seed))
+    if math.isfinite(effect.difference):
+        yield circle(scale(effect.difference), y, 4.6, "mean")
+
+
+def _verdict_class(verdict: Verdict) -> str:
+    return "v-" + verdict.replace(" ", "-")
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """An arm's seeds as points. `css` is the class that carries the arm's colour."""
+
+    name: str
+    css: str
+    points: Sequence[tuple[float, float]]
+
+    @property
+    def mean(self) -> tuple[float, float]:
+        return fmean(x for x, _ in self.points), fmean(y for _, y in self.points)
+
+
+def scatter(clouds: Sequence[Cloud], x_label: str, y_label: str, lower_is_better: bool) -> Markup:
+    """Points of seeds, joined to the mean of their arm. Up is better."""
+    width, height, left, top = _FIGURE_PX, 350, 52, 26
+    right, bottom = width - 12, height - 40
+    x = Scale(*padded((x for cloud in clouds for x, _ in cloud.points), 0.16), left, right)
+    low, high = padded((y for cloud in clouds for _, y in cloud.points), 0.12)
+    y = Scale(low, high, top, bottom) if lower_is_better else Scale(low, high, bottom, top)
+    parts = [
+        *_x_axis(x, top, bottom),
+        *_y_axis(y, left, right),
+        text(left, 13, f"{y_label}, up is better", class_="quiet"),
+        text(right, height - 6, f"{x_label} →", anchor="end", class_="quiet"),
+        *(_cloud_marks(cloud, x, y) for cloud in clouds),
+        *_cloud_names(clouds, x, y, Box(left, top, width, bottom)),
+    ]
+    return drawing(width, height, f"{y_label} against {x_label}", parts)
+
+
+def _cloud_marks(cloud: Cloud, x: Scale, y: Scale) -> Markup:
+    mean_x, mean_y = x(cloud.mean[0]), y(cloud.mean[1])
+    threads = [line(mean_x, mean_y, x(a), y(b), "thread") for a, b in cloud.points]
+    seeds = [circle(x(a), y(b), 2.6, "seed") for a, b in cloud.points]
+    return tag("g", *threads, *seeds, circle(mean_x, mean_y, 5.5, "mean"), class_=cloud.css)
+
+
+def _cloud_names(clouds: Sequence[Cloud], x: Scale, y: Scale, room: Box) -> Iterator[Markup]:
+    """Each name beside its mean, at the first place that covers no other name, mean or seed."""
+    taken = [_around(x(cloud.mean[0]), y(cloud.mean[1]), 6) for cloud in clouds]
+    taken += [_around(x(a), y(b), 3) for cloud in clouds for a, b in cloud.points]
+    for cloud in clouds:
+        name_x, name_y = x(cloud.mean[0]), y(cloud.mean[1])
+        places = list(_places(name_x, name_y, CHARACTER_PX * len(cloud.name)))
+        free = [box for box in places if box.within(room) and not any(box.overlaps(other) for other in taken)]
+        box = free[0] if free else places[0]
+        taken.append(box)
+        if abs(box.top + _TEXT_PX / 2 - name_y) > 1.5 * _TEXT_PX:
+            yield tag("g", line(name_x, name_y, (box.left + box.right) / 2, box.top + 7, "thread"), class_=cloud.css)
+        name = text(box.left, box.top + 11, cloud.name, class_="name halo", room_px=room.right - box.left)
+        yield tag("g", name, class_=cloud.css)
+
+
+def _around(x: float, y: float, reach: float) -> Box:
+    return Box(x - reach, y - reach, x + reach, y + reach)
+
+
+def _places(x: float, y: float, width: float) -> Iterator[Box]:
+    for away in (0, 1, 2, 3, 4, 5):
+        for side in (-1, 1) if away else (0,):
+            top = y - _TEXT_PX / 2 + side * away * 12
+            for left in (x + 9, x - 9 - width, x - width / 2):
+                yield Box(left, top, left + width, top + _TEXT_PX)
+
+
+@dataclass(frozen=True)
+class Traces:
+    """One arm's curves of the same quantity, one for each seed."""
+
+    name: str
+    css: str
+    curves: Sequence[Curve]
+
+
+@dataclass(frozen=True)
+class _Band:
+    traces: Traces
+    points: Sequence[tuple[float, float, float, float]]
+    """(step, mean, lowest, highest) over seeds."""
+
+
+def curves(label: str, traces: Sequence[Traces], *, tail: bool = False) -> Markup | None:
+    """Means over seeds with the range of seeds as a band; `tail` shows the second half of training only."""
+    edges = _bin_edges(traces, tail)
+    bands = [_Band(each, _banded(each.curves, edges)) for each in traces] if edges else []
+    bands = [band for band in bands if band.points]
+    if not bands:
+        return None
+    width, height, left, top = _FIGURE_PX, 300, 46, 26
+    right, bottom = width - 118, height - 40
+    steps = [point[0] for band in bands for point in band.points]
+    x = Scale(min(steps), max(max(steps), min(steps) + 1), left, right, log=not tail and min(steps) > 0)
+    y = _value_scale([value for band in bands for point in band.points for value in point[2:]], bottom, top)
+    parts = [
+        *_x_axis(x, top, bottom),
+        *_y_axis(y, left, right),
+        text(left, 13, label, class_="quiet"),
+        text(right, height - 6, "step →", anchor="end", class_="quiet"),
+        *(_band_marks(band, x, y) for band in bands),
+        *_band_names(bands, x, y, top, bottom),
+    ]
+    return drawing(width, height, f"{label} over training", parts)
+
+
+def _value_scale(values: Sequence[float], bottom: float, top: float) -> Scale:
+    if min(values) > 0 and max(values) > 4 * min(values):
+        return Scale(min(values) * 0.94, max(values) * 1.06, bottom, top, log=True)
+    return Scale(*padded(values), bottom, top)
+
+
+def _bin_edges(traces: Sequence[Traces], tail: bool) -> list[float]:
+    """Equal bins for the tail; bins that grow with the step for the whole, as a loss falls fast and then slowly."""
+    steps = [step for each in traces for curve in each.curves for step in curve.step if step > 0]
+    if len(set(steps)) < 2:
+        return []
+    first, last = float(min(steps)), float(max(steps))
+    if tail:
+        first = (first + last) / 2
+        return [first + (last - first) * index / 30 for index in range(31)]
+    return [first * (last / first) ** (index / 56) for index in range(57)]
+
+
+def _banded(of_seeds: Sequence[Curve], edges: Sequence[float]) -> list[tuple[float, float, float, float]]:
+    averaged = [_bin_averages(curve, edges) for curve in of_seeds]
+    points = []
+    for index in range(len(edges) - 1):
+        found = [average[index] for average in averaged if index in average]
+        if found:
+            values = [value for _, value in found]
+            points.append((fmean(step for step, _ in found), fmean(values), min(values), max(values)))
+    return points
+
+
+def _bin_averages(curve: Curve, edges: Sequence[float]) -> dict[int, tuple[float, float]]:
+    """Mean step and value of each bin that has a finite value."""
+    inside: dict[int, list[tuple[int, float]]] = {}
+    index = 0
+    for step, value in sorted(zip(curve.step, curve.value, strict=False)):
+        if edges[0] <= step <= edges[-1] and math.isfinite(value):
+            while index < len(edges) - 2 and step >= edges[index + 1]:
+                index += 1
+            inside.setdefault(index, []).append((step, value))
+    return {index: (fmean(s for s, _ in pairs), fmean(v for _, v in pairs)) for index, pairs in inside.items()}
+
+
+def _band_marks(band: _Band, x: Scale, y: Scale) -> Markup:
+    lower = [(x(step), y(low)) for step, _, low, _ in band.points]
+    upper = [(x(step), y(high)) for step, _, _, high in band.points]
+    middle = [(x(step), y(mean)) for step, mean, _, _ in band.points]
+    return tag(
+        "g",
+        tag("polygon", points=_written([*upper, *reversed(lower)]), class_="band"),
+        tag("polyline", points=_written(middle), class_="curve"),
+        class_=band.traces.css,
+    )
+
+
+def _written(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _band_names(bands: Sequence[_Band], x: Scale, y: Scale, top: float, bottom: float) -> Iterator[Markup]:
+    ends = [(x(band.points[-1][0]), y(band.points[-1][1])) for band in bands]
+    heights = kept_apart([end_y for _, end_y in ends], _TEXT_PX, top + 4, bottom - 4)
+    for band, (end_x, end_y), height in zip(bands, ends, heights, strict=True):
+        name_x = x.end_px + 16
+        name = text(name_x, height + 4, band.traces.name, class_="name", room_px=_FIGURE_PX - name_x)
+        yield tag("g", line(end_x + 2, end_y, name_x - 3, height, "thread"), name, class_=band.traces.css)
+
+
+@dataclass(frozen=True)
+class PartValues:
+    """One arm's value of each part of a metric."""
+
+    name: str
+    css: str
+    values: dict[str, float]
+
+
+def parts(label: str, arms: Sequence[PartValues], ceiling: dict[str, float]) -> Markup:
+    """A row for each part, a dot for each arm, and a bar where real images stand."""
+    width, row_px, top, left = _FIGURE_PX, 26, 22, 138
+    names = list(dict.fromkeys(part for arm in arms for part in arm.values))
+    bottom = top + row_px * len(names)
+    shown = [value for arm in arms for value in arm.values.values()] + [ceiling[n] for n in names if n in ceiling]
+    x = Scale(*padded(shown), left, width - 12)
+    rows = [_part_row(name, arms, ceiling.get(name), x, top + row_px * (i + 0.5)) for i, name in enumerate(names)]
+    title = [text(left, 11, label, class_="quiet")]
+    return drawing(
+        width,
+        bottom + 20,
+        f"{label} by part",
+        [*title, *_x_axis(x, top, bottom), *(mark for row in rows for mark in row)],
+    )
+
+
+def _part_row(part: str, arms: Sequence[PartValues], ceiling: float | None, x: Scale, y: float) -> Iterator[Markup]:
+    yield text(x.start_px - 10, y + 4, part, anchor="end", class_="name", room_px=x.start_px - 14)
+    yield line(x.start_px, y, x.end_px, y, "grid")
+    if ceiling is not None and math.isfinite(ceiling):
+        yield line(x(ceiling), y - 8, x(ceiling), y + 8, "ceiling")
+    for arm in arms:
+        if part in arm.values:
+            tooltip = tag("title", f"{arm.name}: {significant(arm.values[part])}")
+            dot = tag("circle", tooltip, cx=x(arm.values[part]), cy=y, r=4.6, class_="mean")
+            yield tag("g", dot, class_=arm.css)
+
+
+@dataclass(frozen=True)
+class Bar:
+    name: str
+    segments: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.segments.values())
+
+
+def stacked(bars: Sequence[Bar], order: Sequence[str]) -> Markup:
+    """One bar for each arm, cut into the parts of `order`; bars share one scale."""
+    row_px, longest = 42, max(bar.total for bar in bars)
+    rows = [_bar_marks(bar, order, (_FIGURE_PX - 2) / longest, row_px * index) for index, bar in enumerate(bars)]
+    return drawing(_FIGURE_PX, row_px * len(bars), "Where the time goes", rows)
+
+
+def _bar_marks(bar: Bar, order: Sequence[str], px_per_unit: float, top: float) -> Markup:
+    marks, x = [text(0, top + 13, bar.name, class_="name", room_px=_FIGURE_PX)], 0.0
+    for index, part in enumerate(order):
+        width = bar.segments.get(part, 0.0) * px_per_unit
+        share = percent(bar.segments.get(part, 0.0) / bar.total).lstrip("+")
+        tooltip = tag("title", f"{part}: {share}")
+        marks.append(tag("rect", tooltip, x=x, y=top + 19, width=width, height=17, class_=f"segment part-{index % 8}"))
+        if width > CHARACTER_PX * len(share) + 4:
+            marks.append(text(x + width / 2, top + 31.5, share, anchor="middle", class_=f"on-part-{index % 8}"))
+        x += width
+    return tag("g", *marks)
+
+
+def _x_axis(scale: Scale, top: float, bottom: float) -> Iterator[Markup]:
+    def mark(at: float, label: str) -> list[Markup]:
+        return [line(at, top, at, bottom, "grid"), text(at, bottom + 15, label, anchor="middle", class_="tick")]
+
+    yield from _axis(_forwards(scale), scale, mark, 5, gap_px=CHARACTER_PX)
+
+
+def _y_axis(scale: Scale, left: float, right: float) -> Iterator[Markup]:
+    def mark(at: float, label: str) -> list[Markup]:
+        return [line(left, at, right, at, "grid"), text(left - 7, at + 4, label, anchor="end", class_="tick")]
+
+    yield from _axis(_forwards(scale), scale, mark, 5, gap_px=0)
+
+
+def _forwards(scale: Scale) -> Scale:
+    low, high = sorted((scale.low, scale.high))
+    return Scale(low, high, 0, 1, scale.log)
+
+
+def _axis(
+    forwards: Scale, scale: Scale, mark: Callable[[float, str], list[Markup]], about: int, gap_px: float
+) -> Iterator[Markup]:
+    """Ticks with labels; a label that would touch the one before it is left out, with its line."""
+    ticks = forwards.ticks(about)
+    end = -math.inf
+    for at, label in sorted(zip(map(scale, ticks), tick_labels(ticks), strict=True)):
+        half = CHARACTER_PX * len(label) / 2 if gap_px else _TEXT_PX / 2
+        if at - half >= end:
+            yield from mark(at, label)
+            end = at + half + gap_px

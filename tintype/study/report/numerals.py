@@ -1,0 +1,79 @@
+"""How numbers are written in a report: few digits, a true minus sign, a dash for what is not known."""
+
+from __future__ import annotations
+
+import math
+
+UNKNOWN = "–"
+MINUS = "−"
+_MOST_DECIMALS = 6
+
+
+def decimals_showing(scale: float) -> int:
+    """The decimals that show two significant digits of something of this size."""
+    if not math.isfinite(scale) or scale <= 0:
+        return 3
+    return min(_MOST_DECIMALS, max(0, 1 - math.floor(math.log10(scale))))
+
+
+def fixed(value: float | None, decimals: int, *, signed: bool = False) -> str:
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    rounded = round(value, decimals)
+    digits = f"{abs(rounded):,.{decimals}f}"
+    if rounded < 0:
+        return MINUS + digits
+    return "+" + digits if signed and rounded > 0 else digits
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """Without trailing zeros; very large and very small values with a power of ten."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(value)))
+    if not -5 <= exponent < 7:
+        return f"{value:.{digits - 1}e}".replace("-", MINUS)
+    text = fixed(value, max(0, digits - 1 - exponent))
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent(ratio: float | None) -> str:
+    """A signed percentage; its digits fit its size."""
+    if ratio is None or not math.isfinite(ratio):
+        return UNKNOWN
+    share = 100 * ratio
+    return fixed(share, 0 if abs(share) >= 100 else 1, signed=True) + " %"
+
+
+def interval(low: float | None, high: float | None, decimals: int) -> str:
+    if low is None or high is None:
+        return ""
+    return f"[{fixed(low, decimals, signed=True)}, {fixed(high, decimals, signed=True)}]"
+
+
+def probability(p: float | None) -> str:
+    if p is not None and p < 0.001:
+        return "< 0.001"
+    return fixed(p, 3)
+
+
+def duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return UNKNOWN
+    if seconds < 60:
+        return f"{significant(seconds, 2)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes:02d} min"
+
+
+def count(value: float) -> str:
+    """A large whole number in short: 3.21 M."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{significant(value / size)} {unit}"
+    return significant(value)

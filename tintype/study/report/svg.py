@@ -1,0 +1,155 @@
+"""The few things that charts are drawn with: escaped SVG tags, scales, ticks, and labels that keep apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+CHARACTER_PX = 6.3
+"""The width that a character of chart text is taken to have; the true one is a matter of the reader's font."""
+
+
+def tag(name: str, *children: str, **attributes: str | float | None) -> Markup:
+    """An element. Children that are not Markup are escaped; `class_` is `class`, `text_anchor` is `text-anchor`."""
+    written = Markup("").join(
+        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), _value(value))
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), written, join(children))
+
+
+def join(parts: Iterable[str]) -> Markup:
+    return Markup("").join(escape(part) for part in parts)
+
+
+def _value(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def drawing(width: float, height: float, description: str, parts: Iterable[str], class_: str = "chart") -> Markup:
+    return tag(
+        "svg",
+        tag("title", description),
+        *parts,
+        class_=class_,
+        viewBox=f"0 0 {width:g} {height:g}",
+        role="img",
+    )
+
+
+def text(x: float, y: float, words: str, *, anchor: str = "start", class_: str = "", room_px: float = 1e9) -> Markup:
+    """A line of text, cut to the room that it has; a cut one keeps its whole text as a tooltip."""
+    shown = clipped(words, room_px)
+    tooltip = [tag("title", words)] if shown != words else []
+    return tag("text", shown, *tooltip, x=x, y=y, text_anchor=anchor, class_=class_ or None)
+
+
+def clipped(words: str, room_px: float) -> str:
+    most = max(3, int(min(room_px, 1e6) / CHARACTER_PX))
+    return words if len(words) <= most else words[: most - 1].rstrip() + "…"
+
+
+def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
+    return tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
+
+
+def circle(x: float, y: float, radius: float, class_: str) -> Markup:
+    return tag("circle", cx=x, cy=y, r=radius, class_=class_)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps a domain of values to a range of coordinates; a range that runs backwards is fine."""
+
+    low: float
+    high: float
+    start_px: float
+    end_px: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high, at = self.low, self.high, value
+        if self.log:
+            low, high, at = math.log(low), math.log(high), math.log(value)
+        return self.start_px + (at - low) / (high - low) * (self.end_px - self.start_px)
+
+    def ticks(self, about: int) -> list[float]:
+        return log_ticks(self.low, self.high, about) if self.log else linear_ticks(self.low, self.high, about)
+
+
+def padded(values: Iterable[float], share: float = 0.06) -> tuple[float, float]:
+    """The range of the values with some air at both ends, never empty."""
+    finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
+    low, high = min(finite), max(finite)
+    air = (high - low) * share or abs(low) * share or 1.0
+    return low - air, high + air
+
+
+def linear_ticks(low: float, high: float, about: int) -> list[float]:
+    """Round values within the range: steps of 1, 2 or 5 times a power of ten."""
+    rough = (high - low) / max(1, about)
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float, about: int) -> list[float]:
+    """Powers of ten, with 2 and 5 between them (or even linear ones) where there would be too few."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1,), (1, 3), (1, 2, 5)):
+        ticks = [factor * 10.0**exponent for exponent in exponents for factor in factors]
+        inside = [tick for tick in ticks if low <= tick <= high]
+        if len(inside) >= min(about, 3):
+            return inside
+    return [tick for tick in linear_ticks(low, high, about) if tick > 0]
+
+
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """All with the decimals that tell neighbours apart; thousands and millions in short."""
+    largest = max((abs(tick) for tick in ticks), default=0)
+    size, unit = next(((s, u) for s, u in ((1e6, "M"), (1e3, "k")) if largest >= 10 * s), (1.0, ""))
+    return [(f"{tick / size:.6g}".replace("-", "−") + unit) if tick else "0" for tick in ticks]
+
+
+def kept_apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions near the wanted ones, at least `gap` apart where the room allows, in the same order."""
+    if not wanted:
+        return []
+    gap = min(gap, (high - low) / max(1, len(wanted) - 1))
+    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
+    placed = [min(max(wanted[index], low), high) for index in order]
+    for index in range(1, len(placed)):
+        placed[index] = max(placed[index], placed[index - 1] + gap)
+    placed[-1] = min(placed[-1], high)
+    for index in range(len(placed) - 2, -1, -1):
+        placed[index] = min(placed[index], placed[index + 1] - gap)
+    result = [0.0] * len(wanted)
+    for index, position in zip(order, placed, strict=True):
+        result[index] = position
+    return result
+
+
+@dataclass(frozen=True)
+class Box:
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def overlaps(self, other: Box) -> bool:
+        return (
+            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
+        )
+
+    def within(self, other: Box) -> bool:
+        return (
+            other.left <= self.left
+            and self.right <= other.right
+            and other.top <= self.top
+            and self.bottom <= other.bottom
+        )

@@ -1,0 +1,164 @@
+"""What the commands show on the terminal: progress while they work, tables when they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tintype.plan import Plan
+from tintype.study.results import Comparison, MetricInfo, Results
+from tintype.study.runner import Message
+from tintype.study.study import Study
+from tintype.train.interrupt import watch_signals
+from tintype.train.loop import Progress as TrainProgress
+from tintype.train.loop import train
+
+_VERDICT_STYLE = {"better": "green", "worse": "red", "not shown": "dim", "sketch": "yellow", "incomplete": "yellow"}
+
+
+def _bars(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+    )
+
+
+def train_with_progress(plan: Plan, out: Path, console: Console) -> int:
+    """Trains with a progress bar; returns the exit code."""
+    with watch_signals() as interrupt, _bars(console) as bars:
+        bar = bars.add_task("training", total=plan.train.steps, note="")
+
+        def on_progress(progress: TrainProgress) -> None:
+            bars.update(bar, completed=progress.step, note=_speed_note(progress.loss, progress.images_per_s))
+
+        outcome = train(plan, out, interrupt, on_progress)
+    if outcome.already_done:
+        console.print(f"{out} is done: all {outcome.step} steps were trained before", soft_wrap=True, highlight=False)
+    elif outcome.finished:
+        console.print(f"trained {outcome.step} steps in {out}", soft_wrap=True, highlight=False)
+    else:
+        console.print(
+            f"interrupted: saved at step {outcome.step}; run the same command to go on", soft_wrap=True, highlight=False
+        )
+        return interrupt.exit_code
+    return 0
+
+
+def _speed_note(loss: float | None, images_per_s: float | None) -> str:
+    if loss is None or images_per_s is None:
+        return ""
+    return f"loss {loss:.4f} · {images_per_s:.0f} images/s"
+
+
+@contextmanager
+def sampling_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
+    with _bars(console) as bars:
+        bar = bars.add_task("sampling", total=None, note="")
+        yield lambda done, total: bars.update(bar, completed=done, total=total)
+
+
+@contextmanager
+def step_progress(console: Console, steps: int) -> Iterator[Callable[[int, float], None]]:
+    with _bars(console) as bars:
+        bar = bars.add_task("training", total=steps, note="")
+        yield lambda step, loss: bars.update(bar, completed=step + 1, note=f"loss {loss:.4f}")
+
+
+def show_arms(study: Study, console: Console) -> None:
+    """The resolved diff of every arm, before the first step."""
+    table = Table("arm", "seeds", "what differs from the baseline", title=escape(study.settings.question))
+    for arm in study.arms:
+        changes = [f"{key}: {old} → {new}" for key, (old, new) in arm.changes.items()]
+        nothing = "nothing (other seeds)" if arm.role == "control" else "–"
+        seeds = ", ".join(str(plan.seed) for plan in arm.plans)
+        table.add_row(escape(arm.name), seeds, escape("\n".join(changes) or nothing))
+    console.print(table)
+
+
+class StudyDisplay:
+    """One bar for the study and one for each run under way; a line for each run that ends."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._bars = _bars(console)
+        self._console = console
+        self._shares: dict[tuple[str, int], float] = {}
+        self._rows: dict[tuple[str, int], TaskID] = {}
+        self._total = total
+        self._ended = 0
+
+    def __enter__(self) -> StudyDisplay:
+        self._bars.start()
+        self._all = self._bars.add_task(f"study, {self._total} runs", total=100 * self._total, note="")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bars.stop()
+
+    def on_message(self, message: Message) -> None:
+        arm, seed = message.key
+        if message.key not in self._rows:
+            self._rows[message.key] = self._bars.add_task(f"{escape(arm)} · seed {seed}", total=None, note="")
+        row = self._rows[message.key]
+        self._shares[message.key] = max(message.share, self._shares.get(message.key, 0.0))
+        self._bars.update(self._all, completed=int(100 * sum(self._shares.values())))
+        if message.state in ("training", "scoring"):
+            note = "scoring" if message.state == "scoring" else _speed_note(message.loss, message.images_per_s)
+            self._bars.update(row, completed=int(100 * message.share), total=100, note=f"step {message.step} · {note}")
+            return
+        self._bars.remove_task(row)
+        del self._rows[message.key]
+        self._ended += 1
+        last_line = message.text.strip().splitlines()[-1] if message.text.strip() else ""
+        self._console.print(
+            f"[{self._ended}/{self._total}] {arm}, seed {seed}: {message.state} · {last_line}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def show_verdicts(results: Results, console: Console) -> None:
+    shown = [metric for metric in results.metrics if metric.primary] or results.metrics[:1]
+    title = "Verdicts" if not results.sketch else "Sketch: one seed, no verdicts"
+    table = Table(
+        "arm", *(f"{metric.label} ({metric.direction} is better)" for metric in shown), "other verdicts", title=title
+    )
+    others = [metric for metric in results.metrics if metric not in shown]
+    baseline, *arms = results.arms
+    table.add_row("baseline", *(_mean_text([run.metrics.get(m.name) for run in baseline.runs]) for m in shown), "")
+    for arm in arms:
+        cells = [_verdict_text(arm.comparisons.get(metric.name)) for metric in shown]
+        table.add_row(escape(arm.name), *cells, _other_verdicts(arm.comparisons, others))
+    console.print(table)
+
+
+def _mean_text(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{sum(known) / len(known):.4g}" if known else "–"
+
+
+def _verdict_text(row: Comparison | None) -> str:
+    if row is None:
+        return "[yellow]no runs to compare[/]"
+    interval = f" [{row.low:+.3g}, {row.high:+.3g}]" if row.low is not None and row.high is not None else ""
+    style = _VERDICT_STYLE[row.verdict]
+    return f"[{style}]{row.verdict}[/] {row.difference:+.3g}{escape(interval)}"
+
+
+def _other_verdicts(comparisons: dict[str, Comparison], metrics: list[MetricInfo]) -> str:
+    lines = []
+    for metric in metrics:
+        row = comparisons.get(metric.name)
+        if row is not None and row.verdict in ("better", "worse"):
+            lines.append(f"{metric.label}: [{_VERDICT_STYLE[row.verdict]}]{row.verdict}[/]")
+    return "\n".join(lines) or "none"
