@@ -28,7 +28,7 @@ _MOST_DEPTH = 40
 class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):  # a few aliases of aliases would unfold into gigabytes
-            raise yaml.YAMLError(f"aliases are not supported (line {self.peek_event().start_mark.line + 1})")
+            raise yaml.YAMLError(f"line {self.line + 1}: aliases are not supported")
         node: yaml.Node | None = super().compose_node(parent, index)
         return node
 
@@ -174,8 +174,8 @@ def _path_in_data(loc: KeyPath, data: Any) -> KeyPath:
     """Pydantic puts a union's tag into the path; the user never wrote it there."""
     path: list[str | int] = []
     for depth, key in enumerate(loc):
-        if (isinstance(data, Mapping) and key in data) or (isinstance(data, list) and isinstance(key, int)):
-            data = data[key]
+        if isinstance(data, Mapping | list) and (key in data if isinstance(data, Mapping) else isinstance(key, int)):
+            data = data[key]  # type: ignore[index]
             path.append(key)
         elif depth == len(loc) - 1:
             path.append(key)

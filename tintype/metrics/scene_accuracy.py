@@ -30,6 +30,20 @@ class _ReadScene:
     attributes: dict[str, str]
 
 
+def definition(kind: CaptionKind) -> str:
+    """What `score` gives as "overall", in words."""
+    asked = {
+        "long": "every object's presence, shape, colour, size and texture at its stated place, the number of objects, "
+        "both backdrop colours, the light and the style",
+        "short": "whether some object has the colour and shape of each one named",
+    }
+    return (
+        f"prompts are {kind} captions of held-out scenes; the scene encoder reads the generated picture, and the score "
+        f"is the mean over pictures of the share of stated attributes that are right: {asked[kind]}. Attributes that "
+        "the encoder cannot read at this size in real pictures (below 95%) are not asked"
+    )
+
+
 def score(reading: SceneReading, scenes: Sequence[Scene], kind: CaptionKind, size_px: int) -> dict[str, float]:
     """The share of right answers for each attribute asked, and "overall", the mean over pictures of their shares."""
     return score_visible(reading, scenes, kind, visible_attributes(size_px))

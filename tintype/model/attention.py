@@ -40,5 +40,7 @@ class Attention(nn.Module):
         return out
 
     def _split_heads(self, packed_BLE: Tensor, parts: int) -> tuple[Tensor, ...]:
-        b, length, _ = packed_BLE.shape
-        return packed_BLE.view(b, length, parts, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        b, length, width = packed_BLE.shape
+        return (
+            packed_BLE.view(b, length, parts, self.heads, width // parts // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        )

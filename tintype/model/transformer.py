@@ -137,7 +137,7 @@ class Transformer(nn.Module):
     def _embed_time(self, t_B: Tensor) -> Tensor:
         if t_B.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"timesteps must be float32 or float64, not {t_B.dtype}: 16 bits cannot tell them apart")
-        wave = sinusoid(t_B * self.settings.time_factor, _TIME_SIZE, self.settings.time_max_period)
+        wave = sinusoid(t_B, _TIME_SIZE, self.settings.time_max_period, self.settings.time_factor)
         vector_BD: Tensor = self.time_in(wave)
         return vector_BD
 

@@ -11,7 +11,7 @@ Role = Literal["baseline", "control", "arm"]
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class MetricInfo(_Data):

@@ -21,7 +21,7 @@ from tintype.seams import TextTokens
 from tintype.settings import TextPart
 
 _PADDING, _START, _FIRST_WORD = 0, 1, 2
-_SALT = "tintype-0:"
+_SALT = "tintype-2:"
 
 
 class WordsSettings(TextPart):

@@ -31,6 +31,7 @@ VISIBLE_ACCURACY = 0.95
 
 _GRID = 8  # rows and columns of the trunk's last map
 _FIRST_LOOK_WIDTH = 0.1
+_GROUPS = 8
 _WIDTHS = (32, 48, 96, FEATURES)
 
 
@@ -43,12 +44,12 @@ class SceneReading:
 
 
 class _Convolution(nn.Module):
-    """Convolution, batch norm, ReLU."""
+    """Convolution, group norm, ReLU: a batch norm would mix the statistics of sharp and of enlarged pictures."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int = 1) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
-        self.norm = nn.BatchNorm2d(channels_out)
+        self.norm = nn.GroupNorm(_GROUPS, channels_out)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         normed_BCHW: Tensor = self.norm(self.convolution(x_BCHW))

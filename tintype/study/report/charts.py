@@ -7,7 +7,7 @@ differences right is better, and every colour is doubled by a word, a shape or a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -30,9 +30,9 @@ from tintype.study.report.svg import (
 from tintype.study.results import Curve, Verdict
 
 _PANEL_PX = 360
-_FIGURE_PX = 500
+_FIGURE_PX = 430
 _TEXT_PX = 14
-_GAP_PX = 12
+_LONGEST_NAME_PX = 150
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _forest_row(effect: Effect, scale: Scale, top: float, decimals: int) -> Mark
 
 def strip(effect: Effect, lower_is_better: bool, peers: Sequence[Effect]) -> Markup:
     """One row of a forest plot, small enough for a table's cell, on the scale that it shares with its peers."""
-    width, height = 200, 24
+    width, height = 260, 24
     scale = effect_scale(peers, lower_is_better, width)
     parts = [line(scale(0), 1, scale(0), height - 1, "zero"), *_effect_marks(effect, scale, height / 2, 6)]
     group = tag("g", *parts, class_=_verdict_class(effect.verdict))
@@ -128,7 +128,7 @@ class Cloud:
 
 def scatter(clouds: Sequence[Cloud], x_label: str, y_label: str, lower_is_better: bool) -> Markup:
     """Points of seeds, joined to the mean of their arm. Up is better."""
-    width, height, left, top = _FIGURE_PX, 350, 52, 26
+    width, height, left, top = _FIGURE_PX, 320, 44, 26
     right, bottom = width - 12, height - 40
     x = Scale(*padded((x for cloud in clouds for x, _ in cloud.points), 0.16), left, right)
     low, high = padded((y for cloud in clouds for _, y in cloud.points), 0.12)
@@ -157,13 +157,13 @@ def _cloud_names(clouds: Sequence[Cloud], x: Scale, y: Scale, room: Box) -> Iter
     taken += [_around(x(a), y(b), 3) for cloud in clouds for a, b in cloud.points]
     for cloud in clouds:
         name_x, name_y = x(cloud.mean[0]), y(cloud.mean[1])
-        places = list(_places(name_x, name_y, CHARACTER_PX * len(cloud.name)))
+        places = list(_places(name_x, name_y, min(CHARACTER_PX * len(cloud.name), _LONGEST_NAME_PX)))
         free = [box for box in places if box.within(room) and not any(box.overlaps(other) for other in taken)]
         box = free[0] if free else places[0]
         taken.append(box)
         if abs(box.top + _TEXT_PX / 2 - name_y) > 1.5 * _TEXT_PX:
             yield tag("g", line(name_x, name_y, (box.left + box.right) / 2, box.top + 7, "thread"), class_=cloud.css)
-        name = text(box.left, box.top + 11, cloud.name, class_="name halo", room_px=room.right - box.left)
+        name = text(box.left, box.top + 11, cloud.name, class_="name halo", room_px=_LONGEST_NAME_PX)
         yield tag("g", name, class_=cloud.css)
 
 
@@ -172,9 +172,9 @@ def _around(x: float, y: float, reach: float) -> Box:
 
 
 def _places(x: float, y: float, width: float) -> Iterator[Box]:
-    for away in (0, 1, 2, 3, 4, 5):
+    for away in range(16):
         for side in (-1, 1) if away else (0,):
-            top = y - _TEXT_PX / 2 + side * away * 12
+            top = y - _TEXT_PX / 2 + side * away * 8
             for left in (x + 9, x - 9 - width, x - width / 2):
                 yield Box(left, top, left + width, top + _TEXT_PX)
 
@@ -202,15 +202,14 @@ def curves(label: str, traces: Sequence[Traces], *, tail: bool = False) -> Marku
     bands = [band for band in bands if band.points]
     if not bands:
         return None
-    width, height, left, top = _FIGURE_PX, 300, 46, 26
-    right, bottom = width - 118, height - 40
+    width, height, left, top = _FIGURE_PX, 270, 40, 10
+    right, bottom = width - 112, height - 40
     steps = [point[0] for band in bands for point in band.points]
     x = Scale(min(steps), max(max(steps), min(steps) + 1), left, right, log=not tail and min(steps) > 0)
     y = _value_scale([value for band in bands for point in band.points for value in point[2:]], bottom, top)
     parts = [
         *_x_axis(x, top, bottom),
         *_y_axis(y, left, right),
-        text(left, 13, label, class_="quiet"),
         text(right, height - 6, "step →", anchor="end", class_="quiet"),
         *(_band_marks(band, x, y) for band in bands),
         *_band_names(bands, x, y, top, bottom),
@@ -232,7 +231,7 @@ def _bin_edges(traces: Sequence[Traces], tail: bool) -> list[float]:
     first, last = float(min(steps)), float(max(steps))
     if tail:
         first = (first + last) / 2
-        return [first + (last - first) * index / 30 for index in range(31)]
+        return [first + (last - first) * index / 20 for index in range(21)]
     return [first * (last / first) ** (index / 56) for index in range(57)]
 
 
@@ -294,31 +293,28 @@ class PartValues:
 
 
 def parts(label: str, arms: Sequence[PartValues], ceiling: dict[str, float]) -> Markup:
-    """A row for each part, a dot for each arm, and a bar where real images stand."""
-    width, row_px, top, left = _FIGURE_PX, 26, 22, 138
+    """A row for each part, a dot for each arm in a lane of its own, and a bar where real images stand."""
+    width, row_px, top, left = _FIGURE_PX, 30, 6, 110
     names = list(dict.fromkeys(part for arm in arms for part in arm.values))
     bottom = top + row_px * len(names)
     shown = [value for arm in arms for value in arm.values.values()] + [ceiling[n] for n in names if n in ceiling]
     x = Scale(*padded(shown), left, width - 12)
     rows = [_part_row(name, arms, ceiling.get(name), x, top + row_px * (i + 0.5)) for i, name in enumerate(names)]
-    title = [text(left, 11, label, class_="quiet")]
-    return drawing(
-        width,
-        bottom + 20,
-        f"{label} by part",
-        [*title, *_x_axis(x, top, bottom), *(mark for row in rows for mark in row)],
-    )
+    marks = [*_x_axis(x, top, bottom), *(mark for row in rows for mark in row)]
+    return drawing(width, bottom + 20, f"{label} by part", marks)
 
 
 def _part_row(part: str, arms: Sequence[PartValues], ceiling: float | None, x: Scale, y: float) -> Iterator[Markup]:
     yield text(x.start_px - 10, y + 4, part, anchor="end", class_="name", room_px=x.start_px - 14)
     yield line(x.start_px, y, x.end_px, y, "grid")
     if ceiling is not None and math.isfinite(ceiling):
-        yield line(x(ceiling), y - 8, x(ceiling), y + 8, "ceiling")
-    for arm in arms:
+        yield line(x(ceiling), y - 12, x(ceiling), y + 12, "ceiling")
+    lane_px = min(6.0, 22 / len(arms))
+    for index, arm in enumerate(arms):
         if part in arm.values:
+            lane = y + (index - (len(arms) - 1) / 2) * lane_px
             tooltip = tag("title", f"{arm.name}: {significant(arm.values[part])}")
-            dot = tag("circle", tooltip, cx=x(arm.values[part]), cy=y, r=4.6, class_="mean")
+            dot = tag("circle", tooltip, cx=x(arm.values[part]), cy=lane, r=4.2, class_="mean")
             yield tag("g", dot, class_=arm.css)
 
 
@@ -353,32 +349,23 @@ def _bar_marks(bar: Bar, order: Sequence[str], px_per_unit: float, top: float) -
 
 
 def _x_axis(scale: Scale, top: float, bottom: float) -> Iterator[Markup]:
-    def mark(at: float, label: str) -> list[Markup]:
-        return [line(at, top, at, bottom, "grid"), text(at, bottom + 15, label, anchor="middle", class_="tick")]
-
-    yield from _axis(_forwards(scale), scale, mark, 5, gap_px=CHARACTER_PX)
+    end = -math.inf
+    for at, label in _ticks(scale):
+        half = CHARACTER_PX * len(label) / 2
+        if at - half >= end:  # a label that would touch the one before it is left out
+            yield line(at, top, at, bottom, "grid")
+            yield text(at, bottom + 15, label, anchor="middle", class_="tick")
+            end = at + half + CHARACTER_PX
 
 
 def _y_axis(scale: Scale, left: float, right: float) -> Iterator[Markup]:
-    def mark(at: float, label: str) -> list[Markup]:
-        return [line(left, at, right, at, "grid"), text(left - 7, at + 4, label, anchor="end", class_="tick")]
+    for at, label in _ticks(scale):
+        yield line(left, at, right, at, "grid")
+        yield text(left - 7, at + 4, label, anchor="end", class_="tick")
 
-    yield from _axis(_forwards(scale), scale, mark, 5, gap_px=0)
 
-
-def _forwards(scale: Scale) -> Scale:
+def _ticks(scale: Scale) -> list[tuple[float, str]]:
+    """(coordinate, label), by coordinate."""
     low, high = sorted((scale.low, scale.high))
-    return Scale(low, high, 0, 1, scale.log)
-
-
-def _axis(
-    forwards: Scale, scale: Scale, mark: Callable[[float, str], list[Markup]], about: int, gap_px: float
-) -> Iterator[Markup]:
-    """Ticks with labels; a label that would touch the one before it is left out, with its line."""
-    ticks = forwards.ticks(about)
-    end = -math.inf
-    for at, label in sorted(zip(map(scale, ticks), tick_labels(ticks), strict=True)):
-        half = CHARACTER_PX * len(label) / 2 if gap_px else _TEXT_PX / 2
-        if at - half >= end:
-            yield from mark(at, label)
-            end = at + half + gap_px
+    ticks = Scale(low, high, 0, 1, scale.log).ticks(5)
+    return sorted(zip(map(scale, ticks), tick_labels(ticks), strict=True))

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from statistics import fmean, median, stdev
 from typing import Any
 
-from tintype.study.report.numerals import decimals_showing, fixed, interval
+from tintype.study.report.numerals import NO_BREAK, decimals_showing, fixed, interval
 from tintype.study.results import Arm, Comparison, MetricInfo, Results, Run, Verdict
 
 SPEED = "images_per_s"
@@ -21,6 +21,11 @@ def baseline_of(results: Results) -> Arm:
 
 def compared_arms(results: Results) -> list[Arm]:
     return [arm for arm in results.arms if arm.role != "baseline"]
+
+
+def titled(arm: Arm) -> str:
+    """The arm's name, with its role where the name does not tell."""
+    return arm.name if arm.role in ("arm", arm.name) else f"{arm.name} ({arm.role})"
 
 
 def primary_metrics(results: Results) -> list[MetricInfo]:
@@ -118,12 +123,9 @@ def _sentence(results: Results, arms: list[Arm], metric: MetricInfo) -> str:
 
 def _effect(results: Results, arm: Arm, metric: MetricInfo) -> str:
     comparison, decimals = arm.comparisons[metric.name], metric_decimals(results, metric.name)
-    parts = [
-        f"{arm.name}:",
-        fixed(comparison.difference, decimals, signed=True),
-        interval(comparison.low, comparison.high, decimals),
-    ]
-    return " ".join(part for part in parts if part)
+    difference = fixed(comparison.difference, decimals, signed=True)
+    reach = interval(comparison.low, comparison.high, decimals)
+    return f"{arm.name}: {difference}" + (NO_BREAK + reach if reach else "")
 
 
 def _control_sentences(results: Results) -> list[str]:

@@ -6,6 +6,7 @@ import math
 
 UNKNOWN = "–"
 MINUS = "−"
+NO_BREAK = "\u00a0"
 _MOST_DECIMALS = 6
 
 
@@ -44,18 +45,18 @@ def percent(ratio: float | None) -> str:
     if ratio is None or not math.isfinite(ratio):
         return UNKNOWN
     share = 100 * ratio
-    return fixed(share, 0 if abs(share) >= 100 else 1, signed=True) + " %"
+    return fixed(share, 0 if abs(share) >= 100 else 1, signed=True) + NO_BREAK + "%"
 
 
 def interval(low: float | None, high: float | None, decimals: int) -> str:
     if low is None or high is None:
         return ""
-    return f"[{fixed(low, decimals, signed=True)}, {fixed(high, decimals, signed=True)}]"
+    return f"[{fixed(low, decimals, signed=True)},{NO_BREAK}{fixed(high, decimals, signed=True)}]"
 
 
 def probability(p: float | None) -> str:
     if p is not None and p < 0.001:
-        return "< 0.001"
+        return f"<{NO_BREAK}0.001"
     return fixed(p, 3)
 
 

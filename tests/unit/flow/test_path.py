@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+
+from tintype.flow import path
+from tintype.seams import Draws
+from tintype.settings import TimeSettings
+
+
+def pair() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, noise = (torch.randn(6, 3, 4, 4, dtype=torch.float64, generator=generator) for _ in range(2))
+    return x, noise, torch.linspace(0.05, 1, 6, dtype=torch.float64)
+
+
+def test_the_ends_of_the_path() -> None:
+    x, noise, t = pair()
+    assert torch.equal(path.interpolate(x, noise, torch.zeros_like(t)), x)
+    assert torch.equal(path.interpolate(x, noise, torch.ones_like(t)), noise)
+
+
+def test_velocity_is_the_derivative_of_the_path() -> None:
+    x, noise, t = pair()
+    step = 1e-6
+    slope = (path.interpolate(x, noise, t + step) - path.interpolate(x, noise, t - step)) / (2 * step)
+    assert torch.allclose(slope, path.velocity(x, noise), atol=1e-8)
+
+
+def test_x_and_velocity_convert_into_each_other() -> None:
+    x, noise, t = pair()
+    x_t, v = path.interpolate(x, noise, t), path.velocity(x, noise)
+    assert torch.allclose(path.x_to_velocity(x, x_t, t), v)
+    assert torch.allclose(path.velocity_to_x(v, x_t, t), x)
+    assert torch.allclose(path.x_to_velocity(x, x_t, t, clamp=0.05), v)
+    clamped = path.x_to_velocity(x, x_t, t, clamp=0.5)
+    assert torch.allclose(clamped[0], v[0] * t[0] / 0.5)
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0, 0.5])
+def test_shift_and_its_inverse(shift: float) -> None:
+    t = torch.linspace(0, 1, 11, dtype=torch.float64)
+    moved = path.shift_time(t, shift)
+    assert moved[0] == 0 and moved[-1] == 1
+    assert torch.allclose(path.unshift_time(moved, shift), t)
+
+
+def test_the_sampling_grid_of_prx() -> None:
+    assert path.sampling_times(4, 3.0) == pytest.approx([1, 0.9, 0.75, 0.5, 0])
+
+
+def draws(count: int = 20_000) -> Draws:
+    return Draws(0, torch.arange(count))
+
+
+def test_uniform_time() -> None:
+    t = path.draw_time(TimeSettings(kind="uniform", lowest=0.0), draws())
+    assert t.dtype == torch.float32
+    assert stats.kstest(t.numpy(), "uniform").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_logit_normal_time(shift: float) -> None:
+    settings = TimeSettings(kind="logit-normal", mean=-0.3, std=0.8, shift=shift)
+    t = path.unshift_time(path.draw_time(settings, draws()).double(), shift)
+    assert stats.kstest(torch.logit(t).numpy(), stats.norm(-0.3, 0.8).cdf).pvalue > 1e-3
+
+
+def test_mixture_is_nine_tenths_shifted_logit_normal_and_one_tenth_plain_uniform() -> None:
+    t = path.draw_time(TimeSettings(shift=3.0), draws(100_000)).double().numpy()
+
+    def distribution(value: torch.Tensor) -> torch.Tensor:
+        value = torch.as_tensor(value)
+        normal = torch.special.ndtr(torch.logit(path.unshift_time(value, 3.0)))
+        return (0.9 * normal + 0.1 * (value - 0.001) / 0.999).numpy()
+
+    assert stats.kstest(t, distribution).pvalue > 1e-3
+    assert t.min() >= 0.001 and t.max() < 1
+
+
+def test_noise_and_time_of_a_sample_do_not_depend_on_the_batch() -> None:
+    x = torch.zeros(8, 3, 4, 4)
+    whole = path.draw_sample(x, TimeSettings(), Draws(1, torch.arange(8)))
+    part = path.draw_sample(x[:2], TimeSettings(), Draws(1, torch.tensor([5, 6])))
+    assert torch.equal(whole.noise_BCHW[5:7], part.noise_BCHW) and torch.equal(whole.t_B[5:7], part.t_B)

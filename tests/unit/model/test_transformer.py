@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tintype.model import Transformer
+from tintype.seams import Output, Route, TextTokens
+from tintype.settings import ModelSettings
+
+SETTINGS = ModelSettings(depth=3, width=32, heads=2, mlp_ratio=2.0, patch=2)
+CHANNELS, TEXT = 4, 12
+
+
+def random_model(settings: ModelSettings = SETTINGS) -> Transformer:
+    """Every parameter random, the zero-initialised ones too, so that nothing is hidden."""
+    torch.manual_seed(0)
+    model = Transformer(settings, CHANNELS, TEXT)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def inputs(batch: int = 3, side: int = 8) -> tuple[Tensor, Tensor, TextTokens]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(batch, CHANNELS, side, side, generator=generator)
+    tokens = torch.randn(batch, 5, TEXT, generator=generator)
+    mask = torch.arange(5)[None, :] < torch.tensor([5, 2, 1])[:batch, None]
+    return x, torch.linspace(0.1, 0.9, batch), TextTokens(tokens, mask)
+
+
+@pytest.mark.parametrize("bottleneck", [None, 6])
+def test_equals_diffusers_with_the_same_weights(bottleneck: int | None) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    model = random_model(SETTINGS.model_copy(update={"bottleneck": bottleneck}))
+    theirs = diffusers.PRXTransformer2DModel(
+        in_channels=CHANNELS,
+        patch_size=2,
+        context_in_dim=TEXT,
+        hidden_size=32,
+        mlp_ratio=2.0,
+        num_heads=2,
+        depth=3,
+        axes_dim=[8, 8],
+        bottleneck_size=bottleneck,
+    )
+    assert set(theirs.state_dict()) == set(model.state_dict())
+    theirs.load_state_dict(model.state_dict())
+    x, t, text = inputs()
+    with torch.no_grad():
+        ours = model(x, t, text).prediction_BCHW
+        expected = theirs(x, t, text.tokens_BLC, text.mask_BL).sample
+    assert float((ours - expected).abs().max()) < 1e-5
+    assert float(expected.abs().max()) > 0.1
+
+
+def test_the_small_prx_has_its_published_number_of_parameters() -> None:
+    with torch.device("meta"):
+        model = Transformer(ModelSettings(), 16, 2304)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_170_691_648
+
+
+def test_padding_is_never_seen() -> None:
+    model, (x, t, text) = random_model(), inputs()
+    noisy = text.tokens_BLC + 100 * (~text.mask_BL)[:, :, None]
+    with torch.no_grad():
+        clean, dirty = model(x, t, text), model(x, t, TextTokens(noisy, text.mask_BL))
+    assert torch.allclose(clean.prediction_BCHW, dirty.prediction_BCHW, atol=1e-5)
+
+
+def test_cached_text_gives_the_same_prediction() -> None:
+    model, (x, t, text) = random_model(), inputs()
+    with torch.no_grad():
+        assert torch.equal(model(x, t, text).prediction_BCHW, model(x, t, model.read_text(text)).prediction_BCHW)
+
+
+def test_the_untrained_model_predicts_zero() -> None:
+    x, t, text = inputs()
+    assert Transformer(SETTINGS, CHANNELS, TEXT)(x, t, text).prediction_BCHW.abs().max() == 0
+
+
+def test_half_precision_timesteps_are_refused() -> None:
+    x, t, text = inputs()
+    with pytest.raises(TypeError, match="float32"):
+        random_model()(x, t.bfloat16(), text)
+
+
+def test_close_timesteps_stay_apart_under_autocast() -> None:
+    """bf16 cannot tell 0.9001 from 0.9: the sinusoid must be taken in fp32."""
+    model, (x, t, text) = random_model(), inputs()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        near = [model._embed_time(torch.full((1,), value)) for value in (0.9000, 0.9001, 0.9005)]
+    assert not torch.equal(near[0], near[1]) and not torch.equal(near[1], near[2])
+
+
+def all_kept(x: Tensor) -> Tensor:
+    return torch.arange(16).expand(len(x), -1)
+
+
+def predict(model: Transformer, route: Route | None, taps: tuple[int, ...] = ()) -> Output:
+    x, t, text = inputs()
+    with torch.no_grad():
+        output: Output = model(x, t, text, route=route, taps=taps)
+    return output
+
+
+def test_a_route_that_keeps_all_tokens_is_the_dense_model() -> None:
+    model = random_model()
+    routed = predict(model, Route(1, 2, all_kept(inputs()[0])))
+    assert torch.equal(routed.prediction_BCHW, predict(model, None).prediction_BCHW)
+
+
+def test_kept_tokens_may_come_in_any_order() -> None:
+    """Rotations follow their tokens, and tokens come back to their place."""
+    model = random_model()
+    shuffled = torch.stack([torch.randperm(16, generator=torch.Generator().manual_seed(i)) for i in range(3)])
+    routed = predict(model, Route(0, 3, shuffled))
+    assert torch.allclose(routed.prediction_BCHW, predict(model, None).prediction_BCHW, atol=1e-5)
+
+
+def test_routing_every_token_around_a_block_removes_the_block() -> None:
+    model = random_model()
+    routed = predict(model, Route(1, 2, torch.empty(3, 0, dtype=torch.int64)))
+    del model.blocks[1]
+    assert torch.equal(routed.prediction_BCHW, predict(model, None).prediction_BCHW)
+
+
+def test_taps_return_features_and_which_tokens_they_are() -> None:
+    model, kept = random_model(), torch.tensor([[0, 3], [5, 1], [2, 9]])
+    output = predict(model, Route(1, 2, kept), taps=(0, 1, 2))
+    assert {block: features.shape[1] for block, features in output.features.items()} == {0: 16, 1: 2, 2: 16}
+    inside = output.tokens_at(1)
+    assert output.tokens_at(0) is None and inside is not None and torch.equal(inside, kept)
+
+
+def test_skipped_tokens_pass_unchanged_and_carry_gradient() -> None:
+    model, (x, t, text) = random_model(), inputs()
+    kept = torch.tensor([[0], [1], [2]])
+    output = model(x, t, text, route=Route(1, 2, kept), taps=(0, 1))
+    before, inside = output.features[0], output.features[1]
+    gradient = torch.autograd.grad(output.prediction_BCHW.sum(), [before, inside])
+    assert float(gradient[0][:, 15].abs().min()) > 0 and inside.shape[1] == 1
+
+
+def test_recomputing_activations_changes_nothing() -> None:
+    x, t, text = inputs()
+    gradients = []
+    for recompute in (False, True):
+        model = random_model(SETTINGS.model_copy(update={"activation_checkpointing": recompute}))
+        model(x, t, text).prediction_BCHW.square().mean().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True) if a is not None and b is not None)
+
+
+def test_latents_that_do_not_fit_the_patch_are_refused() -> None:
+    _, t, text = inputs()
+    with pytest.raises(ValueError, match="patches"):
+        random_model()(torch.zeros(3, CHANNELS, 7, 8), t, text)

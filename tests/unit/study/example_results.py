@@ -1,0 +1,327 @@
+"""A made-up study with everything that a report shows: two arms, a control, three seeds, pictures, and its variants."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+from tintype.study.results import Arm, Change, Comparison, Curve, MetricInfo, Results, Role, Run, Verdict
+from tintype.study.stats import CONFIDENCE, Paired, holm
+
+METRICS = [
+    MetricInfo(
+        name="scene_accuracy",
+        label="Scene accuracy",
+        direction="higher",
+        definition="Share of the attributes that a long caption states and that a frozen probe reads off the picture.",
+        primary=True,
+    ),
+    MetricInfo(
+        name="fd_scenes",
+        label="FD (scenes)",
+        direction="lower",
+        definition="Fréchet distance between Gaussians fitted to the probe's features of 2,048 made and real images.",
+        primary=True,
+    ),
+    MetricInfo(
+        name="kid_scenes",
+        label="KID (scenes)",
+        direction="lower",
+        definition="Unbiased squared MMD with a cubic polynomial kernel on the same features.",
+    ),
+    MetricInfo(
+        name="mmd_scenes",
+        label="MMD (scenes)",
+        direction="lower",
+        definition="Squared MMD with a Gaussian kernel, its bandwidth the median distance of real features.",
+    ),
+    MetricInfo(
+        name="precision",
+        label="Precision",
+        direction="higher",
+        definition="Share of made images within the real images' manifold of nearest neighbours (k = 3).",
+    ),
+    MetricInfo(
+        name="recall",
+        label="Recall",
+        direction="higher",
+        definition="Share of real images within the made images' manifold of nearest neighbours (k = 3).",
+    ),
+    MetricInfo(
+        name="scene_accuracy_short",
+        label="Scene accuracy, short captions",
+        direction="higher",
+        definition="As scene accuracy, for pictures made from short captions.",
+    ),
+    MetricInfo(
+        name="validation_loss",
+        label="Validation loss",
+        direction="lower",
+        definition="The baseline's velocity loss on held-out images, at fixed times and noise.",
+    ),
+    MetricInfo(
+        name="images_per_s",
+        label="Images per second",
+        direction="higher",
+        definition="Images trained on for each second, the first steps left out.",
+    ),
+]
+
+# (value, spread over seeds) of the baseline, and the shift of each arm in units of the value.
+BASELINE = {
+    "scene_accuracy": (0.842, 0.008),
+    "fd_scenes": (11.9, 0.35),
+    "kid_scenes": (0.0214, 0.0012),
+    "mmd_scenes": (0.00312, 0.0002),
+    "precision": (0.711, 0.012),
+    "recall": (0.583, 0.015),
+    "scene_accuracy_short": (0.801, 0.011),
+    "validation_loss": (0.1873, 0.0009),
+    "images_per_s": (412.0, 6.0),
+}
+DETECTABLE_SPREADS = 3.26  # of a paired t test with three seeds
+SHORT_CAPTIONS = {
+    "scene_accuracy": -0.25,
+    "fd_scenes": 0.31,
+    "kid_scenes": 0.4,
+    "mmd_scenes": 0.35,
+    "precision": -0.09,
+    "recall": -0.03,
+    "scene_accuracy_short": 0.06,
+    "validation_loss": 0.028,
+    "images_per_s": 0.11,
+}
+UNIFORM_TIME = {"scene_accuracy": 0.003, "fd_scenes": -0.12, "validation_loss": -0.004, "precision": 0.01}
+
+PROMPTS = [
+    "a large red circle at the top left, a small blue square in the middle, and a green triangle at the bottom right, "
+    "on a grey backdrop, lit from the left, flat style; the circle is above the triangle",
+    "two small yellow stars beside each other on a dark blue backdrop, soft light, outlined",
+    "a purple ring at the bottom, on a white backdrop, lit from above",
+    "an orange cross above a cyan square, plain backdrop",
+]
+ATTRIBUTES = {
+    "colour": 0.95,
+    "shape": 0.88,
+    "position": 0.86,
+    "size": 0.81,
+    "backdrop": 0.97,
+    "light": 0.68,
+    "style": 0.74,
+}
+
+
+def example(seeds: tuple[int, ...] = (0, 1, 2)) -> Results:
+    """The whole study; with one seed it is a sketch."""
+    arms = {
+        "baseline": _runs("baseline", seeds, {}),
+        "control": _runs("control", tuple(seed + 1000 for seed in seeds), {}),
+        "short_captions": _runs("short_captions", seeds, SHORT_CAPTIONS),
+        "uniform_time": _runs("uniform_time", seeds, UNIFORM_TIME),
+    }
+    comparisons = _compared(arms)
+    return Results(
+        name="pocket: captions and times",
+        question="Are long captions and logit-normal times worth having in a small model on little compute?",
+        seeds=list(seeds),
+        sketch=len(seeds) == 1,
+        confidence=CONFIDENCE,
+        method="Each seed gives one difference from the baseline. Their mean gets a 95% Student interval; the p values "
+        "of all arms on a metric are corrected together by Holm's method, and the verdict follows the corrected p.",
+        metrics=METRICS,
+        arms=[_arm(name, runs, comparisons[name]) for name, runs in arms.items()],
+        plan="model:\n  width: 192\n  depth: 8\ntime:\n  distribution: logit_normal\ncaptions:\n  long: 0.9\n",
+        protocol={"images": 2048, "sampler": "euler", "steps": 32, "guidance": 2.0, "weights": "ema"},
+        prompts=PROMPTS,
+        real_previews=[f"previews/real/{index}.png" for index in range(len(PROMPTS))],
+        reference={"scene_accuracy": {part: min(0.995, value + 0.09) for part, value in ATTRIBUTES.items()}},
+    )
+
+
+def with_failed_run() -> Results:
+    results = example()
+    broken = results.arms[3]
+    failed = Run(seed=1, hash="dead", folder="runs/dead", state="failed", error="loss is not a number at step 412")
+    missing = Run(seed=2, hash="gone", folder="runs/gone", state="missing")
+    none: dict[str, Any] = {
+        "differences": [],
+        "low": None,
+        "high": None,
+        "p": None,
+        "p_adjusted": None,
+        "detectable": None,
+    }
+    comparisons = {
+        name: comparison.model_copy(update={**none, "verdict": "incomplete"})
+        for name, comparison in broken.comparisons.items()
+    }
+    update = {"runs": [broken.runs[0], failed, missing], "comparisons": comparisons}
+    return results.model_copy(update={"arms": [*results.arms[:3], broken.model_copy(update=update)]})
+
+
+def with_differing_control() -> Results:
+    results = example()
+    control = results.arms[1]
+    changed = control.comparisons["precision"].model_copy(update={"verdict": "worse"})
+    arm = control.model_copy(update={"comparisons": {**control.comparisons, "precision": changed}})
+    return results.model_copy(update={"arms": [results.arms[0], arm, *results.arms[2:]]})
+
+
+HOSTILE = "<script>alert('x')</script>|\"&\n![x](javascript:y)"
+
+
+def hostile() -> Results:
+    """Text that must stay text, wherever a name, a caption, an error or an event is shown."""
+    results = with_failed_run()
+    arm = results.arms[3]
+    failed = arm.runs[1].model_copy(
+        update={"error": HOSTILE, "events": [{"event": HOSTILE, "step": 3, "why": HOSTILE}]}
+    )
+    changed = arm.model_copy(
+        update={
+            "name": HOSTILE,
+            "summary": HOSTILE,
+            "techniques": [HOSTILE],
+            "papers": [HOSTILE, "arXiv:1234.5678<script>"],
+            "changes": [Change(key=HOSTILE, before=HOSTILE, after={"a": HOSTILE})],
+            "runs": [arm.runs[0].model_copy(update={"details": {"scene_accuracy": {HOSTILE: 0.4}}}), failed],
+        }
+    )
+    return results.model_copy(
+        update={
+            "name": HOSTILE,
+            "question": HOSTILE,
+            "method": HOSTILE,
+            "plan": HOSTILE,
+            "protocol": {HOSTILE: HOSTILE},
+            "prompts": [HOSTILE, *results.prompts[1:]],
+            "metrics": [m.model_copy(update={"label": HOSTILE, "definition": HOSTILE}) for m in results.metrics],
+            "arms": [*results.arms[:3], changed],
+        }
+    )
+
+
+def draw_previews(results: Results, folder: Path) -> None:
+    paths = [*results.real_previews, *(path for arm in results.arms for run in arm.runs for path in run.previews)]
+    for index, path in enumerate(paths):
+        picture = Image.new("RGB", (32, 32), (60, 60, 70))
+        ImageDraw.Draw(picture).ellipse((6, 6, 24, 24), fill=(40 * index % 256, 130, 200))
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        picture.save(folder / path)
+
+
+def _runs(arm: str, seeds: tuple[int, ...], shifts: dict[str, float]) -> list[Run]:
+    return [_run(arm, seed, shifts) for seed in seeds]
+
+
+def _run(arm: str, seed: int, shifts: dict[str, float]) -> Run:
+    draw = random.Random(f"{arm} {seed}")
+    metrics = {
+        name: value * (1 + shifts.get(name, 0.0)) + draw.gauss(0, spread) for name, (value, spread) in BASELINE.items()
+    }
+    share = metrics["scene_accuracy"] / BASELINE["scene_accuracy"][0]
+    return Run(
+        seed=seed,
+        hash=f"{draw.getrandbits(48):012x}",
+        folder=f"runs/{arm}-{seed}",
+        state="done",
+        metrics=metrics,
+        details={"scene_accuracy": {part: value * share + draw.gauss(0, 0.006) for part, value in ATTRIBUTES.items()}},
+        curves={
+            "loss": _curve(draw, 0.18 * (1 + shifts.get("validation_loss", 0.0)), 0.012),
+            "gradient_norm": _curve(draw, 0.4, 0.05),
+        },
+        time_split=_time_split(draw, 1 / (1 + shifts.get("images_per_s", 0.0))),
+        parameters=3_214_592,
+        train_s=186 / (1 + shifts.get("images_per_s", 0.0)) + draw.gauss(0, 2),
+        evaluate_s=41 + draw.gauss(0, 1),
+        events=[{"event": "loss_spike", "step": 240, "time": 1.0, "loss": 0.9}]
+        if (arm, seed) == ("baseline", 1)
+        else [],
+        environment={"tintype": "0.1.0", "torch": "2.10.0", "python": "3.11.9", "device": "A CPU × 2", "threads": 2},
+        previews=[f"previews/{arm}/{seed}/{index}.png" for index in range(len(PROMPTS))],
+    )
+
+
+def _curve(draw: random.Random, floor: float, noise: float) -> Curve:
+    steps = list(range(1, 1500, 5))
+    return Curve(
+        step=steps,
+        value=[floor + math.exp(-step / 60) + 0.1 / math.sqrt(step) + draw.gauss(0, noise) for step in steps],
+    )
+
+
+def _time_split(draw: random.Random, text_share: float) -> dict[str, float]:
+    seconds = {"data": 12.0, "text": 22 * text_share**3, "tokenizer": 0.0, "forward": 54.0, "backward": 79.0}
+    return {part: value + draw.random() for part, value in {**seconds, "optimizer": 13.0, "other": 5.0}.items()}
+
+
+def _compared(arms: dict[str, list[Run]]) -> dict[str, dict[str, Comparison]]:
+    found: dict[str, dict[str, Comparison]] = {name: {} for name in arms}
+    others = [name for name in arms if name != "baseline"]
+    for metric in METRICS:
+        pairs = {name: _differences(arms[name], arms["baseline"], metric.name) for name in others}
+        p_values = [Paired.of(pairs[name]).p for name in others]
+        adjusted: list[float | None] = [None] * len(others)
+        if all(p is not None for p in p_values):
+            adjusted = list(holm([p for p in p_values if p is not None]))
+        for name, p in zip(others, adjusted, strict=True):
+            found[name][metric.name] = _comparison(metric, arms[name], arms["baseline"], pairs[name], p)
+    return found
+
+
+def _differences(runs: list[Run], baseline: list[Run], metric: str) -> list[float]:
+    return [run.metrics[metric] - other.metrics[metric] for run, other in zip(runs, baseline, strict=True)]
+
+
+def _comparison(
+    metric: MetricInfo, runs: list[Run], baseline: list[Run], differences: list[float], p: float | None
+) -> Comparison:
+    paired = Paired.of(differences)
+    low, high = paired.interval(CONFIDENCE) or (None, None)
+    verdict: Verdict = "sketch" if p is None else "not shown"
+    if p is not None and p < 1 - CONFIDENCE:
+        verdict = "better" if (paired.difference > 0) == (metric.direction == "higher") else "worse"
+    return Comparison(
+        mean=sum(run.metrics[metric.name] for run in runs) / len(runs),
+        baseline_mean=sum(run.metrics[metric.name] for run in baseline) / len(baseline),
+        differences=differences,
+        difference=paired.difference,
+        low=low,
+        high=high,
+        p=paired.p,
+        p_adjusted=p,
+        detectable=None if paired.spread is None else DETECTABLE_SPREADS * paired.spread,
+        verdict=verdict,
+    )
+
+
+ABOUT: dict[str, dict[str, Any]] = {
+    "baseline": {"summary": "The pocket recipe as it is."},
+    "control": {"summary": "The baseline's own plan with other seeds."},
+    "short_captions": {
+        "summary": "Train on short captions only.",
+        "techniques": ["short_captions"],
+        "papers": ["arXiv:2310.16656"],
+        "changes": [Change(key="captions.long", before=0.9, after=0.0)],
+    },
+    "uniform_time": {
+        "summary": "Draw training times evenly instead of from a logit-normal.",
+        "techniques": ["uniform_time"],
+        "papers": ["arXiv:2403.03206", "arXiv:2209.03003"],
+        "changes": [
+            Change(key="time.distribution", before="logit_normal", after="uniform"),
+            Change(key="time.scale", before=1.0, after=None),
+        ],
+    },
+}
+
+
+def _arm(name: str, runs: list[Run], comparisons: dict[str, Comparison]) -> Arm:
+    roles: dict[str, Role] = {"baseline": "baseline", "control": "control"}
+    about = {"techniques": [], "papers": [], "changes": [], **ABOUT[name]}
+    return Arm(name=name, role=roles.get(name, "arm"), runs=runs, comparisons=comparisons, **about)

@@ -1,0 +1,334 @@
+"""A study's report: four files that agree, a page that stands alone, and text that stays text."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from example_results import HOSTILE, draw_previews, example, hostile, with_differing_control, with_failed_run
+from PIL import Image
+
+from tintype.study.report import charts, findings, numerals, read_results, svg, write_report
+from tintype.study.report.markdown import escaped
+from tintype.study.results import Curve, Results
+
+_VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+class _Page(HTMLParser):
+    """Checks that tags balance while it collects the page's text, addresses and tags."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for key, value in attrs if key in ("src", "href", "srcset", "data", "action")]
+        assert not [key for key, _ in attrs if key.startswith("on")]
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.text += data
+
+
+def _page(results: Results, folder: Path) -> _Page:
+    page = _Page(write_report(results, folder).read_text(encoding="utf-8"))
+    assert page.open == []
+    page.text = re.sub(r"\s+", " ", page.text)
+    return page
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return example()
+
+
+@pytest.fixture(scope="module")
+def folder(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("study")
+    draw_previews(results, folder)
+    write_report(results, folder)
+    return folder
+
+
+def test_writes_four_files_and_gives_the_page(results: Results, tmp_path: Path) -> None:
+    assert write_report(results, tmp_path / "new") == tmp_path / "new" / "report.html"
+    written = {path.name for path in (tmp_path / "new").iterdir()}
+    assert written == {"results.json", "results.csv", "report.md", "report.html"}
+
+
+def test_results_survive_the_round_trip(results: Results, folder: Path) -> None:
+    assert read_results(folder) == results
+
+
+def test_csv_has_a_row_for_each_arm_seed_and_metric(results: Results, folder: Path) -> None:
+    with (folder / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 * 3 * len(results.metrics)
+    assert float(rows[0]["value"]) == results.arms[0].runs[0].metrics[rows[0]["metric"]]
+
+
+def test_csv_leaves_the_value_of_a_failed_run_empty(tmp_path: Path) -> None:
+    write_report(with_failed_run(), tmp_path)
+    with (tmp_path / "results.csv").open(newline="") as file:
+        failed = [row for row in csv.DictReader(file) if row["state"] == "failed"]
+    assert failed and all(row["value"] == "" for row in failed)
+
+
+def test_page_names_every_arm_metric_prompt_and_change(results: Results, folder: Path) -> None:
+    text = _page(results, folder).text
+    for arm in results.arms:
+        assert arm.name in text and arm.summary in text
+        assert all(change.key in text for change in arm.changes)
+    for metric in results.metrics:
+        assert metric.label in text and metric.definition in text
+    assert all(prompt in text for prompt in results.prompts)
+    assert results.method in text and "loss_spike" in text and "A CPU × 2" in text
+
+
+def test_page_loads_nothing_from_elsewhere(results: Results, folder: Path) -> None:
+    page = _page(results, folder)
+    assert "script" not in page.tags and "link" not in page.tags
+    inside = ("#", "data:image/png;base64,", "https://arxiv.org/abs/")
+    assert all(address.startswith(inside) for address in page.addresses)
+    assert "https://arxiv.org/abs/2403.03206" in page.addresses
+    assert "url(" not in (folder / "report.html").read_text() and "@import" not in (folder / "report.html").read_text()
+
+
+def test_page_embeds_every_picture_of_the_first_seed(results: Results, folder: Path) -> None:
+    page = _page(results, folder)
+    assert page.tags.count("img") == len(results.prompts) * (1 + len(results.arms))
+    assert "no picture" not in page.text
+
+
+def test_a_missing_picture_leaves_a_placeholder(results: Results, tmp_path: Path) -> None:
+    page = _page(results, tmp_path)
+    assert page.tags.count("img") == 0 and "no picture" in page.text
+
+
+def test_a_file_that_is_no_picture_is_not_embedded(results: Results, tmp_path: Path) -> None:
+    draw_previews(results, tmp_path)
+    (tmp_path / results.real_previews[0]).write_text("<svg onload='x'/>")
+    assert _page(results, tmp_path).tags.count("img") == len(results.prompts) * (1 + len(results.arms)) - 1
+
+
+def test_a_large_picture_is_made_smaller(results: Results, tmp_path: Path) -> None:
+    draw_previews(results, tmp_path)
+    before = write_report(results, tmp_path).stat().st_size
+    large = tmp_path / results.real_previews[0]
+    Image.effect_noise((800, 800), 90).save(large)
+    assert write_report(results, tmp_path).stat().st_size - before < large.stat().st_size / 2
+
+
+def test_answer_counts_verdicts_on_the_primary_metrics(results: Results) -> None:
+    accuracy, distance, control = findings.answer(results)
+    assert re.fullmatch(
+        r"Scene accuracy \(higher is better\): of 2 arms, 1 is worse \(short_captions: −0\.2\d+\s\[−.*, −.*\]\) "
+        r"and 1 is not shown to differ \(uniform_time\)\.",
+        accuracy.replace(numerals.NO_BREAK, " "),
+    )
+    assert distance.startswith("FD (scenes) (lower is better): of 2 arms")
+    assert control.endswith("as it should.")
+
+
+def test_arms_come_best_first_whichever_way_the_metric_points(results: Results) -> None:
+    names = [arm.name for arm in findings.ranked_arms(results)]
+    assert names[-1] == "short_captions"
+    lower = [metric.model_copy(update={"direction": "lower"}) for metric in results.metrics]
+    turned = results.model_copy(update={"metrics": lower})
+    assert [arm.name for arm in findings.ranked_arms(turned)] == names[::-1]
+
+
+def test_verdict_table_follows_that_order(results: Results, folder: Path) -> None:
+    html = (folder / "report.html").read_text()
+    table = html[html.index('<table class="verdicts">') : html.index("</table>")]
+    places = [table.index(arm.summary.replace("'", "&#39;")) for arm in findings.ranked_arms(results)]
+    assert places == sorted(places)
+
+
+def test_sketch_says_so_and_has_no_verdict(tmp_path: Path) -> None:
+    text = _page(example((0,)), tmp_path).text
+    assert "Sketch: one seed, so no spread, no interval, no verdict" in text
+    assert "✓ better" not in text and "[" not in text.split("Verdicts")[0]
+    assert "Sketch: one seed" in (tmp_path / "report.md").read_text()
+
+
+def test_a_differing_control_is_a_warning(results: Results, tmp_path: Path, folder: Path) -> None:
+    page = _page(with_differing_control(), tmp_path)
+    assert "The control differs: treat this study’s verdicts with suspicion" in page.text
+    assert "control differs" in (tmp_path / "report.md").read_text()
+    assert "control differs" not in _page(results, folder).text
+
+
+def test_lost_runs_are_named(tmp_path: Path) -> None:
+    text = _page(with_failed_run(), tmp_path).text
+    assert "2 of 12 runs are not there" in text
+    assert "uniform_time, seed 1: failed – loss is not a number at step 412" in text
+    assert "uniform_time, seed 2: missing" in text
+    assert "1 is incomplete (uniform_time)" in text
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    results = hostile()
+    draw_previews(results, tmp_path)
+    page = _page(results, tmp_path)
+    assert "script" not in page.tags and " ".join(HOSTILE.split()) in page.text
+    assert not [address for address in page.addresses if "script" in address]
+    markdown = (tmp_path / "report.md").read_text()
+    assert "<script" not in markdown and not re.search(r"(?<!\\)\]\(javascript", markdown)
+
+
+def test_markdown_tables_keep_their_columns(tmp_path: Path) -> None:
+    write_report(hostile(), tmp_path)
+    columns = 0
+    for line in (tmp_path / "report.md").read_text().splitlines():
+        bars = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        assert not (columns and bars) or bars == columns
+        columns = bars
+
+
+def test_markdown_has_the_arms_metrics_and_answer(results: Results, folder: Path) -> None:
+    markdown = (folder / "report.md").read_text()
+    assert all(escaped(sentence) in markdown for sentence in findings.answer(results))
+    assert all(f"### {metric.label}" in markdown for metric in results.metrics)
+    assert "| uniform_time | time.distribution | logit_normal | uniform |" in markdown
+
+
+def test_a_study_with_nothing_measured_still_has_a_report(results: Results, tmp_path: Path) -> None:
+    empty = [
+        arm.model_copy(
+            update={"comparisons": {}, "runs": [run.model_copy(update=_NOTHING) for run in arm.runs], "changes": []}
+        )
+        for arm in results.arms
+    ]
+    page = _page(results.model_copy(update={"arms": empty, "prompts": [], "reference": {}}), tmp_path)
+    assert "12 of 12 runs are not there" in page.text and "No events." in page.text
+
+
+_NOTHING = {
+    "state": "missing",
+    "metrics": {},
+    "details": {},
+    "curves": {},
+    "time_split": {},
+    "events": [],
+    "environment": {},
+    "previews": [],
+}
+
+
+def test_values_that_are_not_numbers_do_not_reach_the_drawing(results: Results, tmp_path: Path) -> None:
+    curve = Curve(step=[1, 2, 3, 4], value=[1.0, math.nan, math.inf, 0.5])
+    runs = [run.model_copy(update={"curves": {"loss": curve}}) for run in results.arms[2].runs]
+    arms = [*results.arms[:2], results.arms[2].model_copy(update={"runs": runs}), results.arms[3]]
+    html = write_report(results.model_copy(update={"arms": arms}), tmp_path).read_text()
+    assert not re.search(r'"[^"]*\b(nan|inf)\b[^"]*"', html)
+
+
+def test_metrics_without_speed_have_no_speed_figure(results: Results, tmp_path: Path) -> None:
+    slow = results.model_copy(update={"metrics": results.metrics[:-1]})
+    assert "Quality against speed" not in _page(slow, tmp_path).text
+
+
+def test_better_is_right_whichever_way_the_metric_points() -> None:
+    gain = charts.Effect("arm", "better", 2.0, 1.0, 3.0, 0.5, [1.5, 2.5])
+    higher = charts.effect_scale([gain], lower_is_better=False, width=100)
+    lower = charts.effect_scale([gain], lower_is_better=True, width=100)
+    assert higher(2.0) > higher(0.0) and lower(2.0) < lower(0.0)
+
+
+def test_an_unknown_interval_is_not_drawn() -> None:
+    effect = charts.Effect("arm", "sketch", 0.1, None, None, None, [0.1])
+    drawn = charts.forest("label", [effect], 2, lower_is_better=False)
+    assert 'class="interval"' not in drawn and 'class="mean"' in drawn
+
+
+def test_names_in_the_scatter_do_not_overlap() -> None:
+    clouds = [charts.Cloud(f"an arm {index}", "arm-0", [(1.0 + index / 100, 1.0)]) for index in range(5)]
+    clouds.append(charts.Cloud("far away", "arm-1", [(2.0, 2.0)]))
+    drawn = charts.scatter(clouds, "x", "y", lower_is_better=False)
+    places = [
+        (float(x), float(y)) for x, y in re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*class="name halo"', drawn)
+    ]
+    assert len(places) == len(clouds)
+    width = svg.CHARACTER_PX * len("an arm 0")
+    for index, (x, y) in enumerate(places):
+        assert all(abs(x - other_x) >= width or abs(y - other_y) >= 12 for other_x, other_y in places[:index])
+
+
+def test_curves_average_within_bins_and_over_seeds() -> None:
+    flat = [
+        charts.Traces("arm", "arm-0", [Curve(step=list(range(1, 100)), value=[value] * 99) for value in (1.0, 3.0)])
+    ]
+    drawn = charts.curves("loss", flat)
+    assert drawn is not None
+    heights = {point.split(",")[1] for point in re.findall(r'points="([^"]*)" class="curve"', drawn)[0].split()}
+    assert len(heights) == 1
+
+
+def test_curves_of_one_point_are_left_out() -> None:
+    assert charts.curves("loss", [charts.Traces("arm", "arm-0", [Curve(step=[1], value=[0.5])])]) is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"), [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (-7, 12, [-5, 0, 5, 10]), (0.0012, 0.0018, None)]
+)
+def test_ticks_are_round_and_inside(low: float, high: float, ticks: list[float] | None) -> None:
+    found = svg.linear_ticks(low, high, 5)
+    assert all(low <= tick <= high * (1 + 1e-9) for tick in found) and 2 <= len(found) <= 8
+    assert ticks is None or found == pytest.approx(ticks)
+
+
+def test_labels_keep_apart_and_in_order() -> None:
+    placed = svg.kept_apart([50, 51, 49, 10], 12, 0, 100)
+    assert placed[2] + 12 <= placed[0] + 1e-9 and placed[0] + 12 <= placed[1] + 1e-9
+    assert placed[3] == 10 and max(placed) <= 100
+    assert svg.kept_apart([], 12, 0, 100) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (numerals.fixed(-0.2134, 3), "−0.213"),
+        (numerals.fixed(-0.0001, 3, signed=True), "0.000"),
+        (numerals.fixed(None, 3), "–"),
+        (numerals.fixed(math.nan, 3), "–"),
+        (numerals.fixed(12345.6, 0), "12,346"),
+        (numerals.significant(0.001234), "0.00123"),
+        (numerals.significant(1.5e-9), "1.50e−09"),
+        (numerals.percent(-0.1234), "−12.3\u00a0%"),
+        (numerals.percent(None), "–"),
+        (numerals.duration(59.4), "59 s"),
+        (numerals.duration(3725), "1 h 02 min"),
+        (numerals.count(3_214_592), "3.21 M"),
+        (numerals.probability(0.00001), "<\u00a00.001"),
+    ],
+)
+def test_numbers_are_written_plainly(written: str, expected: str) -> None:
+    assert written == expected
+
+
+def test_decimals_show_two_digits_of_the_interval() -> None:
+    assert [numerals.decimals_showing(scale) for scale in (0.043, 0.5, 12, 0)] == [3, 2, 0, 3]
+
+
+def test_settings_are_written_in_one_line() -> None:
+    assert findings.plain("a word") == "a word"
+    assert json.loads(findings.plain({"key": [1, None, True]})) == {"key": [1, None, True]}

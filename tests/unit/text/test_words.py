@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import torch
+
+from tintype.data.scenes import vocabulary
+from tintype.text.words import WordsSettings, bucket, token_ids
+
+
+def test_no_two_words_of_the_embedded_captions_share_a_bucket() -> None:
+    words = vocabulary()
+    assert len({bucket(word, WordsSettings().buckets) for word in words}) == len(words)
+
+
+def test_the_null_caption_is_one_visible_token() -> None:
+    encoder = WordsSettings(max_tokens=8, width=16).build()
+    text = encoder.encode(["", "a red ball"])
+    assert text.mask_BL.sum(1).tolist() == [1, 4]
+    assert text.tokens_BLC.shape == (2, 8, 16)
+
+
+def test_padding_does_not_change_the_words() -> None:
+    torch.manual_seed(0)
+    encoder = WordsSettings(max_tokens=8, width=16).build()
+    short = encoder.encode(["a red ball"]).tokens_BLC[0, :4]
+    beside_long = encoder.encode(["a red ball", "one two three four five six"]).tokens_BLC[0, :4]
+    assert torch.allclose(short, beside_long, atol=1e-6)
+
+
+def test_long_captions_are_cut() -> None:
+    assert len(token_ids("word " * 50, WordsSettings(max_tokens=10))) == 10
+
+
+def test_case_and_punctuation_are_ignored() -> None:
+    settings = WordsSettings()
+    assert token_ids("A red, ball.", settings) == token_ids("a RED ball", settings)

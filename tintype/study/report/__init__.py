@@ -1,0 +1,40 @@
+"""A study's report: `results.json` and `results.csv` for programs, `report.md` and `report.html` for readers."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+from tintype.study.report.html import to_html
+from tintype.study.report.markdown import to_markdown
+from tintype.study.results import Results
+from tintype.train.folder import write_text
+
+
+def write_report(results: Results, folder: Path) -> Path:
+    """Writes all four files, each whole or not at all, and gives the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / "report.html"
+    write_text(folder / "results.json", results.model_dump_json(indent=1) + "\n")
+    write_text(folder / "results.csv", to_csv(results))
+    write_text(folder / "report.md", to_markdown(results))
+    write_text(page, to_html(results, folder))
+    return page
+
+
+def read_results(folder: Path) -> Results:
+    return Results.model_validate_json((folder / "results.json").read_text(encoding="utf-8"))
+
+
+def to_csv(results: Results) -> str:
+    """One row for each arm, seed and metric; the value is empty where the run has none."""
+    sheet = io.StringIO()
+    writer = csv.writer(sheet, lineterminator="\n")
+    writer.writerow(["arm", "role", "seed", "metric", "value", "hash", "state"])
+    for arm in results.arms:
+        for run in arm.runs:
+            for metric in results.metrics:
+                value = run.metrics.get(metric.name, "")
+                writer.writerow([arm.name, arm.role, run.seed, metric.name, value, run.hash, run.state])
+    return sheet.getvalue()

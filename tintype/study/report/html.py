@@ -1,0 +1,341 @@
+"""The report as one HTML file that needs nothing else: style, figures and pictures are inside it, and no script.
+
+Names, captions, errors and events come from outside. They reach the page through Jinja's autoescape or through
+`svg.tag`, which escapes as well.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
+from PIL import Image
+
+from tintype.study.report import charts, findings, numerals
+from tintype.study.results import Arm, Comparison, MetricInfo, Results, Run, Verdict
+
+_LARGEST_PREVIEW_PX = 320
+_ARM_COLOURS = 8
+_TIME_PARTS = ("data", "text", "tokenizer", "forward", "backward", "optimizer", "other")
+_ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5}(?:v\d+)?|[a-z-]+(?:\.[A-Z]{2})?/\d{7})\b")
+
+
+def to_html(results: Results, folder: Path) -> str:
+    """`folder` is where the preview pictures' paths start."""
+    style = _part_of_the_page("style.css")
+    return _template().render(style=Markup(style), **_page(results, folder))
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(
+        fixed=numerals.fixed,
+        significant=numerals.significant,
+        duration=numerals.duration,
+        count=numerals.count,
+        plain=findings.plain,
+    )
+    return environment.from_string(_part_of_the_page("template.html.j2"))
+
+
+def _part_of_the_page(name: str) -> str:
+    return (files("tintype.study.report") / name).read_text(encoding="utf-8")
+
+
+def _page(results: Results, folder: Path) -> dict[str, Any]:
+    metrics = [_column(results, metric) for metric in results.metrics]
+    primary = {metric.name for metric in findings.primary_metrics(results)}
+    colours = arm_colours(results)
+    return {
+        "results": results,
+        "facts": list(_facts(results)),
+        "answer": findings.answer(results),
+        "controls": findings.differing_controls(results),
+        "lost": findings.lost_runs(results),
+        "run_count": sum(len(arm.runs) for arm in results.arms),
+        "confidence": f"{100 * results.confidence:g} %",
+        "metrics": metrics,
+        "primary": [column for column in metrics if column.info.name in primary],
+        "arms": findings.ranked_arms(results),
+        "everyone": [findings.baseline_of(results), *findings.ranked_arms(results)],
+        "colours": colours,
+        "speed_figure": _speed_figure(results, colours),
+        "curve_figures": list(_curve_figures(results, colours)),
+        "samples": _samples(results, folder),
+        "part_figures": list(_part_figures(results, colours)),
+        "papers": {arm.name: [(paper, _link(paper)) for paper in arm.papers] for arm in results.arms},
+        "costs": [_cost(arm) for arm in [findings.baseline_of(results), *findings.ranked_arms(results)]],
+        "time_parts": _time_parts(results),
+        "time_figure": _time_figure(results),
+        "environment": findings.environment(results),
+        "events": [(arm, run, event, findings.event_details(event)) for arm, run, event in findings.events(results)],
+    }
+
+
+def arm_colours(results: Results) -> dict[str, str]:
+    """The style sheet's class for each arm. The study's order decides, so an arm keeps its colour in every figure."""
+    named = [arm.name for arm in results.arms if arm.role == "arm"]
+    colours = {name: f"arm-{index % _ARM_COLOURS}" for index, name in enumerate(named)}
+    return {arm.name: colours.get(arm.name, f"arm-{arm.role}") for arm in results.arms}
+
+
+def _facts(results: Results) -> Iterator[tuple[str, str]]:
+    """(number, what it counts), for the head of the page."""
+    runs = [run for arm in results.arms for run in arm.runs]
+    arms = [arm.role for arm in results.arms]
+    yield str(arms.count("arm")), "arm against a baseline" if arms.count("arm") == 1 else "arms against a baseline"
+    if "control" in arms:
+        yield str(arms.count("control")), "control"
+    yield str(len(results.seeds)), "seeds each" if len(results.seeds) > 1 else "seed each"
+    yield str(sum(run.state == "done" for run in runs)), "runs done"
+    yield numerals.duration(sum(run.train_s for run in runs)), "of training"
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One metric of one arm, in writing."""
+
+    verdict: Verdict
+    glyph: str
+    mean: str
+    difference: str
+    interval: str
+    relative: str
+    p: str
+    p_adjusted: str
+    detectable: str
+    values: list[tuple[int, str]]
+    strip: Markup
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One metric: the baseline's values, each arm's cell, and the forest plot of all arms."""
+
+    info: MetricInfo
+    baseline_mean: str
+    baseline_spread: str
+    baseline_values: list[tuple[int, str]]
+    cells: dict[str, _Cell]
+    forest: Markup | None
+
+
+def _column(results: Results, metric: MetricInfo) -> _Column:
+    baseline = findings.baseline_of(results)
+    decimals = findings.metric_decimals(results, metric.name)
+    lower = metric.direction == "lower"
+    compared = {arm.name: arm for arm in findings.ranked_arms(results) if metric.name in arm.comparisons}
+    effects = {name: _effect(arm, arm.comparisons[metric.name]) for name, arm in compared.items()}
+    values = findings.metric_values(baseline, metric.name)
+    spread = findings.spread_of(values)
+    return _Column(
+        info=metric,
+        baseline_mean=numerals.fixed(findings.mean_of(values), decimals),
+        baseline_spread="" if spread is None else f"± {numerals.fixed(spread, decimals)}",
+        baseline_values=_seed_values(baseline, metric, decimals),
+        cells={
+            name: _cell(arm, metric, decimals, charts.strip(effects[name], lower, list(effects.values())))
+            for name, arm in compared.items()
+        },
+        forest=charts.forest(metric.label, list(effects.values()), decimals, lower) if effects else None,
+    )
+
+
+def _cell(arm: Arm, metric: MetricInfo, decimals: int, strip: Markup) -> _Cell:
+    comparison = arm.comparisons[metric.name]
+    return _Cell(
+        verdict=comparison.verdict,
+        glyph=findings.GLYPHS[comparison.verdict],
+        mean=numerals.fixed(comparison.mean, decimals),
+        difference=numerals.fixed(comparison.difference, decimals, signed=True),
+        interval=numerals.interval(comparison.low, comparison.high, decimals),
+        relative=numerals.percent(findings.relative(comparison)),
+        p=numerals.probability(comparison.p),
+        p_adjusted=numerals.probability(comparison.p_adjusted),
+        detectable=numerals.fixed(comparison.detectable, decimals),
+        values=_seed_values(arm, metric, decimals),
+        strip=strip,
+    )
+
+
+def _seed_values(arm: Arm, metric: MetricInfo, decimals: int) -> list[tuple[int, str]]:
+    return [(run.seed, numerals.fixed(run.metrics.get(metric.name), decimals)) for run in arm.runs]
+
+
+def _effect(arm: Arm, comparison: Comparison) -> charts.Effect:
+    return charts.Effect(
+        name=findings.titled(arm),
+        verdict=comparison.verdict,
+        difference=comparison.difference,
+        low=comparison.low,
+        high=comparison.high,
+        detectable=comparison.detectable,
+        seeds=comparison.differences,
+    )
+
+
+def _speed_figure(results: Results, colours: dict[str, str]) -> Markup | None:
+    speed = next((metric for metric in results.metrics if metric.name == findings.SPEED), None)
+    quality = next((metric for metric in findings.primary_metrics(results) if metric != speed), None)
+    if speed is None or quality is None:
+        return None
+    clouds = [
+        charts.Cloud(arm.name, colours[arm.name], points)
+        for arm in results.arms
+        if (points := list(_points(arm, speed.name, quality.name)))
+    ]
+    return charts.scatter(clouds, speed.label, quality.label, quality.direction == "lower") if clouds else None
+
+
+def _points(arm: Arm, x: str, y: str) -> Iterator[tuple[float, float]]:
+    for run in arm.runs:
+        point = run.metrics.get(x, math.nan), run.metrics.get(y, math.nan)
+        if all(map(math.isfinite, point)):
+            yield point
+
+
+def _curve_figures(results: Results, colours: dict[str, str]) -> Iterator[tuple[str, Markup]]:
+    """(caption, figure): the loss twice, whole and its end, then whatever else was logged."""
+    names = list(dict.fromkeys(name for arm in results.arms for run in arm.runs for name in run.curves))
+    for name in sorted(names, key=lambda name: name != "loss"):
+        traces = [
+            charts.Traces(arm.name, colours[arm.name], [run.curves[name] for run in arm.runs if name in run.curves])
+            for arm in results.arms
+        ]
+        label = name.replace("_", " ")
+        views = [(label, False), (f"{label}, second half", True)] if name == "loss" else [(label, False)]
+        for caption, tail in views:
+            figure = charts.curves(label, traces, tail=tail)
+            if figure is not None:
+                yield caption, figure
+
+
+@dataclass(frozen=True)
+class _Picture:
+    uri: str | None
+    """None where the file is missing or is no picture."""
+    small: bool = True
+
+
+@dataclass(frozen=True)
+class _Sample:
+    prompt: str
+    pictures: list[tuple[str, _Picture]]
+
+
+@dataclass(frozen=True)
+class _Samples:
+    heads: list[tuple[str, str]]
+    """(column, which run it is from)."""
+    rows: list[_Sample]
+
+
+def _samples(results: Results, folder: Path) -> _Samples:
+    runs = [(arm, _first_with_previews(arm)) for arm in results.arms]
+    columns = [("real", "image", results.real_previews)]
+    columns += [(arm.name, f"seed {run.seed}" if run else "no run", run.previews if run else []) for arm, run in runs]
+    rows = [
+        _Sample(prompt, [(head, _picture(folder, paths, index)) for head, _, paths in columns])
+        for index, prompt in enumerate(results.prompts)
+    ]
+    return _Samples([(head, source) for head, source, _ in columns], rows)
+
+
+def _first_with_previews(arm: Arm) -> Run | None:
+    return next((run for run in arm.runs if run.previews), None)
+
+
+def _picture(folder: Path, paths: list[str], index: int) -> _Picture:
+    """The picture as a data URI. It is decoded and encoded anew, so nothing but a picture can get into the page."""
+    if index >= len(paths):
+        return _Picture(None)
+    try:
+        with Image.open(folder / paths[index], formats=("PNG", "JPEG", "WEBP")) as image:
+            picture = image.convert("RGB")
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return _Picture(None)
+    small = max(picture.size) <= _LARGEST_PREVIEW_PX / 2
+    picture.thumbnail((_LARGEST_PREVIEW_PX, _LARGEST_PREVIEW_PX))
+    content = io.BytesIO()
+    picture.save(content, "PNG")
+    return _Picture("data:image/png;base64," + base64.b64encode(content.getvalue()).decode("ascii"), small)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    label: str
+    figure: Markup
+    arms: list[charts.PartValues]
+    reference: dict[str, float]
+    names: list[str]
+    decimals: int
+
+
+def _part_figures(results: Results, colours: dict[str, str]) -> Iterator[_Parts]:
+    labels = {metric.name: metric.label for metric in results.metrics}
+    names = dict.fromkeys(name for arm in results.arms for run in arm.runs for name in run.details)
+    for name in names:
+        arms = [charts.PartValues(a.name, colours[a.name], findings.part_means(a, name)) for a in results.arms]
+        label, reference = labels.get(name, name), results.reference.get(name, {})
+        parts = list(dict.fromkeys(part for arm in arms for part in arm.values))
+        if parts:
+            largest = max(abs(value) for arm in arms for value in arm.values.values())
+            decimals = numerals.decimals_showing(largest / 10)
+            yield _Parts(label, charts.parts(label, arms, reference), arms, reference, parts, decimals)
+
+
+@dataclass(frozen=True)
+class _Cost:
+    arm: Arm
+    parameters: int
+    train_s: float
+    evaluate_s: float
+    images_per_s: float | None
+
+
+def _cost(arm: Arm) -> _Cost | None:
+    """Means over the runs that were done; None where none was."""
+    done = [run for run in arm.runs if run.state == "done"]
+    if not done:
+        return None
+    return _Cost(
+        arm=arm,
+        parameters=max(run.parameters for run in done),
+        train_s=sum(run.train_s for run in done) / len(done),
+        evaluate_s=sum(run.evaluate_s for run in done) / len(done),
+        images_per_s=findings.mean_of(findings.metric_values(arm, findings.SPEED)),
+    )
+
+
+def _time_parts(results: Results) -> list[str]:
+    """The parts that took any time, in the order in which a step goes through them."""
+    taken = {part for arm in results.arms for run in arm.runs for part, value in run.time_split.items() if value > 0}
+    return [*(part for part in _TIME_PARTS if part in taken), *sorted(taken.difference(_TIME_PARTS))]
+
+
+def _time_figure(results: Results) -> Markup | None:
+    parts = _time_parts(results)
+    arms = [findings.baseline_of(results), *findings.ranked_arms(results)]
+    bars = [charts.Bar(arm.name, {part: _mean_time(arm, part) for part in parts}) for arm in arms]
+    bars = [bar for bar in bars if bar.total > 0]
+    return charts.stacked(bars, parts) if bars else None
+
+
+def _mean_time(arm: Arm, part: str) -> float:
+    return findings.mean_of(run.time_split.get(part, 0.0) for run in arm.runs if run.time_split) or 0.0
+
+
+def _link(paper: str) -> str | None:
+    found = _ARXIV.search(paper)
+    return f"https://arxiv.org/abs/{found[1]}" if found else None

@@ -1,0 +1,166 @@
+"""The report in Markdown: the same findings without figures, for a pull request or a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from tintype.study.report import findings, numerals
+from tintype.study.results import Arm, Comparison, MetricInfo, Results
+
+_MEANINGFUL = re.compile(r"([\\|`*]|\](?=[(\[]))")
+
+
+def to_markdown(results: Results) -> str:
+    sections = [
+        _head(results),
+        _verdicts(results),
+        *(_metric_section(results, metric) for metric in results.metrics),
+        _changes(results),
+        _definitions(results),
+        _environment(results),
+        _events(results),
+    ]
+    return "\n\n".join("\n".join(section) for section in sections) + "\n"
+
+
+def escaped(words: str) -> str:
+    """Text that stays text, on one line, in a table's cell as elsewhere."""
+    one_line = " ".join(words.split())
+    return _MEANINGFUL.sub(r"\\\1", one_line).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The cells are escaped here; they must not be before."""
+    yield _row(heads)
+    yield "|" + " --- |" * len(heads)
+    yield from (_row(row) for row in rows)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(escaped(cell) for cell in cells) + " |"
+
+
+def _head(results: Results) -> Iterator[str]:
+    yield f"# {escaped(results.name)}\n"
+    yield f"{escaped(results.question)}\n"
+    yield from (f"> **{escaped(warning)}**\n" for warning in _warnings(results))
+    yield escaped(" ".join(findings.answer(results)))
+
+
+def _warnings(results: Results) -> Iterator[str]:
+    if results.sketch:
+        yield "Sketch: one seed, so no spread, no interval, no verdict."
+    if findings.differing_controls(results):
+        yield "The control differs: treat this study's verdicts with suspicion."
+    for arm, run in findings.lost_runs(results):
+        yield f"Run {run.state}: {arm.name}, seed {run.seed}" + (f" – {run.error}" if run.error else "")
+
+
+def _verdicts(results: Results) -> Iterator[str]:
+    primary = findings.primary_metrics(results)
+    yield "## Verdicts\n"
+    rows = [
+        [findings.titled(arm), arm.summary, *(_short(results, arm, metric) for metric in primary)]
+        for arm in findings.ranked_arms(results)
+    ]
+    yield from _table(["Arm", "What it does", *(_headed(metric) for metric in primary)], rows)
+
+
+def _short(results: Results, arm: Arm, metric: MetricInfo) -> str:
+    comparison = arm.comparisons.get(metric.name)
+    if comparison is None:
+        return numerals.UNKNOWN
+    decimals = findings.metric_decimals(results, metric.name)
+    return f"{_verdict(comparison)}: {_difference(comparison, decimals)}"
+
+
+def _metric_section(results: Results, metric: MetricInfo) -> Iterator[str]:
+    decimals, baseline = findings.metric_decimals(results, metric.name), findings.baseline_of(results)
+    values = findings.metric_values(baseline, metric.name)
+    spread = findings.spread_of(values)
+    mean = numerals.fixed(findings.mean_of(values), decimals)
+    first = mean if spread is None else f"{mean} ± {numerals.fixed(spread, decimals)}"
+    rows = [[findings.titled(baseline), first, "", "", "", "", _seeds(baseline, metric, decimals)]]
+    for arm in findings.ranked_arms(results):
+        if metric.name in arm.comparisons:
+            rows.append(_metric_row(arm, metric, decimals))
+    yield f"### {escaped(_headed(metric))}\n"
+    yield from _table(["Arm", "Mean", "Difference", "Relative", "Verdict", "Finds ≥", "Seeds"], rows)
+
+
+def _metric_row(arm: Arm, metric: MetricInfo, decimals: int) -> list[str]:
+    comparison = arm.comparisons[metric.name]
+    return [
+        findings.titled(arm),
+        numerals.fixed(comparison.mean, decimals),
+        _difference(comparison, decimals),
+        numerals.percent(findings.relative(comparison)),
+        _verdict(comparison),
+        numerals.fixed(comparison.detectable, decimals),
+        _seeds(arm, metric, decimals),
+    ]
+
+
+def _difference(comparison: Comparison, decimals: int) -> str:
+    difference = numerals.fixed(comparison.difference, decimals, signed=True)
+    return f"{difference} {numerals.interval(comparison.low, comparison.high, decimals)}".strip()
+
+
+def _verdict(comparison: Comparison) -> str:
+    return f"{findings.GLYPHS[comparison.verdict]} {comparison.verdict}"
+
+
+def _seeds(arm: Arm, metric: MetricInfo, decimals: int) -> str:
+    return ", ".join(numerals.fixed(run.metrics.get(metric.name), decimals) for run in arm.runs)
+
+
+def _headed(metric: MetricInfo) -> str:
+    return f"{metric.label} ({metric.direction} is better)"
+
+
+def _changes(results: Results) -> Iterator[str]:
+    yield "## Arms\n"
+    rows = []
+    for arm in findings.ranked_arms(results):
+        sources = ", ".join([*arm.techniques, *arm.papers])
+        for change in arm.changes:
+            rows.append(
+                [findings.titled(arm), change.key, findings.plain(change.before), findings.plain(change.after), sources]
+            )
+        if not arm.changes:
+            rows.append([findings.titled(arm), "no change but the seeds", "", "", sources])
+    yield from _table(["Arm", "Key", "Before", "After", "Techniques and papers"], rows)
+
+
+def _definitions(results: Results) -> Iterator[str]:
+    yield "## Method\n"
+    yield escaped(results.method) + "\n"
+    yield from _table(["Metric", "Definition"], ([_headed(metric), metric.definition] for metric in results.metrics))
+    yield ""
+    protocol = [*results.protocol.items(), ("seeds", results.seeds)]
+    yield from _table(["Protocol", ""], ([key, findings.plain(value)] for key, value in protocol))
+
+
+def _environment(results: Results) -> Iterator[str]:
+    yield "## Environment\n"
+    yield from _table(["What", "Value"], ([key, "; ".join(v)] for key, v in findings.environment(results).items()))
+
+
+def _events(results: Results) -> Iterator[str]:
+    yield "## Events\n"
+    found = findings.events(results)
+    if not found:
+        yield "No events."
+        return
+    rows = (
+        [
+            arm.name,
+            str(run.seed),
+            str(event.get("step", "")),
+            str(event.get("event", "")),
+            findings.event_details(event),
+        ]
+        for arm, run, event in found
+    )
+    yield from _table(["Arm", "Seed", "Step", "Event", "Details"], rows)
