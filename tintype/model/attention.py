@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tintype.model.layers import RMSNorm, rotate
+from tintype.model.layers import RMSNorm, rms_norm, rotate
 
 KeyValue = tuple[Tensor, Tensor]
 
@@ -27,20 +27,20 @@ class Attention(nn.Module):
 
     def read_text(self, text_BSD: Tensor) -> KeyValue:
         """Keys and values of the text. They do not depend on the image or on t, so sampling computes them once."""
-        key, value = self._split_heads(self.txt_kv_proj(text_BSD), 2)
+        key, value = self._split_heads(self.txt_kv_proj(text_BSD), 2).unbind(0)
         return self.norm_added_k(key), value
 
     def forward(self, token_BLD: Tensor, text: KeyValue, mask: Tensor | None, rotation: Tensor) -> Tensor:
         """`mask` is True where a key may be seen, [B, 1, 1, S + L]: it is broadcast and never expanded."""
-        query, key, value = self._split_heads(self.img_qkv_proj(token_BLD), 3)
-        query, key = rotate(self.norm_q(query), rotation), rotate(self.norm_k(key), rotation)
-        key, value = torch.cat([text[0], key], dim=2), torch.cat([text[1], value], dim=2)
+        query_key, value = self._split_heads(self.img_qkv_proj(token_BLD), 3).split([2, 1])
+        weight = torch.stack([self.norm_q.weight, self.norm_k.weight])[:, None, None, None, :]
+        query, key = rotate(rms_norm(query_key, weight), rotation).unbind(0)  # both at once: half the kernels
+        key, value = torch.cat([text[0], key], dim=2), torch.cat([text[1], value[0]], dim=2)
         seen = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         out: Tensor = self.to_out[0](seen.transpose(1, 2).flatten(2))
         return out
 
-    def _split_heads(self, packed_BLE: Tensor, parts: int) -> tuple[Tensor, ...]:
-        b, length, width = packed_BLE.shape
-        return (
-            packed_BLE.view(b, length, parts, self.heads, width // parts // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        )
+    def _split_heads(self, packed_BLE: Tensor, parts: int) -> Tensor:
+        """[B, L, parts × D] -> [parts, B, heads, L, head size]."""
+        b, length, size = packed_BLE.shape
+        return packed_BLE.view(b, length, parts, self.heads, size // (parts * self.heads)).permute(2, 0, 3, 1, 4)

@@ -25,23 +25,25 @@ def sinusoid(value_B: Tensor, size: int, max_period: int, factor: float = 1.0) -
 
 
 def rotation_table(rows: int, columns: int, head_size: int, theta: int, device: torch.device) -> Tensor:
-    """Cosine and sine of each token's angles, half of them by its row and half by its column: [L, head/2, 2]."""
+    """What `rotate` multiplies each token with, [L, 2, head]: cosines, and sines with the sign of their pair's member.
+
+    Half of a token's angles grow with its row and half with its column.
+    """
     axis = head_size // 2
     frequency = 1.0 / theta ** (torch.arange(0, axis, 2, dtype=torch.float64, device=device) / axis)
     row_L = torch.arange(rows, dtype=torch.float64, device=device).repeat_interleave(columns)
     column_L = torch.arange(columns, dtype=torch.float64, device=device).repeat(rows)
     angle = torch.cat([row_L[:, None] * frequency, column_L[:, None] * frequency], dim=-1)
-    return torch.stack([torch.cos(angle), torch.sin(angle)], dim=-1).float()
+    sine = torch.stack([-torch.sin(angle), torch.sin(angle)], dim=-1).flatten(-2)
+    return torch.stack([torch.cos(angle).repeat_interleave(2, dim=-1), sine], dim=1).float()
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Rotates neighbouring pairs of the last axis. `table` broadcasts against [B, heads, L, head/2, 2]."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    pair = x.to(wide).unflatten(-1, (-1, 2))
-    cosine, sine = table[..., 0].to(wide), table[..., 1].to(wide)
-    first = cosine * pair[..., 0] - sine * pair[..., 1]
-    second = sine * pair[..., 0] + cosine * pair[..., 1]
-    return torch.stack([first, second], dim=-1).flatten(-2).to(x.dtype)
+    """Rotates neighbouring pairs of the last axis. `table` broadcasts against [B, heads, L, 2, head]."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    cosine, sine = table.to(wide.dtype).unbind(-2)
+    return torch.addcmul(wide * cosine, swapped, sine).to(x.dtype)
 
 
 def patchify(z_BCHW: Tensor, patch: int) -> Tensor:
@@ -75,14 +77,17 @@ class VectorMLP(nn.Module):
 class RMSNorm(nn.Module):
     """Root-mean-square norm with its statistics in fp32."""
 
-    def __init__(self, size: int, eps: float = 1e-6) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
+        return rms_norm(x, self.weight)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
 
 class Modulation(nn.Module):

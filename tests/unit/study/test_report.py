@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from example_results import HOSTILE, draw_previews, example, hostile, with_differing_control, with_failed_run
+from tests.unit.study.example_results import HOSTILE, draw_previews, example, hostile, with_differing_control, with_failed_run
 from PIL import Image
 
 from tintype.study.report import charts, findings, numerals, read_results, svg, write_report

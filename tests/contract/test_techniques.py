@@ -1,0 +1,119 @@
+"""The contract of `docs/techniques.md`, for every technique of the table."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiny import tiny_plan
+from tintype.errors import UserError
+from tintype.plan import Plan, apply_techniques, diff, plan_from_yaml
+from tintype.techniques import SHARED_SEAMS, TECHNIQUES
+from tintype.train import checkpoint
+from tintype.train.clock import Clock
+from tintype.train.folder import RunFolder
+from tintype.train.interrupt import Interrupt
+from tintype.train.loop import Progress, new_state, train
+from tintype.train.parts import Parts, build_parts
+from tintype.train.update import update
+
+NAMES = sorted(TECHNIQUES)
+PAIRS = list(itertools.combinations(NAMES, 2))
+
+
+def with_technique(*names: str) -> Plan:
+    return tiny_plan(techniques=names)
+
+
+def losses(plan: Plan, steps: int = 2) -> list[float]:
+    parts = build_parts(plan)
+    state = new_state(parts)
+    return [float(update(parts, state, Clock(parts.device)).losses["loss"]) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_changes_its_own_seam_and_nothing_else(name: str) -> None:
+    changes = diff(tiny_plan(), with_technique(name))
+    assert changes
+    assert {key.split(".")[0] for key in changes} == {TECHNIQUES[name].seam}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_survives_a_round_trip_through_yaml(name: str) -> None:
+    plan = with_technique(name)
+    assert plan_from_yaml(plan.to_yaml(), "round trip") == plan
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_switched_off_it_leaves_the_baseline_bit_for_bit(name: str) -> None:
+    """Setting its seam back to the baseline's value must bring back the baseline's numbers."""
+    baseline, changed = tiny_plan(), with_technique(name)
+    seam = TECHNIQUES[name].seam
+    off = Plan(**{**dict(changed), seam: dict(baseline)[seam]})
+    assert off.hash == baseline.hash
+    assert losses(off) == losses(baseline)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_adds_exactly_the_parameters_that_it_declares_and_trains_them_all(name: str) -> None:
+    baseline, parts = build_parts(tiny_plan()), build_parts(with_technique(name))
+    added = _parameter_names(parts) - _parameter_names(baseline)
+    declared = {p for p in added if p.startswith(tuple(TECHNIQUES[name].trains))} if TECHNIQUES[name].trains else set()
+    assert added == declared
+    state = new_state(parts)
+    update(parts, state, Clock(parts.device))
+    update(parts, state, Clock(parts.device))  # zero-initialised gates let the gradient through from the second step
+    still = {key for key, parameter in parts.modules.named_parameters() if parameter.grad is None}
+    assert not still
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resume_is_bit_exact_from_every_step(name: str, tmp_path: Path) -> None:
+    plan = with_technique(name).model_copy(update={"run": tiny_plan("run.save_every_steps=1").run})
+    train(plan, tmp_path / "whole", Interrupt())
+    for stop in range(1, plan.train.steps):
+        _stop_and_go_on(plan, tmp_path / f"stop-{stop}", stop)
+        assert _states_equal(tmp_path / "whole", tmp_path / f"stop-{stop}")
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
+def test_any_two_train_together_or_are_refused_by_name(pair: tuple[str, str]) -> None:
+    first, second = (TECHNIQUES[name] for name in pair)
+    if first.seam == second.seam and first.seam not in SHARED_SEAMS:
+        with pytest.raises(UserError, match=f"'{first.name}' and '{second.name}'"):
+            with_technique(*pair)
+        return
+    assert all(torch.isfinite(torch.tensor(losses(with_technique(*pair)))))
+
+
+def test_two_techniques_of_one_seam_are_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"'ema' and 'ema' both set the plan's 'ema'"):
+        apply_techniques(tiny_plan(), ["ema:decay=0.9", "ema:decay=0.99"])
+
+
+def _parameter_names(parts: Parts) -> set[str]:
+    return {name for name, _ in parts.modules.named_parameters()}
+
+
+def _stop_and_go_on(plan: Plan, folder: Path, stop: int) -> None:
+    interrupt = Interrupt()
+
+    def at(progress: Progress) -> None:
+        if progress.step == stop:
+            interrupt.signal = 15
+
+    assert train(plan, folder, interrupt, at).step == stop
+    assert train(plan, folder, Interrupt()).finished
+
+
+def _states_equal(first: Path, second: Path) -> bool:
+    states = []
+    for folder in (first, second):
+        checkpoints = RunFolder(folder).checkpoints
+        states.append(checkpoint.read(checkpoint.folder_of(checkpoints, checkpoint.steps(checkpoints)[-1])))
+    (tensors_1, scalars_1), (tensors_2, scalars_2) = states
+    same = set(tensors_1) == set(tensors_2) and all(torch.equal(tensors_1[key], tensors_2[key]) for key in tensors_1)
+    return same and scalars_1 == scalars_2

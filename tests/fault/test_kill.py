@@ -1,0 +1,38 @@
+"""SIGKILL at each named point of a step and of a save: the run goes on and ends bit-identical."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.fault.harness import KILLS
+from tintype.train import fault
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_named_point_is_tried() -> None:
+    assert {point for point, _ in KILLS} == set(fault.POINTS)
+    assert len(KILLS) >= 20
+
+
+def test_a_killed_run_ends_bit_identical(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HARNESS, str(tmp_path)], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert len(rows) == len(KILLS)
+    bad = [row for row in rows if not (row["killed"] and row["resumed"] and row["identical"] and not row["leftovers"])]
+    assert not bad
+
+
+HARNESS = """
+import sys, torch
+from pathlib import Path
+torch.set_num_threads(1)
+from tests.fault.harness import main
+main(Path(sys.argv[1]))
+"""

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import torch
+
+from tintype.flow.path import draw_sample, velocity
+from tintype.seams import Draws, Output
+from tintype.settings import TimeSettings
+from tintype.techniques.x_prediction import XPrediction
+
+CLAMP = 0.05
+
+
+def test_the_loss_is_the_weighted_square_of_the_error_in_x() -> None:
+    """JiT: both sides become velocities with the same clamp, so the weight is 1 / max(t, clamp)²."""
+    objective = XPrediction(TimeSettings(kind="uniform", lowest=0.0), CLAMP)
+    x = torch.randn(64, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sample = objective.draw(x, Draws(0, torch.arange(64)))
+    predicted = x + 0.1
+    loss = objective.loss(Output(predicted, {}, None), sample)
+    expected = 0.1**2 / sample.t_B.double().clamp_min(CLAMP) ** 2
+    assert torch.allclose(loss, expected, rtol=1e-5)
+    assert float(sample.t_B.min()) < CLAMP
+
+
+def test_a_perfect_prediction_gives_the_true_velocity_outside_the_clamp() -> None:
+    x = torch.randn(32, 3, 4, 4, generator=torch.Generator().manual_seed(0)).double()
+    sample = draw_sample(x, TimeSettings(kind="uniform", lowest=0.06), Draws(0, torch.arange(32)))
+    made = XPrediction(TimeSettings(), CLAMP).velocity(x, sample.x_t_BCHW, sample.t_B)
+    assert torch.allclose(made, velocity(x, sample.noise_BCHW), atol=1e-4)
+
+
+def test_minimiser_on_gaussian_data_is_the_posterior_mean() -> None:
+    """For x ~ N(0, s²) and one t, the best linear x̂ = a x_t has a = (1-t) s² / ((1-t)² s² + t²)."""
+    s, t, count = 0.6, 0.4, 200_000
+    generator = torch.Generator().manual_seed(0)
+    x, noise = (torch.randn(count, dtype=torch.float64, generator=generator) for _ in range(2))
+    x_t = (1 - t) * s * x + t * noise
+    coefficient = torch.tensor(0.0, dtype=torch.float64, requires_grad=True)
+    objective = XPrediction(TimeSettings(), CLAMP)
+    t_B = torch.full((count,), t, dtype=torch.float64)
+    velocity_of_x = objective.velocity((s * x)[:, None], x_t[:, None], t_B)
+    predicted = objective.velocity((coefficient * x_t)[:, None], x_t[:, None], t_B)
+    loss = (predicted - velocity_of_x).square().mean()
+    (slope,) = torch.autograd.grad(loss, coefficient, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope, coefficient)
+    best = float((-slope / curvature).detach())
+    assert abs(best - (1 - t) * s**2 / ((1 - t) ** 2 * s**2 + t**2)) < 0.01

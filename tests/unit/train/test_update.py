@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.tiny import tiny_plan
+from tintype.seams import Draws, Output, Route, Sample, View
+from tintype.train.clock import PARTS, Clock
+from tintype.train.loop import new_state
+from tintype.train.optim.ema import Ema
+from tintype.train.parts import Parts, build_parts
+from tintype.train.update import lr_factor, micro_batch_losses, update
+
+
+def clock() -> Clock:
+    return Clock(torch.device("cpu"))
+
+
+def weights(parts: Parts) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in parts.modules.parameters()]
+
+
+def same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_training_lowers_the_loss() -> None:
+    parts = build_parts(tiny_plan("train.steps=60", "optimizer.lr=3e-3"))
+    state = new_state(parts)
+    losses = [float(update(parts, state, clock()).losses["loss"]) for _ in range(60)]
+    assert sum(losses[-10:]) < 0.6 * sum(losses[:10])
+
+
+def test_accumulated_micro_batches_give_the_gradient_of_the_whole_batch() -> None:
+    gradients = []
+    for accumulate in (1, 4):
+        parts = build_parts(tiny_plan(f"train.accumulate={accumulate}", "train.clip_norm=null"))
+        for parameter in parts.modules.parameters():
+            nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(0))
+        update(parts, new_state(parts), clock())
+        gradients.append(torch.cat([p.grad.flatten() for p in parts.modules.parameters() if p.grad is not None]))
+    assert torch.allclose(*gradients, atol=1e-6)
+
+
+@dataclass(frozen=True)
+class Poisoned:
+    """The real objective, but the loss of one sample position is not a number."""
+
+    inner: object
+    bad: float
+
+    def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample:
+        sample: Sample = self.inner.draw(x_BCHW, draws)  # type: ignore[attr-defined]
+        return sample
+
+    def loss(self, output: Output, sample: Sample) -> Tensor:
+        loss: Tensor = self.inner.loss(output, sample)  # type: ignore[attr-defined]
+        return loss * torch.tensor([1.0, self.bad, 1.0, 1.0])
+
+    def velocity(self, prediction_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_non_finite_step_never_reaches_weights_optimizer_or_average(bad: float) -> None:
+    parts = build_parts(tiny_plan(techniques=["ema"]))
+    state = new_state(parts)
+    update(parts, state, clock())
+    before, tensors = weights(parts), {k: v.clone() for k, v in state.tensors().items()}
+    poisoned = replace(parts, objective=Poisoned(parts.objective, bad))
+    result = update(poisoned, state, clock())
+    assert not result.finite and state.skips_in_a_row == 1
+    assert same(before, weights(parts))
+    assert all(torch.equal(value, tensors[key]) for key, value in state.tensors().items())
+    assert (state.step, state.images_seen) == (2, 8)
+    assert update(parts, state, clock()).finite and state.skips_in_a_row == 0
+
+
+def test_arms_of_one_seed_see_the_same_images_noise_and_times() -> None:
+    seen = []
+    for techniques in ([], ["short-captions"], ["x-prediction"]):
+        parts = build_parts(tiny_plan(techniques=techniques))
+        spy = Spy(parts.objective)
+        update(replace(parts, objective=spy), new_state(parts), clock())
+        seen.append(spy.samples[0])
+    for other in seen[1:]:
+        assert torch.equal(seen[0].x_BCHW, other.x_BCHW)
+        assert torch.equal(seen[0].noise_BCHW, other.noise_BCHW)
+        assert torch.equal(seen[0].t_B, other.t_B)
+
+
+class Spy(Poisoned):
+    def __init__(self, inner: object) -> None:
+        super().__init__(inner, 1.0)
+        object.__setattr__(self, "samples", [])
+
+    samples: list[Sample]
+
+    def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample:
+        self.samples.append(super().draw(x_BCHW, draws))
+        return self.samples[-1]
+
+
+class KeepHalf:
+    """A router: the first half of the tokens goes through the middle block."""
+
+    def plan(self, grid: tuple[int, int], step: int, draws: Draws) -> Route | None:
+        count = grid[0] * grid[1] // 2
+        return Route(1, 2, torch.arange(count).expand(len(draws.position_B), -1))
+
+
+class FeatureNorm(nn.Module):
+    """A loss term with a parameter of its own: a projected feature of the middle block should be one."""
+
+    name = "feature_norm"
+    taps = frozenset({1})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.tokens: Tensor | None = None
+
+    def weight(self, step: int) -> float:
+        return 2.0 if step < 1 else 0.0
+
+    def forward(self, view: View) -> Tensor:
+        self.tokens = view.output.tokens_at(1)
+        return (self.scale * view.output.features[1].square().mean((1, 2)) - 1).square()
+
+
+def test_a_loss_term_sees_the_routed_tokens_and_its_weight_follows_the_step() -> None:
+    parts = build_parts(tiny_plan())
+    term = FeatureNorm()
+    routed = replace(parts, router=KeepHalf(), terms=(term,))
+    first = micro_batch_losses(routed, 0, 4, 0, clock())
+    later = micro_batch_losses(routed, 0, 4, 1, clock())
+    assert float(first["loss"] - later["loss"]) == pytest.approx(2.0 * float(first["feature_norm"]), rel=1e-4)
+    assert term.tokens is not None and term.tokens.shape == (4, 8)
+    first["loss"].backward()
+    assert term.scale.grad is not None and float(term.scale.grad) != 0
+
+
+def test_learning_rate_schedule() -> None:
+    plan = tiny_plan("train.steps=10", "train.warmup_steps=4", "train.schedule=cosine")
+    factors = [lr_factor(plan, step) for step in range(10)]
+    assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert factors[4] == 1.0 and factors[7] == pytest.approx(0.5) and factors[9] < 0.1
+    constant = tiny_plan("train.steps=10", "train.warmup_steps=0")
+    assert {lr_factor(constant, step) for step in range(10)} == {1.0}
+
+
+def test_clipping_bounds_the_gradient() -> None:
+    parts = build_parts(tiny_plan("train.clip_norm=0.01"))
+    result = update(parts, new_state(parts), clock())
+    clipped = torch.cat([p.grad.flatten() for p in parts.modules.parameters() if p.grad is not None]).norm()
+    assert result.grad_norm > 0.01 and float(clipped) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_average_is_fp32_and_follows_its_formula() -> None:
+    weight = torch.ones(3, dtype=torch.bfloat16)
+    ema = Ema(0.9, {"w": weight})
+    for value in (2.0, 3.0):
+        ema.update({"w": torch.full((3,), value, dtype=torch.bfloat16)})
+    assert ema.average["w"].dtype == torch.float32
+    assert ema.average["w"].tolist() == pytest.approx([0.9 * (0.9 * 1 + 0.1 * 2) + 0.1 * 3] * 3)
+
+
+def test_the_clock_accounts_for_every_part() -> None:
+    parts = build_parts(tiny_plan())
+    watch = clock()
+    update(parts, new_state(parts), watch)
+    seconds, split = watch.read()
+    assert set(split) == set(PARTS)
+    assert 0.5 * seconds < sum(split.values()) <= seconds
+
+
+def test_storage_is_fp32_under_bf16_compute() -> None:
+    parts = build_parts(tiny_plan("precision.compute=bf16", techniques=["ema"]))
+    state = new_state(parts)
+    for _ in range(3):
+        assert update(parts, state, clock()).finite
+    assert {tensor.dtype for tensor in state.tensors().values()} == {torch.float32}
