@@ -123,23 +123,23 @@ def plan_from_folder(folder: Path) -> Plan:
 
 Change = tuple[Any, Any]
 
+_SWITCHES = ("ema", "route")
+"""Sections that a plan may have or not."""
+
 
 def diff(before: Plan, after: Plan) -> dict[str, Change]:
     """Dotted key -> (before, after) for each resolved setting that differs, the seed and housekeeping left out."""
     old, new = _flat(plain(before)), _flat(plain(after))
-    skipped = (UNHASHED, "seed")
-    keys = [key for key in {**old, **new} if key.split(".")[0] not in skipped]
-    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key, _ABSENT) != new.get(key, _ABSENT)}
-
-
-_ABSENT = object()
+    keys = [key for key in {**old, **new} if key.split(".")[0] not in (UNHASHED, "seed")]
+    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     if isinstance(value, Mapping) and value:
-        return {
-            k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}.{key}" if prefix else key).items()
-        }
+        inside = {k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}.{key}".lstrip(".")).items()}
+        return {prefix: "on", **inside} if prefix in _SWITCHES else inside
+    if prefix in _SWITCHES:
+        return {prefix: "off"}
     if isinstance(value, list) and value:
         return {k: v for index, inner in enumerate(value) for k, v in _flat(inner, f"{prefix}.{index}").items()}
     return {prefix: value}

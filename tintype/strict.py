@@ -44,6 +44,7 @@ _SCALARS: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     "tag:yaml.org,2002:float": (r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789", float),
     "tag:yaml.org,2002:str": (r"(?!)", "", str),
 }
+_KNOWN_TAGS = {*_SCALARS, "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 for _class in (_Loader, _Dumper):
     _class.yaml_implicit_resolvers = {}
     for _tag, (_pattern, _first, _) in _SCALARS.items():
@@ -108,10 +109,12 @@ def _plain(node: yaml.Node, path: KeyPath, document: Document, depth: int) -> An
     document.places[path] = line
     if depth > _MOST_DEPTH:
         raise UserError(f"{line}: nested more than {_MOST_DEPTH} levels deep")
+    if node.tag not in _KNOWN_TAGS:
+        raise UserError(f"{line}: the tag {node.tag} is not supported; write a plain value")
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, (*path, index), document, depth + 1) for index, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
-        return _scalar(node, line)
+        return _SCALARS[node.tag][2](node.value)
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key = str(key_node.value)
@@ -120,12 +123,6 @@ def _plain(node: yaml.Node, path: KeyPath, document: Document, depth: int) -> An
         result[key] = _plain(value_node, (*path, key), document, depth + 1)
         document.places[(*path, key)] = f"{document.name}, line {key_node.start_mark.line + 1}"
     return result
-
-
-def _scalar(node: yaml.Node, line: str) -> Any:
-    if node.tag not in _SCALARS:
-        raise UserError(f"{line}: the tag {node.tag} is not supported; write a plain value")
-    return _SCALARS[node.tag][2](node.value)
 
 
 def write_yaml(data: Any) -> str:
@@ -162,6 +159,8 @@ def _explain(problem: Any, model: type[Settings], document: Document) -> str:
     if problem["type"] == "union_tag_invalid":
         tags = [tag.strip("' ") for tag in problem["ctx"]["expected_tags"].split(",")]
         return f"{where}: unknown kind '{problem['ctx']['tag']}'; {nearest(problem['ctx']['tag'], tags)}"
+    if problem["type"] == "union_tag_not_found":
+        return f"{where}: say which kind; valid: {', '.join(sorted(_kinds_at(model, problem['loc'])))}"
     if problem["type"] == "missing":
         return f"{where}: this key is required and missing"
     message = problem["msg"].removeprefix("Value error, ")
@@ -183,6 +182,11 @@ def _path_in_data(loc: KeyPath, data: Any) -> KeyPath:
 
 
 def _valid_keys(model: type[Settings], loc: KeyPath) -> set[str]:
+    return {name for candidate in _classes_at(model, loc) for name in candidate.model_fields}
+
+
+def _classes_at(model: type[Settings], loc: KeyPath) -> list[type[Settings]]:
+    """The settings that may stand at a place of pydantic's path, which holds the tags of unions too."""
     candidates = [model]
     for key in loc:
         of_kind: list[type[Settings]] = [
@@ -193,7 +197,11 @@ def _valid_keys(model: type[Settings], loc: KeyPath) -> set[str]:
             candidates = [c for annotation in deeper for c in _settings_in(annotation)]
         elif of_kind:
             candidates = of_kind
-    return {name for candidate in candidates for name in candidate.model_fields}
+    return candidates
+
+
+def _kinds_at(model: type[Settings], loc: KeyPath) -> set[str]:
+    return {str(c.model_fields["kind"].default) for c in _classes_at(model, loc) if issubclass(c, Part)}
 
 
 def _settings_in(annotation: Any) -> list[type[Settings]]:

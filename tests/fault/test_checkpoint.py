@@ -1,4 +1,4 @@
-"""Damage, full disks, retention and completeness of checkpoints. Each safeguard has a control that shows it is needed."""
+"""Damage, full disks, retention and completeness of checkpoints, with controls that show what each guard is for."""
 
 from __future__ import annotations
 
@@ -139,7 +139,11 @@ def test_every_leaf_of_the_state_is_saved_and_restored(tmp_path: Path) -> None:
 
 def test_a_state_with_other_names_is_refused(run: Path) -> None:
     tensors, scalars = checkpoint.read(newest(run))
-    for change in ({"modules/denoiser.img_in.weight": None}, {"modules/unknown": torch.zeros(1)}, {"other/x": torch.zeros(1)}):
+    for change in (
+        {"modules/denoiser.img_in.weight": None},
+        {"modules/unknown": torch.zeros(1)},
+        {"other/x": torch.zeros(1)},
+    ):
         altered = {name: tensor for name, tensor in {**tensors, **change}.items() if tensor is not None}
         with pytest.raises(StateMismatchError):
             new_state(build_parts(PLAN)).load(altered, scalars)

@@ -31,6 +31,7 @@ def test_a_killed_run_ends_bit_identical(tmp_path: Path) -> None:
 
 HARNESS = """
 import sys, torch
+import torch._dynamo  # an optimizer imports it, a second and a half in every child otherwise
 from pathlib import Path
 torch.set_num_threads(1)
 from tests.fault.harness import main

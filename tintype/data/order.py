@@ -23,16 +23,16 @@ def ids_at(seed: int, first: int, count: int, size: int) -> Tensor:
 
 def _permute(place: Tensor, epoch: Tensor, key: int, size: int) -> Tensor:
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    epoch_key = mix(epoch + key)
-    out = _feistel(place, epoch_key, half_bits)
+    round_keys = mix(mix(epoch + key) + torch.arange(_ROUNDS)[:, None])
+    out = _feistel(place, round_keys, half_bits)
     while (outside := out >= size).any():  # the walk ends: the network permutes a domain of less than 4 × size
-        out = torch.where(outside, _feistel(out, epoch_key, half_bits), out)
+        out = torch.where(outside, _feistel(out, round_keys, half_bits), out)
     return out
 
 
-def _feistel(value: Tensor, key: Tensor, half_bits: int) -> Tensor:
+def _feistel(value: Tensor, round_keys: Tensor, half_bits: int) -> Tensor:
     low = (1 << half_bits) - 1
     left, right = value >> half_bits, value & low
-    for turn in range(_ROUNDS):
-        left, right = right, left ^ (mix(right + mix(key + turn)) & low)
+    for round_key in round_keys:
+        left, right = right, left ^ (mix(right + round_key) & low)
     return (left << half_bits) | right

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from tintype.train.interrupt import Interrupt, watch_signals
 from tintype.train.loop import Progress, train
 
 _POLL_S = 0.2
+_TELL_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -121,13 +123,19 @@ def _receive(messages: Any, active: dict[int, tuple[BaseProcess, Any, Task]]) ->
 
 
 def _work(slot: int, threads: int, protocol: Protocol, inbox: Any, messages: Any) -> None:
-    """A worker process: one task after another until it is killed."""
+    """A worker process: one task after another, until it is killed or finds that the study was."""
     torch.set_num_threads(threads)
     _pin_gpu(slot)
-    while True:
-        task: Task = inbox.get()
+    study = os.getppid()
+    while os.getppid() == study:
+        try:
+            task: Task = inbox.get(timeout=_POLL_S)
+        except queue.Empty:
+            continue
         with watch_signals() as interrupt:
-            messages.put((slot, _run(task, protocol, interrupt, lambda message: messages.put((slot, message)))))
+            last = _run(task, protocol, study, interrupt, lambda message: messages.put((slot, message)))
+        messages.put((slot, last))
+    messages.cancel_join_thread()  # nobody reads any more
 
 
 def _pin_gpu(slot: int) -> None:
@@ -138,17 +146,22 @@ def _pin_gpu(slot: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = names[slot % len(names)]
 
 
-def _run(task: Task, protocol: Protocol, interrupt: Interrupt, send: Callable[[Message], None]) -> Message:
-    parent = os.getppid()
+def _run(task: Task, protocol: Protocol, study: int, interrupt: Interrupt, send: Callable[[Message], None]) -> Message:
+    """Trains and scores. `study` is the process to work for: without it the run is saved and left."""
+    told_s = 0.0
 
     def on_progress(progress: Progress) -> None:
-        if os.getppid() != parent:  # the study was killed: save and leave, so that a new one finds the folder free
+        nonlocal told_s
+        if os.getppid() != study:
             interrupt.signal = signal.SIGTERM
+        if time.monotonic() - told_s < _TELL_S:
+            return
+        told_s = time.monotonic()
         share = 0.8 * progress.step / progress.steps
         send(Message(task.key, "training", share, "", progress.step, progress.loss, progress.images_per_s))
 
     def on_step(done: int, total: int) -> None:
-        if os.getppid() != parent or interrupt.signal is not None:
+        if os.getppid() != study or interrupt.signal is not None:
             raise InterruptedError
         send(Message(task.key, "scoring", 0.8 + 0.2 * done / total, "", task.plan.train.steps))
 

@@ -80,9 +80,10 @@ class RunFolder:
     def forget_after(self, step: int) -> None:
         """Drops the lines of steps that are going to be done again, and a last line that was cut short."""
         for file in (self.metrics_file, self.events_file):
-            if file.exists():
-                kept = [line for line in read_lines(file) if line["step"] <= step]
-                write_text(file, "".join(json.dumps(line) + "\n" for line in kept))
+            kept = [line for line in read_lines(file) if line["step"] <= step]
+            text = "".join(json.dumps(line) + "\n" for line in kept)
+            if file.exists() and file.read_text(encoding="utf-8") != text:
+                write_text(file, text)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -10,9 +10,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.unit.study.example_results import HOSTILE, draw_previews, example, hostile, with_differing_control, with_failed_run
 from PIL import Image
 
+from tests.unit.study.example_results import (
+    HOSTILE,
+    draw_previews,
+    example,
+    hostile,
+    with_differing_control,
+    with_failed_run,
+)
 from tintype.study.report import charts, findings, numerals, read_results, svg, write_report
 from tintype.study.report.markdown import escaped
 from tintype.study.results import Curve, Results

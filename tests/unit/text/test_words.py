@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tintype.data.scenes import vocabulary
 from tintype.text.words import WordsSettings, bucket, token_ids
 
 
-def test_no_two_words_of_the_embedded_captions_share_a_bucket() -> None:
+@pytest.mark.parametrize("buckets", [1024, 2048, 4096])
+def test_no_two_words_of_the_embedded_captions_share_a_bucket(buckets: int) -> None:
     words = vocabulary()
-    assert len({bucket(word, WordsSettings().buckets) for word in words}) == len(words)
+    assert len({bucket(word, buckets) for word in words}) == len(words)
 
 
 def test_the_null_caption_is_one_visible_token() -> None:

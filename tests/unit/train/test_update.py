@@ -44,7 +44,7 @@ def test_accumulated_micro_batches_give_the_gradient_of_the_whole_batch() -> Non
             nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(0))
         update(parts, new_state(parts), clock())
         gradients.append(torch.cat([p.grad.flatten() for p in parts.modules.parameters() if p.grad is not None]))
-    assert torch.allclose(*gradients, atol=1e-6)
+    assert torch.allclose(gradients[0], gradients[1], atol=1e-6)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,8 @@ def test_a_loss_term_sees_the_routed_tokens_and_its_weight_follows_the_step() ->
     routed = replace(parts, router=KeepHalf(), terms=(term,))
     first = micro_batch_losses(routed, 0, 4, 0, clock())
     later = micro_batch_losses(routed, 0, 4, 1, clock())
-    assert float(first["loss"] - later["loss"]) == pytest.approx(2.0 * float(first["feature_norm"]), rel=1e-4)
+    added = (first["loss"] - later["loss"]).item()
+    assert added == pytest.approx(2.0 * first["feature_norm"].item(), rel=1e-4)
     assert term.tokens is not None and term.tokens.shape == (4, 8)
     first["loss"].backward()
     assert term.scale.grad is not None and float(term.scale.grad) != 0

@@ -100,7 +100,7 @@ def answer(results: Results) -> list[str]:
     if not arms:
         return ["The study has no arm to compare with the baseline."]
     sentences = [_sentence(results, arms, metric) for metric in primary_metrics(results)]
-    return [*sentences, *_control_sentences(results)]
+    return [sentence[0].upper() + sentence[1:] for sentence in (*sentences, *_control_sentences(results))]
 
 
 def _sentence(results: Results, arms: list[Arm], metric: MetricInfo) -> str:

@@ -1,0 +1,115 @@
+"""What a user sees: help, listings, messages for mistakes, signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.end_to_end.test_study import environment, tintype
+from tests.tiny import TINY
+from tintype import cli
+from tintype.errors import UserError
+from tintype.techniques import TECHNIQUES
+
+runner = CliRunner()
+
+
+def ask(*arguments: str) -> str:
+    result = runner.invoke(cli.app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_techniques_are_listed() -> None:
+    rows = json.loads(ask("techniques", "--json"))
+    assert [row["name"] for row in rows] == list(TECHNIQUES)
+    assert all(row["seam"] and row["summary"] for row in rows)
+    assert all(name in ask("techniques") for name in TECHNIQUES)
+
+
+def test_plans_are_shown_compared_and_described() -> None:
+    shown = ask("plan", "show", "pocket", "--set", "optimizer.lr=2e-4", "--technique", "ema:decay=0.9")
+    assert "lr: 0.0002" in shown and "decay: 0.9" in shown and shown.startswith("# hash: ")
+    assert "data.size_px: 16 -> 64" in ask("plan", "diff", "pocket", "mini")
+    assert "the same" in ask("plan", "diff", "pocket", "pocket")
+    assert json.loads(ask("plan", "schema"))["title"] == "Plan"
+
+
+def test_a_dry_run_shows_the_arms() -> None:
+    shown = ask("ablate", "pocket", "--out", "unused", "--dry-run")
+    assert "captions.column: long → short" in shown and "nothing (other seeds)" in shown
+    assert not Path("unused").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "poket", "--out", "x"], "unknown recipe 'poket'"),
+        (["train", "pocket", "--out", "x", "--set", "optimizer.lrr=1"], "did you mean 'lr'"),
+        (["train", "pocket", "--out", "x", "--set", "train.steps=soon"], "train.steps"),
+        (["train", "pocket", "--out", "x", "--technique", "emma"], "did you mean 'ema'"),
+        (["train", "pocket", "--out", "x", "--set", "data.size_px=18"], "must be a multiple of 4"),
+        (["train", "pocket", "--out", "x", "--set", "captions.column=tiny"], "no caption column 'tiny'"),
+        (["train", "pocket", "--out", "x", "--set", "run.device=tpuu"], "is no device"),
+        (["train", "pocket", "--out", "x", "--set", "run.device=cuda:7"], "CUDA"),
+        (["ablate", "poket", "--out", "x"], "unknown study 'poket'"),
+        (["ablate", "pocket", "--out", "x", "--arm", "emma"], "unknown arm 'emma'"),
+        (["evaluate", "nowhere"], "is not a run"),
+        (["sample", "nowhere", "a ball"], "is not a run"),
+        (["report", "nowhere"], "holds no study"),
+    ],
+)
+def test_mistakes_get_a_message_that_names_the_thing(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = runner.invoke(cli.app, arguments)
+    assert isinstance(result.exception, UserError)
+    assert message in str(result.exception)
+    assert not list(tmp_path.glob("x/**/*.safetensors"))
+
+
+def test_a_mistake_exits_with_two_and_no_traceback() -> None:
+    done = tintype("train", "poket", "--out", "x")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: unknown recipe 'poket'; did you mean 'pocket'?")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_exits_and_the_run_goes_on(number: signal.Signals, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        TINY.replace("steps: 6", "steps: 100000").replace("save_every_steps: 2", "save_every_steps: 100000")
+    )
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "tintype", "train", str(plan), "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    deadline = time.monotonic() + 60
+    while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 128 + number, stderr
+    assert "interrupted: saved at step" in stdout
+    assert len(list((out / "checkpoints").glob("step-*"))) == 1
+
+
+def test_one_seed_runs_as_a_sketch(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(TINY.replace("steps: 6", "steps: 2"))
+    file = tmp_path / "sketch.yaml"
+    file.write_text(
+        f"question: q\nrecipe: {plan}\nseeds: [3]\narms: [{{techniques: [ema]}}]\n"
+        "evaluation: {count: 5, short_count: 0, reference_count: 5, validation_count: 2, sampler: {steps: 1}}\n"
+    )
+    done = tintype("ablate", str(file), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert "Sketch: one seed" in done.stdout and "sketch" in (tmp_path / "out" / "report.html").read_text().lower()

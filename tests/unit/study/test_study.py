@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+
+from tintype import recipes
+from tintype.errors import UserError
+from tintype.strict import read_yaml
+from tintype.study.study import Study, choose_arms, load_study, resolve
+
+TEXT = """
+question: why?
+recipe: pocket
+seeds: [0, 1]
+control_seeds: [7, 8]
+arms:
+  - techniques: [x-prediction]
+  - name: both
+    techniques: [x-prediction:clamp=0.1, short-captions]
+"""
+
+
+def study(text: str = TEXT) -> Study:
+    return resolve("test", read_yaml(text, "study.yaml"))
+
+
+def test_arms_are_resolved_with_paired_seeds() -> None:
+    arms = study().arms
+    assert [(arm.name, arm.role, [plan.seed for plan in arm.plans]) for arm in arms] == [
+        ("baseline", "baseline", [0, 1]),
+        ("control", "control", [7, 8]),
+        ("x-prediction", "arm", [0, 1]),
+        ("both", "arm", [0, 1]),
+    ]
+    assert set(arms[3].changes) == {"objective.kind", "objective.clamp", "captions.column"}
+    assert len({plan.hash for arm in arms for plan in arm.plans}) == 8
+
+
+@pytest.mark.parametrize("name", recipes.names("studies"))
+def test_every_packaged_study_resolves(name: str) -> None:
+    assert len(load_study(name).arms) > 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("question: why?", "", "study.yaml, line 3: question: this key is required"),
+        ("x-prediction]", "x-predicton]", "unknown technique 'x-predicton'; did you mean 'x-prediction'"),
+        ("[7, 8]", "[1, 8]", "a seed is given twice"),
+        ("[7, 8]", "[7]", "control_seeds needs 2 seeds"),
+        ("name: both", "name: x-prediction", "two arms are called x-prediction"),
+        ("name: both", "name: baseline", "two arms are called baseline"),
+        ("recipe: pocket", "recipe: poket", "unknown recipe 'poket'; did you mean 'pocket'"),
+        ("short-captions", "x-prediction", "'x-prediction' and 'x-prediction' both set"),
+        ("seeds: [0, 1]\n", "seeds: []\n", "seeds"),
+        ("arms:", "evaluation: {cuont: 3}\narms:", "evaluation.cuont: unknown key; did you mean 'count'"),
+        ("arms:", "evaluation: {encoders: [dino]}\narms:", "unknown encoder 'dino'; valid: scenes"),
+        ("recipe: pocket", "recipe: pocket\nset: [objective.kind=x-prediction]", "changes nothing"),
+    ],
+)
+def test_bad_studies_are_refused_in_words(old: str, new: str, message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        study(TEXT.replace(old, new, 1))
+    assert message in str(refused.value)
+
+
+def test_arms_can_be_chosen_by_name() -> None:
+    assert [arm.name for arm in choose_arms(study(), ["both"]).arms] == ["baseline", "both"]
+    with pytest.raises(UserError, match="unknown arm 'bothh'; did you mean 'both'"):
+        choose_arms(study(), ["bothh"])

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import tiny_plan
+from tintype import recipes
+from tintype.errors import UserError
+from tintype.plan import Plan, apply_techniques, check_arm, diff, plan_from_document, plan_from_yaml
+from tintype.strict import read_yaml, write_yaml
+from tintype.techniques import TECHNIQUES
+
+
+@pytest.mark.parametrize("name", recipes.names("plans"))
+def test_every_recipe_resolves_and_round_trips(name: str) -> None:
+    plan = plan_from_document(recipes.find("plans", name))
+    assert plan_from_yaml(plan.to_yaml(), name) == plan
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+
+
+def test_the_hash_is_stable_and_leaves_out_housekeeping() -> None:
+    plan = tiny_plan()
+    assert plan.hash == "75dc2a99e729c4e9"
+    assert tiny_plan("run.save_every_steps=7", "run.device=auto").hash == plan.hash
+    assert plan_from_yaml(plan.to_yaml(), "again").hash == plan.hash
+
+
+def leaves(value: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if isinstance(value, dict):
+        return [leaf for key, inner in value.items() for leaf in leaves(inner, (*path, key))]
+    return [path]
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    ["seed=1", "data.count=25", "captions.dropout=0.2", "model.compile=true", "train.steps=7", "time.shift=2.0"],
+)
+def test_what_changes_the_run_changes_the_hash(assignment: str) -> None:
+    assert tiny_plan(assignment).hash != tiny_plan().hash
+
+
+@pytest.mark.parametrize("path", [leaf for leaf in leaves(tiny_plan().model_dump(mode="json")) if leaf[-1] != "kind"])
+def test_a_misspelt_key_is_refused_with_the_nearest_name(path: tuple[str, ...]) -> None:
+    dotted = ".".join((*path[:-1], path[-1] + "x"))
+    with pytest.raises(UserError) as refused:
+        tiny_plan(f"{dotted}=1")
+    assert f"--set {dotted}=1: {dotted}: unknown key" in str(refused.value)
+    assert f"did you mean '{path[-1]}'" in str(refused.value)
+
+
+def test_errors_name_the_file_the_line_and_the_key() -> None:
+    text = "seed: 1\noptimizer:\n  kind: adamw\n  lrr: 0.1\ntrain:\n  steps: many\n"
+    with pytest.raises(UserError) as refused:
+        plan_from_yaml(text, "my.yaml")
+    lines = str(refused.value).splitlines()
+    assert "my.yaml, line 4: optimizer.lrr: unknown key; did you mean 'lr'?" in lines
+    assert any(line.startswith("my.yaml, line 6: train.steps: ") and "'many'" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\nseed: 2", "line 2: the key 'seed' is given twice"),
+        ("a: &x 1\nb: *x", "aliases are not supported"),
+        ("seed: !!python/object/apply:os.system ['true']", "the tag"),
+        ("[1, 2]", "expected keys and values"),
+        ("seed: [", "not valid YAML"),
+        ("objective: {kind: x-predicton}", "unknown kind 'x-predicton'; did you mean 'x-prediction'"),
+        ("objective: {clamp: 0.1}", "objective: say which kind; valid: velocity, x-prediction"),
+        ("seed: true", "seed"),
+        ("seed: '3'", "seed"),
+        ("train: {batch: 10, accumulate: 3}", "multiple of accumulate"),
+        ("model: {width: 100, heads: 3}", "multiple of heads"),
+        ("losses: [{kind: repa-ish}]", "no technique of this version brings the kind 'repa-ish'"),
+        ("a: " + "[" * 5000, "nested too deeply"),
+        ("a: " + "{b: " * 60 + "1" + "}" * 60, "nested more than"),
+    ],
+)
+def test_bad_plans_are_refused_in_words(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+        plan_from_yaml(text, "bad.yaml")
+
+
+@pytest.mark.parametrize("assignment", ["optimizer.lr", "=3", "optimizer..lr=3", "seed.deeper=3"])
+def test_bad_overrides_are_refused(assignment: str) -> None:
+    with pytest.raises(UserError, match="--set"):
+        tiny_plan(assignment)
+
+
+def test_numbers_and_words_are_read_as_people_mean_them() -> None:
+    data = read_yaml("{a: 2e-4, b: 1e5, c: no, d: on, e: 007, f: true, g: ~, h: -1.5, i: '1e5', j: .5}", "x").data
+    assert data == {
+        "a": 2e-4, "b": 1e5, "c": "no", "d": "on", "e": 7, "f": True, "g": None, "h": -1.5, "i": "1e5", "j": 0.5,
+    }  # fmt: skip
+    assert read_yaml(write_yaml(data), "again").data == data
+
+
+def test_diff_shows_resolved_settings_only_where_they_differ() -> None:
+    changed = apply_techniques(tiny_plan("seed=5"), ["x-prediction:clamp=0.1", "ema"])
+    assert diff(tiny_plan(), changed) == {
+        "objective.kind": ("velocity", "x-prediction"),
+        "objective.clamp": (None, 0.1),
+        "ema": ("off", "on"),
+        "ema.decay": (None, 0.999),
+    }
+
+
+def test_an_empty_arm_and_a_stray_change_are_refused() -> None:
+    plan = tiny_plan()
+    with pytest.raises(UserError, match="changes nothing"):
+        check_arm("arm 'a'", plan, plan, {"objective"})
+    with pytest.raises(UserError, match=r"declares objective but also changes time\.shift"):
+        check_arm("arm 'a'", plan, tiny_plan("time.shift=2.0", techniques=["x-prediction"]), {"objective"})
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    with pytest.raises(UserError, match="unknown technique 'x-prediktion'; did you mean 'x-prediction'"):
+        apply_techniques(tiny_plan(), ["x-prediktion"])
+    with pytest.raises(UserError, match="technique x-prediction:clampp=1: clampp: unknown key; did you mean 'clamp'"):
+        apply_techniques(tiny_plan(), ["x-prediction:clampp=1"])
+    with pytest.raises(UserError, match="unknown recipe 'poket'; did you mean 'pocket'"):
+        recipes.find("plans", "poket")
+    with pytest.raises(UserError, match=r"cannot read missing.yaml"):
+        recipes.find("plans", "missing.yaml")
+
+
+def test_a_plan_is_frozen() -> None:
+    with pytest.raises(Exception, match="frozen"):
+        tiny_plan().seed = 3  # type: ignore[misc]
+
+
+def test_the_schema_describes_what_is_accepted() -> None:
+    schema = Plan.model_json_schema()
+    assert schema["additionalProperties"] is False
+    kinds = json.dumps(schema)
+    for name, technique in TECHNIQUES.items():
+        assert technique.part is None or f'"{name}"' in kinds
+
+
+def test_train_and_model_never_import_techniques() -> None:
+    package = Path(recipes.__file__).parents[1]
+    for room in ("train", "model", "flow", "data"):
+        for file in (package / room).rglob("*.py"):
+            assert "tintype.techniques" not in file.read_text(), file
