@@ -29,6 +29,7 @@ from tintype.metrics.mmd import GaussianMMD, KernelInceptionStyle
 from tintype.metrics.precision_recall import NEIGHBOURS, Precision, Recall
 from tintype.seams import Direction, Metric
 from tintype.settings import DataSettings, Settings, plain
+from tintype.train import checkpoint
 from tintype.train.folder import RunFolder, write_json
 from tintype.train.load import load_run
 from tintype.train.parts import Parts
@@ -111,12 +112,13 @@ def evaluate(
 
     `on_step` is told how many of the sampler's image-steps are done.
     """
-    parts, step = load_run(path)
-    folder = path / "evaluation" / f"{protocol.hash}-step-{step:09d}"
-    stored = folder / "result.json"
-    if stored.exists():
+    whole = checkpoint.newest_whole_step(RunFolder(path).checkpoints)
+    if whole is not None and (stored := result_file(path, protocol, whole)).exists():
         result: dict[str, Any] = json.loads(stored.read_text(encoding="utf-8"))
         return result
+    parts, step = load_run(path)
+    stored = result_file(path, protocol, step)
+    folder = stored.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -140,6 +142,10 @@ def evaluate(
     result["previews"] = _save_previews(images["long"], folder)
     write_json(stored, result)
     return result
+
+
+def result_file(path: Path, protocol: Protocol, step: int) -> Path:
+    return path / "evaluation" / f"{protocol.hash}-step-{step:09d}" / "result.json"
 
 
 def _sample(parts: Parts, protocol: Protocol, on_step: Callable[[int, int], None]) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from tintype.metrics.evaluate import (
     evaluation_source,
     prompts,
     real_accuracy,
+    result_file,
 )
 from tintype.plan import Plan
 from tintype.settings import plain
@@ -58,7 +59,7 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
     failure = path / "failed.txt"
     if failure.exists():
         return Run(seed=plan.seed, hash=plan.hash, folder=folder, state="failed", error=failure.read_text())
-    stored = path / "evaluation" / f"{protocol.hash}-step-{plan.train.steps:09d}" / "result.json"
+    stored = result_file(path, protocol, plan.train.steps)
     if not stored.exists():
         return Run(seed=plan.seed, hash=plan.hash, folder=folder, state="missing")
     result = json.loads(stored.read_text(encoding="utf-8"))

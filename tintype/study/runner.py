@@ -29,6 +29,7 @@ from tintype.train.loop import Progress, train
 
 _POLL_S = 0.2
 _TELL_S = 0.25
+_LEAVE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,9 @@ def run_tasks(
                     process, inbox, _ = active.pop(slot)
                     idle.append((slot, process, inbox) if process.is_alive() else start_worker(slot))
     finally:
-        for process in [p for _, p, _ in idle] + [p for p, _, _ in active.values()]:
+        for _, process, inbox in [*idle, *((slot, p, box) for slot, (p, box, _) in active.items())]:
+            inbox.put(None)
+            process.join(_LEAVE_S)
             process.kill()
             process.join()
     return last
@@ -124,15 +127,18 @@ def _receive(messages: Any, active: dict[int, tuple[BaseProcess, Any, Task]]) ->
 
 def _work(slot: int, threads: int, protocol: Protocol, inbox: Any, messages: Any) -> None:
     """A worker process: one task after another, until it is killed or finds that the study was."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's goes to the study too, which passes on SIGTERM
     torch.set_num_threads(threads)
     _pin_gpu(slot)
     study = os.getppid()
     while os.getppid() == study:
         try:
-            task: Task = inbox.get(timeout=_POLL_S)
+            task: Task | None = inbox.get(timeout=_POLL_S)
         except queue.Empty:
             continue
-        with watch_signals() as interrupt:
+        if task is None:
+            return
+        with watch_signals(signal.SIGTERM) as interrupt:
             last = _run(task, protocol, study, interrupt, lambda message: messages.put((slot, message)))
         messages.put((slot, last))
     messages.cancel_join_thread()  # nobody reads any more

@@ -75,25 +75,40 @@ def restore(folder: Path, state: TrainState, on_damage: Callable[[Path, str], No
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The verified content of one checkpoint."""
+    scalars = verify(path)["scalars"]
+    return load_file(path / _TENSORS), scalars
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """What `state.json` holds, after all checksums were found right."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         wanted = manifest["sha256"]
         for name in (_TENSORS, _SCALARS):
             if _digest(path / name) != wanted[name]:
                 raise DamagedError(f"{name} does not match its checksum")
-        stored = json.loads((path / _SCALARS).read_text(encoding="utf-8"))
+        stored: dict[str, Any] = json.loads((path / _SCALARS).read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{type(error).__name__}: {error}") from error
     if stored["format"] != FORMAT:
         raise UserError(
             f"{path} was written in format {stored['format']}; this version of tintype reads format {FORMAT}"
         )
-    return load_file(path / _TENSORS), stored["scalars"]
+    return stored
 
 
 def steps(folder: Path) -> list[int]:
     """Steps of the checkpoints in a folder, oldest first."""
     return sorted(int(entry.name.removeprefix("step-")) for entry in folder.glob("step-*"))
+
+
+def newest_whole_step(folder: Path) -> int | None:
+    """The step of the newest checkpoint, if nothing of it is damaged."""
+    found = steps(folder)
+    try:
+        return found[-1] if found and verify(folder_of(folder, found[-1])) else None
+    except DamagedError:
+        return None
 
 
 def remove_leftovers(folder: Path) -> None:

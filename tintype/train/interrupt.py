@@ -1,12 +1,18 @@
-"""SIGINT and SIGTERM set a flag that every long loop polls; a second signal ends the process at once."""
+"""SIGINT and SIGTERM set a flag that every long loop polls; a second signal ends the process at once.
+
+`timeout` and job schedulers signal a process and then its group: what comes within a second is the same signal.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+_SAME_SIGNAL_S = 1.0
 
 
 class Interrupt:
@@ -21,15 +27,19 @@ class Interrupt:
 
 
 @contextmanager
-def watch_signals() -> Iterator[Interrupt]:
+def watch_signals(*numbers: signal.Signals) -> Iterator[Interrupt]:
+    """By default SIGINT and SIGTERM."""
     interrupt = Interrupt()
+    first_s = 0.0
 
     def note(number: int, frame: FrameType | None) -> None:
-        if interrupt.signal is not None:
+        nonlocal first_s
+        if interrupt.signal is None:
+            interrupt.signal, first_s = number, time.monotonic()
+        elif time.monotonic() - first_s > _SAME_SIGNAL_S:
             os._exit(128 + number)
-        interrupt.signal = number
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in numbers or (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interrupt
     finally:

@@ -46,11 +46,11 @@ def train(
     folder = RunFolder(path)
     with folder.claim(plan):
         checkpoint.remove_leftovers(folder.checkpoints)
+        if checkpoint.newest_whole_step(folder.checkpoints) == plan.train.steps:
+            return Outcome(plan.train.steps, finished=True, already_done=True)
         parts = build_parts(plan)
         state = new_state(parts)
         resume(folder, state)
-        if state.step >= plan.train.steps:
-            return Outcome(state.step, finished=True, already_done=True)
         parameters = sum(parameter.numel() for parameter in parts.modules.parameters())
         write_json(path / "environment.json", {**environment(parts.device), "parameters": parameters})
         return _run(plan, folder, parts, state, interrupt, on_progress)
