@@ -14,8 +14,8 @@ from tintype.generate import SamplerSettings, generate
 from tintype.plan import Plan
 from tintype.train.clock import Clock
 from tintype.train.folder import environment
-from tintype.train.loop import new_state
 from tintype.train.parts import build_parts
+from tintype.train.state import new_state
 from tintype.train.update import update
 
 _WARM_UP_STEPS = 3

@@ -67,6 +67,9 @@ def sample(
     count: Annotated[int, typer.Option(min=1, help="Images for each prompt")] = 1,
     steps: Annotated[int, typer.Option(min=1)] = 50,
     guidance: Annotated[float, typer.Option(min=0, help="Scale of classifier-free guidance; 1 switches it off")] = 3.5,
+    guidance_interval: Annotated[
+        tuple[float, float], typer.Option(help="The times t between which guidance is used; t = 1 is noise")
+    ] = (0.0, 1.0),
     method: Annotated[str, typer.Option(help="euler or heun")] = "euler",
     seed: Annotated[int, typer.Option(min=0)] = 0,
     size: Annotated[int | None, typer.Option(min=1, help="Width and height in pixels; by default as trained")] = None,
@@ -77,12 +80,9 @@ def sample(
     from tintype.sample import sample_run
     from tintype.strict import Document, parse
 
-    values = {
-        "method": method,
-        "steps": steps,
-        "guidance": {"kind": "classifier-free", "scale": guidance},
-        "batch": batch,
-    }
+    from_t, to_t = guidance_interval
+    guided = {"kind": "classifier-free", "scale": guidance, "from_t": from_t, "to_t": to_t}
+    values = {"method": method, "steps": steps, "guidance": guided, "batch": batch}
     settings = parse(SamplerSettings, Document("sample", values))
     written = sample_run(run, list(prompts or []), prompt_file, out, settings, count=count, seed=seed, size_px=size)
     console.print(f"{len(written) - 1} images and {written[-1]}", soft_wrap=True, highlight=False)

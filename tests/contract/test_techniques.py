@@ -16,8 +16,9 @@ from tintype.train import checkpoint
 from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
-from tintype.train.loop import Progress, new_state, train
+from tintype.train.loop import Progress, train
 from tintype.train.parts import Parts, build_parts
+from tintype.train.state import new_state
 from tintype.train.update import update
 
 NAMES = sorted(TECHNIQUES)

@@ -18,9 +18,9 @@ from tintype.errors import UserError
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
-from tintype.train.loop import new_state, train
+from tintype.train.loop import train
 from tintype.train.parts import build_parts
-from tintype.train.state import StateMismatchError
+from tintype.train.state import StateMismatchError, new_state
 
 PLAN = tiny_plan(techniques=["ema"])
 FILES = ("state.safetensors", "state.json", "manifest.json")

@@ -73,7 +73,7 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
         state="done",
         metrics=result["metrics"],
         details=result["details"],
-        curves={"loss": _curve(lines, "loss")},
+        curves={name: _curve(lines, name) for name in ("loss", "validation_loss", "grad_norm")},
         time_split=result["time_split"],
         parameters=environment["parameters"],
         train_s=sum(line["seconds"] for line in lines),

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
@@ -20,16 +21,19 @@ from typing import Any, Literal
 import torch
 
 from tintype.errors import UserError
-from tintype.metrics.evaluate import Protocol, evaluate
+from tintype.metrics.evaluate import Protocol, evaluate, evaluation_source
+from tintype.metrics.validation import validation_loss
 from tintype.plan import Plan
 from tintype.study.study import Study
 from tintype.train.folder import write_text
 from tintype.train.interrupt import Interrupt, watch_signals
 from tintype.train.loop import Progress, train
+from tintype.train.parts import Parts
 
 _POLL_S = 0.2
 _TELL_S = 0.25
 _LEAVE_S = 5.0
+_PROBE_IMAGES = 32
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,7 @@ def _run(task: Task, protocol: Protocol, study: int, interrupt: Interrupt, send:
     failure = task.folder / "failed.txt"
     try:
         failure.unlink(missing_ok=True)
-        outcome = train(task.plan, task.folder, interrupt, on_progress)
+        outcome = train(task.plan, task.folder, interrupt, on_progress, partial(_probe, protocol))
         if not outcome.finished:
             return Message(task.key, "interrupted", text=f"saved at step {outcome.step}", step=outcome.step)
         result = evaluate(task.folder, protocol, on_step)
@@ -185,6 +189,13 @@ def _run(task: Task, protocol: Protocol, study: int, interrupt: Interrupt, send:
     except Exception:  # the study's other runs go on; the whole trace is kept with this one
         return _failed(task, traceback.format_exc(), failure)
     return Message(task.key, "done", 1.0, _headline(result), task.plan.train.steps)
+
+
+def _probe(protocol: Protocol, parts: Parts) -> dict[str, float]:
+    """The validation loss while training, on fewer images than the final one."""
+    count = min(_PROBE_IMAGES, protocol.validation_count)
+    loss, _ = validation_loss(parts, evaluation_source(parts.plan.data, protocol), count, count, protocol.seed)
+    return {"validation_loss": loss}
 
 
 def _failed(task: Task, text: str, file: Path) -> Message:

@@ -15,9 +15,8 @@ from tintype.train import checkpoint, fault
 from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder, environment, write_json
 from tintype.train.interrupt import Interrupt
-from tintype.train.optim.ema import Ema
 from tintype.train.parts import Parts, build_parts
-from tintype.train.state import StateMismatchError, TrainState
+from tintype.train.state import StateMismatchError, TrainState, new_state
 from tintype.train.update import StepResult, update
 from tintype.train.writers import open_writer
 
@@ -39,8 +38,16 @@ class Outcome:
     already_done: bool = False
 
 
+Probe = Callable[[Parts], dict[str, float]]
+"""Numbers taken of the model at each save, logged beside the loss; its time is not the training's."""
+
+
 def train(
-    plan: Plan, path: Path, interrupt: Interrupt, on_progress: Callable[[Progress], None] = lambda progress: None
+    plan: Plan,
+    path: Path,
+    interrupt: Interrupt,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    probe: Probe = lambda parts: {},
 ) -> Outcome:
     """Trains the plan in a folder from wherever it stopped. Returns unfinished when a signal came."""
     folder = RunFolder(path)
@@ -53,15 +60,7 @@ def train(
         resume(folder, state)
         parameters = sum(parameter.numel() for parameter in parts.modules.parameters())
         write_json(path / "environment.json", {**environment(parts.device), "parameters": parameters})
-        return _run(plan, folder, parts, state, interrupt, on_progress)
-
-
-def new_state(parts: Parts) -> TrainState:
-    optimizer = parts.plan.optimizer.build(parts.modules.named_parameters())
-    for group in optimizer.param_groups:
-        group["base_lr"] = group["lr"]
-    ema = Ema(parts.plan.ema.decay, dict(parts.modules.named_parameters())) if parts.plan.ema else None
-    return TrainState(parts.modules, optimizer, ema)
+        return _run(folder, parts, state, interrupt, on_progress, probe)
 
 
 def resume(folder: RunFolder, state: TrainState) -> None:
@@ -78,14 +77,14 @@ def resume(folder: RunFolder, state: TrainState) -> None:
 
 
 def _run(
-    plan: Plan,
     folder: RunFolder,
     parts: Parts,
     state: TrainState,
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None],
+    probe: Probe,
 ) -> Outcome:
-    steps, run = plan.train.steps, plan.run
+    plan, steps, run = parts.plan, parts.plan.train.steps, parts.plan.run
     window: list[StepResult] = []
     line: dict[str, Any] = {}
     clock = Clock(parts.device)
@@ -99,6 +98,9 @@ def _run(
             saving = state.step % run.save_every_steps == 0 or state.step == steps or interrupt.signal is not None
             if saving or state.step % run.log_every_steps == 0:
                 line = _window_line(plan, state, window, clock)
+                if saving:
+                    line |= probe(parts)
+                    clock.read()
                 folder.log_metrics(line)
                 write(line)
                 window = []

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tintype.train.optim.ema import Ema
+from tintype.train.parts import Parts
 
 
 class StateMismatchError(Exception):
@@ -76,6 +77,14 @@ class TrainState:
         """Names of the parameters in the optimizer's order."""
         name_of = {id(parameter): name for name, parameter in self.modules.named_parameters()}
         return [name_of[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+def new_state(parts: Parts) -> TrainState:
+    optimizer = parts.plan.optimizer.build(parts.modules.named_parameters())
+    for group in optimizer.param_groups:
+        group["base_lr"] = group["lr"]
+    ema = Ema(parts.plan.ema.decay, dict(parts.modules.named_parameters())) if parts.plan.ema else None
+    return TrainState(parts.modules, optimizer, ema)
 
 
 def _same_names(what: str, found: Iterable[str], expected: Iterable[str]) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from tests.tiny import tiny_plan
 from tintype.seams import Draws, Output, Route, Sample, View
 from tintype.train.clock import PARTS, Clock
-from tintype.train.loop import new_state
 from tintype.train.optim.ema import Ema
 from tintype.train.parts import Parts, build_parts
+from tintype.train.state import new_state
 from tintype.train.update import lr_factor, micro_batch_losses, update
 
 

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import tiny_plan
+from tintype.errors import UserError
+from tintype.train import interrupt as interrupt_module
+from tintype.train import loop
+from tintype.train.folder import RunFolder
+from tintype.train.interrupt import Interrupt, watch_signals
+from tintype.train.loop import train
+
+
+def test_the_loop_is_one_file_that_can_be_read_at_once() -> None:
+    assert len(Path(loop.__file__).read_text().splitlines()) < 150
+
+
+def test_metrics_have_one_line_for_each_window_and_the_probe_at_saves(tmp_path: Path) -> None:
+    train(tiny_plan("run.save_every_steps=3"), tmp_path / "run", Interrupt(), probe=lambda parts: {"probed": 1.0})
+    lines = RunFolder(tmp_path / "run").metrics()
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in lines if "probed" in line] == [3, 6]
+    assert all(line["images"] == 4 * line["step"] and line["loss"] > 0 for line in lines)
+
+
+def test_non_finite_steps_are_events_and_too_many_end_the_run(tmp_path: Path) -> None:
+    plan = tiny_plan("optimizer.lr=1e30", "train.clip_norm=null", "train.most_skips=3", "train.steps=50")
+    with pytest.raises(UserError, match=r"3 steps in a row .* none of them reached the weights"):
+        train(plan, tmp_path / "run", Interrupt())
+    events = RunFolder(tmp_path / "run").events()
+    assert {event["event"] for event in events} == {"non-finite-step"}
+    assert events[-1]["last_position"] - events[-1]["first_position"] == 3
+
+
+def test_tensorboard_is_written_when_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    train(tiny_plan("run.tensorboard=true"), tmp_path / "run", Interrupt())
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+
+
+def test_a_signal_that_comes_twice_at_once_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    exits: list[int] = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    with watch_signals() as interrupt:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert (interrupt.signal, exits) == (signal.SIGTERM, [])
+        monkeypatch.setattr(interrupt_module, "_SAME_SIGNAL_S", 0.0)
+        signal.raise_signal(signal.SIGTERM)
+        assert exits == [143]
