@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from safetensors import SafetensorError
 
+import tintype
 from tintype.errors import UserError
 
 app = typer.Typer(
@@ -30,6 +32,7 @@ Set = Annotated[list[str], typer.Option("--set", help="Override a setting: key.p
 Techniques = Annotated[
     list[str], typer.Option("--technique", help="Apply a technique: name or name:key=value (repeatable)")
 ]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; by default as the run's plan says")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 
@@ -37,10 +40,32 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False, highlight=False)
+        _say_error(str(error))
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(141)
+    except (OSError, SafetensorError) as error:  # a full disk, a missing permission: nothing that was whole is lost
+        name = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        _say_error(f"{reason}{name}. Mend this, then run the same command again to go on")
+        sys.exit(2)
+
+
+def _say_error(text: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"error: {text}", style="red", markup=False, highlight=False)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"tintype {tintype.__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it")] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -74,6 +99,7 @@ def sample(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     size: Annotated[int | None, typer.Option(min=1, help="Width and height in pixels; by default as trained")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images made at a time")] = 16,
+    device: Device = None,
 ) -> None:
     """Generate images from prompts: PNGs with their settings inside, and a contact sheet."""
     from tintype.generate import SamplerSettings
@@ -84,36 +110,35 @@ def sample(
     guided = {"kind": "classifier-free", "scale": guidance, "from_t": from_t, "to_t": to_t}
     values = {"method": method, "steps": steps, "guidance": guided, "batch": batch}
     settings = parse(SamplerSettings, Document("sample", values))
-    written = sample_run(run, list(prompts or []), prompt_file, out, settings, count=count, seed=seed, size_px=size)
+    written = sample_run(
+        run, list(prompts or []), prompt_file, out, settings, count=count, seed=seed, size_px=size, device=device
+    )
     console.print(f"{len(written) - 1} images and {written[-1]}", soft_wrap=True, highlight=False)
 
 
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run")],
-    set_: Set = [],  # noqa: B006
+    set_: Annotated[list[str], typer.Option("--set", help="Override the protocol: count=256, sampler.steps=20")] = [],  # noqa: B006
+    device: Device = None,
     json_: Json = False,
 ) -> None:
     """Score a run: distances, scene accuracy, validation loss, throughput."""
     from tintype.metrics.evaluate import Protocol, definitions
     from tintype.metrics.evaluate import evaluate as score
     from tintype.strict import Document, parse
-    from tintype.terminal import sampling_progress
+    from tintype.terminal import sampling_progress, show_evaluation
 
     document = Document("evaluation", {})
     for assignment in set_:
         document.override(assignment)
     protocol = parse(Protocol, document)
     with sampling_progress(Console(stderr=True)) as on_step:
-        result = score(run, protocol, on_step)
+        result = score(run, protocol, on_step, device)
     if json_:
         _print_json(result)
         return
-    table = Table("metric", "value", "better", title=f"{run} at step {result['step']} ({result['weights']} weights)")
-    for name, meaning in definitions(protocol).items():
-        if name in result["metrics"]:
-            table.add_row(meaning.label, f"{result['metrics'][name]:.4g}", meaning.direction)
-    console.print(table)
+    show_evaluation(run, result, definitions(protocol), console)
 
 
 @app.command()
@@ -214,8 +239,10 @@ def encoder_train(
 ) -> None:
     """Train the scene encoder anew and measure it."""
     from tintype.terminal import step_progress
+    from tintype.train.parts import choose_device
     from tintype.vision.train_scene_encoder import train as train_encoder
 
+    choose_device(device)
     with step_progress(Console(stderr=True), steps) as on_step:
         record = train_encoder(out, seed, steps, batch, device, on_step)
     _print_json(record)

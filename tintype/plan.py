@@ -28,7 +28,7 @@ from tintype.settings import (
     TrainSettings,
     plain,
 )
-from tintype.strict import Document, nearest, parse, read_yaml, write_yaml
+from tintype.strict import Document, nearest, parse, read_file, read_yaml, write_yaml
 from tintype.techniques import SHARED_SEAMS, TECHNIQUES, Technique
 from tintype.text.words import WordsSettings
 from tintype.tokenizers.pixels import PixelsSettings
@@ -118,7 +118,7 @@ def plan_from_folder(folder: Path) -> Plan:
     file = folder / "plan.yaml"
     if not file.is_file():
         raise UserError(f"{folder} is not a run: it has no plan.yaml; `tintype train RECIPE --out {folder}` makes one")
-    return plan_from_yaml(file.read_text(encoding="utf-8"), str(file))
+    return plan_from_document(read_file(file))
 
 
 Change = tuple[Any, Any]

@@ -22,12 +22,13 @@ def sample_run(
     count: int,
     seed: int,
     size_px: int | None,
+    device: str | None = None,
 ) -> list[Path]:
     """Writes `count` images for each prompt and a contact sheet; returns the paths, the sheet last."""
     prompts = [*prompts, *(_read_prompts(prompt_file) if prompt_file else [])]
     if not prompts:
         raise UserError("no prompt: give prompts after the run's folder, or --prompt-file FILE")
-    parts, step = load_run(run)
+    parts, step = load_run(run, device)
     size_px = size_px or parts.plan.data.size_px
     unit = parts.tokenizer.stride_px * parts.plan.model.patch
     if size_px % unit:

@@ -45,6 +45,10 @@ class Route:
     end: int
     kept_BK: Tensor
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise ValueError(f"a route from block {self.start} to {self.end} holds no block")
+
 
 @dataclass(frozen=True)
 class Output:

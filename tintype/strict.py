@@ -75,7 +75,9 @@ class Document:
         node = self.data
         for depth, key in enumerate(keys[:-1]):
             self.places.setdefault(tuple(keys[: depth + 1]), option + assignment)
-            node = node.setdefault(key, {}) if isinstance(node, dict) else None
+            if isinstance(node, dict) and node.get(key) is None:
+                node[key] = {}  # a section that is absent, or off
+            node = node[key] if isinstance(node, dict) else None
         if not isinstance(node, dict):
             raise UserError(f"{option}{assignment}: {'.'.join(keys[:-1])} has no keys below it")
         node[keys[-1]] = read_yaml(text, option + dotted).data
@@ -114,7 +116,10 @@ def _plain(node: yaml.Node, path: KeyPath, document: Document, depth: int) -> An
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, (*path, index), document, depth + 1) for index, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
-        return _SCALARS[node.tag][2](node.value)
+        try:
+            return _SCALARS[node.tag][2](node.value)
+        except (ValueError, TypeError, KeyError):
+            raise UserError(f"{line}: {node.value!s:.40} is no value of the tag {node.tag}") from None
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key = str(key_node.value)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from tintype.metrics.evaluate import Definition
 from tintype.plan import Plan
 from tintype.study.results import Comparison, MetricInfo, Results
 from tintype.study.runner import Message
 from tintype.study.study import Study
+from tintype.train.folder import RunFolder
 from tintype.train.interrupt import watch_signals
 from tintype.train.loop import Progress as TrainProgress
 from tintype.train.loop import train
@@ -42,6 +45,16 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> int:
             bars.update(bar, completed=progress.step, note=_speed_note(progress.loss, progress.images_per_s))
 
         outcome = train(plan, out, interrupt, on_progress)
+    for event in RunFolder(out).events():
+        if event["event"] == "damaged-checkpoint":
+            console.print(
+                f"note: a damaged checkpoint was set aside as {event['moved_to']} ({event['reason']}); "
+                "the one before was used",
+                style="yellow",
+                soft_wrap=True,
+                highlight=False,
+                markup=False,
+            )
     if outcome.already_done:
         console.print(f"{out} is done: all {outcome.step} steps were trained before", soft_wrap=True, highlight=False)
     elif outcome.finished:
@@ -83,6 +96,26 @@ def show_arms(study: Study, console: Console) -> None:
         seeds = ", ".join(str(plan.seed) for plan in arm.plans)
         table.add_row(escape(arm.name), seeds, escape("\n".join(changes) or nothing))
     console.print(table)
+
+
+def show_evaluation(run: Path, result: dict[str, Any], meanings: Mapping[str, Definition], console: Console) -> None:
+    title = escape(f"{run} at step {result['step']} ({result['weights']} weights)")
+    table = Table("metric", "value", "on real images", "better", title=title)
+    for name, meaning in meanings.items():
+        if name not in result["metrics"]:
+            continue
+        real = result["reference"].get(name, {})
+        table.add_row(meaning.label, f"{result['metrics'][name]:.4g}", _number(real.get("overall")), meaning.direction)
+        if name in result["reference"]:
+            for part, value in result["details"][name].items():
+                table.add_row(f"  {part}", f"{value:.4g}", _number(real.get(part)), "", style="dim")
+    console.print(table)
+    shares = ", ".join(f"{part} {share:.0%}" for part, share in result["time_split"].items())
+    console.print(f"training time by part: {shares}", highlight=False)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
 
 
 class StudyDisplay:

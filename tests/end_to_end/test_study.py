@@ -56,17 +56,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, subproc
         time.sleep(0.02)
     first.send_signal(signal.SIGKILL)
     first.communicate(timeout=60)  # returns when the last worker has left and closed its end of the pipe
-    return file, out, _again(command)
-
-
-def _again(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Workers of a killed study notice it and leave within a step; until then their folder is theirs."""
-    for _ in range(10):
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
-        if done.returncode != 1:
-            return done
-        time.sleep(0.5)
-    return done
+    return file, out, subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
 
 
 def test_the_study_ends_with_verdicts_and_the_path_of_the_report(
@@ -100,12 +90,19 @@ def test_another_baseline_may_not_move_in(study: tuple[Path, Path, subprocess.Co
     assert done.returncode == 2 and "study of another baseline" in done.stderr
 
 
-def test_the_report_can_be_written_again_from_the_files(
-    study: tuple[Path, Path, subprocess.CompletedProcess[str]],
+def test_the_report_can_be_written_again_when_the_study_file_and_its_plan_are_gone(
+    study: tuple[Path, Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    _, out, _ = study
+    file, out, _ = study
     (out / "report.html").unlink()
-    assert tintype("report", str(out)).returncode == 0
+    hidden = [path.rename(path.with_suffix(".hidden")) for path in (file, file.with_name("plan.yaml"))]
+    try:
+        done = tintype("report", str(out), cwd=tmp_path)
+    finally:
+        for path in hidden:
+            path.rename(path.with_suffix(".yaml"))
+    assert done.returncode == 0, done.stderr
+    assert '"missing"' not in (out / "results.json").read_text()
     assert (out / "report.html").exists()
 
 
@@ -119,3 +116,52 @@ def test_evaluate_prints_json(study: tuple[Path, Path, subprocess.CompletedProce
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["step"] == 12 and "fd_scenes" in result["metrics"]
+
+
+def test_ctrl_c_saves_every_run_and_says_how_to_go_on(tmp_path: Path) -> None:
+    """The terminal sends SIGINT to the study and to its workers at once."""
+    plan, file, out = tmp_path / "plan.yaml", tmp_path / "tiny.yaml", tmp_path / "out"
+    plan.write_text(TINY.replace("steps: 6", "steps: 90000").replace("save_every_steps: 2", "save_every_steps: 90000"))
+    file.write_text(STUDY.replace("PLAN", str(plan)))
+    command = [sys.executable, "-m", "tintype", "ablate", str(file), "--out", str(out), "--jobs", "2"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while len(list(out.glob("runs/*/metrics.jsonl"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stdout + stderr
+    assert stdout.count("interrupted · saved at step") == 2 and "run the same command to go on" in stdout
+    assert "Traceback" not in stdout + stderr
+    assert len(list(out.glob("runs/*/checkpoints/step-*"))) == 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the worker in /proc")
+def test_a_worker_that_dies_fails_its_run_and_not_the_study(tmp_path: Path) -> None:
+    plan, file, out = tmp_path / "plan.yaml", tmp_path / "tiny.yaml", tmp_path / "out"
+    plan.write_text(TINY.replace("steps: 6", "steps: 40"))
+    file.write_text(STUDY.replace("PLAN", str(plan)).replace("[0, 1]", "[0]").replace("[5, 6]", "[5]"))
+    command = [sys.executable, "-m", "tintype", "ablate", str(file), "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    deadline = time.monotonic() + 60
+    while not list(out.glob("runs/*/metrics.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    for child in workers.read_text().split():
+        if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
+            os.kill(int(child), signal.SIGKILL)
+    stdout, stderr = process.communicate(timeout=90)
+    assert process.returncode == 1, stdout + stderr
+    assert "failed: baseline, seed 0: its process ended with exit code -9" in stdout
+    assert "[3/3]" in stdout
+    assert tintype("ablate", str(file), "--out", str(out)).returncode == 0
+    assert '"failed"' not in (out / "results.json").read_text()
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "report.md").write_text("precious")
+    done = tintype("ablate", "pocket", "--out", str(tmp_path))
+    assert done.returncode == 2 and "holds other files and no study.yaml" in done.stderr
+    assert (tmp_path / "report.md").read_text() == "precious"

@@ -77,7 +77,9 @@ def main(root: Path) -> None:
         folder = root / f"{point}-{occurrence}"
         killed = in_child(partial(kill_at, point, occurrence, folder))
         resumed = in_child(partial(train, PLAN, folder, Interrupt()))
-        leftovers = [path.name for path in (folder / "checkpoints").glob(".*")]
+        # A save that is not all or nothing would leave a half checkpoint, to be found damaged at resume.
+        leftovers = [path.name for path in (folder / "checkpoints").iterdir() if not path.name.startswith("step-")]
+        leftovers += [event["event"] for event in RunFolder(folder).events()]
         rows.append(
             {
                 "point": point,

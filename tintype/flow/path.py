@@ -51,16 +51,14 @@ def draw_time(settings: TimeSettings, draws: Draws) -> Tensor:
     """t of each sample, fp32 in [lowest, 1)."""
     u = draws.uniform("time", (2,)).double()
     if settings.kind == "uniform":
-        t = shift_time(_uniform(settings, u[:, 0]), settings.shift)
+        lowest = float(unshift_time(torch.tensor(settings.lowest, dtype=torch.float64), settings.shift))
+        t = shift_time(lowest + (1 - lowest) * u[:, 0], settings.shift)
     else:
         t = _logit_normal(settings, u[:, 0])
     if settings.kind == "mixture":  # PRX: the uniform share is not shifted
-        t = torch.where(u[:, 1] < settings.uniform_share, _uniform(settings, u[:, 0]), t)
+        plain = settings.lowest + (1 - settings.lowest) * u[:, 0]
+        t = torch.where(u[:, 1] < settings.uniform_share, plain, t)
     return t.float().clamp(settings.lowest, 1 - 2**-24)
-
-
-def _uniform(settings: TimeSettings, u: Tensor) -> Tensor:
-    return settings.lowest + (1 - settings.lowest) * u
 
 
 def _logit_normal(settings: TimeSettings, u: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from tintype.generate import SamplerSettings, generate
 from tintype.images import save_png
 from tintype.metrics import scene_accuracy, throughput, validation
 from tintype.metrics.frechet import FrechetDistance
-from tintype.metrics.mmd import GaussianMMD, KernelInceptionStyle
+from tintype.metrics.mmd import GaussianMMD, KernelDistance
 from tintype.metrics.precision_recall import NEIGHBOURS, Precision, Recall
 from tintype.seams import Direction, Metric
 from tintype.settings import DataSettings, Settings, plain
@@ -34,6 +35,7 @@ from tintype.train.folder import RunFolder, write_json
 from tintype.train.load import load_run
 from tintype.train.parts import Parts
 from tintype.vision.encoders import ENCODERS, scene_features
+from tintype.vision.scene_encoder import scene_encoder_record
 
 PromptKind = Literal["long", "short"]
 PREVIEWS = 8
@@ -61,7 +63,8 @@ class Protocol(Settings):
 
     @property
     def hash(self) -> str:
-        text = json.dumps(plain(self), sort_keys=True)
+        """Names the evaluation: the protocol, and the weights that read the pictures."""
+        text = json.dumps({**plain(self), "scene_encoder": scene_encoder_record()["sha256"]}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -76,7 +79,7 @@ class Definition:
 def feature_metrics(encoder: str) -> list[Metric]:
     return [
         FrechetDistance(f"fd_{encoder}"),
-        KernelInceptionStyle(f"kid_{encoder}"),
+        KernelDistance(f"kid_{encoder}"),
         GaussianMMD(f"mmd_{encoder}"),
         Precision(f"precision_{encoder}"),
         Recall(f"recall_{encoder}"),
@@ -106,7 +109,10 @@ def definitions(protocol: Protocol) -> dict[str, Definition]:
 
 
 def evaluate(
-    path: Path, protocol: Protocol, on_step: Callable[[int, int], None] = lambda done, total: None
+    path: Path,
+    protocol: Protocol,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+    device: str | None = None,
 ) -> dict[str, Any]:
     """The evaluation of a run's newest checkpoint; done once for each protocol and step, and kept in the run's folder.
 
@@ -116,7 +122,7 @@ def evaluate(
     if whole is not None and (stored := result_file(path, protocol, whole)).exists():
         result: dict[str, Any] = json.loads(stored.read_text(encoding="utf-8"))
         return result
-    parts, step = load_run(path)
+    parts, step = load_run(path, device)
     stored = result_file(path, protocol, step)
     folder = stored.parent
     try:
@@ -126,6 +132,9 @@ def evaluate(
     began = time.perf_counter()
     images = _sample(parts, protocol, on_step)
     metrics, details = _score(parts, protocol, images)
+    bad = [name for name, value in metrics.items() if not math.isfinite(value)]
+    if bad:
+        raise UserError(f"{path}: {', '.join(bad)} came out as no finite number; the model has diverged")
     lines = RunFolder(path).metrics()
     if lines:
         metrics["images_per_s"] = throughput.images_per_s(lines)
@@ -135,6 +144,7 @@ def evaluate(
         "protocol": plain(protocol),
         "metrics": metrics,
         "details": details,
+        "reference": real_accuracy(parts.plan.data, protocol),
         "time_split": throughput.time_split(lines) if lines else {},
         "seconds": time.perf_counter() - began,
     }
@@ -209,6 +219,7 @@ def prompts(data: DataSettings, protocol: Protocol, kind: PromptKind, count: int
     return [record.captions[kind] for record in evaluation_source(data, protocol).records(range(count))]
 
 
+@lru_cache(maxsize=8)
 def real_accuracy(data: DataSettings, protocol: Protocol) -> dict[str, dict[str, float]]:
     """The encoder's own score on the real images of the prompts: what a perfect model would get."""
     source = evaluation_source(data, protocol)

@@ -16,7 +16,7 @@ from tintype.seams import Direction
 
 
 @dataclass(frozen=True)
-class KernelInceptionStyle:
+class KernelDistance:
     """KID's kernel (arXiv 1801.01401) on any features."""
 
     name: str

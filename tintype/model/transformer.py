@@ -106,6 +106,8 @@ class Transformer(nn.Module):
             text_of_block = [self.txt_in(text.tokens_BLC)] * len(self.blocks)
             mask_BS = text.mask_BL
 
+        if route is not None and route.end > len(self.blocks):
+            raise ValueError(f"the route ends at block {route.end}, but there are {len(self.blocks)}")
         features: dict[int, Tensor] = {}
         whole_BLD, whole_rotation = token_BLD, rotation
         mask = _key_mask(mask_BS, rows * columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -23,6 +24,7 @@ from tintype.plan import Plan
 from tintype.settings import plain
 from tintype.study import stats
 from tintype.study.results import Arm, Change, Comparison, Curve, MetricInfo, Results, Run, Verdict
+from tintype.study.runner import FAILURE_FILE
 from tintype.study.study import ArmPlan, Study
 from tintype.train.folder import RunFolder
 
@@ -56,10 +58,11 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
     """A run as its files tell it."""
     path = out / "runs" / plan.hash
     folder = str(path.relative_to(out))
-    failure = path / "failed.txt"
-    if failure.exists():
-        return Run(seed=plan.seed, hash=plan.hash, folder=folder, state="failed", error=failure.read_text())
+    failure = path / FAILURE_FILE
     stored = result_file(path, protocol, plan.train.steps)
+    if failure.exists() and not stored.exists():
+        error = failure.read_text(encoding="utf-8").strip().splitlines()[-1]
+        return Run(seed=plan.seed, hash=plan.hash, folder=folder, state="failed", error=error)
     if not stored.exists():
         return Run(seed=plan.seed, hash=plan.hash, folder=folder, state="missing")
     result = json.loads(stored.read_text(encoding="utf-8"))
@@ -155,7 +158,7 @@ def _pairs(arm: Sequence[Run], baseline: Sequence[Run], metric: str) -> list[tup
     return [
         (new.metrics[metric], old.metrics[metric])
         for new, old in zip(arm, baseline, strict=True)
-        if metric in new.metrics and metric in old.metrics
+        if math.isfinite(new.metrics.get(metric, math.nan)) and math.isfinite(old.metrics.get(metric, math.nan))
     ]
 
 

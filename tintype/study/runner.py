@@ -5,15 +5,16 @@ Tasks are taken seed by seed, so that the arms of one seed run close together in
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
-import queue
 import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from tintype.train.interrupt import Interrupt, watch_signals
 from tintype.train.loop import Progress, train
 from tintype.train.parts import Parts
 
+FAILURE_FILE = "failed.txt"
 _POLL_S = 0.2
 _TELL_S = 0.25
 _LEAVE_S = 5.0
@@ -68,84 +70,107 @@ def tasks_of(study: Study, out: Path) -> list[Task]:
     ]
 
 
+@dataclass
+class _Worker:
+    """A process that runs one task at a time, and this end of the pipe to it."""
+
+    slot: int
+    process: BaseProcess
+    pipe: Connection
+    task: Task | None = None
+
+    def receive(self) -> Message | None:
+        """Its next message, or its last one if the process has ended."""
+        assert self.task is not None
+        try:
+            if self.pipe.poll():
+                message: Message = self.pipe.recv()
+                return message
+        except (EOFError, OSError):
+            self.process.join()
+        if self.process.is_alive():
+            return None
+        return Message(self.task.key, "failed", text=f"its process ended with exit code {self.process.exitcode}")
+
+
 def run_tasks(
     tasks: Sequence[Task], protocol: Protocol, jobs: int, interrupt: Interrupt, on_message: Callable[[Message], None]
 ) -> dict[tuple[str, int], Message]:
     """Runs the tasks in `jobs` processes; returns the last word on each task that was begun."""
-    context = multiprocessing.get_context("spawn")
-    messages = context.Queue()
-    waiting = list(tasks)
-    active: dict[int, tuple[BaseProcess, Any, Task]] = {}
-    idle: list[tuple[int, BaseProcess, Any]] = []
-    last: dict[tuple[str, int], Message] = {}
     threads = max(1, torch.get_num_threads() // jobs)
+    waiting, last = list(tasks), dict[tuple[str, int], Message]()
+    workers = [_start_worker(slot, threads, protocol) for slot in range(min(jobs, len(tasks)))]
     told_to_stop = False
-
-    def start_worker(slot: int) -> tuple[int, BaseProcess, Any]:
-        inbox = context.Queue()
-        process = context.Process(target=_work, args=(slot, threads, protocol, inbox, messages), daemon=True)
-        process.start()
-        return slot, process, inbox
-
-    idle = [start_worker(slot) for slot in range(min(jobs, len(tasks)))]
     try:
-        while active or (waiting and interrupt.signal is None):
-            while waiting and idle and interrupt.signal is None:
-                slot, process, inbox = idle.pop(0)
-                task = waiting.pop(0)
-                inbox.put(task)
-                active[slot] = (process, inbox, task)
+        while (waiting and interrupt.signal is None) or any(worker.task for worker in workers):
+            for worker in workers:
+                if worker.task is None and waiting and interrupt.signal is None:
+                    worker.task = waiting.pop(0)
+                    worker.pipe.send(worker.task)
+            busy = [worker for worker in workers if worker.task]
             if interrupt.signal is not None and not told_to_stop:
                 told_to_stop = True
-                for process, _, _ in active.values():
-                    if process.pid is not None:
-                        os.kill(process.pid, signal.SIGTERM)
-            for slot, message in _receive(messages, active):
+                for worker in busy:
+                    worker.process.terminate()
+            wait([worker.pipe for worker in busy], _POLL_S)
+            for worker in busy:
+                message = worker.receive()
+                if message is None or worker.task is None:
+                    continue
+                if message.state == "failed" and told_to_stop:
+                    message = replace(message, state="interrupted")
                 last[message.key] = message
                 on_message(message)
                 if message.state in ("done", "failed", "interrupted"):
-                    process, inbox, _ = active.pop(slot)
-                    idle.append((slot, process, inbox) if process.is_alive() else start_worker(slot))
+                    _note_failure(worker.task, message)
+                    worker.task = None
+                    if not worker.process.is_alive():
+                        workers[worker.slot] = _start_worker(worker.slot, threads, protocol)
     finally:
-        for _, process, inbox in [*idle, *((slot, p, box) for slot, (p, box, _) in active.items())]:
-            inbox.put(None)
-            process.join(_LEAVE_S)
-            process.kill()
-            process.join()
+        _dismiss(workers)
     return last
 
 
-def _receive(messages: Any, active: dict[int, tuple[BaseProcess, Any, Task]]) -> list[tuple[int, Message]]:
-    """The next message, or the news that a worker died."""
+def _start_worker(slot: int, threads: int, protocol: Protocol) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_work, args=(slot, threads, protocol, os.getpid(), there), daemon=True)
+    # The terminal's SIGINT goes to every process; a worker that is born ignoring it is stopped by the study alone.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        received: tuple[int, Message] = messages.get(timeout=_POLL_S)
-        return [received]
-    except queue.Empty:
-        pass
-    dead = [(slot, process, task) for slot, (process, _, task) in active.items() if not process.is_alive()]
-    return [
-        (slot, Message(task.key, "failed", text=f"its process ended with exit code {process.exitcode}"))
-        for slot, process, task in dead
-    ]
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    there.close()
+    return _Worker(slot, process, here)
 
 
-def _work(slot: int, threads: int, protocol: Protocol, inbox: Any, messages: Any) -> None:
-    """A worker process: one task after another, until it is killed or finds that the study was."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's goes to the study too, which passes on SIGTERM
+def _dismiss(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        worker.pipe.close()
+    for worker in workers:
+        worker.process.join(_LEAVE_S)
+        worker.process.kill()
+        worker.process.join()
+
+
+def _work(slot: int, threads: int, protocol: Protocol, parent: int, pipe: Connection) -> None:
+    """A worker process: one task after another, until the study closes its end of the pipe or is gone."""
     torch.set_num_threads(threads)
     _pin_gpu(slot)
-    study = os.getppid()
-    while os.getppid() == study:
+
+    def send(message: Message) -> None:
+        with contextlib.suppress(OSError):  # the study is gone; `_run` finds out by itself
+            pipe.send(message)
+
+    while True:
         try:
-            task: Task | None = inbox.get(timeout=_POLL_S)
-        except queue.Empty:
-            continue
-        if task is None:
+            task: Task = pipe.recv()
+        except (EOFError, OSError):
             return
         with watch_signals(signal.SIGTERM) as interrupt:
-            last = _run(task, protocol, study, interrupt, lambda message: messages.put((slot, message)))
-        messages.put((slot, last))
-    messages.cancel_join_thread()  # nobody reads any more
+            last = _run(task, protocol, parent, interrupt, send)
+        send(last)
 
 
 def _pin_gpu(slot: int) -> None:
@@ -156,13 +181,17 @@ def _pin_gpu(slot: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = names[slot % len(names)]
 
 
-def _run(task: Task, protocol: Protocol, study: int, interrupt: Interrupt, send: Callable[[Message], None]) -> Message:
-    """Trains and scores. `study` is the process to work for: without it the run is saved and left."""
+class _StoppedError(Exception):
+    """Scoring was asked to stop."""
+
+
+def _run(task: Task, protocol: Protocol, parent: int, interrupt: Interrupt, send: Callable[[Message], None]) -> Message:
+    """Trains and scores. `parent` is the study's process: without it the run is saved and left."""
     told_s = 0.0
 
     def on_progress(progress: Progress) -> None:
         nonlocal told_s
-        if os.getppid() != study:
+        if os.getppid() != parent:
             interrupt.signal = signal.SIGTERM
         if time.monotonic() - told_s < _TELL_S:
             return
@@ -171,23 +200,21 @@ def _run(task: Task, protocol: Protocol, study: int, interrupt: Interrupt, send:
         send(Message(task.key, "training", share, "", progress.step, progress.loss, progress.images_per_s))
 
     def on_step(done: int, total: int) -> None:
-        if os.getppid() != study or interrupt.signal is not None:
-            raise InterruptedError
+        if os.getppid() != parent or interrupt.signal is not None:
+            raise _StoppedError
         send(Message(task.key, "scoring", 0.8 + 0.2 * done / total, "", task.plan.train.steps))
 
-    failure = task.folder / "failed.txt"
     try:
-        failure.unlink(missing_ok=True)
         outcome = train(task.plan, task.folder, interrupt, on_progress, partial(_probe, protocol))
         if not outcome.finished:
             return Message(task.key, "interrupted", text=f"saved at step {outcome.step}", step=outcome.step)
         result = evaluate(task.folder, protocol, on_step)
-    except InterruptedError:
+    except _StoppedError:
         return Message(task.key, "interrupted", text="while scoring")
     except UserError as error:
-        return _failed(task, str(error), failure)
+        return Message(task.key, "failed", text=str(error))
     except Exception:  # the study's other runs go on; the whole trace is kept with this one
-        return _failed(task, traceback.format_exc(), failure)
+        return Message(task.key, "failed", text=traceback.format_exc())
     return Message(task.key, "done", 1.0, _headline(result), task.plan.train.steps)
 
 
@@ -198,10 +225,13 @@ def _probe(protocol: Protocol, parts: Parts) -> dict[str, float]:
     return {"validation_loss": loss}
 
 
-def _failed(task: Task, text: str, file: Path) -> Message:
-    if task.folder.is_dir():
-        write_text(file, text)
-    return Message(task.key, "failed", text=text)
+def _note_failure(task: Task, message: Message) -> None:
+    """Keeps what went wrong with the run, for the report; forgets it when the run got on."""
+    file = task.folder / FAILURE_FILE
+    if message.state == "failed" and task.folder.is_dir():
+        write_text(file, message.text)
+    elif message.state == "done":
+        file.unlink(missing_ok=True)
 
 
 def _headline(result: dict[str, Any]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -16,6 +18,7 @@ from tintype.strict import Document, nearest, parse
 from tintype.study.results import Role
 
 BASELINE, CONTROL = "baseline", "control"
+Seed = Annotated[int, Field(ge=0)]
 
 
 class ArmSettings(Settings):
@@ -31,8 +34,8 @@ class StudySettings(Settings):
     question: str
     recipe: str = Field(description="The baseline: a named recipe or the path of a plan")
     set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value")
-    seeds: tuple[int, ...] = Field(min_length=1)
-    control_seeds: tuple[int, ...] = Field((), description="Seeds of the A/A control; as many as seeds, or none")
+    seeds: tuple[Seed, ...] = Field(min_length=1)
+    control_seeds: tuple[Seed, ...] = Field((), description="Seeds of the A/A control; as many as seeds, or none")
     arms: tuple[ArmSettings, ...] = ()
     evaluation: Protocol = Protocol()
 
@@ -80,17 +83,27 @@ def load_study(name: str, assignments: Sequence[str] = ()) -> Study:
     document = recipes.find("studies", name)
     for assignment in assignments:
         document.override(assignment)
-    return resolve(document.name.split(" (")[0].rsplit("/", 1)[-1].removesuffix(".yaml"), document)
+    return resolve(Path(name).stem, document)
 
 
-def resolve(name: str, document: Document) -> Study:
+def resolve(name: str, document: Document, baseline: Plan | None = None) -> Study:
+    """The study with all its plans. `baseline` is given for a study that was begun: its recipe may have changed."""
     settings = parse(StudySettings, document)
-    baseline = plan_from_document(recipes.find("plans", settings.recipe), settings.set)
+    baseline = baseline or plan_from_document(recipes.find("plans", settings.recipe), settings.set)
     arms = [ArmPlan(BASELINE, "baseline", (), {}, _seeded(baseline, settings.seeds))]
     if settings.control_seeds:
         arms.append(ArmPlan(CONTROL, "control", (), {}, _seeded(baseline, settings.control_seeds)))
     arms += [_resolve_arm(arm, baseline, settings.seeds) for arm in settings.arms]
+    _refuse_twins(arms)
     return Study(name, settings, tuple(arms))
+
+
+def _refuse_twins(arms: Sequence[ArmPlan]) -> None:
+    first_with: dict[str, str] = {}
+    for arm in arms:
+        twin = first_with.setdefault(arm.plans[0].hash, arm.name)
+        if twin != arm.name:
+            raise UserError(f"the arms '{twin}' and '{arm.name}' have the same plan; take one of them out")
 
 
 def choose_arms(study: Study, names: Sequence[str]) -> Study:

@@ -34,14 +34,12 @@ class DamagedError(Exception):
 def save(folder: Path, state: TrainState, keep: int) -> Path:
     """Commits the state as `folder/step-N` and prunes all but the newest `keep`."""
     fault.point("save.begin")
-    target = folder / f"step-{state.step:09d}"
+    target = folder_of(folder, state.step)
     temporary = folder / f".writing-{target.name}"
     try:
         remove_leftovers(folder)
         temporary.mkdir(parents=True)
         _write_files(temporary, state)
-        if target.exists():
-            shutil.rmtree(target)  # the same step again, after an older checkpoint was resumed: its bytes are the same
         fault.point("save.rename")
         temporary.rename(target)
         _flush(folder)
@@ -55,7 +53,7 @@ def save(folder: Path, state: TrainState, keep: int) -> Path:
         ) from error
     fault.point("save.prune")
     for step in steps(folder)[:-keep]:
-        shutil.rmtree(folder_of(folder, step))
+        shutil.rmtree(folder_of(folder, step), ignore_errors=True)  # what stays is pruned by the next save
     return target
 
 
@@ -88,7 +86,7 @@ def verify(path: Path) -> dict[str, Any]:
             if _digest(path / name) != wanted[name]:
                 raise DamagedError(f"{name} does not match its checksum")
         stored: dict[str, Any] = json.loads((path / _SCALARS).read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{type(error).__name__}: {error}") from error
     if stored["format"] != FORMAT:
         raise UserError(
@@ -99,7 +97,7 @@ def verify(path: Path) -> dict[str, Any]:
 
 def steps(folder: Path) -> list[int]:
     """Steps of the checkpoints in a folder, oldest first."""
-    return sorted(int(entry.name.removeprefix("step-")) for entry in folder.glob("step-*"))
+    return sorted(int(entry.name.removeprefix("step-")) for entry in folder.glob("step-" + "[0-9]" * 9))
 
 
 def newest_whole_step(folder: Path) -> int | None:

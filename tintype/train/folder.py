@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -32,27 +32,14 @@ class RunFolder:
     @contextmanager
     def claim(self, plan: Plan) -> Iterator[None]:
         """Makes the folder this plan's, or refuses: another plan is in it, or another process is at work in it."""
-        try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("w")
-        except OSError as error:
-            raise UserError(f"cannot write to {self.path}: {error.strerror}; choose another --out") from None
-        with lock:
-            self._lock(lock)
+        with locked(self.path):
             if (self.path / "plan.yaml").exists():
                 self._check_same_plan(plan)
-            elif any(entry.name not in (".lock", "checkpoints") for entry in self.path.iterdir()):
-                raise UserError(f"{self.path} holds other files and no plan.yaml; choose an empty or new folder")
+            else:
+                refuse_foreign(self.path, "plan.yaml")
+            self.checkpoints.mkdir(exist_ok=True)
             write_text(self.path / "plan.yaml", plan.to_yaml())
             yield
-
-    def _lock(self, lock: TextIO) -> None:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"another process is training in {self.path}; wait for it or choose another --out"
-            ) from None
 
     def _check_same_plan(self, plan: Plan) -> None:
         there = plan_from_folder(self.path)
@@ -86,6 +73,28 @@ class RunFolder:
                 write_text(file, text)
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Makes the folder and keeps other processes out of it. The lock falls with the process that holds it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"another process is at work in {folder}; wait for it or choose another --out") from None
+        yield
+
+
+def refuse_foreign(folder: Path, mark: str) -> None:
+    """A folder without its mark must be empty, but for what an earlier try may have left."""
+    if any(not entry.name.startswith(".") and entry.name != "checkpoints" for entry in folder.iterdir()):
+        raise UserError(f"{folder} holds other files and no {mark}; choose an empty or new folder for --out")
+
+
 def environment(device: torch.device) -> dict[str, Any]:
     """What the numbers were made on."""
     return {
@@ -110,8 +119,12 @@ def _processor() -> str:
 def write_text(path: Path, text: str) -> None:
     """Writes a whole file or nothing."""
     temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -123,7 +136,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    try:
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    except ValueError as error:
+        raise UserError(f"{path} has a line that is not JSON ({error}); mend or remove the file") from None
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

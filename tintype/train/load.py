@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from torch import Tensor
@@ -15,6 +16,8 @@ from tintype.train.parts import Parts, build_parts
 
 def load_run(path: Path, device: str | None = None) -> tuple[Parts, int]:
     """The parts of a run with its newest good weights (the average, if it keeps one), and their step."""
+    if (path / "study.yaml").is_file():
+        raise UserError(f"{path} is a study; its runs are the folders in {path / 'runs'}")
     plan = plan_from_folder(path)
     if device is not None:
         plan = Plan(**{**dict(plan), "run": plan.run.model_copy(update={"device": device})})
@@ -28,10 +31,12 @@ def load_run(path: Path, device: str | None = None) -> tuple[Parts, int]:
 
 
 def _newest_good(path: Path) -> tuple[dict[str, Tensor], dict[str, int]]:
-    folder = RunFolder(path)
-    for step in reversed(checkpoint.steps(folder.checkpoints)):
+    folder = RunFolder(path).checkpoints
+    for step in reversed(checkpoint.steps(folder)):
         try:
-            return checkpoint.read(checkpoint.folder_of(folder.checkpoints, step))
+            return checkpoint.read(checkpoint.folder_of(folder, step))
         except checkpoint.DamagedError as error:
-            folder.log_event("damaged-checkpoint", step, reason=str(error), left_in_place=True)
+            sys.stderr.write(
+                f"note: the checkpoint of step {step} in {path} is damaged ({error}); trying the one before\n"
+            )
     raise UserError(f"{path} has no whole checkpoint yet; `tintype train RECIPE --out {path}` trains it")

@@ -67,7 +67,7 @@ def resume(folder: RunFolder, state: TrainState) -> None:
     """Restores the newest good checkpoint, if any, and cuts the logs back to it."""
 
     def on_damage(moved_to: Path, reason: str) -> None:
-        folder.log_event("damaged-checkpoint", state.step, moved_to=moved_to.name, reason=reason)
+        folder.log_event("damaged-checkpoint", 0, moved_to=str(moved_to), reason=reason)
 
     try:
         checkpoint.restore(folder.checkpoints, state, on_damage)
@@ -85,32 +85,35 @@ def _run(
     probe: Probe,
 ) -> Outcome:
     plan, steps, run = parts.plan, parts.plan.train.steps, parts.plan.run
+    saved = state.step
     window: list[StepResult] = []
     line: dict[str, Any] = {}
     clock = Clock(parts.device)
     on_progress(Progress(state.step, steps, None, None))
     with open_writer(folder.path, run.tensorboard) as write:
-        while state.step < steps and interrupt.signal is None:
-            window.append(update(parts, state, clock))
-            if not window[-1].finite:
-                _note_skip(folder, plan, state, window[-1])
-            fault.point("step.done")
-            saving = state.step % run.save_every_steps == 0 or state.step == steps or interrupt.signal is not None
-            if saving or state.step % run.log_every_steps == 0:
-                line = _window_line(plan, state, window, clock)
-                if saving:
-                    line |= probe(parts)
-                    clock.read()
+        while (working := state.step < steps and interrupt.signal is None) or state.step > saved:
+            if working:
+                window.append(update(parts, state, clock))
+                _check_finite(folder, plan, state, window[-1])
+                fault.point("step.done")
+            saving = not working or state.step % run.save_every_steps == 0 or state.step == steps
+            if window and (saving or state.step % run.log_every_steps == 0):
+                line = _window_line(plan, state, window, clock) | (probe(parts) if saving else {})
+                clock.read()
                 folder.log_metrics(line)
                 write(line)
                 window = []
             if saving:
                 checkpoint.save(folder.checkpoints, state, run.keep_checkpoints)
+                saved = state.step
             on_progress(Progress(state.step, steps, line.get("loss"), line.get("images_per_s")))
     return Outcome(state.step, finished=state.step >= steps)
 
 
-def _note_skip(folder: RunFolder, plan: Plan, state: TrainState, result: StepResult) -> None:
+def _check_finite(folder: RunFolder, plan: Plan, state: TrainState, result: StepResult) -> None:
+    """Notes a step that was skipped, and ends the run when there are too many in a row."""
+    if result.finite:
+        return
     folder.log_event(
         "non-finite-step",
         state.step,
@@ -122,7 +125,7 @@ def _note_skip(folder: RunFolder, plan: Plan, state: TrainState, result: StepRes
     if state.skips_in_a_row >= plan.train.most_skips:
         raise UserError(
             f"{state.skips_in_a_row} steps in a row (to step {state.step}) had a gradient that is not finite; none of "
-            f"them reached the weights. Lower optimizer.lr or train.clip_norm; {folder.events_file} has the details"
+            f"them reached the weights. Lower optimizer.lr, with another --out; {folder.events_file} has the details"
         )
 
 

@@ -47,6 +47,7 @@ def train(
 
     Returns the record that the JSON holds.
     """
+    out_dir.mkdir(parents=True, exist_ok=True)
     encoder = _new_encoder(seed, device)
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
     for step in range(steps):
@@ -161,7 +162,6 @@ def _stored(value: Tensor) -> Tensor:
 
 
 def _write(out_dir: Path, weights: bytes, record: dict[str, Any]) -> dict[str, Any]:
-    out_dir.mkdir(parents=True, exist_ok=True)
     full = {"sha256": hashlib.sha256(weights).hexdigest(), **record}
     _replace(out_dir / WEIGHTS_PATH.name, weights)
     _replace(out_dir / RECORD_PATH.name, (json.dumps(full, indent=2) + "\n").encode())

@@ -7,7 +7,7 @@ import torch
 from scipy import linalg, stats
 
 from tintype.metrics.frechet import FrechetDistance, frechet, moments
-from tintype.metrics.mmd import GaussianMMD, KernelInceptionStyle
+from tintype.metrics.mmd import GaussianMMD, KernelDistance
 from tintype.metrics.precision_recall import Precision, Recall
 
 
@@ -45,16 +45,16 @@ def test_frechet_survives_fewer_images_than_features() -> None:
         moments(features(1, 4, 0))
 
 
-@pytest.mark.parametrize("metric", [KernelInceptionStyle("kid"), GaussianMMD("mmd")])
-def test_mmd_is_unbiased(metric: KernelInceptionStyle | GaussianMMD) -> None:
+@pytest.mark.parametrize("metric", [KernelDistance("kid"), GaussianMMD("mmd")])
+def test_mmd_is_unbiased(metric: KernelDistance | GaussianMMD) -> None:
     """Over many pairs of sets of one distribution the mean is zero within its error."""
     values = [metric(features(20, 4, 2 * i), features(25, 4, 2 * i + 1)) for i in range(200)]
     assert stats.ttest_1samp(values, 0.0).pvalue > 1e-3
     assert min(values) < 0 < max(values)
 
 
-@pytest.mark.parametrize("metric", [KernelInceptionStyle("kid"), GaussianMMD("mmd")])
-def test_mmd_sees_a_shift_and_a_loss_of_diversity(metric: KernelInceptionStyle | GaussianMMD) -> None:
+@pytest.mark.parametrize("metric", [KernelDistance("kid"), GaussianMMD("mmd")])
+def test_mmd_sees_a_shift_and_a_loss_of_diversity(metric: KernelDistance | GaussianMMD) -> None:
     real = features(400, 4, 0)
     same = abs(metric(features(400, 4, 1), real))
     assert metric(features(400, 4, 1, mean=0.5), real) > 5 * same
@@ -70,7 +70,7 @@ def test_kid_against_its_definition_by_loops() -> None:
     within_x = sum(kernel(a, b) for i, a in enumerate(x) for j, b in enumerate(x) if i != j) / 12
     within_y = sum(kernel(a, b) for i, a in enumerate(y) for j, b in enumerate(y) if i != j) / 20
     between = sum(kernel(a, b) for a in x for b in y) / 20
-    assert KernelInceptionStyle("kid")(x, y) == pytest.approx(within_x + within_y - 2 * between)
+    assert KernelDistance("kid")(x, y) == pytest.approx(within_x + within_y - 2 * between)
 
 
 def test_precision_and_recall_tell_quality_from_diversity() -> None:

@@ -73,3 +73,8 @@ def test_a_missing_run_makes_the_comparison_incomplete() -> None:
 def test_a_metric_too_coarse_to_tell_seeds_apart_claims_nothing() -> None:
     (row,) = compare([runs(0.5, 0.5, 0.5)], runs(0.25, 0.25, 0.25), "m", LOWER)
     assert row is not None and row.verdict == "not shown"
+
+
+def test_a_number_that_is_not_finite_makes_the_comparison_incomplete() -> None:
+    (row,) = compare([runs(5.0, float("inf"), float("nan"))], runs(10.0, 10.1, 10.2), "m", LOWER)
+    assert row is not None and row.verdict == "incomplete" and row.differences == [-5.0]

@@ -52,6 +52,12 @@ def test_every_packaged_study_resolves(name: str) -> None:
         ("recipe: pocket", "recipe: poket", "unknown recipe 'poket'; did you mean 'pocket'"),
         ("short-captions", "x-prediction", "'x-prediction' and 'x-prediction' both set"),
         ("seeds: [0, 1]\n", "seeds: []\n", "seeds"),
+        ("seeds: [0, 1]\n", "seeds: [0, -1]\n", "seeds.1: input should be greater than or equal to 0"),
+        (
+            "name: both\n    techniques: [x-prediction:clamp=0.1, short-captions]",
+            "name: twin\n    techniques: [x-prediction:clamp=0.05]",
+            "the arms 'x-prediction' and 'twin' have the same plan",
+        ),
         ("arms:", "evaluation: {cuont: 3}\narms:", "evaluation.cuont: unknown key; did you mean 'count'"),
         ("arms:", "evaluation: {encoders: [dino]}\narms:", "unknown encoder 'dino'; valid: scenes"),
         ("recipe: pocket", "recipe: pocket\nset: [objective.kind=x-prediction]", "changes nothing"),
