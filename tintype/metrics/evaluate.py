@@ -73,7 +73,6 @@ class Definition:
     label: str
     direction: Direction
     definition: str
-    primary: bool = False
 
 
 def feature_metrics(encoder: str) -> list[Metric]:
@@ -92,14 +91,14 @@ _LABELS = {"fd": "Fréchet distance", "kid": "KID", "mmd": "MMD", "precision": "
 def definitions(protocol: Protocol) -> dict[str, Definition]:
     """Name, direction and exact meaning of each number that an evaluation gives, the most important first."""
     found = {
-        "scene_accuracy": Definition("scene accuracy", "higher", scene_accuracy.definition("long"), primary=True),
+        "scene_accuracy": Definition("scene accuracy", "higher", scene_accuracy.definition("long")),
     }
     for encoder in protocol.encoders:
         on = f" Features: {ENCODERS[encoder](torch.device('cpu')).definition}."
         for metric in feature_metrics(encoder):
             kind = metric.name.removesuffix(f"_{encoder}")
-            label, primary = f"{_LABELS[kind]} ({encoder})", kind == "fd"
-            found[metric.name] = Definition(label, metric.direction, metric.definition + "." + on, primary)
+            label = f"{_LABELS[kind]} ({encoder})"
+            found[metric.name] = Definition(label, metric.direction, metric.definition + "." + on)
     if protocol.short_count:
         text = scene_accuracy.definition("short")
         found["scene_accuracy_short"] = Definition("scene accuracy, short prompts", "higher", text)

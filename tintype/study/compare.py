@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -44,7 +45,7 @@ def collect(study: Study, out: Path) -> Results:
         sketch=len(settings.seeds) == 1,
         confidence=stats.CONFIDENCE,
         method=_method(study),
-        metrics=[_metric_info(name, meaning) for name, meaning in meanings.items()],
+        metrics=[_metric_info(name, meaning, name in settings.primary) for name, meaning in meanings.items()],
         arms=_arms(study, runs, meanings),
         plan=baseline.plans[0].to_yaml(),
         protocol=plain(protocol),
@@ -97,15 +98,42 @@ def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
 
 def _arms(study: Study, runs: Mapping[str, list[Run]], meanings: Mapping[str, Definition]) -> list[Arm]:
     baseline, *others = study.arms
-    tables = {
-        metric: compare([runs[arm.name] for arm in others], runs[baseline.name], metric, meaning)
-        for metric, meaning in meanings.items()
-    }
+    pairs = {(arm.name, m): _pair(arm, runs, baseline.name, m) for arm in others for m in meanings}
+    primary = set(study.settings.primary)
+    rows: dict[tuple[str, str], Comparison] = {}
+    for family in (primary, set(meanings) - primary):
+        rows |= compare({key: pair for key, pair in pairs.items() if key[1] in family and pair.new}, meanings)
     found = [_arm(baseline, runs[baseline.name], {})]
-    for index, arm in enumerate(others):
-        comparisons = {metric: row for metric, table in tables.items() if (row := table[index]) is not None}
+    for arm in others:
+        comparisons = {metric: rows[arm.name, metric] for metric in meanings if (arm.name, metric) in rows}
         found.append(_arm(arm, runs[arm.name], comparisons))
     return found
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The values of one metric in an arm and in the baseline, seed by seed where the seeds are shared."""
+
+    new: list[float]
+    old: list[float]
+    shared_seeds: bool
+    complete: bool
+
+    @property
+    def difference(self) -> stats.Difference:
+        return (stats.paired if self.shared_seeds else stats.unpaired)(self.new, self.old)
+
+    @property
+    def per_seed(self) -> list[float]:
+        """One difference for each seed; without a partner, from the baseline's mean."""
+        partners = self.old if self.shared_seeds else [fmean(self.old)] * len(self.new)
+        return [new - old for new, old in zip(self.new, partners, strict=True)]
+
+
+def _pair(arm: ArmPlan, runs: Mapping[str, list[Run]], baseline: str, metric: str) -> Pair:
+    new, old = ([run.metrics.get(metric, math.nan) for run in runs[name]] for name in (arm.name, baseline))
+    good = [(a, b) for a, b in zip(new, old, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    return Pair([a for a, _ in good], [b for _, b in good], arm.role == "arm", len(good) == len(new))
 
 
 def _arm(arm: ArmPlan, runs: list[Run], comparisons: dict[str, Comparison]) -> Arm:
@@ -123,43 +151,30 @@ def _arm(arm: ArmPlan, runs: list[Run], comparisons: dict[str, Comparison]) -> A
 
 
 def compare(
-    arms: Sequence[Sequence[Run]], baseline: Sequence[Run], metric: str, meaning: Definition
-) -> list[Comparison | None]:
-    """One metric of all arms against the baseline; None for an arm that has no pair of runs to compare."""
-    pairs = [_pairs(arm, baseline, metric) for arm in arms]
-    paired = [stats.Paired.of([new - old for new, old in own]) if own else None for own in pairs]
-    known = [index for index, one in enumerate(paired) if one is not None and one.p is not None]
-    adjusted = dict(zip(known, stats.holm([paired[i].p for i in known]), strict=True))  # type: ignore[union-attr,misc]
-    level = 1 - (1 - stats.CONFIDENCE) / max(1, len(known))
-    rows: list[Comparison | None] = []
-    for index, (own, one) in enumerate(zip(pairs, paired, strict=True)):
-        if one is None:
-            rows.append(None)
-            continue
+    family: Mapping[tuple[str, str], Pair], meanings: Mapping[str, Definition]
+) -> dict[tuple[str, str], Comparison]:
+    """Compares all (arm, metric) pairs of a family; their p values are corrected together, by Holm's method."""
+    differences = {key: pair.difference for key, pair in family.items()}
+    p_values = {key: one.p for key, one in differences.items() if one.p is not None}
+    adjusted = dict(zip(p_values, stats.holm(list(p_values.values())), strict=True))
+    strictest = 1 - (1 - stats.CONFIDENCE) / max(1, len(p_values))
+    rows = {}
+    for key, pair in family.items():
+        one = differences[key]
         low, high = one.interval(stats.CONFIDENCE) or (None, None)
-        rows.append(
-            Comparison(
-                mean=fmean(new for new, _ in own),
-                baseline_mean=fmean(old for _, old in own),
-                differences=[new - old for new, old in own],
-                difference=one.difference,
-                low=low,
-                high=high,
-                p=one.p,
-                p_adjusted=adjusted.get(index),
-                detectable=one.detectable(level),
-                verdict=_verdict(one.difference, adjusted.get(index), len(own) == len(baseline), meaning),
-            )
+        rows[key] = Comparison(
+            mean=fmean(pair.new),
+            baseline_mean=fmean(pair.old),
+            differences=pair.per_seed,
+            difference=one.value,
+            low=low,
+            high=high,
+            p=one.p,
+            p_adjusted=adjusted.get(key),
+            detectable=one.detectable(strictest),
+            verdict=_verdict(one.value, adjusted.get(key), pair.complete, meanings[key[1]]),
         )
     return rows
-
-
-def _pairs(arm: Sequence[Run], baseline: Sequence[Run], metric: str) -> list[tuple[float, float]]:
-    return [
-        (new.metrics[metric], old.metrics[metric])
-        for new, old in zip(arm, baseline, strict=True)
-        if math.isfinite(new.metrics.get(metric, math.nan)) and math.isfinite(old.metrics.get(metric, math.nan))
-    ]
 
 
 def _verdict(difference: float, p_adjusted: float | None, complete: bool, meaning: Definition) -> Verdict:
@@ -172,13 +187,13 @@ def _verdict(difference: float, p_adjusted: float | None, complete: bool, meanin
     return "better" if (difference < 0) == (meaning.direction == "lower") else "worse"
 
 
-def _metric_info(name: str, meaning: Definition) -> MetricInfo:
+def _metric_info(name: str, meaning: Definition, primary: bool) -> MetricInfo:
     return MetricInfo(
         name=name,
         label=meaning.label,
         direction=meaning.direction,
         definition=meaning.definition,
-        primary=meaning.primary,
+        primary=primary,
     )
 
 
@@ -199,11 +214,13 @@ def _method(study: Study) -> str:
         return (
             "One seed for each arm: a sketch. Nothing is known of the spread, so there is no interval and no verdict."
         )
+    primary = ", ".join(study.settings.primary)
     return (
         f"Each arm was trained with {count} seeds, paired with the baseline's: the same data order, noise and initial "
         f"weights. A difference is arm minus baseline, averaged over the {count} pairs, with a 95% Student interval "
-        f"({count - 1} degrees of freedom). A verdict needs p below 0.05 after Holm's correction for the {arms} arms "
-        "compared on that metric. The smallest detectable difference is the true difference that this many seeds would "
-        "find with a power of 80% at the measured spread and the strictest corrected level. The control is the "
-        "baseline's own plan with other seeds: it should differ from the baseline in nothing."
+        f"({count - 1} degrees of freedom). The control is the baseline's own plan with other seeds: there is nothing "
+        "to pair, its interval is Welch's, and it should differ from the baseline in nothing. A verdict needs p below "
+        f"0.05 after Holm's correction for all comparisons of its family: {arms} arms on the primary metrics "
+        f"({primary}), or {arms} arms on all other metrics. The smallest detectable difference is the true difference "
+        "that this many seeds would find with a power of 80% at the measured spread and the strictest corrected level."
     )

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from tintype import recipes
 from tintype.errors import UserError
-from tintype.metrics.evaluate import Protocol
+from tintype.metrics.evaluate import Protocol, definitions
 from tintype.plan import Application, Change, Plan, apply_techniques, check_arm, plan_from_document
 from tintype.settings import Settings
 from tintype.strict import Document, nearest, parse
@@ -37,6 +37,7 @@ class StudySettings(Settings):
     seeds: tuple[Seed, ...] = Field(min_length=1)
     control_seeds: tuple[Seed, ...] = Field((), description="Seeds of the A/A control; as many as seeds, or none")
     arms: tuple[ArmSettings, ...] = ()
+    primary: tuple[str, ...] = Field(("scene_accuracy", "fd_scenes"), min_length=1, description="What the study asks")
     evaluation: Protocol = Protocol()
 
     @model_validator(mode="after")
@@ -46,6 +47,10 @@ class StudySettings(Settings):
             raise ValueError("a seed is given twice; seeds and control_seeds must all differ")
         if self.control_seeds and len(self.control_seeds) != len(self.seeds):
             raise ValueError(f"control_seeds needs {len(self.seeds)} seeds like seeds, or none")
+        known = definitions(self.evaluation)
+        for name in self.primary:
+            if name not in known:
+                raise ValueError(f"primary: unknown metric '{name}'; {nearest(name, known)}")
         labels = [BASELINE, CONTROL, *(arm.label for arm in self.arms)]
         twice = {label for label in labels if labels.count(label) > 1}
         if twice:

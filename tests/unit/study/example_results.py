@@ -9,8 +9,10 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from tintype.study.results import Arm, Change, Comparison, Curve, MetricInfo, Results, Role, Run, Verdict
-from tintype.study.stats import CONFIDENCE, Paired, holm
+from tintype.metrics.evaluate import Definition
+from tintype.study.compare import Pair, compare
+from tintype.study.results import Arm, Change, Comparison, Curve, MetricInfo, Results, Role, Run
+from tintype.study.stats import CONFIDENCE
 
 METRICS = [
     MetricInfo(
@@ -83,7 +85,6 @@ BASELINE = {
     "validation_loss": (0.1873, 0.0009),
     "images_per_s": (412.0, 6.0),
 }
-DETECTABLE_SPREADS = 3.26  # of a paired t test with three seeds
 SHORT_CAPTIONS = {
     "scene_accuracy": -0.25,
     "fd_scenes": 0.31,
@@ -261,43 +262,19 @@ def _time_split(draw: random.Random, text_share: float) -> dict[str, float]:
 
 
 def _compared(arms: dict[str, list[Run]]) -> dict[str, dict[str, Comparison]]:
+    """Corrected for the arms of one metric, which is all that a picture of a report needs."""
     found: dict[str, dict[str, Comparison]] = {name: {} for name in arms}
     others = [name for name in arms if name != "baseline"]
     for metric in METRICS:
-        pairs = {name: _differences(arms[name], arms["baseline"], metric.name) for name in others}
-        p_values = [Paired.of(pairs[name]).p for name in others]
-        adjusted: list[float | None] = [None] * len(others)
-        if all(p is not None for p in p_values):
-            adjusted = list(holm([p for p in p_values if p is not None]))
-        for name, p in zip(others, adjusted, strict=True):
-            found[name][metric.name] = _comparison(metric, arms[name], arms["baseline"], pairs[name], p)
+        old = [run.metrics[metric.name] for run in arms["baseline"]]
+        family = {
+            (name, metric.name): Pair([run.metrics[metric.name] for run in arms[name]], old, True, True)
+            for name in others
+        }
+        meaning = Definition(metric.label, metric.direction, metric.definition)
+        for (name, _), row in compare(family, {metric.name: meaning}).items():
+            found[name][metric.name] = row
     return found
-
-
-def _differences(runs: list[Run], baseline: list[Run], metric: str) -> list[float]:
-    return [run.metrics[metric] - other.metrics[metric] for run, other in zip(runs, baseline, strict=True)]
-
-
-def _comparison(
-    metric: MetricInfo, runs: list[Run], baseline: list[Run], differences: list[float], p: float | None
-) -> Comparison:
-    paired = Paired.of(differences)
-    low, high = paired.interval(CONFIDENCE) or (None, None)
-    verdict: Verdict = "sketch" if p is None else "not shown"
-    if p is not None and p < 1 - CONFIDENCE:
-        verdict = "better" if (paired.difference > 0) == (metric.direction == "higher") else "worse"
-    return Comparison(
-        mean=sum(run.metrics[metric.name] for run in runs) / len(runs),
-        baseline_mean=sum(run.metrics[metric.name] for run in baseline) / len(baseline),
-        differences=differences,
-        difference=paired.difference,
-        low=low,
-        high=high,
-        p=paired.p,
-        p_adjusted=p,
-        detectable=None if paired.spread is None else DETECTABLE_SPREADS * paired.spread,
-        verdict=verdict,
-    )
 
 
 ABOUT: dict[str, dict[str, Any]] = {

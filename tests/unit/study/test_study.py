@@ -59,6 +59,7 @@ def test_every_packaged_study_resolves(name: str) -> None:
             "the arms 'x-prediction' and 'twin' have the same plan",
         ),
         ("arms:", "evaluation: {cuont: 3}\narms:", "evaluation.cuont: unknown key; did you mean 'count'"),
+        ("arms:", "primary: [scene_acuracy]\narms:", "unknown metric 'scene_acuracy'; did you mean 'scene_accuracy'"),
         ("arms:", "evaluation: {encoders: [dino]}\narms:", "unknown encoder 'dino'; valid: scenes"),
         ("recipe: pocket", "recipe: pocket\nset: [objective.kind=x-prediction]", "changes nothing"),
     ],
