@@ -18,7 +18,6 @@ from tintype.metrics.evaluate import (
     definitions,
     evaluation_source,
     prompts,
-    real_accuracy,
     result_file,
 )
 from tintype.plan import Plan
@@ -51,7 +50,7 @@ def collect(study: Study, out: Path) -> Results:
         protocol=plain(protocol),
         prompts=prompts(data, protocol, "long", min(PREVIEWS, protocol.count)),
         real_previews=_real_previews(study, out),
-        reference=real_accuracy(data, protocol),
+        reference=_reference(study, out),
     )
 
 
@@ -206,6 +205,16 @@ def _real_previews(study: Study, out: Path) -> list[str]:
     for name, image in zip(names, images, strict=True):
         save_png(image, out / name)
     return names
+
+
+def _reference(study: Study, out: Path) -> dict[str, dict[str, float]]:
+    """What the evaluations measured on real images: the same for every run."""
+    for plan in (plan for arm in study.arms for plan in arm.plans):
+        stored = result_file(out / "runs" / plan.hash, study.settings.evaluation, plan.train.steps)
+        if stored.exists():
+            reference: dict[str, dict[str, float]] = json.loads(stored.read_text(encoding="utf-8"))["reference"]
+            return reference
+    return {}
 
 
 def _method(study: Study) -> str:

@@ -127,6 +127,8 @@ class _Column:
     baseline_mean: str
     baseline_spread: str
     baseline_values: list[tuple[int, str]]
+    real: str | None
+    """The same measurement on real images, where there is one."""
     cells: dict[str, _Cell]
     forest: Markup | None
 
@@ -139,8 +141,10 @@ def _column(results: Results, metric: MetricInfo) -> _Column:
     effects = {name: _effect(arm, arm.comparisons[metric.name]) for name, arm in compared.items()}
     values = findings.metric_values(baseline, metric.name)
     spread = findings.spread_of(values)
+    real = results.reference.get(metric.name, {}).get("overall")
     return _Column(
         info=metric,
+        real=None if real is None else numerals.fixed(real, decimals),
         baseline_mean=numerals.fixed(findings.mean_of(values), decimals),
         baseline_spread="" if spread is None else f"± {numerals.fixed(spread, decimals)}",
         baseline_values=_seed_values(baseline, metric, decimals),
