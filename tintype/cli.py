@@ -113,7 +113,7 @@ def sample(
     written = sample_run(
         run, list(prompts or []), prompt_file, out, settings, count=count, seed=seed, size_px=size, device=device
     )
-    console.print(f"{len(written) - 1} images and {written[-1]}", soft_wrap=True, highlight=False)
+    console.print(f"images: {len(written) - 1}, all on {written[-1]}", soft_wrap=True, highlight=False)
 
 
 @app.command()
@@ -146,7 +146,9 @@ def ablate(
     study: Annotated[str, typer.Argument(help="A study's name or the path of a study file")],
     out: Out,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time")] = 1,
-    set_: Set = [],  # noqa: B006
+    set_: Annotated[
+        list[str], typer.Option("--set", help="Override the study: seeds=[0,1] or set=[optimizer.lr=2e-4]")
+    ] = [],  # noqa: B006
     arm: Annotated[list[str], typer.Option("--arm", help="Only this arm (repeatable)")] = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the arms and stop")] = False,
 ) -> None:
@@ -263,7 +265,11 @@ def bench(
         _print_json(result)
         return
     for name, value in result.items():
-        console.print(f"{name}: {value}", highlight=False)
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        shown = ", ".join(
+            f"{key} {v:.3g}".strip() if isinstance(v, float) else f"{key} {v}".strip() for key, v in inner
+        )
+        console.print(f"{name}: {shown}", highlight=False, soft_wrap=True)
 
 
 def _plan(recipe: str, assignments: list[str], technique_specs: list[str]) -> Any:

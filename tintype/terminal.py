@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from tintype.metrics.evaluate import Definition
@@ -29,10 +29,11 @@ def _bars(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
-        MofNCompleteColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
         TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(compact=True),
         console=console,
+        transient=True,
     )
 
 
@@ -42,7 +43,8 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> int:
         bar = bars.add_task("training", total=plan.train.steps, note="")
 
         def on_progress(progress: TrainProgress) -> None:
-            bars.update(bar, completed=progress.step, note=_speed_note(progress.loss, progress.images_per_s))
+            speed = _speed_note(progress.loss, progress.images_per_s)
+            bars.update(bar, completed=progress.step, note=f"step {progress.step} of {progress.steps}{speed}")
 
         outcome = train(plan, out, interrupt, on_progress)
     for event in RunFolder(out).events():
@@ -70,7 +72,7 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> int:
 def _speed_note(loss: float | None, images_per_s: float | None) -> str:
     if loss is None or images_per_s is None:
         return ""
-    return f"loss {loss:.4f} · {images_per_s:.0f} images/s"
+    return f" · loss {loss:.4f} · {images_per_s:.0f} images/s"
 
 
 @contextmanager
@@ -145,8 +147,8 @@ class StudyDisplay:
         self._shares[message.key] = max(message.share, self._shares.get(message.key, 0.0))
         self._bars.update(self._all, completed=int(100 * sum(self._shares.values())))
         if message.state in ("training", "scoring"):
-            note = "scoring" if message.state == "scoring" else _speed_note(message.loss, message.images_per_s)
-            self._bars.update(row, completed=int(100 * message.share), total=100, note=f"step {message.step} · {note}")
+            note = " · scoring" if message.state == "scoring" else _speed_note(message.loss, message.images_per_s)
+            self._bars.update(row, completed=int(100 * message.share), total=100, note=f"step {message.step}{note}")
             return
         self._bars.remove_task(row)
         del self._rows[message.key]
