@@ -265,10 +265,9 @@ def bench(
         _print_json(result)
         return
     for name, value in result.items():
-        inner = value.items() if isinstance(value, dict) else [("", value)]
-        shown = ", ".join(
-            f"{key} {v:.3g}".strip() if isinstance(v, float) else f"{key} {v}".strip() for key, v in inner
-        )
+        inner = value if isinstance(value, dict) else {"": value}
+        rounded = {key: f"{v:.3g}" if isinstance(v, float) else v for key, v in inner.items()}
+        shown = ", ".join(f"{key} {v}".strip() for key, v in rounded.items())
         console.print(f"{name}: {shown}", highlight=False, soft_wrap=True)
 
 

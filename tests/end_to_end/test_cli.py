@@ -83,6 +83,17 @@ def test_a_mistake_exits_with_two_and_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_full_disk_is_a_message_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device", "some/file")
+
+    monkeypatch.setattr(cli, "app", full)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert "No space left on device (some/file)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_exits_and_the_run_goes_on(number: signal.Signals, tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
