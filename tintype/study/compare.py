@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from tintype.errors import UserError
+from tintype.evaluation.protocol import Definition, Protocol, definitions
+from tintype.evaluation.reference import held_out
+from tintype.evaluation.run import PREVIEWS, read_result, result_file, sampling_prompts
 from tintype.images import save_png
-from tintype.metrics.evaluate import (
-    PREVIEWS,
-    Definition,
-    Protocol,
-    definitions,
-    evaluation_source,
-    prompts,
-    result_file,
-)
 from tintype.plan import Plan
 from tintype.settings import plain
 from tintype.study import stats
-from tintype.study.results import Arm, Change, Comparison, Curve, MetricInfo, Results, Run, Verdict
+from tintype.study.results import Arm, Change, Comparison, Curve, EncoderInfo, MetricInfo, Results, Run
 from tintype.study.runner import FAILURE_FILE
 from tintype.study.study import ArmPlan, Study
+from tintype.study.verdicts import compare, describe_method, pair_runs
 from tintype.train.folder import RunFolder
 
 _CURVE_POINTS = 200
@@ -33,8 +29,9 @@ _CURVE_POINTS = 200
 
 def collect(study: Study, out: Path) -> Results:
     protocol, settings = study.settings.evaluation, study.settings
-    meanings = definitions(protocol)
     runs = {arm.name: [read_run(plan, protocol, out) for plan in arm.plans] for arm in study.arms}
+    encoders = _same_encoders(runs)
+    meanings = definitions(protocol)
     baseline = study.arms[0]
     data = baseline.plans[0].data
     return Results(
@@ -43,12 +40,14 @@ def collect(study: Study, out: Path) -> Results:
         seeds=list(settings.seeds),
         sketch=len(settings.seeds) == 1,
         confidence=stats.CONFIDENCE,
-        method=_method(study),
+        method=_method(study, meanings),
         metrics=[_metric_info(name, meaning, name in settings.primary) for name, meaning in meanings.items()],
         arms=_arms(study, runs, meanings),
         plan=baseline.plans[0].to_yaml(),
         protocol=plain(protocol),
-        prompts=prompts(data, protocol, "long", min(PREVIEWS, protocol.count)),
+        encoders=encoders,
+        warnings=_warnings(runs),
+        prompts=list(sampling_prompts(data, protocol, protocol.conditions[0])[:PREVIEWS]),
         real_previews=_real_previews(study, out),
         reference=_reference(study, out),
     )
@@ -65,7 +64,12 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
         return Run(seed=plan.seed, hash=plan.hash, folder=folder, state="failed", error=error)
     if not stored.exists():
         return Run(seed=plan.seed, hash=plan.hash, folder=folder, state="missing")
-    result = json.loads(stored.read_text(encoding="utf-8"))
+    result = read_result(stored)
+    if result["protocol_hash"] != protocol.hash:
+        raise UserError(
+            f"{stored} was scored by the protocol {result['protocol_hash']}, this study by {protocol.hash}; "
+            "remove the file to have the run scored again"
+        )
     files = RunFolder(path)
     lines = files.metrics()
     environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
@@ -75,6 +79,9 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
         folder=folder,
         state="done",
         metrics=result["metrics"],
+        errors=result["errors"],
+        warnings=result["warnings"],
+        encoders=result["encoders"],
         details=result["details"],
         curves={name: _curve(lines, name) for name in ("loss", "validation_loss", "grad_norm")},
         time_split=result["time_split"],
@@ -87,6 +94,31 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
     )
 
 
+def _same_encoders(runs: Mapping[str, Sequence[Run]]) -> dict[str, EncoderInfo]:
+    """What read the pictures; refuses a study whose runs were not all read by the same weights in the same way."""
+    found: dict[str, tuple[EncoderInfo, str]] = {}
+    for arm, run in ((arm, run) for arm, of_arm in runs.items() for run in of_arm):
+        who = f"'{arm}', seed {run.seed}"
+        for name, encoder in run.encoders.items():
+            first, by = found.setdefault(name, (encoder, who))
+            if encoder.identity != first.identity:
+                raise UserError(
+                    f"the encoder '{name}' was {first.identity[:12]} for {by} and {encoder.identity[:12]} for {who}: "
+                    "its weights or preprocessing changed in between. Remove the folder evaluation of the runs that "
+                    f"were scored by the wrong one ({run.folder}), then run the study again"
+                )
+    return {name: encoder for name, (encoder, _) in found.items()}
+
+
+def _warnings(runs: Mapping[str, Sequence[Run]]) -> list[str]:
+    """Each warning of the evaluations with the number of runs that gave it, whatever numbers stand in it."""
+    counted: dict[str, list[str]] = {}
+    for run in (run for of_arm in runs.values() for run in of_arm):
+        for text in run.warnings:
+            counted.setdefault(re.sub(r"[0-9][0-9.,e+-]*", "#", text), []).append(text)
+    return [f"{texts[0]} ({len(texts)} runs)" if len(texts) > 1 else texts[0] for texts in counted.values()]
+
+
 def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
     """A logged quantity, averaged into at most 200 points."""
     known = [line for line in lines if line.get(name) is not None]
@@ -97,42 +129,36 @@ def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
 
 def _arms(study: Study, runs: Mapping[str, list[Run]], meanings: Mapping[str, Definition]) -> list[Arm]:
     baseline, *others = study.arms
-    pairs = {(arm.name, m): _pair(arm, runs, baseline.name, m) for arm in others for m in meanings}
-    primary = set(study.settings.primary)
-    rows: dict[tuple[str, str], Comparison] = {}
-    for family in (primary, set(meanings) - primary):
-        rows |= compare({key: pair for key, pair in pairs.items() if key[1] in family and pair.new}, meanings)
-    found = [_arm(baseline, runs[baseline.name], {})]
+    old = runs[baseline.name]
+    pairs = {(arm.name, m): pair_runs(runs[arm.name], old, m, arm.role == "arm") for arm in others for m in meanings}
+    measured = {key: pair for key, pair in pairs.items() if pair.new}
+    rows = compare(measured, meanings, study.settings.primary, study.settings.analysis)
+    found = [_arm(baseline, old, {})]
     for arm in others:
-        comparisons = {metric: rows[arm.name, metric] for metric in meanings if (arm.name, metric) in rows}
+        comparisons = {
+            metric: rows[arm.name, metric].model_copy(
+                update={"sampling_error": _sampling_error(runs[arm.name], old, metric)}
+            )
+            for metric in meanings
+            if (arm.name, metric) in rows
+        }
         found.append(_arm(arm, runs[arm.name], comparisons))
     return found
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The values of one metric in an arm and in the baseline, seed by seed where the seeds are shared."""
-
-    new: list[float]
-    old: list[float]
-    shared_seeds: bool
-    complete: bool
-
-    @property
-    def difference(self) -> stats.Difference:
-        return (stats.paired if self.shared_seeds else stats.unpaired)(self.new, self.old)
-
-    @property
-    def per_seed(self) -> list[float]:
-        """One difference for each seed; without a partner, from the baseline's mean."""
-        partners = self.old if self.shared_seeds else [fmean(self.old)] * len(self.new)
-        return [new - old for new, old in zip(self.new, partners, strict=True)]
+def _sampling_error(new: Sequence[Run], old: Sequence[Run], metric: str) -> float | None:
+    """The part of a mean difference's error that more images would remove, as if both were sampled independently."""
+    pairs = [(a.errors.get(metric), b.errors.get(metric)) for a, b in zip(new, old, strict=True)]
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    return math.sqrt(sum(a * a + b * b for a, b in known)) / len(known) if known else None
 
 
-def _pair(arm: ArmPlan, runs: Mapping[str, list[Run]], baseline: str, metric: str) -> Pair:
-    new, old = ([run.metrics.get(metric, math.nan) for run in runs[name]] for name in (arm.name, baseline))
-    good = [(a, b) for a, b in zip(new, old, strict=True) if math.isfinite(a) and math.isfinite(b)]
-    return Pair([a for a, _ in good], [b for _, b in good], arm.role == "arm", len(good) == len(new))
+def _method(study: Study, meanings: Mapping[str, Definition]) -> str:
+    settings, roles = study.settings, [arm.role for arm in study.arms]
+    others = len(meanings) - len(settings.primary)
+    return describe_method(
+        len(settings.seeds), len(roles) - 1, "control" in roles, settings.primary, others, settings.analysis
+    )
 
 
 def _arm(arm: ArmPlan, runs: list[Run], comparisons: dict[str, Comparison]) -> Arm:
@@ -149,43 +175,6 @@ def _arm(arm: ArmPlan, runs: list[Run], comparisons: dict[str, Comparison]) -> A
     )
 
 
-def compare(
-    family: Mapping[tuple[str, str], Pair], meanings: Mapping[str, Definition]
-) -> dict[tuple[str, str], Comparison]:
-    """Compares all (arm, metric) pairs of a family; their p values are corrected together, by Holm's method."""
-    differences = {key: pair.difference for key, pair in family.items()}
-    p_values = {key: one.p for key, one in differences.items() if one.p is not None}
-    adjusted = dict(zip(p_values, stats.holm(list(p_values.values())), strict=True))
-    strictest = 1 - (1 - stats.CONFIDENCE) / max(1, len(p_values))
-    rows = {}
-    for key, pair in family.items():
-        one = differences[key]
-        low, high = one.interval(stats.CONFIDENCE) or (None, None)
-        rows[key] = Comparison(
-            mean=fmean(pair.new),
-            baseline_mean=fmean(pair.old),
-            differences=pair.per_seed,
-            difference=one.value,
-            low=low,
-            high=high,
-            p=one.p,
-            p_adjusted=adjusted.get(key),
-            detectable=one.detectable(strictest),
-            verdict=_verdict(one.value, adjusted.get(key), pair.complete, meanings[key[1]]),
-        )
-    return rows
-
-
-def _verdict(difference: float, p_adjusted: float | None, complete: bool, meaning: Definition) -> Verdict:
-    if not complete:
-        return "incomplete"
-    if p_adjusted is None:
-        return "sketch"
-    if p_adjusted >= 1 - stats.CONFIDENCE:
-        return "not shown"
-    return "better" if (difference < 0) == (meaning.direction == "lower") else "worse"
-
-
 def _metric_info(name: str, meaning: Definition, primary: bool) -> MetricInfo:
     return MetricInfo(
         name=name,
@@ -198,7 +187,7 @@ def _metric_info(name: str, meaning: Definition, primary: bool) -> MetricInfo:
 
 def _real_previews(study: Study, out: Path) -> list[str]:
     protocol = study.settings.evaluation
-    source = evaluation_source(study.arms[0].plans[0].data, protocol)
+    source = held_out(study.arms[0].plans[0].data, protocol)
     images = source.images(range(min(PREVIEWS, protocol.count)))
     (out / "real").mkdir(exist_ok=True)
     names = [f"real/preview-{index}.png" for index in range(len(images))]
@@ -212,24 +201,6 @@ def _reference(study: Study, out: Path) -> dict[str, dict[str, float]]:
     for plan in (plan for arm in study.arms for plan in arm.plans):
         stored = result_file(out / "runs" / plan.hash, study.settings.evaluation, plan.train.steps)
         if stored.exists():
-            reference: dict[str, dict[str, float]] = json.loads(stored.read_text(encoding="utf-8"))["reference"]
+            reference: dict[str, dict[str, float]] = read_result(stored)["real"]
             return reference
     return {}
-
-
-def _method(study: Study) -> str:
-    count, arms = len(study.settings.seeds), len(study.arms) - 1
-    if count == 1:
-        return (
-            "One seed for each arm: a sketch. Nothing is known of the spread, so there is no interval and no verdict."
-        )
-    primary = ", ".join(study.settings.primary)
-    return (
-        f"Each arm was trained with {count} seeds, paired with the baseline's: the same data order, noise and initial "
-        f"weights. A difference is arm minus baseline, averaged over the {count} pairs, with a 95% Student interval "
-        f"({count - 1} degrees of freedom). The control is the baseline's own plan with other seeds: there is nothing "
-        "to pair, its interval is Welch's, and it should differ from the baseline in nothing. A verdict needs p below "
-        f"0.05 after Holm's correction for all comparisons of its family: {arms} arms on the primary metrics "
-        f"({primary}), or {arms} arms on all other metrics. The smallest detectable difference is the true difference "
-        "that this many seeds would find with a power of 80% at the measured spread and the strictest corrected level."
-    )

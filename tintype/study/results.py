@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+TestName = Literal["paired Student", "Welch", "sign-flip permutation", "label permutation"]
+IntervalName = Literal["Student", "Welch", "bootstrap"]
 Verdict = Literal["better", "worse", "not shown", "sketch", "incomplete"]
 Role = Literal["baseline", "control", "arm"]
 
@@ -20,6 +22,12 @@ class MetricInfo(_Data):
     direction: Literal["lower", "higher"]
     definition: str
     primary: bool = False
+
+
+class EncoderInfo(_Data):
+    identity: str
+    """SHA-256 of weights and preprocessing."""
+    definition: str
 
 
 class Change(_Data):
@@ -43,6 +51,10 @@ class Run(_Data):
     state: Literal["done", "failed", "missing"]
     error: str | None = None
     metrics: dict[str, float] = {}
+    errors: dict[str, float] = {}
+    """The standard error of sampling: what other noises would have given with the same weights."""
+    warnings: list[str] = []
+    encoders: dict[str, EncoderInfo] = {}
     details: dict[str, dict[str, float]] = {}
     """Parts of a metric, for example the scene accuracy of each attribute."""
     curves: dict[str, Curve] = {}
@@ -71,6 +83,11 @@ class Comparison(_Data):
     detectable: float | None
     """The smallest true difference that this many seeds would find with a power of 80%."""
     verdict: Verdict
+    test: TestName | None = None
+    """None in results that were written when arms had Student's and controls Welch's, and nothing else."""
+    interval: IntervalName | None = None
+    sampling_error: float | None = None
+    """The standard error of the difference that comes from sampling pictures, which is a part of the spread."""
 
 
 class Arm(_Data):
@@ -101,6 +118,10 @@ class Results(_Data):
     plan: str
     """The baseline's resolved plan, as YAML."""
     protocol: dict[str, Any]
+    encoders: dict[str, EncoderInfo] = {}
+    """What read the pictures."""
+    warnings: list[str] = []
+    """What the evaluations warned of, for example of too few images."""
     prompts: list[str]
     """The prompts of the preview pictures."""
     real_previews: list[str]

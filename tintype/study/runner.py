@@ -22,8 +22,10 @@ from typing import Any, Literal
 import torch
 
 from tintype.errors import UserError
-from tintype.metrics.evaluate import Protocol, evaluate, evaluation_source
-from tintype.metrics.validation import validation_loss
+from tintype.evaluation.protocol import Protocol
+from tintype.evaluation.reference import held_out
+from tintype.evaluation.run import evaluate
+from tintype.metrics.validation import velocity_errors
 from tintype.plan import Plan
 from tintype.study.study import Study
 from tintype.train.folder import write_text
@@ -221,8 +223,8 @@ def _run(task: Task, protocol: Protocol, parent: int, interrupt: Interrupt, send
 def _probe(protocol: Protocol, parts: Parts) -> dict[str, float]:
     """The validation loss while training, on fewer images than the final one."""
     count = min(_PROBE_IMAGES, protocol.validation_count)
-    loss, _ = validation_loss(parts, evaluation_source(parts.plan.data, protocol), count, count, protocol.seed)
-    return {"validation_loss": loss}
+    error_TN = velocity_errors(parts, held_out(parts.plan.data, protocol), count, count, protocol.seed)
+    return {"validation_loss": float(error_TN.mean())}
 
 
 def _note_failure(task: Task, message: Message) -> None:

@@ -11,11 +11,12 @@ from pydantic import Field, model_validator
 
 from tintype import recipes
 from tintype.errors import UserError
-from tintype.metrics.evaluate import Protocol, definitions
+from tintype.evaluation.protocol import Protocol, definitions
 from tintype.plan import Application, Change, Plan, apply_techniques, check_arm, plan_from_document
 from tintype.settings import Settings
 from tintype.strict import Document, nearest, parse
 from tintype.study.results import Role
+from tintype.study.verdicts import AnalysisSettings, check_seeds
 
 BASELINE, CONTROL = "baseline", "control"
 Seed = Annotated[int, Field(ge=0)]
@@ -39,6 +40,7 @@ class StudySettings(Settings):
     arms: tuple[ArmSettings, ...] = ()
     primary: tuple[str, ...] = Field(("scene_accuracy", "fd_scenes"), min_length=1, description="What the study asks")
     evaluation: Protocol = Protocol()
+    analysis: AnalysisSettings = AnalysisSettings()
 
     @model_validator(mode="after")
     def _consistent(self) -> StudySettings:
@@ -51,6 +53,8 @@ class StudySettings(Settings):
         for name in self.primary:
             if name not in known:
                 raise ValueError(f"primary: unknown metric '{name}'; {nearest(name, known)}")
+        arms = len(self.arms) + bool(self.control_seeds)
+        check_seeds(len(self.seeds), arms, len(self.primary), len(known) - len(self.primary), self.analysis)
         labels = [BASELINE, CONTROL, *(arm.label for arm in self.arms)]
         twice = {label for label in labels if labels.count(label) > 1}
         if twice:

@@ -9,10 +9,9 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from tintype.metrics.evaluate import Definition
-from tintype.study.compare import Pair, compare
 from tintype.study.results import Arm, Change, Comparison, Curve, MetricInfo, Results, Role, Run
 from tintype.study.stats import CONFIDENCE
+from tintype.study.verdicts import Pair, compare
 
 METRICS = [
     MetricInfo(
@@ -262,18 +261,21 @@ def _time_split(draw: random.Random, text_share: float) -> dict[str, float]:
 
 
 def _compared(arms: dict[str, list[Run]]) -> dict[str, dict[str, Comparison]]:
-    """Corrected for the arms of one metric, which is all that a picture of a report needs."""
     found: dict[str, dict[str, Comparison]] = {name: {} for name in arms}
-    others = [name for name in arms if name != "baseline"]
-    for metric in METRICS:
-        old = [run.metrics[metric.name] for run in arms["baseline"]]
-        family = {
-            (name, metric.name): Pair([run.metrics[metric.name] for run in arms[name]], old, True, True)
-            for name in others
-        }
-        meaning = Definition(metric.label, metric.direction, metric.definition)
-        for (name, _), row in compare(family, {metric.name: meaning}).items():
-            found[name][metric.name] = row
+    pairs = {
+        (name, metric.name): Pair(
+            [run.metrics[metric.name] for run in arms[name]],
+            [run.metrics[metric.name] for run in arms["baseline"]],
+            shared_seeds=name != "control",
+            complete=True,
+        )
+        for name in arms
+        if name != "baseline"
+        for metric in METRICS
+    }
+    primary = {metric.name for metric in METRICS if metric.primary}
+    for (name, metric), row in compare(pairs, {metric.name: metric for metric in METRICS}, primary).items():
+        found[name][metric] = row
     return found
 
 

@@ -22,7 +22,7 @@ from tests.unit.study.example_results import (
 )
 from tintype.study.report import charts, findings, numerals, read_results, svg, write_report
 from tintype.study.report.markdown import escaped
-from tintype.study.results import Curve, Results
+from tintype.study.results import Curve, EncoderInfo, Results
 
 _VOID = {"meta", "img", "br", "hr", "link", "input"}
 
@@ -145,14 +145,51 @@ def test_a_large_picture_is_made_smaller(results: Results, tmp_path: Path) -> No
 
 
 def test_answer_counts_verdicts_on_the_primary_metrics(results: Results) -> None:
-    accuracy, distance, control = findings.answer(results)
+    accuracy, distance, brackets, control = findings.answer(results)
     assert re.fullmatch(
         r"Scene accuracy \(higher is better\): of 2 arms, 1 is worse \(short_captions: −0\.2\d+\s\[−.*, −.*\]\) "
         r"and 1 is not shown to differ \(uniform_time\)\.",
         accuracy.replace(numerals.NO_BREAK, " "),
     )
     assert distance.startswith("FD (scenes) (lower is better): of 2 arms")
+    assert brackets == "In brackets: 95% Student interval, 3 paired seeds."
     assert control.endswith("as it should.")
+
+
+def test_the_interval_is_named_beside_the_numbers(results: Results, folder: Path) -> None:
+    text, markdown = _page(results, folder).text, (folder / "report.md").read_text()
+    for words in ("95% Student interval, 3 paired seeds", "95% Welch interval, 3 unpaired seeds"):
+        assert words in text and words in markdown
+    assert "paired Student" in text
+
+
+def test_the_evaluations_notes_encoders_and_sampling_errors_are_shown(results: Results, tmp_path: Path) -> None:
+    noted = results.model_copy(
+        update={
+            "warnings": ["FID: 512 fake images give no full covariance of 2048 features (12 runs)"],
+            "encoders": {"inception": EncoderInfo(identity="c0ffee" * 10, definition="bicubic to 299 px")},
+        }
+    )
+    arm = noted.arms[-1]
+    metric, row = next(iter(arm.comparisons.items()))
+    row = row.model_copy(update={"sampling_error": 0.0625, "low": -0.01, "high": 0.01})
+    arm = arm.model_copy(update={"comparisons": {**arm.comparisons, metric: row}})
+    noted = noted.model_copy(update={"arms": [*noted.arms[:-1], arm]})
+    page = write_report(noted, tmp_path).read_text()
+    for text in (page, (tmp_path / "report.md").read_text()):
+        assert "no full covariance of 2048 features (12 runs)" in text
+        assert "c0ffeec0ffee" in text and "bicubic to 299 px" in text
+        assert "± sampling" in text and "0.062" in text
+
+
+def test_results_from_before_intervals_were_named_still_say_which(results: Results) -> None:
+    old = {"test", "interval", "sampling_error"}
+    arm = results.arms[1]
+    comparison = type(arm.comparisons["precision"]).model_validate(arm.comparisons["precision"].model_dump(exclude=old))
+    assert comparison.interval is None
+    assert findings.interval_words(results, arm, comparison) == "95% Welch interval, 3 unpaired seeds"
+    assert findings.interval_words(results, results.arms[2], comparison).startswith("95% Student interval")
+    assert findings.test_words(arm, comparison) == "Welch"
 
 
 def test_arms_come_best_first_whichever_way_the_metric_points(results: Results) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
-from tintype.metrics.evaluate import Protocol
+from tintype.evaluation.protocol import Protocol
 from tintype.study.lab import run_study
 from tintype.study.runner import Task, _run
 from tintype.study.study import load_study
@@ -16,7 +16,7 @@ from tintype.train import checkpoint
 from tintype.train.folder import locked
 from tintype.train.interrupt import Interrupt
 
-PROTOCOL = Protocol(count=5, short_count=0, reference_count=5, validation_count=2)
+PROTOCOL = Protocol(count=8, also=(), reference_count=8, validation_count=2)
 
 
 def test_a_run_whose_study_is_gone_is_saved_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,22 +1,24 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from tintype.metrics.evaluate import Definition
 from tintype.study import stats
-from tintype.study.compare import Pair, compare
-from tintype.study.results import Run
+from tintype.study.results import MetricInfo, Run
+from tintype.study.verdicts import AnalysisSettings, Directed, Pair, compare, pair_runs, weights_of
 
-LOWER, HIGHER = Definition("distance", "lower", ""), Definition("accuracy", "higher", "")
+LOWER = MetricInfo(name="m", label="distance", direction="lower", definition="")
+HIGHER = MetricInfo(name="m", label="accuracy", direction="higher", definition="")
 
 
 def pair(new: list[float], old: list[float], shared: bool = True, complete: bool = True) -> Pair:
     return Pair(new, old, shared, complete)
 
 
-def verdicts(family: dict[str, Pair], meaning: Definition = LOWER) -> dict[str, str]:
+def verdicts(family: dict[str, Pair], meaning: Directed = LOWER) -> dict[str, str]:
     rows = compare({(name, "m"): one for name, one in family.items()}, {"m": meaning})
     return {name: row.verdict for (name, _), row in rows.items()}
 
@@ -85,17 +87,195 @@ def test_a_metric_too_coarse_to_tell_seeds_apart_claims_nothing() -> None:
 
 
 def test_runs_that_failed_or_diverged_leave_the_comparison() -> None:
-    from tintype.study.compare import _pair
-    from tintype.study.study import load_study
-
-    arm = next(arm for arm in load_study("pocket").arms if arm.role == "arm")
-    runs = {
-        "baseline": [Run(seed=i, hash="h", folder="f", state="done", metrics={"m": 1.0}) for i in range(3)],
-        arm.name: [
-            Run(seed=0, hash="h", folder="f", state="done", metrics={"m": 2.0}),
-            Run(seed=1, hash="h", folder="f", state="done", metrics={"m": float("inf")}),
-            Run(seed=2, hash="h", folder="f", state="failed"),
-        ],
-    }
-    found = _pair(arm, runs, "baseline", "m")
+    baseline = [Run(seed=i, hash="h", folder="f", state="done", metrics={"m": 1.0}) for i in range(3)]
+    arm = [
+        Run(seed=0, hash="h", folder="f", state="done", metrics={"m": 2.0}),
+        Run(seed=1, hash="h", folder="f", state="done", metrics={"m": float("inf")}),
+        Run(seed=2, hash="h", folder="f", state="failed"),
+    ]
+    found = pair_runs(arm, baseline, "m", shared_seeds=True)
     assert (found.new, found.old, found.complete) == ([2.0], [1.0], False)
+
+
+DRAWN = np.random.default_rng(7)
+NEW, OLD = DRAWN.normal(0.8, 1, 7).tolist(), DRAWN.normal(0, 1, 7).tolist()
+
+
+def _difference_of_means(new: np.ndarray[Any, Any], old: np.ndarray[Any, Any], axis: int) -> Any:
+    return new.mean(axis=axis) - old.mean(axis=axis)
+
+
+@pytest.mark.parametrize("seeds", [2, 5, 7])
+def test_permutation_tests_against_scipy(seeds: int) -> None:
+    new, old = NEW[:seeds], OLD[:seeds]
+    differences = np.subtract(new, old)
+    flips = scipy_stats.permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=np.inf)
+    labels = scipy_stats.permutation_test((new, old), _difference_of_means, vectorized=True, n_resamples=np.inf)
+    assert stats.sign_flip_p(differences.tolist()) == pytest.approx(flips.pvalue)
+    assert stats.label_p(new, old) == pytest.approx(labels.pvalue)
+
+
+def test_permutation_tests_of_many_seeds_are_drawn_and_repeat() -> None:
+    differences = np.random.default_rng(0).normal(0.5, 1, 20).tolist()
+    oracle = scipy_stats.ttest_1samp(differences, 0.0).pvalue
+    assert stats.sign_flip_p(differences) == stats.sign_flip_p(differences) == pytest.approx(oracle, abs=0.01)
+    new, old = (np.random.default_rng(seed).normal(seed / 2, 1, 12).tolist() for seed in (1, 2))
+    oracle = scipy_stats.ttest_ind(new, old).pvalue
+    assert stats.label_p(new, old) == pytest.approx(oracle, abs=0.02)
+
+
+def test_permutation_tests_do_not_depend_on_the_unit_or_on_rounding() -> None:
+    tied = [0.1 + 0.2, 0.3, -0.3]
+    assert stats.sign_flip_p(tied) == 1.0 == stats.sign_flip_p([value * 1e9 for value in tied])
+    assert stats.sign_flip_p([0.0, 0.0, 0.0]) == 1.0
+    assert stats.label_p([1e6 + 3.0, 1e6 + 4.0], [1e6 + 1.0, 1e6 + 2.0]) == pytest.approx(2 / 6)
+
+
+@pytest.mark.parametrize("seeds", range(2, 11))
+def test_the_smallest_permutation_p_is_that_of_differences_of_one_sign(seeds: int) -> None:
+    reached = stats.sign_flip_p([1.0 + index for index in range(seeds)])
+    assert stats.smallest_permutation_p(seeds) == reached == 2 / 2**seeds
+    family = [reached] + [1.0] * 4
+    assert stats.smallest_permutation_p(seeds, 5) == min(1.0, stats.holm(family)[0])
+
+
+@pytest.mark.parametrize("comparisons", [1, 3, 7.5])
+def test_the_seeds_for_a_permutation_test_are_the_fewest_that_can_reach_a_verdict(comparisons: float) -> None:
+    needed = stats.seeds_for_permutation(comparisons)
+    assert needed is not None
+    assert stats.smallest_permutation_p(needed, comparisons) < 0.05
+    assert stats.smallest_permutation_p(needed - 1, comparisons) >= 0.05
+
+
+def test_six_seeds_are_the_fewest_for_one_permutation_test_and_too_many_comparisons_have_none() -> None:
+    assert stats.seeds_for_permutation(1) == 6
+    assert stats.seeds_for_permutation(1000) is None
+
+
+def test_weighted_holm_against_the_definition() -> None:
+    """The closed test of weighted Bonferroni tests: the largest p over all intersections that hold the hypothesis."""
+    generator = np.random.default_rng(3)
+    for _ in range(20):
+        p, weights = generator.uniform(0, 0.1, 5), generator.uniform(0.1, 1, 5)
+        subsets = [[i for i in range(5) if mask >> i & 1] for mask in range(1, 32)]
+        intersection = {tuple(s): min(1.0, min(p[i] / weights[i] for i in s) * sum(weights[s])) for s in subsets}
+        closed = [max(value for s, value in intersection.items() if i in s) for i in range(5)]
+        assert stats.holm(p.tolist(), weights.tolist()) == pytest.approx(closed)
+
+
+def test_primary_comparisons_share_four_fifths_whatever_the_order() -> None:
+    keys = [("a", "other"), ("a", "first"), ("b", "other"), ("b", "first"), ("a", "third")]
+    weights = weights_of(keys, {"first"})
+    assert weights["a", "first"] == weights["b", "first"] == pytest.approx(0.4)
+    assert weights["a", "third"] == pytest.approx(0.2 / 3)
+    assert set(weights_of(keys, {"first", "other", "third"}).values()) == {0.2}
+    pairs = {key: pair([9.0, 9.4, 8.8], [10.0, 10.2, 9.9]) for key in keys}
+    rows = compare(pairs, dict.fromkeys(("first", "other", "third"), LOWER), {"first"})
+    p = rows["a", "first"].p
+    assert p is not None and rows["a", "first"].p_adjusted == pytest.approx(p / 0.4)
+
+
+def test_the_pairing_is_used() -> None:
+    """Seeds that differ much more than the arm does: only pair by pair is the difference seen."""
+    old = [1.0, 5.0, 9.0, 13.0]
+    new = [1.5, 5.55, 9.45, 13.5]
+    assert verdicts({"arm": pair(new, old)}) == {"arm": "worse"}
+    assert verdicts({"arm": pair(new, old, shared=False)}) == {"arm": "not shown"}
+    assert verdicts({"arm": pair([*new[1:], new[0]], old)}) == {"arm": "not shown"}
+
+
+def test_percentile_t_against_drawn_samples() -> None:
+    differences = np.subtract(NEW, OLD)
+    found = stats.bootstrap_interval(NEW, OLD, shared_seeds=True, confidence=0.95)
+    drawn = np.random.default_rng(5).choice(differences, (40_000, len(differences)))
+    t = (drawn.mean(axis=1) - differences.mean()) / scipy_stats.sem(drawn, axis=1)
+    low, high = np.quantile(t, [0.025, 0.975])
+    error = scipy_stats.sem(differences)
+    assert found == pytest.approx((differences.mean() - high * error, differences.mean() - low * error), abs=0.05)
+
+
+def test_unpaired_percentile_t_against_drawn_samples() -> None:
+    new, old = np.asarray(NEW), np.asarray(OLD)
+    found = stats.bootstrap_interval(NEW, OLD, shared_seeds=False, confidence=0.9)
+    generator = np.random.default_rng(6)
+    a, b = (generator.choice(values, (40_000, len(values))) for values in (new, old))
+    centre, error = new.mean() - old.mean(), np.hypot(scipy_stats.sem(new), scipy_stats.sem(old))
+    t = (a.mean(axis=1) - b.mean(axis=1) - centre) / np.hypot(scipy_stats.sem(a, axis=1), scipy_stats.sem(b, axis=1))
+    low, high = np.quantile(t, [0.05, 0.95])
+    assert found == pytest.approx((centre - high * error, centre - low * error), abs=0.05)
+
+
+def test_bca_against_scipy() -> None:
+    differences = np.subtract(NEW, OLD)
+    oracle = scipy_stats.bootstrap((differences,), np.mean, n_resamples=20_000, method="BCa", rng=1).confidence_interval
+    assert stats.bca_interval(differences.tolist(), 0.95) == pytest.approx(tuple(oracle), abs=0.05)
+    assert stats.bca_interval([0.5, 0.5], 0.95) == (0.5, 0.5)
+
+
+def test_a_bootstrap_interval_repeats_and_needs_five_seeds() -> None:
+    first, second = (stats.bootstrap_interval(NEW, OLD, True, 0.95) for _ in range(2))
+    assert first == second
+    assert stats.bootstrap_interval(NEW[:4], OLD[:4], True, 0.95) is None
+    assert stats.bootstrap_interval([2.0] * 5, [1.5] * 5, True, 0.95) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(("seeds", "shared", "level"), [(8, True, 0.05), (10, True, 0.01), (6, False, 0.02)])
+def test_the_permutation_tests_detectable_difference_is_found_at_the_stated_power(
+    seeds: int, shared: bool, level: float
+) -> None:
+    reach = stats.permutation_detectable(seeds, shared, 1 - level)
+    assert reach is not None
+    generator, found = np.random.default_rng(11), 0
+    effect = reach * (1 if shared else 2**0.5) / seeds**0.5
+    for _ in range(1_000):
+        new, old = generator.normal(effect, 1, seeds).tolist(), generator.normal(0, 1, seeds).tolist()
+        found += (stats.sign_flip_p(new) if shared else stats.label_p(new, old)) < level
+    assert found / 1_000 == pytest.approx(0.8, abs=0.05)
+
+
+def test_a_permutation_test_that_can_find_nothing_says_so() -> None:
+    assert stats.permutation_detectable(4, True, 0.95) is None
+
+
+def test_power_against_scipys_noncentral_t() -> None:
+    for shift, freedom, confidence in ((2.0, 4, 0.95), (3.5, 9, 0.99), (1.0, 2, 0.9)):
+        critical = scipy_stats.t.ppf((1 + confidence) / 2, freedom)
+        oracle = scipy_stats.nct.sf(critical, freedom, shift) + scipy_stats.nct.cdf(-critical, freedom, shift)
+        assert stats.t_power(shift, freedom, confidence) == pytest.approx(oracle, abs=5e-4)
+
+
+@pytest.mark.parametrize("freedom", [2.13, 3.997, 11.4])
+def test_the_interpolated_detectable_difference_has_its_power(freedom: float) -> None:
+    reach = stats.detectable_in_errors(freedom, 0.99)
+    assert stats.t_power(reach, freedom, 0.99) == pytest.approx(0.8, abs=1e-3)
+
+
+def test_the_range_of_a_deviation_holds_the_truth_as_often_as_it_says() -> None:
+    drawn = np.random.default_rng(2).normal(0, 2.0, (4_000, 5)).std(axis=1, ddof=1)
+    held = [low <= 2.0 <= high for low, high in (stats.deviation_range(one, 4) for one in drawn)]
+    assert np.mean(held) == pytest.approx(0.95, abs=0.012)
+
+
+def test_comparisons_say_how_they_were_made() -> None:
+    family = {("arm", "m"): pair(NEW, OLD), ("control", "m"): pair(NEW, OLD, shared=False)}
+    made = {}
+    for test in ("student", "permutation"):
+        for interval in ("student", "bootstrap"):
+            analysis = AnalysisSettings(test=test, interval=interval)
+            rows = compare(family, {"m": LOWER}, analysis=analysis)
+            made[test, interval] = [(row.test, row.interval) for row in rows.values()]
+    assert made["student", "student"] == [("paired Student", "Student"), ("Welch", "Welch")]
+    assert made["permutation", "bootstrap"] == [
+        ("sign-flip permutation", "bootstrap"),
+        ("label permutation", "bootstrap"),
+    ]
+    assert made["permutation", "student"][1] == ("label permutation", "Welch")
+
+
+def test_the_analysis_changes_p_and_interval() -> None:
+    chosen = AnalysisSettings(test="permutation", interval="bootstrap")
+    (row,) = compare({("arm", "m"): pair(NEW, OLD)}, {"m": LOWER}, analysis=chosen).values()
+    assert row.p == pytest.approx(stats.sign_flip_p(np.subtract(NEW, OLD).tolist()))
+    assert (row.low, row.high) == stats.bootstrap_interval(NEW, OLD, True, 0.95)
+    (sketch,) = compare({("arm", "m"): pair([1.0], [2.0])}, {"m": LOWER}, analysis=chosen).values()
+    assert sketch.verdict == "sketch" and sketch.low is None

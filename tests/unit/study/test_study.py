@@ -60,8 +60,12 @@ def test_every_packaged_study_resolves(name: str) -> None:
         ),
         ("arms:", "evaluation: {cuont: 3}\narms:", "evaluation.cuont: unknown key; did you mean 'count'"),
         ("arms:", "primary: [scene_acuracy]\narms:", "unknown metric 'scene_acuracy'; did you mean 'scene_accuracy'"),
-        ("arms:", "evaluation: {encoders: [dino]}\narms:", "unknown encoder 'dino'; valid: scenes"),
+        ("arms:", "evaluation: {encoders: [dino]}\narms:", "unknown kind 'dino'; did you mean"),
         ("recipe: pocket", "recipe: pocket\nset: [objective.kind=x-prediction]", "changes nothing"),
+        ("arms:", "analysis: {test: bayes}\narms:", "analysis.test"),
+        ("arms:", "analysis: {tset: student}\narms:", "analysis.tset: unknown key; did you mean 'test'"),
+        ("arms:", "analysis: {test: permutation}\narms:", "Give 9 seeds, or set test: student"),
+        ("arms:", "analysis: {interval: bootstrap}\narms:", "needs at least 5 seeds, and the study has 2"),
     ],
 )
 def test_bad_studies_are_refused_in_words(old: str, new: str, message: str) -> None:

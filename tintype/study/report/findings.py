@@ -70,6 +70,22 @@ def relative(comparison: Comparison) -> float | None:
     return comparison.difference / abs(comparison.baseline_mean) if comparison.baseline_mean else None
 
 
+def interval_words(results: Results, arm: Arm, comparison: Comparison) -> str:
+    """Which interval it is and over which seeds; empty where there is none."""
+    if comparison.low is None:
+        return ""
+    name = comparison.interval or ("Welch" if arm.role == "control" else "Student")
+    kind = "unpaired" if arm.role == "control" else "paired"
+    return f"{100 * results.confidence:g}% {name} interval, {len(comparison.differences)} {kind} seeds"
+
+
+def test_words(arm: Arm, comparison: Comparison) -> str:
+    """Which test the p is from; empty where there is none."""
+    if comparison.p is None:
+        return ""
+    return comparison.test or ("Welch" if arm.role == "control" else "paired Student")
+
+
 def metric_decimals(results: Results, metric: str) -> int:
     """One number of decimals for all of a metric's values, so that they can be read down a column."""
     compared = [arm.comparisons[metric] for arm in compared_arms(results) if metric in arm.comparisons]
@@ -100,7 +116,8 @@ def answer(results: Results) -> list[str]:
     if not arms:
         return ["The study has no arm to compare with the baseline."]
     sentences = [_sentence(results, arms, metric) for metric in primary_metrics(results)]
-    return [sentence[0].upper() + sentence[1:] for sentence in (*sentences, *_control_sentences(results))]
+    every = (*sentences, *_interval_sentences(results, arms), *_control_sentences(results))
+    return [sentence[0].upper() + sentence[1:] for sentence in every]
 
 
 def _sentence(results: Results, arms: list[Arm], metric: MetricInfo) -> str:
@@ -126,6 +143,16 @@ def _effect(results: Results, arm: Arm, metric: MetricInfo) -> str:
     difference = fixed(comparison.difference, decimals, signed=True)
     reach = interval(comparison.low, comparison.high, decimals)
     return f"{arm.name}: {difference}" + (NO_BREAK + reach if reach else "")
+
+
+def _interval_sentences(results: Results, arms: list[Arm]) -> list[str]:
+    """What the brackets are. Arms that lost runs have fewer seeds, and then each kind is named."""
+    names = {metric.name for metric in primary_metrics(results)}
+    kinds = [
+        interval_words(results, arm, one) for arm in arms for name, one in arm.comparisons.items() if name in names
+    ]
+    shown = list(dict.fromkeys(words for words in kinds if words))
+    return [f"In brackets: {'; or '.join(shown)}."] if shown else []
 
 
 def _control_sentences(results: Results) -> list[str]:

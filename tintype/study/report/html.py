@@ -111,10 +111,14 @@ class _Cell:
     mean: str
     difference: str
     interval: str
+    interval_words: str
+    test: str
     relative: str
     p: str
     p_adjusted: str
     detectable: str
+    sampling: str
+    """The part of the difference's error that more images would remove."""
     values: list[tuple[int, str]]
     strip: Markup
 
@@ -149,14 +153,14 @@ def _column(results: Results, metric: MetricInfo) -> _Column:
         baseline_spread="" if spread is None else f"± {numerals.fixed(spread, decimals)}",
         baseline_values=_seed_values(baseline, metric, decimals),
         cells={
-            name: _cell(arm, metric, decimals, charts.strip(effects[name], lower, list(effects.values())))
+            name: _cell(results, arm, metric, decimals, charts.strip(effects[name], lower, list(effects.values())))
             for name, arm in compared.items()
         },
         forest=charts.forest(metric.label, list(effects.values()), decimals, lower) if effects else None,
     )
 
 
-def _cell(arm: Arm, metric: MetricInfo, decimals: int, strip: Markup) -> _Cell:
+def _cell(results: Results, arm: Arm, metric: MetricInfo, decimals: int, strip: Markup) -> _Cell:
     comparison = arm.comparisons[metric.name]
     return _Cell(
         verdict=comparison.verdict,
@@ -164,10 +168,13 @@ def _cell(arm: Arm, metric: MetricInfo, decimals: int, strip: Markup) -> _Cell:
         mean=numerals.fixed(comparison.mean, decimals),
         difference=numerals.fixed(comparison.difference, decimals, signed=True),
         interval=numerals.interval(comparison.low, comparison.high, decimals),
+        interval_words=findings.interval_words(results, arm, comparison),
+        test=findings.test_words(arm, comparison),
         relative=numerals.percent(findings.relative(comparison)),
         p=numerals.probability(comparison.p),
         p_adjusted=numerals.probability(comparison.p_adjusted),
         detectable=numerals.fixed(comparison.detectable, decimals),
+        sampling=numerals.fixed(comparison.sampling_error, decimals),
         values=_seed_values(arm, metric, decimals),
         strip=strip,
     )

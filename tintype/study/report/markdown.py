@@ -81,23 +81,27 @@ def _metric_section(results: Results, metric: MetricInfo) -> Iterator[str]:
     spread = findings.spread_of(values)
     mean = numerals.fixed(findings.mean_of(values), decimals)
     first = mean if spread is None else f"{mean} ± {numerals.fixed(spread, decimals)}"
-    rows = [[findings.titled(baseline), first, "", "", "", "", _seeds(baseline, metric, decimals)]]
+    rows = [[findings.titled(baseline), first, "", "", "", "", "", "", _seeds(baseline, metric, decimals)]]
     for arm in findings.ranked_arms(results):
         if metric.name in arm.comparisons:
-            rows.append(_metric_row(arm, metric, decimals))
+            rows.append(_metric_row(results, arm, metric, decimals))
     yield f"### {escaped(_headed(metric))}\n"
-    yield from _table(["Arm", "Mean", "Difference", "Relative", "Verdict", "Finds ≥", "Seeds"], rows)
+    yield from _table(
+        ["Arm", "Mean", "Difference", "Interval", "Relative", "Verdict", "Finds ≥", "± sampling", "Seeds"], rows
+    )
 
 
-def _metric_row(arm: Arm, metric: MetricInfo, decimals: int) -> list[str]:
+def _metric_row(results: Results, arm: Arm, metric: MetricInfo, decimals: int) -> list[str]:
     comparison = arm.comparisons[metric.name]
     return [
         findings.titled(arm),
         numerals.fixed(comparison.mean, decimals),
         _difference(comparison, decimals),
+        findings.interval_words(results, arm, comparison),
         numerals.percent(findings.relative(comparison)),
         _verdict(comparison),
         numerals.fixed(comparison.detectable, decimals),
+        numerals.fixed(comparison.sampling_error, decimals),
         _seeds(arm, metric, decimals),
     ]
 
@@ -136,6 +140,14 @@ def _changes(results: Results) -> Iterator[str]:
 def _definitions(results: Results) -> Iterator[str]:
     yield "## Method\n"
     yield escaped(results.method) + "\n"
+    if results.warnings:
+        yield from (f"- {escaped(warning)}" for warning in results.warnings)
+        yield ""
+    if results.encoders:
+        encoders = results.encoders.items()
+        rows = ([f"{name} {encoder.identity[:12]}", encoder.definition] for name, encoder in encoders)
+        yield from _table(["Encoder", "Definition"], rows)
+        yield ""
     yield from _table(["Metric", "Definition"], ([_headed(metric), metric.definition] for metric in results.metrics))
     yield ""
     protocol = [*results.protocol.items(), ("seeds", results.seeds)]

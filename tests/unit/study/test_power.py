@@ -1,0 +1,165 @@
+"""Planning from past studies: known spreads in, the power that scipy and a simulation give out."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy import stats as scipy_stats
+
+from tests.unit.study.example_results import example
+from tintype.errors import UserError
+from tintype.study import power
+from tintype.study.power import plan_power, show_power
+from tintype.study.results import Results
+
+STUDIES = Path(__file__).parents[3] / "studies"
+
+
+def stored(results: Results, folder: Path, name: str = "past") -> Path:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "results.json").write_text(results.model_dump_json())
+    return folder / name
+
+
+def shown(plan: power.PowerPlan) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    show_power(plan, console)
+    return console.export_text()
+
+
+def row(plan: power.PowerPlan, metric: str) -> power.MetricPower:
+    (found,) = [one for group in plan.groups for one in group.metrics if one.metric.name == metric]
+    return found
+
+
+def test_the_spread_is_pooled_over_arms_and_relative_to_the_baseline(tmp_path: Path) -> None:
+    results = example()
+    found = row(plan_power([stored(results, tmp_path)], "5%", 3, None, 3), "fd_scenes")
+    variances = [np.var(arm.comparisons["fd_scenes"].differences, ddof=1) for arm in results.arms[2:]]
+    assert found.differences.deviation == pytest.approx(np.sqrt(np.mean(variances)))
+    assert found.differences.freedom == 4
+    runs = [[run.metrics["fd_scenes"] for run in arm.runs] for arm in results.arms[:2]]
+    assert found.runs.deviation == pytest.approx(np.sqrt(np.mean([np.var(values, ddof=1) for values in runs])))
+    assert found.baseline == pytest.approx(np.mean(runs[0]))
+
+
+def test_power_and_seeds_against_the_noncentral_t(tmp_path: Path) -> None:
+    """Three arms on two primary metrics: 4% of error over six comparisons."""
+    found = row(plan_power([stored(example(), tmp_path)], "0.5", 5, "fd_scenes", 3), "fd_scenes")
+    assert found.level == pytest.approx(0.04 / 6)
+
+    def oracle(seeds: int, spread: float) -> float:
+        shift, critical = 0.5 / (spread / math.sqrt(seeds)), scipy_stats.t.ppf(1 - found.level / 2, seeds - 1)
+        return float(scipy_stats.nct.sf(critical, seeds - 1, shift) + scipy_stats.nct.cdf(-critical, seeds - 1, shift))
+
+    assert found.power is not None and found.seeds_needed is not None
+    spreads = (found.differences.deviation, *found.differences.range)
+    for power_, spread, needed in zip(found.power, spreads, found.seeds_needed, strict=True):
+        assert power_ == pytest.approx(oracle(5, spread), abs=1e-3)
+        assert needed is not None and oracle(needed, spread) >= 0.8 > oracle(needed - 1, spread)
+    low, high = found.differences.range
+    tails = scipy_stats.chi2.ppf([0.975, 0.025], 4)
+    assert (low, high) == pytest.approx(tuple(found.differences.deviation * np.sqrt(4 / tails)))
+    detectable = [oracle_effect * math.sqrt(5) / spreads[0] for oracle_effect in found.detectable[:1]]
+    assert scipy_stats.nct.sf(scipy_stats.t.ppf(1 - found.level / 2, 4), 4, detectable[0]) == pytest.approx(
+        0.8, abs=2e-3
+    )
+
+
+def test_relative_and_absolute_effects_agree(tmp_path: Path) -> None:
+    folder = stored(example(), tmp_path)
+    relative = row(plan_power([folder], "10%", 3, "recall", 3), "recall")
+    absolute = row(plan_power([folder], str(0.1 * relative.baseline), 3, "recall", 3), "recall")
+    assert relative.power == pytest.approx(absolute.power)
+
+
+def test_more_arms_need_more_seeds_and_more_seeds_find_more(tmp_path: Path) -> None:
+    folder = stored(example(), tmp_path)
+    few, many = (row(plan_power([folder], "5%", 5, "fd_scenes", arms), "fd_scenes") for arms in (1, 10))
+    assert few.power is not None and many.power is not None and few.power[0] > many.power[0]
+    more = row(plan_power([folder], "5%", 12, "fd_scenes", 10), "fd_scenes")
+    assert more.power is not None and more.power[0] > many.power[0] and more.detectable[0] < many.detectable[0]
+
+
+def test_studies_of_one_baseline_are_pooled_and_others_kept_apart(tmp_path: Path) -> None:
+    results = example()
+    stored(results, tmp_path, "a")
+    stored(results.model_copy(update={"plan": "seed: 5\n" + results.plan}), tmp_path, "b")
+    stored(results.model_copy(update={"plan": results.plan.replace("192", "96"), "name": "small"}), tmp_path, "c")
+    plan = plan_power([tmp_path], "5%", 3, None, 3)
+    assert [len(group.studies) for group in plan.groups] == [2, 1]
+    assert [group.metrics[0].differences.freedom for group in plan.groups] == [8, 4]
+
+
+def test_an_arm_that_rules_the_spread_is_named_and_can_be_left_out() -> None:
+    plan = plan_power([STUDIES], "5%", 3, "fd_scenes", 3)
+    assert "--without short-captions" in shown(plan)
+    less = plan_power([STUDIES], "5%", 3, "fd_scenes", 3, without=["short-captions"])
+    assert row(less, "fd_scenes").differences.deviation < row(plan, "fd_scenes").differences.deviation / 3
+    assert "Left out of the spread: short-captions" in shown(less)
+
+
+def test_the_table_says_what_to_do_and_how_sure_it_is() -> None:
+    text = shown(plan_power([STUDIES], "5%", 3, None, 3))
+    assert "scene_accuracy: 3 seeds would find 5% in" in text and "seeds to find it in 80%" in text
+    assert "4 degrees of freedom only" in text and "over 1,000" in text
+    enough = shown(plan_power([STUDIES], "1000%", 3, "scene_accuracy", 3))
+    assert "3 seeds are enough for 1000%, even if the spread is as large as it may be" in enough
+
+
+def test_a_baseline_of_zero_has_no_relative_effect(tmp_path: Path) -> None:
+    results = example()
+    arm = results.arms[0]
+    runs = [
+        run.model_copy(update={"metrics": {**run.metrics, "recall": value}})
+        for run, value in zip(arm.runs, (-1.0, 0.0, 1.0), strict=True)
+    ]
+    changed = results.model_copy(update={"arms": [arm.model_copy(update={"runs": runs}), *results.arms[1:]]})
+    plan = plan_power([stored(changed, tmp_path)], "5%", 3, "recall", 3)
+    assert row(plan, "recall").power is None
+    assert "give --effect as a difference" in shown(plan)
+
+
+@pytest.mark.parametrize(
+    ("effect", "seeds", "metric", "arms", "message"),
+    [
+        ("0", 3, None, 3, "give a size above zero"),
+        ("0%", 3, None, 3, "give a size above zero"),
+        ("-5%", 3, None, 3, "give a size above zero"),
+        ("nan", 3, None, 3, "give a size above zero"),
+        ("five", 3, None, 3, "write it as 5%"),
+        ("5%", 1, None, 3, "at least two seeds"),
+        ("5%", 3, None, 0, "at least one arm"),
+        ("5%", 3, "recal", 3, "unknown metric 'recal'; did you mean 'recall'"),
+    ],
+)
+def test_bad_questions_are_refused_in_words(
+    tmp_path: Path, effect: str, seeds: int, metric: str | None, arms: int, message: str
+) -> None:
+    folder = stored(example(), tmp_path)
+    with pytest.raises(UserError) as refused:
+        plan_power([folder], effect, seeds, metric, arms)
+    assert message in str(refused.value)
+
+
+def test_folders_without_a_spread_are_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no studies found"):
+        plan_power([tmp_path / "empty"], "5%", 3, None, 3)
+    with pytest.raises(UserError, match="no studies found"):
+        plan_power([tmp_path / "nowhere"], "5%", 3, None, 3)
+    sketch = stored(example((0,)), tmp_path, "sketch")
+    with pytest.raises(UserError, match="sketch: one seed only, so its spread is not known"):
+        plan_power([sketch], "5%", 3, None, 3)
+    (tmp_path / "broken.json").write_text('{"name": 3}')
+    with pytest.raises(UserError, match=r"is no study's results\.json"):
+        plan_power([tmp_path / "broken.json"], "5%", 3, None, 3)
+    good = stored(example(), tmp_path, "good")
+    with pytest.raises(UserError, match="unknown arm 'uniform-time'; did you mean 'uniform_time'"):
+        plan_power([good], "5%", 3, None, 3, without=["uniform-time"])
+    assert plan_power([sketch, good], "5%", 3, None, 3).skipped == ["sketch: one seed only, so its spread is not known"]

@@ -1,0 +1,219 @@
+"""Checks the statistics by simulated studies in which the truth is known: nothing changed, or a change of a known size.
+
+The studies go through `verdicts.compare` as real ones do: arms that share the baseline's seeds, a control that does
+not, primary metrics and others, all metrics correlated. What is counted: studies with any false verdict, planted
+changes that are found, intervals that hold the truth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+import numpy as np
+
+from tintype.rng import stream_key
+from tintype.study import calibration_figure, stats
+from tintype.study.results import Comparison
+from tintype.study.verdicts import AnalysisSettings, Key, Pair, compare, confidence_of, weights_of
+from tintype.train.folder import write_json, write_text
+
+Shape = Literal["normal", "skewed", "unequal", "skewed and unequal"]
+SHAPES: tuple[Shape, ...] = ("normal", "skewed", "unequal", "skewed and unequal")
+STUDIES = 1_000
+PRIMARY, OTHER = 2, 7
+_ARMS = 2
+_ALIKE = 0.6
+_SKEW = 0.75
+_WIDER = 3.0
+_STUDENT = AnalysisSettings()
+_PERMUTATION = AnalysisSettings(test="permutation")
+_BOOTSTRAP = AnalysisSettings(interval="bootstrap")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A kind of study. `pairing` is the correlation of an arm with the baseline at the same seed."""
+
+    seeds: int
+    shape: Shape = "normal"
+    pairing: float = 0.4
+    arms: int = _ARMS
+
+    @property
+    def key(self) -> int:
+        """A stream of random numbers of its own, whichever cells are simulated beside it."""
+        return stream_key(0, f"calibration/{self.seeds}/{self.shape}/{self.pairing}/{self.arms}") & ((1 << 63) - 1)
+
+
+@dataclass(frozen=True)
+class FalseVerdicts:
+    """Shares of studies without any true difference that give a verdict, by the metrics that it is on."""
+
+    primary: float
+    other: float
+    either: float
+    two_families: float
+    """On either, if each kind of metric were corrected for itself at 5%, as it once was."""
+
+
+@dataclass(frozen=True)
+class _Meaning:
+    direction: Literal["lower", "higher"] = "lower"
+
+
+METRICS = [f"primary {index}" for index in range(PRIMARY)] + [f"other {index}" for index in range(OTHER)]
+_MEANINGS = dict.fromkeys(METRICS, _Meaning())
+_PRIMARY_METRICS = METRICS[:PRIMARY]
+
+
+def simulated(cell: Cell, studies: int, effect: float = 0.0, metrics: int = len(METRICS)) -> Iterator[dict[Key, Pair]]:
+    """Studies as `compare` takes them. `effect` is added to the first arm's first metric, and nothing else differs."""
+    generator = np.random.default_rng(cell.key)
+    for _ in range(studies):
+        own = _noise(generator, (cell.arms + 2, cell.seeds, metrics))
+        shared, apart = _noise(generator, (cell.seeds, metrics)), _noise(generator, (cell.seeds, metrics))
+        of_seed = np.stack([shared, apart, *[shared] * cell.arms])
+        values = math.sqrt(cell.pairing) * of_seed + math.sqrt(1 - cell.pairing) * own
+        if "skewed" in cell.shape:
+            values = _standardised_lognormal(values)
+        if "unequal" in cell.shape:
+            values[2] *= _WIDER
+        values[2, :, 0] += effect
+        rows = values.transpose(0, 2, 1).tolist()
+        names = ["baseline", "control", *(f"arm {index}" for index in range(cell.arms))]
+        yield {
+            (names[arm], METRICS[metric]): Pair(rows[arm][metric], rows[0][metric], arm > 1, True)
+            for arm in range(1, len(names))
+            for metric in range(metrics)
+        }
+
+
+def _noise(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Standard normal values whose last axis, the metrics, is correlated: most metrics look at the same pictures."""
+    common = generator.normal(size=(*shape[:-1], 1))
+    return math.sqrt(_ALIKE) * common + math.sqrt(1 - _ALIKE) * generator.normal(size=shape)
+
+
+def _standardised_lognormal(
+    values: np.ndarray[Any, np.dtype[np.float64]],
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Of mean zero and deviation one, with a skewness of 3.3: about that of a distance that now and then is large."""
+    mean = math.exp(_SKEW**2 / 2)
+    return (np.exp(_SKEW * values) - mean) / (mean * math.sqrt(math.expm1(_SKEW**2)))
+
+
+def _found(row: Comparison) -> bool:
+    return row.verdict in ("better", "worse")
+
+
+def false_verdicts(cell: Cell, analysis: AnalysisSettings, studies: int) -> FalseVerdicts:
+    counts = np.zeros(4)
+    for pairs in simulated(cell, studies):
+        rows = compare(pairs, _MEANINGS, _PRIMARY_METRICS, analysis)
+        primary = any(_found(row) for (_, metric), row in rows.items() if metric in _PRIMARY_METRICS)
+        other = any(_found(row) for (_, metric), row in rows.items() if metric not in _PRIMARY_METRICS)
+        counts += primary, other, primary or other, _two_families(rows)
+    return FalseVerdicts(*(float(count) / studies for count in counts))
+
+
+def _two_families(rows: dict[Key, Comparison]) -> bool:
+    families = [
+        [row.p or 0.0 for (_, m), row in rows.items() if (m in _PRIMARY_METRICS) == kind] for kind in (True, False)
+    ]
+    return any(min(stats.holm(family)) < 1 - stats.CONFIDENCE for family in families)
+
+
+def planted_effect(cell: Cell, analysis: AnalysisSettings) -> float | None:
+    """The smallest detectable difference that a study states, at the true spread instead of the measured one."""
+    arms = ["control", *(f"arm {index}" for index in range(cell.arms))]
+    weights = weights_of([(arm, metric) for arm in arms for metric in METRICS], _PRIMARY_METRICS)
+    confidence = confidence_of(weights["arm 0", METRICS[0]])
+    if analysis.test == "permutation":
+        reach = stats.permutation_detectable(cell.seeds, True, confidence)
+    else:
+        reach = stats.detectable_in_errors(cell.seeds - 1, confidence)
+    return None if reach is None else reach * math.sqrt(2 * (1 - cell.pairing) / cell.seeds)
+
+
+def share_found(cell: Cell, analysis: AnalysisSettings, studies: int) -> float | None:
+    """How many studies find the planted effect; 80% is what they say. None where they say that none can be found."""
+    effect = planted_effect(cell, analysis)
+    if effect is None:
+        return None
+    rows = (compare(pairs, _MEANINGS, _PRIMARY_METRICS, analysis) for pairs in simulated(cell, studies, effect))
+    return fmean(one["arm 0", METRICS[0]].verdict == "worse" for one in rows)
+
+
+def coverage(cell: Cell, studies: int) -> dict[str, float]:
+    """How many 95% intervals on the primary metrics hold the true difference, which is zero."""
+    held: dict[str, list[bool]] = {}
+    for pairs in simulated(cell, studies, metrics=PRIMARY):
+        for key, row in compare(pairs, _MEANINGS, _PRIMARY_METRICS, _STUDENT).items():
+            held.setdefault(str(row.interval), []).append(_holds_zero((row.low, row.high)))
+            if pairs[key].shared_seeds:
+                held.setdefault("BCa", []).append(_holds_zero(stats.bca_interval(row.differences, stats.CONFIDENCE)))
+        if cell.seeds >= stats.BOOTSTRAP_SEEDS:
+            for row in compare(pairs, _MEANINGS, _PRIMARY_METRICS, _BOOTSTRAP).values():
+                held.setdefault("bootstrap", []).append(_holds_zero((row.low, row.high)))
+    return {name: fmean(values) for name, values in held.items()}
+
+
+def _holds_zero(interval: tuple[float | None, float | None]) -> bool:
+    low, high = interval
+    return low is not None and high is not None and low <= 0 <= high
+
+
+def tolerance(share: float, count: int) -> float:
+    """Three standard errors of a share that is counted in simulated studies."""
+    return 3 * math.sqrt(share * (1 - share) / count)
+
+
+def calibrate(studies: int = STUDIES, on_cell: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
+    """All numbers of docs/calibration.json. By default it takes two to three minutes on one core."""
+    found: dict[str, Any] = {
+        "studies": studies,
+        "arms": _ARMS,
+        "metrics": {"primary": PRIMARY, "other": OTHER, "correlation": _ALIKE},
+        "tolerance": {"0.05": tolerance(0.05, studies), "0.8": tolerance(0.8, studies)},
+        "false_verdicts": [],
+        "power": [],
+        "coverage": [],
+    }
+    for cell, analysis in _false_verdict_cells():
+        on_cell(f"false verdicts, {analysis.test}, {cell.shape}, {cell.seeds} seeds")
+        rates = asdict(false_verdicts(cell, analysis, studies))
+        found["false_verdicts"].append({"test": analysis.test, **asdict(cell), **rates})
+    for cell, analysis in _power_cells():
+        on_cell(f"power, {analysis.test}, {cell.seeds} seeds")
+        share = share_found(cell, analysis, studies)
+        found["power"].append({"test": analysis.test, **asdict(cell), "found": share})
+    for cell in (Cell(seeds, shape) for shape in SHAPES for seeds in (3, 5, 8, 12)):
+        on_cell(f"coverage, {cell.shape}, {cell.seeds} seeds")
+        found["coverage"].append({**asdict(cell), **coverage(cell, studies)})
+    return found
+
+
+def _false_verdict_cells() -> Iterator[tuple[Cell, AnalysisSettings]]:
+    for shape in SHAPES:
+        yield from ((Cell(seeds, shape, r), _STUDENT) for r in (0.0, 0.4, 0.8) for seeds in (3, 5, 8))
+    yield from ((Cell(seeds, arms=6), _STUDENT) for seeds in (3, 5, 8))
+    yield from ((Cell(12, shape), _PERMUTATION) for shape in SHAPES)
+
+
+def _power_cells() -> Iterator[tuple[Cell, AnalysisSettings]]:
+    yield from ((Cell(seeds, pairing=r), _STUDENT) for r in (0.0, 0.4, 0.8) for seeds in (3, 5, 8))
+    yield from ((Cell(seeds), _PERMUTATION) for seeds in (3, 5, 8, 10, 12))
+
+
+def write_calibration(folder: Path, found: dict[str, Any]) -> Sequence[Path]:
+    """`calibration.json` and `images/calibration.svg` in the folder; gives both paths."""
+    numbers, figure = folder / "calibration.json", folder / "images" / "calibration.svg"
+    figure.parent.mkdir(parents=True, exist_ok=True)
+    write_json(numbers, found)
+    write_text(figure, calibration_figure.draw(found))
+    return numbers, figure

@@ -1,0 +1,408 @@
+"""How many seeds a study needs: the spread that past studies measured, and what it lets a new study find.
+
+A spread that comes from a few runs is itself uncertain, so every number is given with the range that the chi-square
+interval of the spread allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tintype.errors import UserError
+from tintype.strict import nearest
+from tintype.study import stats
+from tintype.study.report import findings
+from tintype.study.report.numerals import decimals_showing, fixed, significant
+from tintype.study.results import Arm, MetricInfo, Results
+from tintype.study.verdicts import confidence_of, weights_of
+
+MOST_SEEDS = 1_000
+FEW_DEGREES = 10
+"""Below this, the measured spread may be wrong by half as much again to either side."""
+_UNLIKE = 3.0
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The size of the change that is asked for: relative to the baseline's mean, or in the metric's own unit."""
+
+    size: float
+    relative: bool
+
+    def __str__(self) -> str:
+        return f"{100 * self.size:g}%" if self.relative else f"{self.size:g}"
+
+    def on(self, baseline: float) -> float:
+        return self.size * abs(baseline) if self.relative else self.size
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A standard deviation over seeds, pooled over arms and studies, with its degrees of freedom."""
+
+    deviation: float
+    freedom: int
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return stats.deviation_range(self.deviation, self.freedom)
+
+
+@dataclass(frozen=True)
+class MetricPower:
+    """What the planned study can find on one metric; three values: at the measured, least and largest spread."""
+
+    metric: MetricInfo
+    baseline: float
+    runs: Spread
+    """Of single runs of one plan."""
+    differences: Spread
+    """Of an arm's differences from the baseline at the same seed."""
+    by_arm: dict[str, float]
+    level: float
+    power: Sequence[float] | None
+    """None where a relative effect means nothing, as the baseline's mean is zero."""
+    detectable: Sequence[float]
+    seeds_needed: Sequence[int | None] | None
+    """None within it: more than a thousand."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Studies of one baseline and one protocol: their spreads can be pooled."""
+
+    studies: list[str]
+    metrics: list[MetricPower]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class PowerPlan:
+    effect: Effect
+    seeds: int
+    arms: int
+    groups: list[Group]
+    skipped: list[str]
+    """Studies that told nothing, and why."""
+
+
+def plan_power(
+    paths: Sequence[Path], effect: str, seeds: int, metric: str | None, arms: int, without: Sequence[str] = ()
+) -> PowerPlan:
+    """What `seeds` seeds would find of `effect` in a study of `arms` arms (the control counts), by past studies.
+
+    `paths` are results.json files, folders of a study, or folders of such folders. `without` names arms whose spread
+    is left out.
+    """
+    wanted = parse_effect(effect)
+    if seeds < 2:
+        raise UserError(f"--seeds {seeds}: a comparison needs at least two seeds; give 2 or more")
+    if arms < 1:
+        raise UserError(f"--arms {arms}: a study compares at least one arm; give 1 or more")
+    studies = [(path, _read(path)) for path in _files(paths)]
+    skipped = [f"{path.parent.name}: {reason}" for path, one in studies if (reason := _useless(one, without))]
+    useful = [one for _, one in studies if not _useless(one, without)]
+    if not useful:
+        raise UserError(
+            f"no spread is known from {', '.join(map(str, paths))} ({'; '.join(skipped)}); "
+            "give a study with at least two seeds and one arm, or run one with `tintype ablate`"
+        )
+    _check_names(useful, metric, without)
+    groups = [_group(of_one, wanted, seeds, metric, arms, without) for of_one in _alike(useful)]
+    groups = [group for group in groups if group.metrics]
+    return PowerPlan(wanted, seeds, arms, groups, skipped)
+
+
+def parse_effect(text: str) -> Effect:
+    """`5%` is relative to the baseline's mean, `0.02` is in the metric's unit."""
+    number, percent = (text.strip()[:-1], True) if text.strip().endswith("%") else (text.strip(), False)
+    try:
+        size = float(number)
+    except ValueError:
+        raise UserError(
+            f"--effect {text}: write it as 5% of the baseline's mean, or as a difference like 0.02"
+        ) from None
+    if not math.isfinite(size) or size <= 0:
+        raise UserError(f"--effect {text}: give a size above zero; whether it is better or worse does not matter")
+    return Effect(size / 100 if percent else size, percent)
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in paths:
+        if path.is_file():
+            found.append(path)
+        elif (path / "results.json").is_file():
+            found.append(path / "results.json")
+        elif path.is_dir() and (inside := sorted(path.glob("*/results.json"))):
+            found += inside
+        else:
+            raise UserError(
+                f"{path}: no studies found. Give a results.json, a study's folder, or a folder of studies; "
+                "`tintype ablate STUDY --out DIR` makes one"
+            )
+    return list(dict.fromkeys(found))
+
+
+def _read(path: Path) -> Results:
+    try:
+        return Results.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise UserError(f"{path} is no study's results.json ({place}: {first['msg']}); give another file") from None
+
+
+def _useless(results: Results, without: Sequence[str]) -> str | None:
+    """Why a study tells nothing about the spread of differences; None if it does."""
+    if len(results.seeds) == 1:
+        return "one seed only, so its spread is not known"
+    if not any(len(one.differences) > 1 for arm in _arms(results, without) for one in arm.comparisons.values()):
+        return "no arm that was compared with at least two seeds"
+    return None
+
+
+def _arms(results: Results, without: Sequence[str]) -> list[Arm]:
+    return [arm for arm in results.arms if arm.role == "arm" and arm.name not in without]
+
+
+def _check_names(studies: Sequence[Results], metric: str | None, without: Sequence[str]) -> None:
+    metrics = dict.fromkeys(one.name for study in studies for one in study.metrics)
+    if metric is not None and metric not in metrics:
+        raise UserError(f"unknown metric '{metric}'; {nearest(metric, metrics)}")
+    arms = dict.fromkeys(arm.name for study in studies for arm in study.arms if arm.role == "arm")
+    for name in without:
+        if name not in arms:
+            raise UserError(f"unknown arm '{name}'; {nearest(name, arms)}")
+
+
+def _alike(studies: Iterable[Results]) -> list[list[Results]]:
+    groups: dict[str, list[Results]] = {}
+    for results in studies:
+        groups.setdefault(_identity(results), []).append(results)
+    return list(groups.values())
+
+
+def _identity(results: Results) -> str:
+    """The baseline's plan and the protocol, but for the seed and housekeeping, which change no result."""
+    plan: Any = yaml.safe_load(results.plan)
+    if isinstance(plan, dict):
+        plan = {key: value for key, value in plan.items() if key not in ("seed", "run")}
+    return repr((plan, results.protocol))
+
+
+def _group(
+    studies: list[Results], effect: Effect, seeds: int, metric: str | None, arms: int, without: Sequence[str]
+) -> Group:
+    infos: dict[str, MetricInfo] = {}
+    for info in (info for results in studies for info in results.metrics):
+        infos.setdefault(info.name, info)
+    ordered = sorted(infos.values(), key=lambda info: not info.primary)
+    levels = _levels(ordered, arms)
+    rows = [
+        row
+        for info in ordered
+        if metric in (None, info.name)
+        and (row := _metric_power(studies, info, effect, seeds, levels[info.name], without)) is not None
+    ]
+    return Group([results.name for results in studies], rows, list(_notes(rows, without)))
+
+
+def _levels(metrics: Sequence[MetricInfo], arms: int) -> dict[str, float]:
+    """The confidence of each metric's comparisons at the first step of the correction that a real study makes."""
+    keys = [(str(arm), info.name) for info in metrics for arm in range(arms)]
+    weights = weights_of(keys, {info.name for info in metrics if info.primary})
+    return {name: confidence_of(weight) for (_, name), weight in weights.items()}
+
+
+def _metric_power(
+    studies: Sequence[Results],
+    info: MetricInfo,
+    effect: Effect,
+    seeds: int,
+    confidence: float,
+    without: Sequence[str],
+) -> MetricPower | None:
+    """None where the metric was not measured, or where its seeds cannot be told apart."""
+    of_arms = _differences(studies, info.name, without)
+    differences = pooled([values for sets in of_arms.values() for values in sets])
+    unchanged = [arm for results in studies for arm in results.arms if arm.role != "arm"]
+    runs = pooled([findings.metric_values(arm, info.name) for arm in unchanged])
+    baselines = [v for results in studies for v in findings.metric_values(findings.baseline_of(results), info.name)]
+    if differences is None or runs is None or differences.deviation == 0:
+        return None
+    baseline = fmean(baselines)
+    target = effect.on(baseline)
+    likely = (differences.deviation, *differences.range)
+    reach = stats.detectable_in_errors(seeds - 1, confidence) / math.sqrt(seeds)
+    return MetricPower(
+        metric=info,
+        baseline=baseline,
+        runs=runs,
+        differences=differences,
+        by_arm={name: one.deviation for name, sets in of_arms.items() if (one := pooled(sets)) is not None},
+        level=1 - confidence,
+        power=[power_of(target, spread, seeds, confidence) for spread in likely] if target else None,
+        detectable=[reach * spread for spread in likely],
+        seeds_needed=[_seeds_needed(target, spread, confidence) for spread in likely] if target else None,
+    )
+
+
+def pooled(sets: Iterable[Sequence[float]]) -> Spread | None:
+    """The standard deviation around each set's own mean; None where no set has two values."""
+    usable = [values for values in sets if len(values) > 1]
+    freedom = sum(len(values) - 1 for values in usable)
+    if not freedom:
+        return None
+    total = sum((len(values) - 1) * stats.variance(values) for values in usable)
+    return Spread(math.sqrt(total / freedom), freedom)
+
+
+def _differences(studies: Sequence[Results], metric: str, without: Sequence[str]) -> dict[str, list[list[float]]]:
+    """By arm, one list for each study."""
+    found: dict[str, list[list[float]]] = {}
+    for results in studies:
+        for arm in _arms(results, without):
+            if metric in arm.comparisons:
+                found.setdefault(arm.name, []).append(arm.comparisons[metric].differences)
+    return found
+
+
+def power_of(effect: float, spread: float, seeds: int, confidence: float) -> float:
+    """How often the paired test finds the effect; `spread` is the deviation of the differences over seeds."""
+    return stats.t_power(effect * math.sqrt(seeds) / spread, seeds - 1, confidence)
+
+
+def _seeds_needed(effect: float, spread: float, confidence: float) -> int | None:
+    return stats.seeds_needed(lambda seeds: power_of(effect, spread, seeds, confidence), MOST_SEEDS)
+
+
+def _notes(rows: Sequence[MetricPower], without: Sequence[str]) -> Iterator[str]:
+    if without:
+        yield f"Left out of the spread: {', '.join(without)}."
+    few = min((row.differences.freedom for row in rows), default=FEW_DEGREES)
+    if few < FEW_DEGREES:
+        low, high = stats.deviation_range(1.0, few)
+        yield (
+            f"The spread comes from {few} degrees of freedom only: the true one may be {low:.1f} to {high:.1f} times "
+            "the measured one. Plan with the pessimistic end of the ranges, or measure more seeds first."
+        )
+    ruled: dict[str, list[str]] = {}
+    for row in rows:
+        largest = max(row.by_arm, key=lambda name: row.by_arm[name])
+        others = [value for name, value in row.by_arm.items() if name != largest]
+        if others and row.by_arm[largest] > _UNLIKE * max(others):
+            ruled.setdefault(largest, []).append(row.metric.name)
+    for arm, metrics in ruled.items():
+        yield (
+            f"'{arm}' scatters more than {_UNLIKE:g} times as much as every other arm on {', '.join(metrics)}, and so "
+            "rules the spread there. An arm that changes a metric a lot often does; to plan for a small change, leave "
+            f"it out with --without {arm}."
+        )
+
+
+def show_power(plan: PowerPlan, console: Console) -> None:
+    for reason in plan.skipped:
+        _say(console, f"left out: {reason}")
+    for group in plan.groups:
+        _say(console, f"Spread measured in: {', '.join(dict.fromkeys(group.studies))}")
+        console.print(_table(plan, group))
+        for row in group.metrics:
+            if row.metric.primary or len(group.metrics) == 1:
+                _say(console, advice(plan, row))
+        for note in group.notes:
+            _say(console, f"Note: {note}")
+    _say(
+        console,
+        f"For a study of {plan.arms} arms (the control counts), tested by the paired Student test at the level that "
+        "the correction for all its comparisons has at its first step. In brackets: the range that the uncertainty of "
+        "the measured spread allows (95%).",
+    )
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _table(plan: PowerPlan, group: Group) -> Table:
+    table = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
+    for head in (
+        "metric",
+        "baseline",
+        "spread",
+        f"finds {plan.effect} with {plan.seeds} seeds",
+        f"smallest found with {plan.seeds}",
+        f"seeds to find {plan.effect}",
+    ):
+        plain_word = head in ("metric", "baseline", "spread")
+        table.add_column(head, justify="left" if head == "metric" else "right", no_wrap=plain_word)
+    for row in group.metrics:
+        table.add_row(
+            escape(row.metric.name) + (" *" if row.metric.primary else ""),
+            significant(row.baseline),
+            _size(row.differences.deviation, row.baseline, plan.effect),
+            _ranged([_percent(share) for share in (row.power[0], *sorted(row.power))]) if row.power else "–",
+            _ranged([_size(value, row.baseline, plan.effect) for value in row.detectable]),
+            _ranged([_count(count) for count in row.seeds_needed]) if row.seeds_needed else "–",
+        )
+    degrees = sorted({row.differences.freedom for row in group.metrics})
+    table.caption = (
+        "* primary. Spread: standard deviation of an arm's differences from the baseline over seeds, "
+        f"from {' or '.join(map(str, degrees))} degrees of freedom."
+    )
+    return table
+
+
+def advice(plan: PowerPlan, row: MetricPower) -> str:
+    """What to do, in a sentence or two."""
+    name, effect = row.metric.name, plan.effect
+    if row.power is None or row.seeds_needed is None:
+        return f"{name}: its mean is zero in the baseline, so {effect} of it is nothing; give --effect as a difference."
+    if row.power[2] >= stats.POWER:
+        return f"{name}: {plan.seeds} seeds are enough for {effect}, even if the spread is as large as it may be."
+    needed, _, most = row.seeds_needed
+    if row.power[0] >= stats.POWER:
+        return (
+            f"{name}: {plan.seeds} seeds are enough for {effect} at the measured spread; to be safe against a larger "
+            f"one take {_count(most)}."
+        )
+    weak = f"{name}: {plan.seeds} seeds would find {effect} in {_percent(row.power[0])} of studies"
+    detectable = _size(row.detectable[0], row.baseline, effect)
+    if needed is None:
+        return f"{weak}, and even {MOST_SEEDS:,} seeds in fewer than 80%. Ask for a larger change, or another metric."
+    return (
+        f"{weak}. Take {needed} seeds to find it in 80%, or {_count(most)} to be safe against a larger spread; with "
+        f"{plan.seeds}, only a change of {detectable} or more would be found that often."
+    )
+
+
+def _size(value: float, baseline: float, effect: Effect) -> str:
+    return _percent(value / abs(baseline)) if effect.relative and baseline else significant(value, 2)
+
+
+def _percent(share: float) -> str:
+    decimals = min(2, max(0, decimals_showing(100 * share) if share < 0.995 else 0))
+    return fixed(100 * share, 0 if share >= 0.1 else decimals) + "%"
+
+
+def _count(seeds: int | None) -> str:
+    return f"over {MOST_SEEDS:,}" if seeds is None else str(seeds)
+
+
+def _ranged(words: Sequence[str]) -> str:
+    """The measured value, then the lowest and the highest; one word where all are the same."""
+    first, low, high = words[0], words[1], words[-1]
+    return first if first == low == high else f"{first} ({low} to {high})"

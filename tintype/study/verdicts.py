@@ -1,0 +1,260 @@
+"""Verdicts of a study: each arm's difference from the baseline, its interval, its test, and the correction for many.
+
+A study makes many comparisons, and the chance of any false verdict in the whole study is kept to 5%. The comparisons
+on the primary metrics share four fifths of that, those on all other metrics one fifth, and Holm's step-down method
+corrects all of them together: what a verdict no longer needs goes to the comparisons that are left. Two families of 5%
+each would nearly double the chance, and one family would let the many other metrics take the primary ones' power
+(docs/statistics.md has the simulation).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal, Protocol
+
+from pydantic import Field
+
+from tintype.seams import Direction
+from tintype.settings import Settings
+from tintype.study import stats
+from tintype.study.results import Comparison, IntervalName, Run, TestName, Verdict
+
+PRIMARY_SHARE = 0.8
+"""How much of the study's 5% the primary metrics' comparisons share."""
+
+Key = tuple[str, str]
+"""(arm, metric)."""
+
+
+class Directed(Protocol):
+    """Whatever says which way a metric is better."""
+
+    @property
+    def direction(self) -> Direction: ...
+
+
+class AnalysisSettings(Settings):
+    """How differences are tested and which intervals they get. docs/statistics.md says when to choose which."""
+
+    test: Literal["student", "permutation"] = Field(
+        "student", description="permutation needs no normal spread, but many more seeds"
+    )
+    interval: Literal["student", "bootstrap"] = Field(
+        "student", description="bootstrap needs no normal spread, but at least five seeds"
+    )
+
+
+DEFAULT = AnalysisSettings()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The values of one metric in an arm and in the baseline, seed by seed where the seeds are shared."""
+
+    new: list[float]
+    old: list[float]
+    shared_seeds: bool
+    complete: bool
+
+    @property
+    def difference(self) -> stats.Difference:
+        return (stats.paired if self.shared_seeds else stats.unpaired)(self.new, self.old)
+
+    @property
+    def per_seed(self) -> list[float]:
+        """One difference for each seed; without a partner, from the baseline's mean."""
+        partners = self.old if self.shared_seeds else [fmean(self.old)] * len(self.new)
+        return [new - old for new, old in zip(self.new, partners, strict=True)]
+
+
+def pair_runs(new: Sequence[Run], old: Sequence[Run], metric: str, shared_seeds: bool) -> Pair:
+    """The values of an arm's and the baseline's runs; a run that has none leaves the comparison with its partner."""
+    values = [(a.metrics.get(metric, math.nan), b.metrics.get(metric, math.nan)) for a, b in zip(new, old, strict=True)]
+    good = [(a, b) for a, b in values if math.isfinite(a) and math.isfinite(b)]
+    return Pair([a for a, _ in good], [b for _, b in good], shared_seeds, len(good) == len(values))
+
+
+def weights_of(keys: Collection[Key], primary: Collection[str]) -> dict[Key, float]:
+    """Each comparison's share of the study's 5%. They sum to one; without both kinds of metric, all are the same."""
+    kinds = [[key for key in keys if (key[1] in primary) == wanted] for wanted in (True, False)]
+    shares = (PRIMARY_SHARE, 1 - PRIMARY_SHARE) if all(kinds) else (1.0, 1.0)
+    return {key: share / len(kind) for kind, share in zip(kinds, shares, strict=True) for key in kind}
+
+
+def compare(
+    pairs: Mapping[Key, Pair],
+    meanings: Mapping[str, Directed],
+    primary: Collection[str] = (),
+    analysis: AnalysisSettings = DEFAULT,
+) -> dict[Key, Comparison]:
+    """Compares all (arm, metric) pairs of a study; their p values are corrected together, by Holm's weighted method."""
+    differences = {key: pair.difference for key, pair in pairs.items()}
+    p_values = {key: p for key, pair in pairs.items() if (p := _p(pair, differences[key], analysis)) is not None}
+    weights = weights_of(p_values, primary)
+    corrected = stats.holm(list(p_values.values()), [weights[key] for key in p_values])
+    adjusted = dict(zip(p_values, corrected, strict=True))
+    rows = {}
+    for key, pair in pairs.items():
+        one = differences[key]
+        low, high = _interval(pair, one, analysis) or (None, None)
+        rows[key] = Comparison(
+            mean=fmean(pair.new),
+            baseline_mean=fmean(pair.old),
+            differences=pair.per_seed,
+            difference=one.value,
+            low=low,
+            high=high,
+            p=p_values.get(key),
+            p_adjusted=adjusted.get(key),
+            detectable=_detectable(pair, one, weights[key], analysis) if key in weights else None,
+            verdict=_verdict(one.value, adjusted.get(key), pair.complete, meanings[key[1]]),
+            test=used_test(pair.shared_seeds, analysis),
+            interval=used_interval(pair.shared_seeds, analysis),
+        )
+    return rows
+
+
+def used_test(shared_seeds: bool, analysis: AnalysisSettings) -> TestName:
+    if analysis.test == "permutation":
+        return "sign-flip permutation" if shared_seeds else "label permutation"
+    return "paired Student" if shared_seeds else "Welch"
+
+
+def used_interval(shared_seeds: bool, analysis: AnalysisSettings) -> IntervalName:
+    if analysis.interval == "bootstrap":
+        return "bootstrap"
+    return "Student" if shared_seeds else "Welch"
+
+
+def _p(pair: Pair, difference: stats.Difference, analysis: AnalysisSettings) -> float | None:
+    if analysis.test == "student" or len(pair.new) < 2:
+        return difference.p
+    return stats.sign_flip_p(pair.per_seed) if pair.shared_seeds else stats.label_p(pair.new, pair.old)
+
+
+def _interval(pair: Pair, difference: stats.Difference, analysis: AnalysisSettings) -> tuple[float, float] | None:
+    if analysis.interval == "student":
+        return difference.interval(stats.CONFIDENCE)
+    return stats.bootstrap_interval(pair.new, pair.old, pair.shared_seeds, stats.CONFIDENCE)
+
+
+def _detectable(pair: Pair, difference: stats.Difference, weight: float, analysis: AnalysisSettings) -> float | None:
+    """The difference found with a power of 80% at the level that Holm's first step gives this comparison."""
+    if analysis.test == "student":
+        return difference.detectable(confidence_of(weight))
+    reach = stats.permutation_detectable(len(pair.new), pair.shared_seeds, confidence_of(weight))
+    return None if reach is None or difference.error is None else reach * difference.error
+
+
+def confidence_of(weight: float) -> float:
+    """One minus the level of a comparison that has this share of the study's 5%."""
+    return round(1 - (1 - stats.CONFIDENCE) * weight, 12)
+
+
+def _verdict(difference: float, p_adjusted: float | None, complete: bool, meaning: Directed) -> Verdict:
+    if not complete:
+        return "incomplete"
+    if p_adjusted is None:
+        return "sketch"
+    if p_adjusted >= 1 - stats.CONFIDENCE:
+        return "not shown"
+    return "better" if (difference < 0) == (meaning.direction == "lower") else "worse"
+
+
+def check_seeds(seeds: int, arms: int, primary: int, others: int, analysis: AnalysisSettings) -> None:
+    """Refuses an analysis that this many seeds cannot serve. One seed is a sketch, which is not analysed.
+
+    `arms` counts the control; `primary` and `others` are numbers of metrics.
+    """
+    if seeds == 1 or arms == 0:
+        return
+    if analysis.interval == "bootstrap" and seeds < stats.BOOTSTRAP_SEEDS:
+        raise ValueError(
+            f"analysis.interval: a bootstrap interval needs at least {stats.BOOTSTRAP_SEEDS} seeds, and the study has "
+            f"{seeds}; resamples of so few often hold one seed only. Give more seeds, or set interval: student"
+        )
+    effective = arms * primary / (PRIMARY_SHARE if others else 1.0)
+    smallest = stats.smallest_permutation_p(seeds, effective)
+    if analysis.test == "permutation" and smallest >= 1 - stats.CONFIDENCE:
+        needed = stats.seeds_for_permutation(effective)
+        more = f"Give {needed} seeds" if needed else "Ask fewer primary metrics or arms, as no number of seeds can"
+        raise ValueError(
+            f"analysis.test: a permutation test of {seeds} seeds can never give a verdict. It knows {2**seeds} "
+            f"patterns of signs, so its smallest p is {stats.smallest_permutation_p(seeds):.2g}, and after the "
+            f"correction for {arms * primary} comparisons on the primary metrics {smallest:.2g}. {more}, or set "
+            "test: student"
+        )
+
+
+def describe_method(
+    seeds: int, arms: int, control: bool, primary: Sequence[str], others: int, analysis: AnalysisSettings
+) -> str:
+    """How intervals and verdicts were made, for the report. `arms` counts the control; `others` counts metrics."""
+    if seeds == 1:
+        return (
+            "One seed for each arm: a sketch. Nothing is known of the spread, so there is no interval and no verdict."
+        )
+    parts = [
+        f"Each arm was trained with {seeds} seeds, paired with the baseline's: the same data order, noise and initial "
+        f"weights. A difference is arm minus baseline, averaged over the {seeds} pairs, with "
+        f"{_about_interval(seeds, analysis)}.",
+        _about_test(seeds, analysis),
+        _about_control(analysis) if control else "",
+        _about_correction(arms, primary, others),
+        _about_reach(seeds, arms, others) if analysis.test == "permutation" else "",
+        "The smallest detectable difference is the true difference that this many seeds would find with a power of 80% "
+        "at the measured spread and at the level of the correction's first step.",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _about_interval(seeds: int, analysis: AnalysisSettings) -> str:
+    if analysis.interval == "bootstrap":
+        return "a 95% bootstrap interval (percentile-t: seeds are drawn anew with replacement, 9,999 times)"
+    return f"a 95% Student interval ({seeds - 1} degrees of freedom)"
+
+
+def _about_test(seeds: int, analysis: AnalysisSettings) -> str:
+    if analysis.test == "student":
+        return "Its p is the paired Student test's."
+    patterns = f"all {2**seeds:,}" if seeds <= stats.EXACT_FLIPS else "10,000 drawn"
+    return f"Its p is the paired permutation test's: the share of {patterns} patterns of signs that differ as much."
+
+
+def _about_control(analysis: AnalysisSettings) -> str:
+    interval = "Welch's" if analysis.interval == "student" else "from seeds drawn anew in each"
+    test = "Welch's" if analysis.test == "student" else "the label permutation test's"
+    return (
+        "The control is the baseline's own plan with other seeds: there is nothing to pair, its interval is "
+        f"{interval}, its p is {test}, and it should differ from the baseline in nothing."
+    )
+
+
+def _about_correction(arms: int, primary: Sequence[str], others: int) -> str:
+    first = arms * len(primary)
+    text = (
+        f"A verdict needs p below 0.05 after Holm's correction for all {first + arms * others} comparisons of the "
+        "study, so the chance of any false verdict in the study is at most 5%."
+    )
+    if not others:
+        return text
+    share = 100 * (1 - stats.CONFIDENCE) * PRIMARY_SHARE
+    rest = 100 * (1 - stats.CONFIDENCE) * (1 - PRIMARY_SHARE)
+    return (
+        f"{text} The {first} on the primary metrics ({', '.join(primary)}) share {share:.0f}% of that, the "
+        f"{arms * others} on all other metrics {rest:.0f}%, and what a verdict no longer needs goes to those left."
+    )
+
+
+def _about_reach(seeds: int, arms: int, others: int) -> str:
+    """A permutation test that reaches verdicts on the primary metrics may be out of reach of them on the others."""
+    smallest = stats.smallest_permutation_p(seeds, arms * others / (1 - PRIMARY_SHARE)) if others else 0.0
+    if smallest < 1 - stats.CONFIDENCE:
+        return ""
+    return (
+        f"With {seeds} seeds the permutation test cannot reach a verdict on the other metrics unless verdicts on the "
+        "primary ones free their share: read their intervals instead."
+    )
