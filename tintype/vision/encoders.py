@@ -1,47 +1,266 @@
-"""The table of image encoders whose features metrics can be taken on."""
+"""The image encoders that features can be taken with: their settings, and features of many pictures.
+
+B: pictures. C: channels. H, W: rows, columns. N: all pictures. F: size of the feature vector.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
+from tintype.errors import UserError
 from tintype.seams import Encoder
-from tintype.vision.scene_encoder import FEATURES, INPUT_PX, SceneEncoder, SceneReading, load_scene_encoder
+from tintype.settings import Part
+from tintype.vision import hub, inception, lpips
+from tintype.vision.frozen import full_fp32
+from tintype.vision.preprocess import check_bytes
+from tintype.vision.scene_encoder import (
+    FEATURES,
+    INPUT_PX,
+    SceneEncoder,
+    SceneReading,
+    load_scene_encoder,
+    prepared,
+    scene_encoder_record,
+)
+from tintype.vision.weights import fetch
 
-_BATCH = 128
+_READ_BATCH = 128
+_CPU_BATCH, _CPU_BATCH_SMALL, _SMALL_PX = 8, 64, 128
+"""Pictures that a network sees at once on a CPU, by the size of its input alone: kernels round by the batch's size."""
+
+
+class EncoderPart(Part):
+    """Settings of a frozen image encoder. `name` stands in the names of metrics; by default it is the kind."""
+
+    reads_text: ClassVar[bool] = False
+
+    name: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9-]*$", description="Stands in the names of its metrics")
+
+    @property
+    def title(self) -> str:
+        return self.name or self.kind
+
+    def build(self, device: torch.device) -> Encoder:
+        """The encoder; built once for each device."""
+        return _built(self, torch.device(device))
+
+    def _make(self, device: torch.device) -> Encoder:
+        raise NotImplementedError
+
+
+@lru_cache(maxsize=8)
+def _built(settings: EncoderPart, device: torch.device) -> Encoder:
+    return settings._make(device)
+
+
+class SceneEncoderSettings(EncoderPart):
+    """tintype's own small encoder of scenes; packaged, needs no download."""
+
+    kind: Literal["scenes"] = "scenes"
+
+    def _make(self, device: torch.device) -> Encoder:
+        return SceneFeatures(device, self.title)
+
+
+class InceptionSettings(EncoderPart):
+    """The Inception-v3 of FID. FIDs of different `resize` are different metrics."""
+
+    kind: Literal["inception"] = "inception"
+    resize: inception.Resize = Field("clean", description="clean: clean-fid's bicubic; tf: TensorFlow 1's bilinear")
+    weights: str | None = Field(None, description="A file with the weights: .pth of pytorch-fid, .pt of TorchScript")
+
+    def _make(self, device: torch.device) -> Encoder:
+        weights = fetch(inception.WEIGHTS, self.weights)
+        return inception.InceptionEncoder(self.title, weights, self.resize, device)
+
+
+class VggSettings(EncoderPart):
+    """VGG16's conv5_3, from the weights of LPIPS: a teacher and a feature that need no hub."""
+
+    kind: Literal["vgg16"] = "vgg16"
+    size_px: int = Field(256, ge=16, multiple_of=16, description="The input; one token for every 16 px")
+
+    def _make(self, device: torch.device) -> Encoder:
+        return lpips.VggEncoder(self.title, self.size_px, device)
+
+
+class _HubPart(EncoderPart):
+    revision: str | None = Field(None, description="Branch, tag or commit of the hub; a commit cannot change")
+
+    def _checkpoint(self, source: str) -> hub.Checkpoint:
+        return hub.Checkpoint(source, self.revision)
+
+
+class ClipSettings(_HubPart):
+    """CLIP's projected embeddings of images and texts; the default is that of CMMD."""
+
+    reads_text: ClassVar[bool] = True
+
+    kind: Literal["clip"] = "clip"
+    source: str = Field("openai/clip-vit-large-patch14-336", min_length=1, description="Repository or local folder")
+
+    def _make(self, device: torch.device) -> Encoder:
+        return hub.ClipEncoder(self.title, self._checkpoint(self.source), device)
+
+
+class SiglipSettings(_HubPart):
+    """SigLIP's embeddings of images and texts."""
+
+    reads_text: ClassVar[bool] = True
+
+    kind: Literal["siglip"] = "siglip"
+    source: str = Field("google/siglip-so400m-patch14-384", min_length=1, description="Repository or local folder")
+
+    def _make(self, device: torch.device) -> Encoder:
+        return hub.SiglipEncoder(self.title, self._checkpoint(self.source), device)
+
+
+class Dinov2Settings(_HubPart):
+    """DINOv2's class token. `fd` is FD-DINOv2's definition, `prx` that of PRX's DINO-MMD."""
+
+    kind: Literal["dinov2"] = "dinov2"
+    form: hub.DinoForm = "fd"
+    source: str | None = Field(None, min_length=1, description="Repository or local folder; by default the form's")
+    size_px: int | None = Field(None, ge=14, description="The input; by default 224 for fd and 518 for prx")
+
+    def _make(self, device: torch.device) -> Encoder:
+        own = {"fd": "facebook/dinov2-large", "prx": "facebook/dinov2-with-registers-large"}[self.form]
+        size_px = self.size_px or {"fd": 224, "prx": 518}[self.form]
+        return hub.dinov2(self.title, self._checkpoint(self.source or own), self.form, size_px, device)
+
+
+class Dinov3Settings(_HubPart):
+    """DINOv3's class token."""
+
+    kind: Literal["dinov3"] = "dinov3"
+    source: str = Field("facebook/dinov3-vitl16-pretrain-lvd1689m", min_length=1)
+    size_px: int = Field(224, ge=16, description="The input")
+
+    def _make(self, device: torch.device) -> Encoder:
+        return hub.dinov3(self.title, self._checkpoint(self.source), self.size_px, device)
+
+
+def _kind_alone(value: Any) -> Any:
+    """`scenes` is short for `{kind: scenes}`."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
+EncoderChoice = Annotated[
+    SceneEncoderSettings
+    | InceptionSettings
+    | VggSettings
+    | ClipSettings
+    | SiglipSettings
+    | Dinov2Settings
+    | Dinov3Settings,
+    Field(discriminator="kind"),
+    BeforeValidator(_kind_alone),
+]
+"""Any encoder, as a user writes it: `{kind: dinov2, form: prx}`, or a kind alone."""
 
 
 class SceneFeatures:
     """The packaged scene encoder as a source of features and of readings."""
 
-    name = "scenes"
     definition = (
         f"pooled last map ({FEATURES} numbers) of tintype's scene encoder; input uint8, scaled to [-2, 2], resized to "
         f"{INPUT_PX} px (bilinear, antialiased when shrinking), fp32"
     )
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, name: str = "scenes") -> None:
+        self.name = name
+        self.identity = hashlib.sha256((scene_encoder_record()["sha256"] + self.definition).encode()).hexdigest()
         self._device = device
         self._encoder: SceneEncoder = load_scene_encoder(device)
 
-    def features(self, image_BCHW: Tensor) -> Tensor:
-        return self.read(image_BCHW).feature_BF
+    def prepare(self, image_BCHW: Tensor) -> Tensor:
+        check_bytes(image_BCHW)
+        return prepared(image_BCHW.to(self._device))
+
+    def encode(self, input_BCHW: Tensor) -> Tensor:
+        with full_fp32(self._device):
+            map_BCHW: Tensor = self._encoder.trunk(input_BCHW.contiguous(memory_format=torch.channels_last))
+            return map_BCHW.mean(dim=(2, 3))
 
     @torch.no_grad()
     def read(self, image_BCHW: Tensor) -> SceneReading:
-        readings = [self._encoder(chunk.to(self._device)) for chunk in image_BCHW.split(_BATCH)]
+        """What the pictures show."""
+        readings = [self._encoder(chunk.to(self._device)) for chunk in image_BCHW.split(_READ_BATCH)]
         return SceneReading(
             torch.cat([reading.feature_BF for reading in readings]).cpu(),
             {name: torch.cat([r.logits[name] for r in readings]).cpu() for name in readings[0].logits},
         )
 
 
-@lru_cache(maxsize=2)
 def scene_features(device: torch.device) -> SceneFeatures:
-    return SceneFeatures(device)
+    encoder = SceneEncoderSettings().build(device)
+    assert isinstance(encoder, SceneFeatures), "the settings of the scene encoder build it"
+    return encoder
 
 
-ENCODERS: dict[str, Callable[[torch.device], Encoder]] = {"scenes": scene_features}
+def feature_matrix(
+    encoder: Encoder,
+    images: Iterable[Tensor],
+    batch: int = 64,
+    on_images: Callable[[int], None] = lambda images: None,
+) -> Tensor:
+    """Features [N, F] in float32 on the CPU, one row for each picture, in order.
+
+    `images` gives uint8 pictures, single or in batches, of any sizes. The network sees batches of one size, the last
+    one filled up, so that a row does not depend on how the pictures came. On a CPU that size is fixed, and rows are
+    the same to the last bit for any `batch`; on a GPU it is `batch`, and another may move the last bits.
+
+    `on_images` is told of every batch how many pictures it had.
+    """
+    if batch < 1:
+        raise ValueError(f"a batch must have at least one picture, not {batch}")
+    rows: list[Tensor] = []
+    done = 0
+    for input_BCHW in _batches(encoder, images, batch):
+        feature_BF = _encode_filled(encoder, input_BCHW, _network_batch(input_BCHW, batch)).cpu()
+        _check_finite(encoder, feature_BF, done)
+        rows.append(feature_BF)
+        done += len(feature_BF)
+        on_images(len(feature_BF))
+    if not rows:
+        raise UserError(f"there are no images for the encoder '{encoder.name}'")
+    return torch.cat(rows)
+
+
+def _batches(encoder: Encoder, images: Iterable[Tensor], batch: int) -> Iterator[Tensor]:
+    """Prepared pictures in batches of the network's size; the last may be smaller."""
+    waiting: list[Tensor] = []
+    for image in images:
+        for chunk_BCHW in (image if image.ndim == 4 else image[None]).split(batch):
+            waiting += encoder.prepare(chunk_BCHW).unbind()
+            while waiting and len(waiting) >= (size := _network_batch(waiting[0], batch)):
+                yield torch.stack(waiting[:size])
+                del waiting[:size]
+    if waiting:
+        yield torch.stack(waiting)
+
+
+def _network_batch(on: Tensor, batch: int) -> int:
+    if on.device.type != "cpu":
+        return batch
+    return _CPU_BATCH_SMALL if on.shape[-1] <= _SMALL_PX else _CPU_BATCH
+
+
+def _encode_filled(encoder: Encoder, input_BCHW: Tensor, size: int) -> Tensor:
+    filling_BCHW = input_BCHW[-1:].expand(size - len(input_BCHW), -1, -1, -1)
+    return encoder.encode(torch.cat([input_BCHW, filling_BCHW]))[: len(input_BCHW)]
+
+
+def _check_finite(encoder: Encoder, feature_BF: Tensor, first: int) -> None:
+    bad = (~feature_BF.isfinite().all(dim=1)).nonzero()
+    if len(bad):
+        raise UserError(
+            f"the encoder '{encoder.name}' gave a feature that is no finite number for image {first + int(bad[0])}"
+        )

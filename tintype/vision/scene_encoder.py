@@ -94,7 +94,7 @@ class SceneEncoder(nn.Module):
         self.scene_heads = nn.ModuleDict({name: nn.Linear(high, len(w)) for name, w in SCENE_VOCABULARY.items()})
 
     def forward(self, image_BCHW: Tensor) -> SceneReading:
-        map_BCHW = self.trunk(_prepared(image_BCHW))
+        map_BCHW = self.trunk(prepared(image_BCHW))
         looked_BQC = self.look.softmax(dim=1) @ map_BCHW.flatten(2).transpose(1, 2)
         seen_BQC = looked_BQC + self.mix(looked_BQC).relu()
         object_BPC, scene_BQC = seen_BQC[:, : len(POSITIONS)], seen_BQC[:, len(POSITIONS) :]
@@ -112,7 +112,8 @@ def _first_looks() -> Tensor:
     return torch.stack([-look / (2.0 * _FIRST_LOOK_WIDTH**2) for look in looks] + everywhere)
 
 
-def _prepared(image_BCHW: Tensor) -> Tensor:
+def prepared(image_BCHW: Tensor) -> Tensor:
+    """The trunk's input."""
     assert image_BCHW.dtype == torch.uint8, f"pictures must be uint8, not {image_BCHW.dtype}"
     scaled_BCHW = image_BCHW.to(torch.float32) * (4.0 / 255.0) - 2.0
     if scaled_BCHW.shape[-2:] != (INPUT_PX, INPUT_PX):

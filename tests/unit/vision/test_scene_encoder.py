@@ -117,5 +117,5 @@ def test_packaged_weights_read_64_px_well_by_their_record() -> None:
 def test_packaged_weights_read_fresh_scenes(style: Style) -> None:
     scenes = draw_scenes(12345, range(64), "eval", style)
     reading = load_scene_encoder()(render(scenes, 64, 12345, range(64)))
-    assert score(reading, scenes, "long", 64)["overall"] > 0.97
-    assert score(reading, scenes, "short", 64)["overall"] > 0.95
+    assert score(reading, scenes, "long", 64).overall > 0.97
+    assert score(reading, scenes, "short", 64).overall > 0.95

