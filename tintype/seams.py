@@ -145,27 +145,40 @@ VelocityFn = Callable[[Tensor, float], Tensor]
 
 
 class Encoder(Protocol):
-    """A frozen image encoder; `definition` says exactly how its features come about."""
+    """A frozen image encoder. Its preprocessing is a part of every metric that is taken on it."""
 
     @property
     def name(self) -> str: ...
     @property
-    def definition(self) -> str: ...
+    def definition(self) -> str:
+        """In words: the network, which output, and exactly how an image is brought to its input."""
 
-    def features(self, image_BCHW: Tensor) -> Tensor: ...
+    @property
+    def identity(self) -> str:
+        """SHA-256 over the weights and the preprocessing: features of two identities must never be compared."""
+
+    def prepare(self, image_BCHW: Tensor) -> Tensor:
+        """uint8 images of one size to the network's float32 input, on the network's device."""
+
+    def encode(self, input_BCHW: Tensor) -> Tensor:
+        """Prepared images to float32 features, one row for each, on the network's device."""
+
+
+class TextImageEncoder(Encoder, Protocol):
+    """An encoder that puts texts into the same space as images."""
+
+    def encode_text(self, prompts: Sequence[str]) -> Tensor: ...
 
 
 Direction = Literal["lower", "higher"]
 
 
-class Metric(Protocol):
-    """A number that compares generated with real features. `direction` says which way is better."""
+@dataclass(frozen=True)
+class Measured:
+    """A number with the standard error of sampling: what other noises would have given with the same model."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def direction(self) -> Direction: ...
-    @property
-    def definition(self) -> str: ...
-
-    def __call__(self, fake_NF: Tensor, real_NF: Tensor) -> float: ...
+    value: float
+    error: float | None = None
+    method: str = ""
+    """How the error was found."""
+    warnings: tuple[str, ...] = ()

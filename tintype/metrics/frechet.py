@@ -1,49 +1,115 @@
 """Fréchet distance between Gaussians fitted to two sets of features, in float64.
 
-N: images, F: size of a feature vector.
+|m_x - m_y|² + tr S_x + tr S_y - 2 tr (S_x S_y)^½. With any factor S_y = B Bᵀ the last trace is the sum of the singular
+values of X B / √(N - 1), X the centred rows of the fake set: B is found once for a reference, no general matrix root is
+taken, and a set with fewer images than features needs only a matrix as large as the number of its images.
+
+N: fake images, M: real images, F: size of a feature vector, K: columns of the factor, min(M, F).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tintype.seams import Direction
+
+@dataclass(frozen=True)
+class ReferenceSpread:
+    """What the distance needs of the real features, once their mean is known."""
+
+    factor_FK: Tensor
+    trace: float
+    rank: int
+    count: int
+
+
+def reference_spread(centred_MF: Tensor) -> ReferenceSpread:
+    count, size = centred_MF.shape
+    trace = float(centred_MF.square().sum()) / (count - 1)
+    return ReferenceSpread(_factor(centred_MF), trace, min(count - 1, size), count)
+
+
+def _factor(centred_MF: Tensor) -> Tensor:
+    """B with B Bᵀ the covariance: the rows themselves when they are few, else Cholesky's, else the eigenvectors'."""
+    count, size = centred_MF.shape
+    if count <= size:
+        return centred_MF.T / math.sqrt(count - 1)
+    cov_FF = centred_MF.T @ centred_MF / (count - 1)
+    factor_FF: Tensor
+    factor_FF, failed = torch.linalg.cholesky_ex(cov_FF)
+    if int(failed):
+        eigenvalue_F, vector_FF = torch.linalg.eigh(cov_FF)
+        factor_FF = vector_FF * eigenvalue_F.clamp_min(0).sqrt()
+    return factor_FF
+
+
+def distance(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -> float:
+    """The distance of fake features, given as their offsets from the reference's mean and as those offsets times B."""
+    shift_F = offset_NF.mean(0)
+    trace = float((offset_NF - shift_F).square().sum()) / (len(offset_NF) - 1)
+    root = float(_eigenvalues(projected_NK, spread).sqrt().sum())
+    return float(shift_F.square().sum()) + trace + spread.trace - 2 * root
+
+
+def _eigenvalues(projected_NK: Tensor, spread: ReferenceSpread) -> Tensor:
+    """The eigenvalues of Bᵀ S_x B that can differ from zero; roots of rounding errors would add up otherwise."""
+    wide_NK = projected_NK - projected_NK.mean(0)
+    count, size = wide_NK.shape
+    gram = (wide_NK @ wide_NK.T if count < size else wide_NK.T @ wide_NK) / (count - 1)
+    eigenvalue: Tensor = torch.linalg.eigvalsh(gram)
+    return eigenvalue[-min(count - 1, spread.rank) :].clamp_min(0)
 
 
 @dataclass(frozen=True)
-class FrechetDistance:
-    name: str
-    direction: Direction = "lower"
-    definition: str = (
-        "|m1 - m2|² + tr(S1 + S2 - 2 (S1^½ S2 S1^½)^½) of the means m and covariances S (divided by N - 1) of the "
-        "features, in float64 with symmetric eigenvalues; biased upwards for small N, equally in all arms"
-    )
+class FrechetFit:
+    """The distance of a whole set with its derivative to the weight of each image."""
 
-    def __call__(self, fake_NF: Tensor, real_NF: Tensor) -> float:
-        return frechet(*moments(fake_NF), *moments(real_NF))
+    value: float
+    influence_N: Tensor
+    """Infinitesimal jackknife: what each image adds to the distance per share of weight; their mean is zero."""
+    bias: float
+    """Expected distance of two sets of these sizes from one Gaussian with this covariance."""
 
 
-def moments(feature_NF: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and covariance."""
-    if len(feature_NF) < 2:
-        raise ValueError("a covariance needs at least two images")
-    wide = feature_NF.double()
-    return wide.mean(0), torch.cov(wide.T).reshape(wide.shape[1], wide.shape[1])
+def fit(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -> FrechetFit:
+    """For more images than features, where the root of the covariances' product can be differentiated.
+
+    d tr (BᵀSB)^½ = ½ tr ((BᵀSB)^-½ Bᵀ dS B), so an image at x from the fakes' mean adds 2 (m_x - m_y)·x + |x|² -
+    |(BᵀSB)^-¼ Bᵀx|² less its mean.
+    """
+    count = len(offset_NF)
+    shift_F = offset_NF.mean(0)
+    x_NF, wide_NK = offset_NF - shift_F, projected_NK - projected_NK.mean(0)
+    square_N = x_NF.square().sum(1)
+    value_K, vector_KK = torch.linalg.eigh(wide_NK.T @ wide_NK / (count - 1))
+    kept = value_K > value_K[-1] * torch.finfo(value_K.dtype).eps * len(value_K)
+    root_K = value_K[kept].sqrt()
+    along_NK = wide_NK @ vector_KK[:, kept]
+    influence_N = 2 * x_NF @ shift_F + square_N - (along_NK.square() / root_K).sum(1)
+    trace = float(square_N.sum()) / (count - 1)
+    value = float(shift_F.square().sum()) + trace + spread.trace - 2 * float(root_K.sum())
+    bias = (1 / count + 1 / spread.count) * _bias_times_count(root_K)
+    return FrechetFit(value, influence_N - influence_N.mean(), bias)
 
 
-def frechet(mean_1: Tensor, cov_1: Tensor, mean_2: Tensor, cov_2: Tensor) -> float:
-    """The root's trace is the sum of the roots of the eigenvalues of S1^½ S2 S1^½: no general matrix root is taken."""
-    root_1 = _root(cov_1)
-    product = root_1 @ cov_2 @ root_1
-    eigenvalues = torch.linalg.eigvalsh((product + product.T) / 2).clamp_min(0)
-    distance = (mean_1 - mean_2).square().sum() + cov_1.trace() + cov_2.trace() - 2 * eigenvalues.sqrt().sum()
-    return float(distance.clamp_min(0))
+def _bias_times_count(variance_K: Tensor) -> float:
+    """N times the distance of N samples from their own Gaussian, to first order in 1/N.
+
+    The mean errs by tr S / N. The covariance errs by s_i s_j (1 + δ_ij) / N in the mean square, at a cost of
+    ½ |dS_ij|² / (s_i + s_j), the metric of Bures.
+    """
+    if not len(variance_K):
+        return 0.0
+    pair_KK = variance_K[:, None] * variance_K / (variance_K[:, None] + variance_K)
+    return float(variance_K.sum() + (pair_KK.sum() + pair_KK.trace()) / 2)
 
 
-def _root(cov: Tensor) -> Tensor:
-    eigenvalues, vectors = torch.linalg.eigh(cov)
-    root: Tensor = (vectors * eigenvalues.clamp_min(0).sqrt()) @ vectors.T
-    return root
+def intercept(inverse_count: Sequence[float], value: Sequence[float]) -> float:
+    """The value at 1/n = 0 of the least-squares line through (1/n, value)."""
+    x, y = torch.tensor(inverse_count, dtype=torch.float64), torch.tensor(value, dtype=torch.float64)
+    off = x - x.mean()
+    return float(y.mean() - x.mean() * (off @ y) / off.square().sum())

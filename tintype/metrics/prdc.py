@@ -1,8 +1,10 @@
-"""Improved precision and recall (arXiv 1904.06991): is each image inside the other set's manifold?
+"""Who lies in whose balls: improved precision and recall (arXiv 1904.06991), density and coverage (arXiv 2002.09797).
 
-The manifold of a set is the union of balls around its points that reach to their k-th neighbour.
+The ball of an image reaches to its k-th nearest neighbour in its own set. Precision and recall count an image on the
+edge as inside, as their paper and its code do; density and coverage do not, as theirs. Distances that differ by
+rounding only are ties: otherwise the order of the images or the size of a block could decide.
 
-N, M: images, F: size of a feature vector.
+N: fake images, M: real images, R: rows of a block (real images), K: neighbours kept, G: groups left out.
 """
 
 from __future__ import annotations
@@ -12,34 +14,100 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tintype.seams import Direction
-
-NEIGHBOURS = 3
-
-
-@dataclass(frozen=True)
-class Precision:
-    name: str
-    direction: Direction = "higher"
-    definition: str = f"share of generated images inside the real manifold, k = {NEIGHBOURS} (arXiv 1904.06991)"
-
-    def __call__(self, fake_NF: Tensor, real_NF: Tensor) -> float:
-        return share_inside(fake_NF, real_NF)
+PRECISION_NEIGHBOURS = 3
+COVERAGE_NEIGHBOURS = 5
+NEIGHBOURS_KEPT = 16
+"""So many of a fake image's neighbours are remembered that its third is still known when a group is left out."""
+_TIE = 1e-10
 
 
 @dataclass(frozen=True)
-class Recall:
-    name: str
-    direction: Direction = "higher"
-    definition: str = f"share of real images inside the generated manifold, k = {NEIGHBOURS} (arXiv 1904.06991)"
+class Neighbours:
+    """The nearest others in the own set, nearest first."""
 
-    def __call__(self, fake_NF: Tensor, real_NF: Tensor) -> float:
-        return share_inside(real_NF, fake_NF)
+    distance2_NK: Tensor
+    index_NK: Tensor
+
+    def radius2(self, k: int) -> Tensor:
+        return self.distance2_NK[:, min(k, self.distance2_NK.shape[1]) - 1]
+
+    def radius2_without(self, k: int, group_N: Tensor, group: int) -> Tensor:
+        """Radii when a group of images is gone. Those of the group itself are below zero: their balls hold nothing."""
+        stays_NK = group_N[self.index_NK] != group
+        kth_N = (stays_NK & (stays_NK.cumsum(1) == k)).double().argmax(1)
+        radius2_N = self.distance2_NK.gather(1, kth_N[:, None])[:, 0]
+        return radius2_N.masked_fill(group_N == group, -1.0)
 
 
-def share_inside(point_NF: Tensor, manifold_MF: Tensor) -> float:
-    points, manifold = point_NF.double(), manifold_MF.double()
-    own = torch.cdist(manifold, manifold)
-    radius_M = own.kthvalue(NEIGHBOURS + 1, dim=1).values  # the nearest is the point itself
-    inside_NM = torch.cdist(points, manifold) <= radius_M
-    return float(inside_NM.any(1).double().mean())
+def nearest(distance2_RN: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    found = distance2_RN.topk(min(count, distance2_RN.shape[1] - 1), dim=1, largest=False)
+    return found.values, found.indices
+
+
+def within(distance2: Tensor, radius2: Tensor) -> Tensor:
+    """Inside or on the edge."""
+    return distance2 <= radius2 * (1 + _TIE)
+
+
+def strictly_within(distance2: Tensor, radius2: Tensor) -> Tensor:
+    return distance2 < radius2 * (1 - _TIE)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """For each fake image: is it in some real ball, and in how many. Shares of real images with the fakes' support."""
+
+    inside_N: Tensor
+    """In at least one real ball of k = 3."""
+    balls_N: Tensor
+    """The number of real balls of k = 5 that hold it."""
+    recalled: float
+    """Share of real images in at least one fake ball of k = 3."""
+    covered: float
+    """Share of real balls of k = 5 with at least one fake image."""
+    recalled_left_out_G: Tensor
+    covered_left_out_G: Tensor
+
+
+class MembershipCount:
+    """Gathers a Membership from blocks of the distances of some real images to all fake ones."""
+
+    def __init__(self, real: Neighbours, fake: Neighbours, group_N: Tensor | None, groups: int) -> None:
+        count, device = len(fake.distance2_NK), fake.distance2_NK.device
+        self._real_3, self._real_5 = real.radius2(PRECISION_NEIGHBOURS), real.radius2(COVERAGE_NEIGHBOURS)
+        self._fake_3 = fake.radius2(PRECISION_NEIGHBOURS)
+        self._group_N, self._groups = group_N, 0 if group_N is None else groups
+        self._without = [
+            fake.radius2_without(PRECISION_NEIGHBOURS, group_N, group)
+            for group in range(self._groups)
+            if group_N is not None
+        ]
+        self._inside_N = torch.zeros(count, dtype=torch.bool, device=device)
+        self._balls_N = torch.zeros(count, dtype=torch.float64, device=device)
+        self._recalled = torch.zeros(1 + self._groups, dtype=torch.float64, device=device)
+        self._covered = torch.zeros(1 + self._groups, dtype=torch.float64, device=device)
+
+    def add(self, rows: slice, distance2_RN: Tensor) -> None:
+        self._inside_N |= within(distance2_RN, self._real_3[rows, None]).any(0)
+        in_ball_RN = strictly_within(distance2_RN, self._real_5[rows, None])
+        self._balls_N += in_ball_RN.sum(0)
+        covered_R = in_ball_RN.any(1)
+        self._covered[0] += covered_R.sum()
+        self._recalled[0] += within(distance2_RN, self._fake_3).any(1).sum()
+        for group, radius2_N in enumerate(self._without):
+            self._recalled[1 + group] += within(distance2_RN, radius2_N).any(1).sum()
+        if self._group_N is not None:
+            self._covered[1:] += self._covered_without(in_ball_RN, self._group_N)
+
+    def _covered_without(self, in_ball_RN: Tensor, group_N: Tensor) -> Tensor:
+        """How many balls still hold a fake image when each group is gone."""
+        row, column = in_ball_RN.nonzero(as_tuple=True)
+        count_RG = torch.zeros(len(in_ball_RN), self._groups, dtype=torch.float64, device=in_ball_RN.device)
+        count_RG.index_put_((row, group_N[column]), torch.ones_like(row, dtype=torch.float64), accumulate=True)
+        return (count_RG.sum(1, keepdim=True) > count_RG).sum(0)
+
+    def result(self) -> Membership:
+        recalled, covered = self._recalled / len(self._real_3), self._covered / len(self._real_3)
+        return Membership(
+            self._inside_N, self._balls_N, float(recalled[0]), float(covered[0]), recalled[1:], covered[1:]
+        )

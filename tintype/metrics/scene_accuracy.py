@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from tintype.data.scenes import (
     OBJECT_VOCABULARY,
@@ -30,8 +31,8 @@ class _ReadScene:
     attributes: dict[str, str]
 
 
-def definition(kind: CaptionKind) -> str:
-    """What `score` gives as "overall", in words."""
+def definition(kind: str) -> str:
+    """What the overall score is, in words."""
     asked = {
         "long": "every object's presence, shape, colour, size and texture at its stated place, the number of objects, "
         "both backdrop colours, the light and the style",
@@ -44,14 +45,25 @@ def definition(kind: CaptionKind) -> str:
     )
 
 
-def score(reading: SceneReading, scenes: Sequence[Scene], kind: CaptionKind, size_px: int) -> dict[str, float]:
-    """The share of right answers for each attribute asked, and "overall", the mean over pictures of their shares."""
+@dataclass(frozen=True)
+class Scores:
+    """How far pictures show what was asked."""
+
+    by_attribute: dict[str, float]
+    """The share of right answers for each attribute asked."""
+    per_image: list[float]
+    """The share of right answers for each picture of which anything was asked."""
+
+    @property
+    def overall(self) -> float:
+        return fmean(self.per_image)
+
+
+def score(reading: SceneReading, scenes: Sequence[Scene], kind: CaptionKind, size_px: int) -> Scores:
     return score_visible(reading, scenes, kind, visible_attributes(size_px))
 
 
-def score_visible(
-    reading: SceneReading, scenes: Sequence[Scene], kind: CaptionKind, visible: frozenset[str]
-) -> dict[str, float]:
+def score_visible(reading: SceneReading, scenes: Sequence[Scene], kind: CaptionKind, visible: frozenset[str]) -> Scores:
     """`score` with the attributes that can be seen given rather than looked up."""
     if len(reading.feature_BF) != len(scenes):
         raise ValueError(f"{len(reading.feature_BF)} pictures were read but {len(scenes)} scenes are given")
@@ -62,14 +74,10 @@ def score_visible(
         for attribute, is_right in answers:
             right.setdefault(attribute, []).append(is_right)
         if answers:
-            shares.append(_share([is_right for _, is_right in answers]))
+            shares.append(fmean(is_right for _, is_right in answers))
     if not shares:
         raise ValueError("there is nothing to score: no caption states anything that can be seen")
-    return {**{name: _share(answers) for name, answers in right.items()}, "overall": sum(shares) / len(shares)}
-
-
-def _share(answers: Sequence[bool]) -> float:
-    return sum(answers) / len(answers)
+    return Scores({name: fmean(answers) for name, answers in right.items()}, shares)
 
 
 def _in_words(reading: SceneReading) -> Iterator[_ReadScene]:

@@ -2,12 +2,13 @@
 
 It is taken on velocities whatever the arm's objective, so that arms compare. Every arm reads long captions here.
 
-B: samples.
+B: images of a batch, N: all images, T: times.
 """
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from tintype.flow.objective import mean_square
 from tintype.flow.path import interpolate, velocity
@@ -22,9 +23,9 @@ DEFINITION = (
 
 
 @torch.no_grad()
-def validation_loss(parts: Parts, source: ImageSource, count: int, batch: int, seed: int) -> tuple[float, list[float]]:
-    """The mean over images and times, and the mean at each time."""
-    sums = torch.zeros(len(TIMES), dtype=torch.float64)
+def velocity_errors(parts: Parts, source: ImageSource, count: int, batch: int, seed: int) -> Tensor:
+    """[T, N]: the squared error of each image's velocity at each time. Its mean is the validation loss."""
+    errors = []
     for first in range(0, count, batch):
         ids = list(range(first, min(first + batch, count)))
         x_BCHW = parts.tokenizer.encode(source.images(ids).to(parts.device))
@@ -32,11 +33,12 @@ def validation_loss(parts: Parts, source: ImageSource, count: int, batch: int, s
         noise_BCHW = draws.normal("validation", tuple(x_BCHW.shape[1:]))
         with parts.compute():
             text = parts.denoiser.read_text(parts.text.encode([r.captions["long"] for r in source.records(ids)]))
-            for index, t in enumerate(TIMES):
+            at_time = []
+            for t in TIMES:
                 t_B = x_BCHW.new_full((len(ids),), t)
                 x_t_BCHW = interpolate(x_BCHW, noise_BCHW, t_B)
                 output = parts.denoiser(x_t_BCHW, t_B, text)
                 predicted = parts.objective.velocity(output.prediction_BCHW, x_t_BCHW, t_B)
-                sums[index] += mean_square(predicted, velocity(x_BCHW, noise_BCHW)).double().sum().cpu()
-    at_time = (sums / count).tolist()
-    return sum(at_time) / len(TIMES), at_time
+                at_time.append(mean_square(predicted, velocity(x_BCHW, noise_BCHW)).double().cpu())
+        errors.append(torch.stack(at_time))
+    return torch.cat(errors, dim=1)

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import one_hot
 
 from tintype.data.scenes import OBJECT_VOCABULARY, SCENE_VOCABULARY, Scene, SceneBatch, SceneObject
-from tintype.metrics.scene_accuracy import score_visible
+from tintype.metrics.scene_accuracy import Scores, score_visible
 from tintype.vision.scene_encoder import SceneReading
 
 EVERYTHING = frozenset({"presence", "count", *OBJECT_VOCABULARY, *SCENE_VOCABULARY})
@@ -33,11 +33,15 @@ def reading_of(scenes: Sequence[Scene]) -> SceneReading:
     return SceneReading(feature_BF=torch.zeros(len(scenes), 1), logits=logits)
 
 
+def flat(scores: Scores) -> dict[str, float]:
+    return {**scores.by_attribute, "overall": scores.overall}
+
+
 def test_a_perfect_reading_is_right_throughout() -> None:
-    scores = score_visible(reading_of([ONE, THREE]), [ONE, THREE], "long", EVERYTHING)
+    scores = flat(score_visible(reading_of([ONE, THREE]), [ONE, THREE], "long", EVERYTHING))
     assert set(scores) == EVERYTHING | {"overall"}
     assert set(scores.values()) == {1.0}
-    assert score_visible(reading_of([ONE, THREE]), [ONE, THREE], "short", EVERYTHING) == {
+    assert flat(score_visible(reading_of([ONE, THREE]), [ONE, THREE], "short", EVERYTHING)) == {
         "object": 1.0,
         "count": 1.0,
         "overall": 1.0,
@@ -46,7 +50,7 @@ def test_a_perfect_reading_is_right_throughout() -> None:
 
 def test_one_wrong_colour_costs_its_share() -> None:
     read = replace(TWO, objects=(replace(BALL, colour="black"), STAR))
-    scores = score_visible(reading_of([read]), [TWO], "long", EVERYTHING)
+    scores = flat(score_visible(reading_of([read]), [TWO], "long", EVERYTHING))
     stated = 2 * 5 + 5
     assert scores["colour"] == 1 / 2
     assert scores["overall"] == pytest.approx((stated - 1) / stated)
@@ -54,48 +58,48 @@ def test_one_wrong_colour_costs_its_share() -> None:
 
 
 def test_an_object_that_is_not_there_is_wrong_in_everything() -> None:
-    scores = score_visible(reading_of([ONE]), [TWO], "long", EVERYTHING)
+    scores = flat(score_visible(reading_of([ONE]), [TWO], "long", EVERYTHING))
     assert all(scores[name] == 1 / 2 for name in ("presence", "shape", "colour", "size", "texture"))
     assert scores["count"] == 0
     assert scores["overall"] == pytest.approx((15 - 6) / 15)
 
 
 def test_an_object_too_many_counts_against_the_count_alone() -> None:
-    scores = score_visible(reading_of([TWO]), [ONE], "long", EVERYTHING)
+    scores = flat(score_visible(reading_of([TWO]), [ONE], "long", EVERYTHING))
     assert {name for name, value in scores.items() if value < 1} == {"count", "overall"}
 
 
 def test_overall_weighs_pictures_alike() -> None:
     wrong_light = replace(ONE, light="right")
-    scores = score_visible(reading_of([wrong_light, THREE]), [ONE, THREE], "long", EVERYTHING)
+    scores = flat(score_visible(reading_of([wrong_light, THREE]), [ONE, THREE], "long", EVERYTHING))
     assert scores["light"] == 1 / 2
     assert scores["overall"] == pytest.approx((9 / 10 + 1) / 2)
 
 
 def test_short_captions_find_an_object_anywhere_whatever_its_size() -> None:
     moved = replace(ONE, objects=(replace(BALL, size="large", position="bottom right"),), light="above")
-    assert score_visible(reading_of([moved]), [ONE], "short", EVERYTHING) == {"object": 1.0, "overall": 1.0}
+    assert flat(score_visible(reading_of([moved]), [ONE], "short", EVERYTHING)) == {"object": 1.0, "overall": 1.0}
 
 
 def test_short_captions_need_colour_and_shape_on_one_object() -> None:
     swapped = replace(TWO, objects=(replace(BALL, colour="blue"), replace(STAR, colour="red")))
-    assert score_visible(reading_of([swapped]), [TWO], "short", EVERYTHING)["object"] == 0
+    assert flat(score_visible(reading_of([swapped]), [TWO], "short", EVERYTHING))["object"] == 0
 
 
 def test_short_captions_ask_the_count_only_where_they_state_it() -> None:
-    assert "count" not in score_visible(reading_of([THREE]), [TWO], "short", EVERYTHING)
-    assert score_visible(reading_of([TWO]), [THREE], "short", EVERYTHING)["count"] == 0
+    assert "count" not in flat(score_visible(reading_of([THREE]), [TWO], "short", EVERYTHING))
+    assert flat(score_visible(reading_of([TWO]), [THREE], "short", EVERYTHING))["count"] == 0
 
 
 def test_what_cannot_be_seen_is_not_asked() -> None:
     read = replace(ONE, objects=(replace(BALL, texture="striped"),))
-    scores = score_visible(reading_of([read]), [ONE], "long", EVERYTHING - {"texture"})
+    scores = flat(score_visible(reading_of([read]), [ONE], "long", EVERYTHING - {"texture"}))
     assert "texture" not in scores
     assert scores["overall"] == 1
     with pytest.raises(ValueError, match="nothing to score"):
-        score_visible(reading_of([ONE]), [ONE], "short", EVERYTHING - {"shape"})
+        flat(score_visible(reading_of([ONE]), [ONE], "short", EVERYTHING - {"shape"}))
 
 
 def test_every_picture_needs_its_scene() -> None:
     with pytest.raises(ValueError, match="1 pictures were read but 2 scenes"):
-        score_visible(reading_of([ONE]), [ONE, TWO], "long", EVERYTHING)
+        flat(score_visible(reading_of([ONE]), [ONE, TWO], "long", EVERYTHING))

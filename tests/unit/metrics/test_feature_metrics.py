@@ -1,0 +1,430 @@
+"""The metrics on features against slow, plain forms of their definitions, and against what is known of them.
+
+N: fake images, M: real images, F: size of a feature vector.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from scipy import linalg
+from scipy.spatial.distance import cdist
+
+from tintype.errors import UserError
+from tintype.metrics.feature_metrics import FEATURE_METRICS
+from tintype.metrics.pair import FeaturePair, Reference
+from tintype.metrics.speed import time_feature_metrics
+from tintype.seams import Measured
+
+Array = npt.NDArray[np.float64]
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+KINDS = tuple(FEATURE_METRICS)
+
+
+def features(count: int, size: int, seed: int, mean: float = 0.0, std: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return mean + std * torch.randn(count, size, dtype=torch.float64, generator=generator)
+
+
+def measure(kind: str, fake: torch.Tensor, real: torch.Tensor | Reference) -> Measured:
+    return FEATURE_METRICS[kind](FeaturePair(fake, real))
+
+
+def values(fake: torch.Tensor, real: torch.Tensor | Reference) -> dict[str, float]:
+    pair = FeaturePair(fake, real)
+    return {kind: metric(pair).value for kind, metric in FEATURE_METRICS.items()}
+
+
+# --- slow forms -------------------------------------------------------------------------------------------------------
+
+
+def naive_fd(x: Array, y: Array) -> float:
+    s_x, s_y = np.atleast_2d(np.cov(x.T)), np.atleast_2d(np.cov(y.T))
+    root = linalg.sqrtm(s_x @ s_y).real
+    return float(((x.mean(0) - y.mean(0)) ** 2).sum() + np.trace(s_x) + np.trace(s_y) - 2 * np.trace(root))
+
+
+def naive_unbiased(k_xx: Array, k_yy: Array, k_xy: Array) -> float:
+    n, m = k_xy.shape
+    own_x = sum(k_xx[i, j] for i in range(n) for j in range(n) if i != j) / (n * (n - 1))
+    own_y = sum(k_yy[i, j] for i in range(m) for j in range(m) if i != j) / (m * (m - 1))
+    return float(own_x + own_y - 2 * k_xy.mean())
+
+
+def naive_kid(x: Array, y: Array) -> float:
+    a, b, c = (np.array([[(p @ q / x.shape[1] + 1) ** 3 for q in v] for p in u]) for u, v in ((x, x), (y, y), (x, y)))
+    return naive_unbiased(a, b, c)
+
+
+def naive_mmd(x: Array, y: Array) -> float:
+    apart = np.sort(cdist(y, y)[np.triu_indices(len(y), 1)])
+    sigma = apart[(len(apart) - 1) // 2]
+    a, b, c = (np.exp(-(cdist(u, v) ** 2) / (2 * sigma**2)) for u, v in ((x, x), (y, y), (x, y)))
+    return 1000 * naive_unbiased(a, b, c)
+
+
+def unit_kernels(x: Array, y: Array) -> tuple[Array, Array, Array]:
+    x, y = x / np.linalg.norm(x, axis=1, keepdims=True), y / np.linalg.norm(y, axis=1, keepdims=True)
+    gamma = 1 / (2 * 10**2)
+    k_xx, k_yy, k_xy = (np.exp(-gamma * cdist(u, v) ** 2) for u, v in ((x, x), (y, y), (x, y)))
+    return k_xx, k_yy, k_xy
+
+
+def naive_published(x: Array, y: Array) -> float:
+    k_xx, k_yy, k_xy = unit_kernels(x, y)
+    return float(1000 * (k_xx.mean() + k_yy.mean() - 2 * k_xy.mean()))
+
+
+def naive_unit_unbiased(x: Array, y: Array) -> float:
+    return 1000 * naive_unbiased(*unit_kernels(x, y))
+
+
+def radii(x: Array, k: int) -> Array:
+    return np.asarray(np.sort(cdist(x, x), axis=1)[:, k])  # the nearest is the image itself
+
+
+def naive_precision(x: Array, y: Array) -> float:
+    return float((cdist(y, x) <= radii(y, 3)[:, None]).any(0).mean())
+
+
+def naive_recall(x: Array, y: Array) -> float:
+    return float((cdist(y, x) <= radii(x, 3)[None]).any(1).mean())
+
+
+def naive_density(x: Array, y: Array) -> float:
+    return float((cdist(y, x) < radii(y, 5)[:, None]).sum(0).mean() / 5)
+
+
+def naive_coverage(x: Array, y: Array) -> float:
+    return float((cdist(y, x).min(1) < radii(y, 5)).mean())
+
+
+NAIVE = {
+    "fd": naive_fd,
+    "kid": naive_kid,
+    "mmd": naive_mmd,
+    "mmd_published": naive_published,
+    "mmd_unbiased": naive_unit_unbiased,
+    "precision": naive_precision,
+    "recall": naive_recall,
+    "density": naive_density,
+    "coverage": naive_coverage,
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", NAIVE)
+def test_equals_the_definition(kind: str, device: str) -> None:
+    real = features(90, 5, 0) @ torch.diag(torch.arange(1.0, 6).double()) + 2
+    fake = features(70, 5, 1, 0.4, 1.3) @ features(5, 5, 2) + 2
+    found = measure(kind, fake.to(device), real.to(device)).value
+    assert found == pytest.approx(NAIVE[kind](fake.numpy(), real.numpy()), rel=1e-9)
+
+
+# --- what holds for all -----------------------------------------------------------------------------------------------
+
+
+def test_every_metric_says_what_it_is() -> None:
+    for kind, metric in FEATURE_METRICS.items():
+        assert metric.kind == kind and metric.label and len(metric.definition) > 40
+    higher = {kind for kind, metric in FEATURE_METRICS.items() if metric.direction == "higher"}
+    assert higher == {"precision", "recall", "density", "coverage"}
+
+
+def test_blocks_order_and_input_precision_do_not_matter() -> None:
+    real, fake = features(120, 6, 0).float(), features(100, 6, 1, 0.2).float()
+    whole = values(fake.double(), Reference(real.double(), block_rows=1000))
+    assert values(fake, Reference(real, block_rows=7)) == pytest.approx(whole, rel=1e-12)
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    turned = values(fake[order], real[torch.arange(119, -1, -1)])
+    assert {k: v for k, v in turned.items() if k != "fd_inf"} == pytest.approx(
+        {k: v for k, v in whole.items() if k != "fd_inf"}, rel=1e-11
+    )  # which images are in a half goes by their rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_reference_serves_many_sets(kind: str) -> None:
+    real = features(80, 4, 0)
+    shared = Reference(real)
+    for seed in (1, 2):
+        fake = features(60, 4, seed, 0.3)
+        assert measure(kind, fake, shared) == measure(kind, fake, real)
+
+
+def test_equal_sets() -> None:
+    real = features(200, 6, 0)
+    found = values(real.clone(), real)
+    assert found["fd"] == pytest.approx(0, abs=1e-9)
+    assert found["mmd_published"] == pytest.approx(0, abs=1e-12)
+    assert found["kid"] < 0 and found["mmd"] < 0 and found["mmd_unbiased"] < 0
+    assert (found["precision"], found["recall"], found["coverage"]) == (1, 1, 1)
+    assert found["density"] == 1, "a ball holds its own image and the k - 1 that are nearer than its edge"
+
+
+@pytest.mark.parametrize("block_rows", [3, None])
+def test_ties_and_repeated_images(block_rows: int | None) -> None:
+    """On a grid of whole numbers nearly all distances are ties, and here the naive form makes no rounding errors."""
+    generator = torch.Generator().manual_seed(0)
+    real = torch.randint(0, 4, (60, 2), generator=generator).double()
+    fake = torch.randint(1, 5, (60, 2), generator=generator).double()
+    pair = FeaturePair(fake, Reference(real, block_rows=block_rows))
+    for kind in ("precision", "recall", "density", "coverage"):
+        assert FEATURE_METRICS[kind](pair).value == pytest.approx(NAIVE[kind](fake.numpy(), real.numpy())), kind
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_bad_features_are_refused() -> None:
+    good, bad = features(20, 3, 0), features(20, 3, 1)
+    bad[7, 1] = float("nan")
+    with pytest.raises(UserError, match=r"1 of the 20 fake images.*row 7"):
+        FeaturePair(bad, good)
+    with pytest.raises(UserError, match=r"real images.*row 7"):
+        FeaturePair(good, bad)
+    with pytest.raises(UserError, match="same encoder"):
+        FeaturePair(good, features(20, 4, 0))
+    with pytest.raises(UserError, match="at least 2 fake"):
+        FeaturePair(good[:1], good)
+    with pytest.raises(UserError, match="table"):
+        FeaturePair(good[0], good)
+
+
+def test_too_few_images_for_a_metric_are_refused() -> None:
+    real = features(20, 3, 0)
+    for kind, count in (("precision", 3), ("recall", 3), ("density", 5), ("coverage", 5)):
+        with pytest.raises(UserError, match=f"at least {count + 1} fake"):
+            measure(kind, real[:count], real)
+        with pytest.raises(UserError, match=f"at least {count + 1} real"):
+            measure(kind, real, real[:count])
+    with pytest.raises(UserError, match="quarters"):
+        measure("fd_inf", real[:7], real)
+
+
+def test_two_images_are_enough_for_the_distances() -> None:
+    for kind in ("fd", "kid", "mmd", "mmd_published", "mmd_unbiased"):
+        found = measure(kind, features(2, 3, 1), features(2, 3, 0))
+        assert math.isfinite(found.value) and found.error is None
+
+
+def test_features_without_a_scale_are_refused() -> None:
+    real = features(20, 3, 0)
+    with pytest.raises(UserError, match="kernel width"):
+        measure("mmd", real, torch.ones(20, 3))
+    zero = real.clone()
+    zero[4] = 0
+    for kind in ("mmd_published", "mmd_unbiased"):
+        with pytest.raises(UserError, match="fake image 4 are all zero"):
+            measure(kind, zero, real)
+    assert math.isfinite(measure("kid", zero, torch.ones(20, 3)).value), "others do not mind"
+
+
+# --- Fréchet distance -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "m"), [(30, 200), (200, 30), (30, 25), (25, 30), (90, 90)])
+def test_fd_with_few_images_equals_the_roots_of_both_covariances(n: int, m: int) -> None:
+    """Sum of the singular values of S1^½ S2^½: well defined also where a root of the product is not."""
+    fake, real = features(n, 60, 1, 0.2), features(m, 60, 0)
+
+    def root(x: torch.Tensor) -> torch.Tensor:
+        value, vector = torch.linalg.eigh(torch.cov(x.T))
+        square: torch.Tensor = (vector * value.clamp_min(0).sqrt()) @ vector.T
+        return square
+
+    nuclear = torch.linalg.svdvals(root(fake) @ root(real)).sum()
+    expected = (fake.mean(0) - real.mean(0)).square().sum() + fake.var(0).sum() + real.var(0).sum() - 2 * nuclear
+    assert measure("fd", fake, real).value == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_fd_of_features_that_are_not_independent() -> None:
+    """Columns that are constant or copies: the reference has no Cholesky factor."""
+    real, fake = features(100, 6, 0), features(120, 6, 1, 0.3)
+    expected = measure("fd", fake, real).value
+
+    def wider(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, torch.full((len(x), 2), 3.0).double()], 1)
+
+    assert measure("fd", wider(fake), wider(real)).value == pytest.approx(expected, rel=1e-6)
+    doubled = measure("fd", fake.repeat(1, 2), real.repeat(1, 2)).value
+    assert doubled == pytest.approx(2 * expected, rel=1e-6)
+
+
+def test_fd_is_symmetric() -> None:
+    first, second = features(50, 20, 0), features(40, 20, 1)
+    assert measure("fd", first, second).value == pytest.approx(measure("fd", second, first).value, rel=1e-9)
+
+
+def test_fd_influence_is_the_limit_of_leaving_an_image_out() -> None:
+    fake, real = features(400, 5, 1, 0.3, 1.2), features(300, 5, 0)
+    pair = FeaturePair(fake, real)
+    rows = torch.arange(400)
+    left_out = torch.tensor([pair.frechet_of(rows[rows != i]) for i in range(400)], dtype=torch.float64)
+    jackknife = math.sqrt(float((left_out - left_out.mean()).square().sum()) * 399 / 400)
+    assert measure("fd", fake, real).error == pytest.approx(jackknife, rel=0.03)
+    single = (left_out.mean() - left_out) * 399
+    assert float(torch.corrcoef(torch.stack([single, pair.frechet_fit.influence_N]))[0, 1]) > 0.999
+
+
+def test_fd_shrinks_with_the_number_of_images_and_fd_inf_is_nearer_to_zero() -> None:
+    real = Reference(features(20_000, 8, 0))
+    mean = {}
+    for n in (100, 200, 400):
+        pairs = [FeaturePair(features(n, 8, 1 + seed), real) for seed in range(25)]
+        mean[n] = sum(FEATURE_METRICS["fd"](pair).value for pair in pairs) / 25
+        inf = sum(FEATURE_METRICS["fd_inf"](pair).value for pair in pairs) / 25
+        assert abs(inf) < 0.25 * mean[n]
+        bias = sum(pair.frechet_fit.bias for pair in pairs) / 25
+        assert bias == pytest.approx(mean[n], rel=0.1), "the bias that the warning states"
+    assert mean[100] / mean[200] == pytest.approx(2, rel=0.15)
+    assert mean[200] / mean[400] == pytest.approx(2, rel=0.15)
+
+
+def test_fd_warnings() -> None:
+    few = measure("fd", features(20, 30, 1), features(50, 30, 0))
+    assert "20 fake images give no full covariance of 30" in few.warnings[0]
+    assert "groups" in few.method and few.error is not None
+    both = measure("fd", features(20, 30, 1), features(25, 30, 0))
+    assert "20 fake and 25 real" in both.warnings[0]
+    near = measure("fd", features(500, 5, 1), features(500, 5, 0))
+    assert "perfect images" in near.warnings[0]
+    assert measure("fd", features(500, 5, 1, mean=2), features(500, 5, 0)).warnings == ()
+    assert "more than 120" in measure("fd_inf", features(120, 30, 1), features(50, 30, 0)).warnings[0]
+    assert measure("fd_inf", features(121, 30, 1), features(50, 30, 0)).warnings == ()
+
+
+# --- discrepancies ----------------------------------------------------------------------------------------------------
+
+
+def unit_cloud(count: int, size: int, seed: int, spread: float = 0.4) -> torch.Tensor:
+    """Unit vectors around one direction, as embeddings of images are."""
+    x = spread / math.sqrt(size) * features(count, size, seed)
+    x[:, 0] += 1
+    unit: torch.Tensor = x / x.norm(dim=1, keepdim=True)
+    return unit
+
+
+def test_published_mmd_is_biased_as_expected() -> None:
+    """Unit vectors of variance v: two sets of n from one distribution are 2 v / n apart in mean, times 10.
+
+    With directions all over the sphere, v = 1, that is 0.2 at n = 100 and 0.02 at n = 1000.
+    """
+    for n, expected in ((100, 0.2), (1000, 0.02)):
+        first, second = features(n, 512, 1), features(n, 512, 2)
+        found = measure("mmd_published", first, second)
+        assert found.value == pytest.approx(expected, rel=0.1)
+        assert "bias of this estimate" in found.warnings[0]
+        assert abs(measure("mmd_unbiased", first, second).value) < 0.15 * expected
+
+
+def test_published_mmd_is_ten_times_the_squared_distance_of_the_means() -> None:
+    first, second = unit_cloud(500, 64, 1), unit_cloud(500, 64, 2)
+    second = second.clone()
+    second[:, 1] += 0.14
+    second /= second.norm(dim=1, keepdim=True)
+    expected = 10 * float((first.mean(0) - second.mean(0)).square().sum())
+    found = measure("mmd_published", first, second)
+    assert found.value == pytest.approx(expected, rel=0.02) and found.warnings == ()
+
+
+def test_published_mmd_is_blind_to_diversity() -> None:
+    """Equal means, one set in a plane and one all over the sphere: only the others see it."""
+    generator = torch.Generator().manual_seed(0)
+    angle = 2 * math.pi * torch.rand(1000, generator=generator, dtype=torch.float64)
+    flat = torch.zeros(1000, 100).double()
+    flat[:, 0], flat[:, 1] = angle.cos(), angle.sin()
+    full = features(1000, 100, 1)
+    full /= full.norm(dim=1, keepdim=True)
+    found = values(flat, full)
+    assert abs(found["mmd_unbiased"]) < 0.02 and found["mmd_published"] < 0.04
+    assert found["fd"] > 1 and found["mmd"] > 10 and found["recall"] < 0.1
+
+
+def test_published_mmd_of_nearly_equal_sets_keeps_its_digits() -> None:
+    """Two images each, a small angle apart: by hand to first order in the angle's square."""
+    angle = 1e-5
+    first = torch.tensor([[1.0, 0.0], [1.0, 0.0]]).double()
+    second = torch.tensor([[math.cos(angle), math.sin(angle)]] * 2).double()
+    expected = 1000 * 2 * -math.expm1(-((2 * math.sin(angle / 2)) ** 2) / 200)
+    assert measure("mmd_published", first, second).value == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["kid", "mmd", "mmd_unbiased"])
+def test_unbiased_discrepancies_are_zero_in_the_mean(kind: str) -> None:
+    found = torch.tensor([measure(kind, features(20, 4, 2 * i), features(25, 4, 2 * i + 1)).value for i in range(150)])
+    assert abs(float(found.mean())) < 3.5 * float(found.std()) / math.sqrt(150)
+    assert found.min() < 0 < found.max()
+
+
+@pytest.mark.parametrize("kind", ["kid", "mmd", "mmd_published", "mmd_unbiased"])
+def test_jackknife_of_sums_equals_leaving_each_image_out(kind: str) -> None:
+    fake, real = features(30, 4, 1, 0.3), features(25, 4, 0)
+    rows = torch.arange(30)
+    left_out = torch.tensor([measure(kind, fake[rows != i], real).value for i in range(30)], dtype=torch.float64)
+    expected = math.sqrt(float((left_out - left_out.mean()).square().sum()) * 29 / 30)
+    assert measure(kind, fake, real).error == pytest.approx(expected, rel=1e-9)
+
+
+# --- precision, recall, density, coverage -----------------------------------------------------------------------------
+
+
+def test_neighbours_tell_quality_from_diversity() -> None:
+    real = features(300, 2, 0)
+    collapsed = values(0.05 * features(300, 2, 1), real)
+    scattered = values(6 * features(300, 2, 2), real)
+    assert collapsed["precision"] > 0.95 and collapsed["recall"] < 0.2 and collapsed["coverage"] < 0.3
+    assert scattered["precision"] < 0.5 and scattered["recall"] > 0.8 and scattered["density"] < 0.3
+
+
+def test_groups_left_out_of_recall_and_coverage() -> None:
+    """The left-out values, found from neighbours that were kept, against sets that really lack the group."""
+    fake, real = features(100, 3, 1, 0.4), features(80, 3, 0)
+    pair = FeaturePair(fake, real)
+    assert pair.group is not None
+    for group in range(10):
+        rest = FeaturePair(fake[pair.group != group], real).membership
+        assert float(pair.membership.recalled_left_out_G[group]) == pytest.approx(rest.recalled)
+        assert float(pair.membership.covered_left_out_G[group]) == pytest.approx(rest.covered)
+
+
+@pytest.mark.parametrize("kind", ["precision", "recall", "density", "coverage"])
+def test_neighbour_warnings(kind: str) -> None:
+    real = features(401, 2, 0)
+    unequal = measure(kind, features(200, 2, 1), real).warnings
+    assert "200 fake and 401 real" in unequal[0] and "200 fake images are few" in unequal[1]
+    assert len(measure(kind, features(201, 2, 1), real).warnings) == 1
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_errors_are_the_spread_over_other_images() -> None:
+    """One reference, many independent sets of a model that is off: the stated errors against the true spread.
+
+    Leaving out groups overstates the errors of recall and coverage, where one image can do the work of another: here
+    by a fifth, and by half for a perfect model.
+    """
+    reference = Reference(features(500, 16, 0))
+    draws = [FeaturePair(features(300, 16, 1 + seed, 0.3, 0.85), reference) for seed in range(100)]
+    for kind, metric in FEATURE_METRICS.items():
+        found = [metric(pair) for pair in draws]
+        true = float(torch.tensor([one.value for one in found], dtype=torch.float64).std())
+        stated = math.sqrt(sum((one.error or 0) ** 2 for one in found) / len(found))
+        low, high = (0.9, 1.45) if kind in ("recall", "coverage") else (0.8, 1.25)
+        assert low < stated / true < high, f"{kind}: {stated / true:.2f}"
+
+
+def test_error_of_fd_with_few_images() -> None:
+    reference = Reference(features(150, 40, 0))
+    found = [measure("fd", features(60, 40, 1 + seed, 0.3, 0.85), reference) for seed in range(80)]
+    true = float(torch.tensor([one.value for one in found], dtype=torch.float64).std())
+    stated = math.sqrt(sum((one.error or 0) ** 2 for one in found) / len(found))
+    assert stated == pytest.approx(true, rel=0.3)
+
+
+def test_speed_names_every_metric() -> None:
+    assert set(time_feature_metrics(40, 4, "cpu")) == {"reference", *FEATURE_METRICS, "total"}

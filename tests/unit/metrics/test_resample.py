@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tintype.metrics.resample import (
+    bootstrap_error,
+    bootstrap_interval,
+    group_of,
+    jackknife_error,
+    mean_error,
+    shuffled,
+)
+
+
+def draws(count: int) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_three_ways_to_the_error_of_a_mean() -> None:
+    x = draws(300)
+    left_out = (x.sum() - x) / 299
+    assert jackknife_error(left_out) == pytest.approx(float(x.std()) / math.sqrt(300))
+    assert mean_error(x) == pytest.approx(float(x.std()) / math.sqrt(300))
+    assert bootstrap_error(x) == pytest.approx(float(x.std()) / math.sqrt(300), rel=0.08)
+
+
+def test_bootstrap_interval() -> None:
+    x = draws(400)
+    low, high = bootstrap_interval(x)
+    error = float(x.std()) / 20
+    assert low == pytest.approx(float(x.mean()) - 1.96 * error, abs=0.25 * error)
+    assert high == pytest.approx(float(x.mean()) + 1.96 * error, abs=0.25 * error)
+    inner_low, inner_high = bootstrap_interval(x, level=0.5)
+    assert low < inner_low < inner_high < high
+    assert bootstrap_interval(x) == (low, high), "nothing global is drawn from"
+
+
+def test_single_image_has_no_error() -> None:
+    assert mean_error(torch.ones(1)) is None and bootstrap_error(torch.ones(1)) is None
+    assert bootstrap_error(torch.ones(5)) == 0
+
+
+def test_groups_are_equal_and_random() -> None:
+    group = group_of(103, "a")
+    assert sorted(group.bincount().tolist()) == [10] * 7 + [11] * 3
+    assert group.equal(group_of(103, "a")) and not group.equal(group_of(103, "b"))
+    assert shuffled(50, "a").sort().values.equal(torch.arange(50))

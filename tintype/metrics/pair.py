@@ -1,0 +1,222 @@
+"""Two sets of features, checked, in float64, with the parts that several metrics share.
+
+No matrix of all distances is ever held. The pairs of images are visited by blocks, and every metric's sums are taken
+in the same visit. What depends on the reference only is found once and shared by all sets that are held against it.
+
+N: fake images, M: real images, F: size of a feature vector, K: columns of the reference's factor, R: rows of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.metrics import frechet, mmd, prdc
+from tintype.metrics.resample import GROUPS, group_of
+
+_BLOCK_NUMBERS = {"cpu": 1 << 21, "cuda": 1 << 26}
+_SAME = 1e-12
+"""Squared distances below this share of the squared lengths are zero: at float32's resolution the images are equal."""
+MEDIAN_IMAGES = 10_000
+"""The median distance is taken over at most so many real images, evenly spaced."""
+
+
+class Reference:
+    """Real features with what the metrics need of them alone. One value serves all the sets that are scored on it."""
+
+    def __init__(
+        self, real_MF: Tensor, device: torch.device | str | None = None, block_rows: int | None = None
+    ) -> None:
+        self.device = torch.device(device) if device is not None else real_MF.device
+        wide_MF = _checked("real", real_MF, self.device)
+        self.mean_F = wide_MF.mean(0)
+        self._block_rows = block_rows
+        self.points = Points.about(self.mean_F, wide_MF)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    @property
+    def size(self) -> int:
+        return self.points.offset_NF.shape[1]
+
+    @cached_property
+    def spread(self) -> frechet.ReferenceSpread:
+        return frechet.reference_spread(self.points.offset_NF)
+
+    @cached_property
+    def sigma2(self) -> float:
+        """Squared median distance between different real images; the lower one of two middle values."""
+        count = min(len(self), MEDIAN_IMAGES)
+        chosen = torch.linspace(0, len(self) - 1, count, device=self.device).round().long()
+        points = self.points[chosen]
+        distance2 = torch.cat([_pairs_from(points, rows) for rows in self._slices(points, points)])
+        return float(distance2.kthvalue((len(distance2) + 1) // 2).values)
+
+    @cached_property
+    def own(self) -> tuple[Tensor, prdc.Neighbours]:
+        """Sum of each kernel over the ordered pairs of different real images, and each one's neighbours."""
+        return _own(self, self.points, prdc.COVERAGE_NEIGHBOURS)
+
+    def blocks(self, rows: Points, columns: Points) -> Iterator[Block]:
+        for part in self._slices(rows, columns):
+            yield Block(part, rows, columns)
+
+    def _slices(self, rows: Points, columns: Points) -> list[slice]:
+        step = self._block_rows or max(1, _BLOCK_NUMBERS.get(self.device.type, 1 << 21) // len(columns))
+        return [slice(start, start + step) for start in range(0, len(rows), step)]
+
+
+class FeaturePair:
+    """Fake features against a reference."""
+
+    def __init__(self, fake_NF: Tensor, real: Tensor | Reference, device: torch.device | str | None = None) -> None:
+        self.reference = real if isinstance(real, Reference) else Reference(real, device)
+        wide_NF = _checked("fake", fake_NF, self.reference.device)
+        if wide_NF.shape[1] != self.reference.size:
+            raise UserError(
+                f"fake features have {wide_NF.shape[1]} numbers and real ones {self.reference.size}; "
+                "take both from the same encoder"
+            )
+        self.points = Points.about(self.reference.mean_F, wide_NF)
+
+    @property
+    def fakes(self) -> int:
+        return len(self.points)
+
+    @property
+    def reals(self) -> int:
+        return len(self.reference)
+
+    @property
+    def size(self) -> int:
+        return self.reference.size
+
+    @cached_property
+    def projected(self) -> Tensor:
+        """Fake features, from the reference's mean, times the factor of the reference's covariance."""
+        return self.points.offset_NF @ self.reference.spread.factor_FK
+
+    def frechet_of(self, rows: Tensor) -> float:
+        """The Fréchet distance of some of the fake images."""
+        return frechet.distance(self.points.offset_NF[rows], self.projected[rows], self.reference.spread)
+
+    @cached_property
+    def frechet_fit(self) -> frechet.FrechetFit:
+        return frechet.fit(self.points.offset_NF, self.projected, self.reference.spread)
+
+    @cached_property
+    def group(self) -> Tensor | None:
+        """Random equal groups to leave out one by one, or None for too few images."""
+        return group_of(self.fakes, "jackknife", self.reference.device) if self.fakes >= 2 * GROUPS else None
+
+    @cached_property
+    def _own(self) -> tuple[Tensor, prdc.Neighbours]:
+        return _own(self.reference, self.points, prdc.NEIGHBOURS_KEPT)
+
+    @cached_property
+    def _between(self) -> tuple[Tensor, prdc.Membership]:
+        real, fake = self.reference.own[1], self._own[1]
+        count = prdc.MembershipCount(real, fake, self.group, GROUPS)
+        sum_3N = torch.zeros(3, self.fakes, dtype=torch.float64, device=self.reference.device)
+        for block in self.reference.blocks(self.reference.points, self.points):
+            distance2_RN = block.distance2()
+            count.add(block.rows, distance2_RN)
+            for total_N, kernel_RN in zip(sum_3N, block.kernels(distance2_RN, self.reference.sigma2), strict=True):
+                total_N += kernel_RN.sum(0)
+        return sum_3N / self.reals, count.result()
+
+    def kernel_sums(self, kernel: int) -> mmd.KernelSums:
+        real_3M, within_3N, between_3N = self.reference.own[0], self._own[0], self._between[0]
+        return mmd.KernelSums(within_3N[kernel], between_3N[kernel], float(real_3M[kernel].sum()), self.reals)
+
+    @property
+    def membership(self) -> prdc.Membership:
+        return self._between[1]
+
+
+def _own(reference: Reference, points: Points, neighbours: int) -> tuple[Tensor, prdc.Neighbours]:
+    """For each image of a set: the sum of each kernel over the other images, and the nearest of them."""
+    sums, values, indices = [], [], []
+    for block in reference.blocks(points, points):
+        distance2_RN = block.distance2()
+        kernels = block.kernels(distance2_RN, reference.sigma2)
+        sums.append(torch.stack([block.without_self(kernel_RN, 0.0).sum(1) for kernel_RN in kernels]))
+        value_RK, index_RK = prdc.nearest(block.without_self(distance2_RN, float("inf")), neighbours)
+        values.append(value_RK)
+        indices.append(index_RK)
+    return torch.cat(sums, 1), prdc.Neighbours(torch.cat(values), torch.cat(indices))
+
+
+@dataclass(frozen=True)
+class Points:
+    """Features as offsets from the reference's mean, where differences keep their digits."""
+
+    offset_NF: Tensor
+    length2_N: Tensor
+    along_N: Tensor
+    """x·y is the product of the offsets plus `along` of both."""
+    norm_N: Tensor
+
+    @classmethod
+    def about(cls, mean_F: Tensor, wide_NF: Tensor) -> Points:
+        offset_NF = wide_NF - mean_F
+        along_N = offset_NF @ mean_F + mean_F.square().sum() / 2
+        return cls(offset_NF, offset_NF.square().sum(1), along_N, wide_NF.norm(dim=1))
+
+    def __len__(self) -> int:
+        return len(self.offset_NF)
+
+    def __getitem__(self, chosen: Tensor | slice) -> Points:
+        return Points(self.offset_NF[chosen], self.length2_N[chosen], self.along_N[chosen], self.norm_N[chosen])
+
+
+class Block:
+    """Some images of one set against all of another."""
+
+    def __init__(self, rows: slice, left: Points, right: Points) -> None:
+        self.rows, self._left, self._right = rows, left, right
+        self._product_RM = left.offset_NF[rows] @ right.offset_NF.T
+
+    def distance2(self) -> Tensor:
+        length2_RM = self._left.length2_N[self.rows, None] + self._right.length2_N
+        distance2_RM = torch.sub(length2_RM, self._product_RM, alpha=2)
+        return distance2_RM.masked_fill_(distance2_RM < length2_RM.mul_(_SAME), 0.0)
+
+    def kernels(self, distance2_RM: Tensor, sigma2: float) -> Iterator[Tensor]:
+        """In the order of the numbers in `mmd`."""
+        dot_RM = (self._product_RM + self._left.along_N[self.rows, None]).add_(self._right.along_N)
+        yield mmd.polynomial(dot_RM, self._left.offset_NF.shape[1])
+        yield mmd.gaussian(distance2_RM, sigma2)
+        yield mmd.unit_gaussian(dot_RM.div_(self._left.norm_N[self.rows, None]).div_(self._right.norm_N))
+
+    def without_self(self, value_RN: Tensor, instead: float) -> Tensor:
+        """For a set against itself."""
+        value_RN.diagonal(self.rows.start).fill_(instead)
+        return value_RN
+
+
+def _pairs_from(points: Points, rows: slice) -> Tensor:
+    """Squared distances of some images to those after them, so that each pair of a set comes once."""
+    distance2_RN = Block(slice(None), points[rows], points[rows.start :]).distance2()
+    return distance2_RN[torch.ones_like(distance2_RN, dtype=torch.bool).triu_(1)]
+
+
+def _checked(which: str, feature_NF: Tensor, device: torch.device) -> Tensor:
+    if feature_NF.ndim != 2 or not feature_NF.shape[1]:
+        raise UserError(f"{which} features must be a table, one row for each image, not {tuple(feature_NF.shape)}")
+    if len(feature_NF) < 2:
+        raise UserError(f"a metric needs at least 2 {which} images; there are {len(feature_NF)}")
+    wide_NF = feature_NF.detach().to(device=device, dtype=torch.float64)
+    bad_N = ~wide_NF.isfinite().all(1)
+    if bad_N.any():
+        raise UserError(
+            f"{int(bad_N.sum())} of the {len(bad_N)} {which} images have features that are no finite numbers; "
+            f"the first is row {int(bad_N.double().argmax())}"
+        )
+    return wide_NF
