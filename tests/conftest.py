@@ -1,9 +1,19 @@
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import tempfile
+
 import pytest
 import torch
 
 torch.set_num_threads(1)  # results are bit-exact for one thread count, and tests run side by side
+
+
+_CACHE = tempfile.mkdtemp(prefix="tintype-tests-")
+os.environ["TINTYPE_CACHE"] = _CACHE  # nothing of the user's is read or written
+atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

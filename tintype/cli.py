@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -14,6 +14,11 @@ from safetensors import SafetensorError
 
 import tintype
 from tintype.errors import UserError
+
+if TYPE_CHECKING:
+    from tintype.settings import Settings
+
+S = TypeVar("S", bound="Settings")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -118,27 +123,59 @@ def sample(
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run")],
-    set_: Annotated[list[str], typer.Option("--set", help="Override the protocol: count=256, sampler.steps=20")] = [],  # noqa: B006
+    run: Annotated[Path | None, typer.Argument(help="Folder of a run")] = None,
+    images: Annotated[Path | None, typer.Option(help="Score these pictures instead of a run")] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="What --images are compared with: pictures, or a file of --save-reference")
+    ] = None,
+    save_reference: Annotated[
+        Path | None, typer.Option(help="Keep the reference's features as FILE.safetensors")
+    ] = None,
+    set_: Annotated[
+        list[str], typer.Option("--set", help="Override the protocol: count=256, sampler.steps=20, encoders=[clip]")
+    ] = [],  # noqa: B006
     device: Device = None,
     json_: Json = False,
 ) -> None:
-    """Score a run: distances, scene accuracy, validation loss, throughput."""
-    from tintype.metrics.evaluate import Protocol, definitions
-    from tintype.metrics.evaluate import evaluate as score
-    from tintype.strict import Document, parse
+    """Score a run, or any set of pictures against another: a folder, a .tar or a .parquet file each."""
+    if (run is None) == (images is None) or (images is None) != (reference is None):
+        raise UserError("give the folder of a run, or --images A --reference B")
+    if images is not None and reference is not None:
+        _evaluate_images(images, reference, save_reference, set_, device, json_)
+    elif run is not None:
+        _evaluate_run(run, set_, device, json_)
+
+
+def _evaluate_run(run: Path, assignments: list[str], device: str | None, json_: bool) -> None:
+    from tintype.evaluation.protocol import Protocol, definitions
+    from tintype.evaluation.run import evaluate as score
     from tintype.terminal import sampling_progress, show_evaluation
 
-    document = Document("evaluation", {})
-    for assignment in set_:
-        document.override(assignment)
-    protocol = parse(Protocol, document)
+    protocol = _settings(Protocol, "evaluation", assignments)
     with sampling_progress(Console(stderr=True)) as on_step:
         result = score(run, protocol, on_step, device)
     if json_:
         _print_json(result)
         return
-    show_evaluation(run, result, definitions(protocol), console)
+    title = f"{run} at step {result['step']} ({result['weights']} weights)"
+    show_evaluation(title, result, definitions(protocol), console)
+
+
+def _evaluate_images(
+    images: Path, reference: Path, saved: Path | None, assignments: list[str], device: str | None, json_: bool
+) -> None:
+    from tintype.evaluation.images import ImageProtocol, evaluate_images, image_definitions
+    from tintype.terminal import image_progress, show_evaluation
+    from tintype.train.parts import choose_device
+
+    protocol = _settings(ImageProtocol, "evaluation", assignments)
+    with image_progress(Console(stderr=True)) as on_images:
+        result = evaluate_images(images, reference, protocol, choose_device(device or "auto"), saved, on_images)
+    if json_:
+        _print_json(result)
+        return
+    counts = f"{result['images']['count']:,} against {result['reference']['count']:,} pictures"
+    show_evaluation(f"{images} against {reference}: {counts}", result, image_definitions(protocol), console)
 
 
 @app.command()
@@ -173,6 +210,43 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a study")]) ->
     from tintype.study.lab import report_study
 
     report_study(folder, console)
+
+
+@app.command()
+def power(
+    studies: Annotated[list[Path] | None, typer.Argument(help="Folders or results.json of past studies")] = None,
+    effect: Annotated[str, typer.Option(help="The change worth finding: 5% of the baseline's value, or 0.02")] = "5%",
+    seeds: Annotated[int, typer.Option(min=2, help="Seeds of each arm in the new study")] = 3,
+    metric: Annotated[str | None, typer.Option(help="Only this metric")] = None,
+    arms: Annotated[int, typer.Option(min=1, help="Arms of the new study, its control included")] = 3,
+    without: Annotated[list[str], typer.Option(help="Leave this arm out of the measured spread (repeatable)")] = [],  # noqa: B006
+    json_: Json = False,
+) -> None:
+    """How many seeds a study needs, from the spread that past studies measured."""
+    from pydantic import TypeAdapter
+
+    from tintype.study.power import PowerPlan, plan_power, show_power
+
+    plan = plan_power(studies or [Path("studies")], effect, seeds, metric, arms, without)
+    if json_:
+        _print_json(TypeAdapter(PowerPlan).dump_python(plan, mode="json"))
+        return
+    show_power(plan, console)
+
+
+@app.command(hidden=True)
+def calibrate(
+    out: Out,
+    studies: Annotated[int, typer.Option(min=2, help="Simulated studies of each kind")] = 1000,
+) -> None:
+    """Simulate studies in which the truth is known, and measure how often the statistics are wrong."""
+    from tintype.study.calibration import calibrate as simulate
+    from tintype.study.calibration import write_calibration
+
+    with console.status("simulating") as status:
+        found = simulate(studies, lambda name: status.update(f"simulating: {name}"))
+    for path in write_calibration(out, found):
+        console.print(str(path), soft_wrap=True, highlight=False)
 
 
 @app.command()
@@ -269,6 +343,15 @@ def bench(
         rounded = {key: f"{v:.3g}" if isinstance(v, float) else v for key, v in inner.items()}
         shown = ", ".join(f"{key} {v}".strip() for key, v in rounded.items())
         console.print(f"{name}: {shown}", highlight=False, soft_wrap=True)
+
+
+def _settings(model: type[S], name: str, assignments: list[str]) -> S:
+    from tintype.strict import Document, parse
+
+    document = Document(name, {})
+    for assignment in assignments:
+        document.override(assignment)
+    return parse(model, document)
 
 
 def _plan(recipe: str, assignments: list[str], technique_specs: list[str]) -> Any:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tintype.metrics.evaluate import Definition
+from tintype.evaluation.protocol import Definition
 from tintype.plan import Plan
 from tintype.study.results import Comparison, MetricInfo, Results
 from tintype.study.runner import Message
@@ -78,8 +78,15 @@ def _speed_note(loss: float | None, images_per_s: float | None) -> str:
 @contextmanager
 def sampling_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
     with _bars(console) as bars:
-        bar = bars.add_task("sampling", total=None, note="")
+        bar = bars.add_task("sampling and scoring", total=None, note="")
         yield lambda done, total: bars.update(bar, completed=done, total=total)
+
+
+@contextmanager
+def image_progress(console: Console) -> Iterator[Callable[[int], None]]:
+    with _bars(console) as bars:
+        bar = bars.add_task("reading pictures", total=None, note="")
+        yield lambda images: bars.advance(bar, images)
 
 
 @contextmanager
@@ -100,24 +107,34 @@ def show_arms(study: Study, console: Console) -> None:
     console.print(table)
 
 
-def show_evaluation(run: Path, result: dict[str, Any], meanings: Mapping[str, Definition], console: Console) -> None:
-    title = escape(f"{run} at step {result['step']} ({result['weights']} weights)")
-    table = Table("metric", "value", "on real images", "better", title=title)
+def show_evaluation(title: str, result: dict[str, Any], meanings: Mapping[str, Definition], console: Console) -> None:
+    real = result.get("real", {})
+    columns = ["metric", "value", "± sampling", *(["on real images"] if real else []), "better"]
+    table = Table(*columns, title=escape(title))
     for name, meaning in meanings.items():
         if name not in result["metrics"]:
             continue
-        real = result["reference"].get(name, {})
-        table.add_row(meaning.label, f"{result['metrics'][name]:.4g}", _number(real.get("overall")), meaning.direction)
-        if name in result["reference"]:
-            for part, value in result["details"][name].items():
-                table.add_row(f"  {part}", f"{value:.4g}", _number(real.get(part)), "", style="dim")
+        row = [meaning.label, f"{result['metrics'][name]:.4g}", _number(result["errors"].get(name), ".2g")]
+        of_real = real.get(name, {})
+        table.add_row(*row, *([_number(of_real.get("overall"))] if real else []), meaning.direction)
+        if name != "validation_loss":
+            for part, value in result.get("details", {}).get(name, {}).items():
+                known = [_number(of_real.get(part))] if real else []
+                table.add_row(f"  {escape(part)}", f"{value:.4g}", "", *known, "", style="dim")
     console.print(table)
-    shares = ", ".join(f"{part} {share:.0%}" for part, share in result["time_split"].items())
-    console.print(f"training time by part: {shares}", highlight=False)
+    console.print("± sampling: one standard error, over other images of the same making", highlight=False, style="dim")
+    for name, encoder in result["encoders"].items():
+        text = f"{name} {encoder['identity'][:12]}: {encoder['definition']}"
+        console.print(text, highlight=False, markup=False, style="dim")
+    for warning in result["warnings"]:
+        console.print(f"note: {warning}", highlight=False, markup=False, style="yellow")
+    if result.get("time_split"):
+        shares = ", ".join(f"{part} {share:.0%}" for part, share in result["time_split"].items())
+        console.print(f"training time by part: {shares}", highlight=False)
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+def _number(value: float | None, form: str = ".4g") -> str:
+    return "" if value is None else format(value, form)
 
 
 class StudyDisplay:

@@ -119,7 +119,7 @@ def test_one_seed_runs_as_a_sketch(tmp_path: Path) -> None:
     file = tmp_path / "sketch.yaml"
     file.write_text(
         f"question: q\nrecipe: {plan}\nseeds: [3]\narms: [{{techniques: [ema]}}]\n"
-        "evaluation: {count: 5, short_count: 0, reference_count: 5, validation_count: 2, sampler: {steps: 1}}\n"
+        "evaluation: {count: 8, also: [], reference_count: 8, validation_count: 2, sampler: {steps: 1}}\n"
     )
     done = tintype("ablate", str(file), "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,7 @@ arms:
   - techniques: [x-prediction]
 evaluation:
   count: 12
-  short_count: 4
+  also: [{name: short, prompts: short, count: 4, distances: false}]
   reference_count: 16
   validation_count: 4
   sampler: {steps: 2, batch: 8}
@@ -106,11 +106,38 @@ def test_the_report_can_be_written_again_when_the_study_file_and_its_plan_are_go
     assert (out / "report.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("key", "messages"),
+    [
+        ("encoders", ["the encoder 'scenes' was", "and abababababab for 'x-prediction', seed 1"]),
+        ("protocol_hash", ["was scored by the protocol abababababab, this study by"]),
+    ],
+)
+def test_arms_that_were_scored_differently_are_refused_with_both_hashes(
+    study: tuple[Path, Path, subprocess.CompletedProcess[str]], key: str, messages: list[str]
+) -> None:
+    _, out, _ = study
+    results = json.loads((out / "results.json").read_text())
+    stored = next((out / results["arms"][-1]["runs"][-1]["folder"]).glob("evaluation/*/result.json"))
+    before = stored.read_text()
+    changed = json.loads(before)
+    if key == "encoders":
+        changed[key]["scenes"]["identity"] = "ab" * 32
+    else:
+        changed[key] = "ab" * 6
+    stored.write_text(json.dumps(changed))
+    try:
+        done = tintype("report", str(out))
+    finally:
+        stored.write_text(before)
+    assert done.returncode == 2 and all(message in done.stderr for message in messages), done.stderr
+
+
 def test_evaluate_prints_json(study: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
     _, out, _ = study
     run = next(out.glob("runs/*"))
     done = tintype(
-        "evaluate", str(run), "--json", "--set", "count=8", "--set", "short_count=0", "--set", "reference_count=8",
+        "evaluate", str(run), "--json", "--set", "count=8", "--set", "also=[]", "--set", "reference_count=8",
         "--set", "validation_count=2", "--set", "sampler.steps=1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

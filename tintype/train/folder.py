@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import platform
 import time
 from collections.abc import Iterator
@@ -117,10 +118,14 @@ def _processor() -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a whole file or nothing."""
-    temporary = path.with_name(f".{path.name}.writing")
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a whole file or nothing; of two processes that write one file, the later wins."""
+    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

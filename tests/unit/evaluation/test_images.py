@@ -1,0 +1,123 @@
+"""Two sets of pictures against each other, with the real encoders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image, ImageFilter
+
+from tests.shared import shared
+from tintype.data.pictures import open_pictures
+from tintype.data.scenes import draw_scenes
+from tintype.data.scenes.render import render
+from tintype.errors import UserError
+from tintype.evaluation.images import ImageProtocol, evaluate_images, image_definitions
+from tintype.images import save_png
+from tintype.metrics.feature_metrics import FEATURE_METRICS
+from tintype.vision.encoders import InceptionSettings, SceneEncoderSettings
+
+CPU = torch.device("cpu")
+SCENES = ImageProtocol(encoders=(SceneEncoderSettings(),))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scenes, other scenes, and the first ones blurred."""
+    folder = tmp_path_factory.mktemp("sets")
+    for name, first in (("a", 0), ("b", 100)):
+        (folder / name).mkdir()
+        ids = range(first, first + 40)
+        for index, image in enumerate(render(draw_scenes(0, ids, "eval"), 32, 0, ids)):
+            save_png(image, folder / name / f"{index:03d}.png")
+    (folder / "blurred").mkdir()
+    for file in (folder / "a").iterdir():
+        Image.open(file).filter(ImageFilter.GaussianBlur(1.5)).save(folder / "blurred" / file.name)
+    return folder
+
+
+def test_every_metric_of_two_folders(sets: Path) -> None:
+    near = evaluate_images(sets / "a", sets / "b", SCENES, CPU)
+    far = evaluate_images(sets / "blurred", sets / "b", SCENES, CPU)
+    assert set(near["metrics"]) == set(image_definitions(SCENES)) == {f"{kind}_scenes" for kind in FEATURE_METRICS}
+    for name, meaning in image_definitions(SCENES).items():
+        worse = far["metrics"][name] > near["metrics"][name]
+        assert worse == (meaning.direction == "lower"), name
+    assert near["images"]["count"] == near["reference"]["count"] == 40
+    assert any("no full covariance" in text for text in near["warnings"])
+
+
+def test_colours_turned_round_are_seen(sets: Path, tmp_path: Path) -> None:
+    """Bytes multiplied by 255 in bytes are 256 - x: negatives. In both sets at once they must not pass for the same."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for file in (sets / name).iterdir():
+            image = next(iter(open_pictures(file.parent)))
+            assert torch.equal((image * 255), (256 - image.int()).remainder(256).byte())
+            break
+        for index, image in enumerate(open_pictures(sets / name)):
+            save_png(image * 255, tmp_path / name / f"{index:03d}.png")
+    right = evaluate_images(sets / "a", sets / "b", SCENES, CPU)["metrics"]["fd_scenes"]
+    both = evaluate_images(tmp_path / "a", tmp_path / "b", SCENES, CPU)["metrics"]["fd_scenes"]
+    one = evaluate_images(tmp_path / "a", sets / "b", SCENES, CPU)["metrics"]["fd_scenes"]
+    assert both != pytest.approx(right, rel=0.01) and one > 2 * right
+
+
+def test_a_saved_reference_gives_the_same_and_another_encoder_refuses_it(sets: Path, tmp_path: Path) -> None:
+    file = tmp_path / "reference.safetensors"
+    first = evaluate_images(sets / "a", sets / "b", SCENES, CPU, save_reference=file)
+    again = evaluate_images(sets / "a", file, SCENES, CPU)
+    assert again["metrics"] == first["metrics"]
+    assert again["reference"]["fingerprint"] == first["reference"]["fingerprint"]
+    with pytest.raises(UserError, match=r"made with the encoder 'scenes' \w{12} .* read by 'inception' \w{12}"):
+        evaluate_images(sets / "a", file, ImageProtocol(encoders=(InceptionSettings(),)), CPU)
+
+
+def test_fids_of_the_two_resizes_are_different_metrics(sets: Path, tmp_path: Path) -> None:
+    file = tmp_path / "reference.safetensors"
+    clean = ImageProtocol(encoders=(InceptionSettings(),), metrics=("fd",), limit=10)
+    evaluate_images(sets / "a", sets / "b", clean, CPU, save_reference=file)
+    tf = ImageProtocol(encoders=(InceptionSettings(resize="tf"),), metrics=("fd",), limit=10)
+    with pytest.raises(UserError, match="make the reference again with this encoder"):
+        evaluate_images(sets / "a", file, tf, CPU)
+
+
+def test_reconstructions_are_scored_pair_by_pair(sets: Path) -> None:
+    protocol = ImageProtocol(encoders=(SceneEncoderSettings(),), metrics=("fd",), paired=True, limit=6)
+    blurred = evaluate_images(sets / "blurred", sets / "a", protocol, CPU)["metrics"]
+    same = evaluate_images(sets / "a", sets / "a", protocol, CPU)["metrics"]
+    assert 10 < blurred["psnr"] < 40 and 0.3 < blurred["ssim"] < 0.99 and blurred["lpips"] > 0.02
+    assert same["ssim"] == pytest.approx(1) and same["lpips"] == pytest.approx(0, abs=1e-6)
+
+
+def test_pairs_of_different_numbers_or_sizes_are_refused(sets: Path, tmp_path: Path) -> None:
+    protocol = ImageProtocol(encoders=(SceneEncoderSettings(),), metrics=("fd",), paired=True)
+    few = tmp_path / "few"
+    few.mkdir()
+    for file in sorted((sets / "a").iterdir())[:10]:
+        (few / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(UserError, match="hold different numbers of pictures"):
+        evaluate_images(few, sets / "a", protocol, CPU)
+    Image.new("RGB", (40, 32)).save(few / "000.png")
+    with pytest.raises(UserError, match="pair 0: 40 × 32 against 32 × 32 pixels"):
+        evaluate_images(few, sets / "a", protocol, CPU)
+
+
+def test_fid_of_photographs(tmp_path: Path) -> None:
+    """Real pictures of many sizes through the real network: halves of one set are near, blurred ones are far."""
+    photos = shared("data/photos.parquet")
+    protocol = ImageProtocol(encoders=(InceptionSettings(),), metrics=("fd", "kid", "precision"), limit=24)
+    (tmp_path / "blurred").mkdir()
+    for index, image in enumerate(open_pictures(photos, 24)):
+        picture = Image.fromarray(image.permute(1, 2, 0).numpy()).filter(ImageFilter.GaussianBlur(4))
+        picture.save(tmp_path / "blurred" / f"{index:03d}.png")
+    blurred = evaluate_images(tmp_path / "blurred", photos, protocol, CPU)["metrics"]
+    same = evaluate_images(photos, photos, protocol, CPU)["metrics"]
+    assert same["fd_inception"] == pytest.approx(0, abs=1e-6) and same["precision_inception"] == 1
+    assert blurred["fd_inception"] > 100 and blurred["kid_inception"] > 0.05

@@ -1,0 +1,130 @@
+"""A tiny real run, scored by the whole protocol."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import tiny_plan
+from tests.tiny_clip import write_clip
+from tintype.errors import UserError
+from tintype.evaluation import samples as sampling
+from tintype.evaluation.protocol import Protocol, definitions
+from tintype.evaluation.run import evaluate, read_result, result_file
+from tintype.strict import parse, read_yaml
+from tintype.train.interrupt import Interrupt
+from tintype.train.loop import train
+
+GENEVAL = """{"tag": "single_object", "prompt": "a red ball"}
+{"tag": "colors", "prompt": "blue grass"}
+{"tag": "colors", "prompt": "a ball on grass"}
+"""
+PROTOCOL = """
+count: 24
+reference_count: 32
+validation_count: 4
+encoders: [scenes, {kind: clip, source: CLIP}]
+metrics: [fd, mmd_published, recall]
+sampler: {steps: 2, batch: 8}
+also:
+  - {name: short, prompts: short, count: 8, distances: false}
+  - {name: free, guidance: {scale: 1}}
+  - {name: geneval, prompts: GENEVAL, per_prompt: 2, steps: 1}
+"""
+
+
+@dataclass(frozen=True)
+class Scored:
+    run: Path
+    text: str
+    protocol: Protocol
+    result: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> Scored:
+    folder = tmp_path_factory.mktemp("scored")
+    train(tiny_plan(), folder / "run", Interrupt())
+    (folder / "geneval.jsonl").write_text(GENEVAL)
+    clip = write_clip(folder / "clip")
+    text = PROTOCOL.replace("CLIP", str(clip)).replace("GENEVAL", str(folder / "geneval.jsonl"))
+    protocol = protocol_of(text)
+    return Scored(folder / "run", text, protocol, evaluate(folder / "run", protocol))
+
+
+def protocol_of(text: str) -> Protocol:
+    return parse(Protocol, read_yaml(text, "protocol"))
+
+
+def test_every_number_that_is_defined_is_measured(scored: Scored) -> None:
+    assert set(scored.result["metrics"]) == set(definitions(scored.protocol))
+    assert all(math.isfinite(value) for value in scored.result["metrics"].values())
+
+
+def test_the_error_of_sampling_stands_beside_it_with_its_method(scored: Scored) -> None:
+    errors, methods = scored.result["errors"], scored.result["error_methods"]
+    assert set(errors) == set(methods) == set(scored.result["metrics"]) - {"images_per_s"}
+    assert "bootstrap" in methods["scene_accuracy"] and "jackknife" in methods["fd_scenes"]
+
+
+def test_benchmark_prompts_are_scored_by_group(scored: Scored) -> None:
+    parts = scored.result["details"]["clip_score_clip_geneval"]
+    assert set(parts) == {"tag: single_object", "tag: colors"}
+    mean = (2 * parts["tag: single_object"] + 4 * parts["tag: colors"]) / 6
+    assert scored.result["metrics"]["clip_score_clip_geneval"] == pytest.approx(mean)
+    assert "fd_scenes_geneval" not in scored.result["metrics"], "there are no real images of these prompts"
+
+
+def test_scenes_are_scored_by_attribute(scored: Scored) -> None:
+    assert {"shape", "colour"} & set(scored.result["details"]["scene_accuracy"]) or scored.result["details"]
+    assert set(scored.result["real"]) == {"scene_accuracy", "scene_accuracy_short", "scene_accuracy_free"}
+
+
+def test_the_encoders_are_written_into_the_result(scored: Scored) -> None:
+    clip = scored.result["encoders"]["clip"]
+    assert len(clip["identity"]) == 64 and "bicubic" in clip["definition"]
+
+
+def test_too_few_images_come_with_a_note(scored: Scored) -> None:
+    assert any("no full covariance" in text for text in scored.result["warnings"])
+
+
+def test_a_second_evaluation_is_read_from_the_disk(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tintype.evaluation.run.load_run", None)
+    assert evaluate(scored.run, scored.protocol) == json.loads(json.dumps(scored.result))
+
+
+def test_a_metric_added_later_needs_no_new_sampling(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "generate", None)
+    more = evaluate(scored.run, protocol_of(scored.text.replace("[fd,", "[fd, kid, coverage,")))
+    same = {name: value for name, value in more["metrics"].items() if name in scored.result["metrics"]}
+    assert same == scored.result["metrics"] and "kid_clip" in more["metrics"]
+
+
+def test_progress_reaches_its_total(scored: Scored) -> None:
+    told: list[tuple[int, int]] = []
+    text = scored.text.replace("sampler: {steps: 2", "sampler: {steps: 3")
+    evaluate(scored.run, protocol_of(text), lambda done, total: told.append((done, total)))
+    assert told[-1][0] == told[-1][1] and len({total for _, total in told}) == 1
+
+
+def test_repeated_images_come_with_a_note(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when every batch starts from the same noise and the model hardly hears its prompt."""
+    from tintype.generate import generate as real
+
+    monkeypatch.setattr(sampling, "generate", lambda *a, **k: real(*a, **k)[:1].repeat(len(a[1]), 1, 1, 1))
+    result = evaluate(scored.run, protocol_of(scored.text.replace("count: 24", "count: 25") + "seed: 9\n"))
+    assert any("24 of 25 images" in text and "exact copies" in text for text in result["warnings"])
+
+
+def test_a_result_of_another_version_is_refused(scored: Scored, tmp_path: Path) -> None:
+    stored = result_file(scored.run, scored.protocol, 6)
+    old = tmp_path / "result.json"
+    old.write_text(json.dumps({**json.loads(stored.read_text()), "format": 1}))
+    with pytest.raises(UserError, match="another version of tintype; remove it"):
+        read_result(old)

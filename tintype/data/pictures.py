@@ -1,0 +1,156 @@
+"""Any set of pictures as it lies on a disk, in a fixed order: a folder, a tar, a Parquet file, or shards of samples.
+
+Every picture counts. One that cannot be read is an error that names it, since a set without it is another set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from tintype.errors import UserError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+_MOST_PIXELS = 1 << 26
+_AHEAD = 64
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A picture as bytes, with its name for messages."""
+
+    name: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """A set that can be gone through many times; `limit` keeps to the first so many."""
+
+    path: Path
+    encoded: Callable[[], Iterator[Encoded]]
+    limit: int | None = None
+
+    def fingerprint(self) -> tuple[str, int]:
+        """SHA-256 over the content of the pictures, in order; and how many there are."""
+        total, count = hashlib.sha256(), 0
+        for one in islice(self.encoded(), self.limit):
+            total.update(hashlib.sha256(one.content).digest())
+            count += 1
+        return total.hexdigest(), count
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """uint8 [3, H, W], decoded a little ahead by several threads."""
+        return map_ahead(decode, islice(self.encoded(), self.limit))
+
+
+def open_pictures(path: Path, limit: int | None = None) -> Pictures:
+    """A folder (looked through to its leaves, by name), a `.tar`, a `.parquet` file, or a folder of such files."""
+    if path.is_dir():
+        return Pictures(path, _folder_reader(path), limit)
+    readers = {".tar": _read_tar, ".parquet": _read_parquet, ".safetensors": _read_shard}
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give a folder of images, a .tar or a .parquet file")
+    if path.suffix not in readers:
+        raise UserError(f"{path}: unknown kind of picture set; give a folder of images, a .tar or a .parquet file")
+    reader = readers[path.suffix]
+    return Pictures(path, lambda: reader(path), limit)
+
+
+def _folder_reader(path: Path) -> Callable[[], Iterator[Encoded]]:
+    files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+    pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
+    if pictures:
+        return lambda: (Encoded(str(file), file.read_bytes()) for file in pictures)
+    for suffix, read in ((".tar", _read_tar), (".parquet", _read_parquet), (".safetensors", _read_shard)):
+        sets = [file for file in files if file.suffix == suffix]
+        if sets:
+            return lambda: (one for file in sets for one in read(file))
+    raise UserError(f"{path} holds no pictures ({', '.join(SUFFIXES)}), no .tar and no .parquet file")
+
+
+def _read_tar(path: Path) -> Iterator[Encoded]:
+    """Members in the order of the file; nothing is unpacked to the disk."""
+    try:
+        with tarfile.open(path) as tar:
+            for member in tar:
+                if member.isfile() and Path(member.name).suffix.lower() in SUFFIXES:
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    yield Encoded(f"{path}:{member.name}", content.read())
+    except tarfile.TarError as error:
+        raise UserError(f"{path} cannot be read as a tar file: {error}") from None
+
+
+def _read_parquet(path: Path) -> Iterator[Encoded]:
+    """The column `image`: bytes, or a struct with `bytes`, as data sets on the hub have it."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+        if "image" not in file.schema_arrow.names:
+            names = ", ".join(file.schema_arrow.names)
+            raise UserError(f"{path} has no column 'image'; its columns are {names}")
+        row = 0
+        for batch in file.iter_batches(batch_size=_AHEAD, columns=["image"]):
+            for value in batch.column(0).to_pylist():
+                yield Encoded(f"{path}, row {row}", _image_bytes(value, path, row))
+                row += 1
+    except ArrowException as error:
+        raise UserError(f"{path} cannot be read as a Parquet file: {error}") from None
+
+
+def _image_bytes(value: Any, path: Path, row: int) -> bytes:
+    content = value.get("bytes") if isinstance(value, dict) else value
+    if not isinstance(content, bytes):
+        raise UserError(f"{path}, row {row}: the column 'image' holds no bytes of an image file")
+    return content
+
+
+def _read_shard(path: Path) -> Iterator[Encoded]:
+    """A shard of an evaluation's samples: raw pixels, put back into a file format that keeps them exactly."""
+    from tintype.evaluation.samples import read_shard
+
+    for index, image_CHW in enumerate(read_shard(path)):
+        buffer = io.BytesIO()
+        Image.fromarray(image_CHW.permute(1, 2, 0).numpy()).save(buffer, "bmp")
+        yield Encoded(f"{path}, image {index}", buffer.getvalue())
+
+
+def decode(one: Encoded) -> Tensor:
+    """uint8 [3, H, W] in RGB. Bounded before any pixel is decoded."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(one.content))
+            if image.width * image.height > _MOST_PIXELS:
+                raise UserError(f"{one.name} has {image.width} × {image.height} pixels; the most is {_MOST_PIXELS}")
+            pixels = np.array(image.convert("RGB"))
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise UserError(f"{one.name} cannot be read as an image: {error}. Mend or remove it; none is skipped") from None
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+
+
+def map_ahead(function: Callable[[Encoded], Tensor], items: Iterable[Encoded]) -> Iterator[Tensor]:
+    """`map` in order, with a bounded number of items under way."""
+    source = iter(items)
+    with ThreadPoolExecutor() as pool:
+        under_way = [pool.submit(function, item) for item in islice(source, _AHEAD)]
+        while under_way:
+            done = under_way.pop(0)
+            for item in islice(source, 1):
+                under_way.append(pool.submit(function, item))
+            yield done.result()

@@ -1,0 +1,149 @@
+"""Scores any set of pictures against another, without a run: `tintype evaluate --images A --reference B`.
+
+N: pictures, F: size of a feature vector.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from tintype.data.pictures import Pictures, open_pictures
+from tintype.errors import UserError
+from tintype.evaluation.protocol import Definition, MetricKind, metric_label, refuse_twice, warnings_of
+from tintype.evaluation.reference import (
+    About,
+    picture_features,
+    read_reference,
+    refuse_other_encoder,
+    write_reference,
+)
+from tintype.metrics.feature_metrics import FEATURE_METRICS
+from tintype.metrics.pair import FeaturePair, Reference
+from tintype.metrics.reconstruction import psnr, ssim
+from tintype.metrics.resample import mean_with_error
+from tintype.seams import Encoder, Measured
+from tintype.settings import Settings, plain
+from tintype.vision.encoders import EncoderChoice, InceptionSettings
+from tintype.vision.lpips import lpips
+
+OnImages = Callable[[int], None]
+
+
+class ImageProtocol(Settings):
+    """How two sets of pictures are compared."""
+
+    encoders: tuple[EncoderChoice, ...] = Field((InceptionSettings(),), min_length=1)
+    metrics: tuple[MetricKind, ...] = Field(tuple(FEATURE_METRICS), min_length=1)
+    limit: int | None = Field(None, ge=2, description="Only the first so many pictures of each set")
+    paired: bool = Field(False, description="Picture i is a reconstruction of reference i: PSNR, SSIM and LPIPS too")
+
+    @model_validator(mode="after")
+    def _known(self) -> ImageProtocol:
+        for kind in self.metrics:
+            if kind not in FEATURE_METRICS:
+                raise ValueError(f"unknown metric '{kind}'; valid: {', '.join(FEATURE_METRICS)}")
+        refuse_twice("encoders", [encoder.title for encoder in self.encoders])
+        return self
+
+
+def image_definitions(protocol: ImageProtocol) -> dict[str, Definition]:
+    found = {}
+    for encoder in protocol.encoders:
+        for kind in protocol.metrics:
+            metric = FEATURE_METRICS[kind]
+            label = metric_label(kind, encoder.kind, encoder.title)
+            found[f"{kind}_{encoder.title}"] = Definition(label, metric.direction, metric.definition)
+    if protocol.paired:
+        found |= _RECONSTRUCTION
+    return found
+
+
+_RECONSTRUCTION = {
+    "psnr": Definition(
+        "PSNR", "higher", "10 log10(255² / mean squared error) of each pair of uint8 pictures, in dB; mean"
+    ),
+    "ssim": Definition("SSIM", "higher", "structural similarity (Wang 2004) of each pair; mean"),
+    "lpips": Definition("LPIPS (VGG)", "lower", "LPIPS 0.1 with VGG16 at the pictures' own size; mean"),
+}
+
+
+def evaluate_images(
+    images: Path,
+    reference: Path,
+    protocol: ImageProtocol,
+    device: torch.device,
+    save_reference: Path | None = None,
+    on_images: OnImages = lambda images: None,
+) -> dict[str, Any]:
+    """The metrics of the pictures in `images` against those in `reference`, or against a saved reference."""
+    began = time.perf_counter()
+    saved = reference.suffix == ".safetensors" and not protocol.paired
+    if len(protocol.encoders) > 1 and (saved or save_reference):
+        raise UserError("a reference file holds the features of one encoder; score one encoder at a time with it")
+    fake = open_pictures(images, protocol.limit)
+    real = None if saved else open_pictures(reference, protocol.limit)
+    measured: dict[str, Measured] = {}
+    encoders: dict[str, dict[str, str]] = {}
+    for settings in protocol.encoders:
+        encoder = settings.build(device)
+        real_MF, about = _reference(reference, real, encoder, on_images)
+        fake_NF, fake_about = picture_features(fake, encoder, on_images)
+        if save_reference:
+            write_reference(save_reference, real_MF, about)
+        pair = FeaturePair(fake_NF, Reference(real_MF, device))
+        for kind in protocol.metrics:
+            measured[f"{kind}_{encoder.name}"] = FEATURE_METRICS[kind](pair)
+        encoders[encoder.name] = {"identity": encoder.identity, "definition": encoder.definition}
+    if real is not None and protocol.paired:
+        measured |= reconstruction(fake, real, device)
+    meanings = image_definitions(protocol)
+    return {
+        "images": {"path": str(images), "count": fake_about.count, "fingerprint": fake_about.fingerprint},
+        "reference": {"path": str(reference), "count": about.count, "fingerprint": about.fingerprint},
+        "protocol": plain(protocol),
+        "encoders": encoders,
+        "metrics": {name: one.value for name, one in measured.items()},
+        "errors": {name: one.error for name, one in measured.items() if one.error is not None},
+        "error_methods": {name: one.method for name, one in measured.items() if one.method},
+        "warnings": warnings_of(measured, meanings),
+        "definitions": {name: meaning.definition for name, meaning in meanings.items()},
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _reference(path: Path, pictures: Pictures | None, encoder: Encoder, on_images: OnImages) -> tuple[Tensor, About]:
+    if pictures is not None:
+        return picture_features(pictures, encoder, on_images)
+    features, about = read_reference(path)
+    refuse_other_encoder(about, encoder, path)
+    on_images(len(features))
+    return features, about
+
+
+def reconstruction(fake: Pictures, real: Pictures, device: torch.device) -> dict[str, Measured]:
+    """PSNR, SSIM and LPIPS of picture i against reference i."""
+    values: dict[str, list[Tensor]] = {name: [] for name in _RECONSTRUCTION}
+    for index, (first, second) in enumerate(_pairs(fake, real)):
+        if first.shape != second.shape:
+            sizes = " against ".join(f"{image.shape[2]} × {image.shape[1]}" for image in (first, second))
+            raise UserError(f"pair {index}: {sizes} pixels; a reconstruction has its original's size")
+        a_BCHW, b_BCHW = first[None], second[None]
+        values["psnr"].append(psnr(a_BCHW, b_BCHW))
+        values["ssim"].append(ssim(a_BCHW, b_BCHW))
+        values["lpips"].append(lpips(a_BCHW, b_BCHW, device).cpu())
+    return {name: mean_with_error(torch.cat(each)) for name, each in values.items()}
+
+
+def _pairs(fake: Pictures, real: Pictures) -> Iterator[Sequence[Tensor]]:
+    for first, second in zip_longest(fake, real):
+        if first is None or second is None:
+            raise UserError(f"{fake.path} and {real.path} hold different numbers of pictures; pairs need the same")
+        yield first, second

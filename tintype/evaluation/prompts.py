@@ -1,0 +1,78 @@
+"""What a model is asked for: captions of held-out images, or the prompts of a benchmark's file.
+
+GenEval's `.jsonl` (a prompt and a tag on each line) and PartiPrompts' `.tsv` (Prompt, Category, Challenge) are read as
+they are published; so are plain text files with a prompt on each line. What a file says of its prompts besides their
+text groups the scores.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tintype.errors import UserError
+
+CAPTIONS = ("long", "short")
+_GROUPS = ("tag", "category", "challenge")
+
+
+@dataclass(frozen=True)
+class PromptFile:
+    prompts: tuple[str, ...]
+    sha256: str
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What each prompt belongs to, for each way of grouping that the file has."""
+
+
+@lru_cache(maxsize=8)
+def read_prompts(path: Path) -> PromptFile:
+    try:
+        raw = path.read_bytes()
+        text = raw.decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"cannot read the prompts in {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"the prompts in {path} are not UTF-8 text: {error}") from None
+    rows = _rows(text, path)
+    if not rows:
+        raise UserError(f"{path} holds no prompt")
+    groups = {group: tuple(str(row[group]) for row in rows) for group in _GROUPS if all(group in row for row in rows)}
+    return PromptFile(tuple(row["prompt"] for row in rows), hashlib.sha256(raw).hexdigest(), groups)
+
+
+def _rows(text: str, path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".jsonl":
+        return [_json_row(line, f"{path}, line {number}") for number, line in enumerate(text.splitlines(), 1) if line]
+    if path.suffix in (".tsv", ".csv"):
+        return _table_rows(text, path)
+    return [{"prompt": line.strip()} for line in text.splitlines() if line.strip()]
+
+
+def _json_row(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{where}: not JSON ({error})") from None
+    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
+        raise UserError(
+            f'{where}: no prompt; a line looks like {{"prompt": "a photo of a bench", "tag": "single_object"}}'
+        )
+    return row
+
+
+def _table_rows(text: str, path: Path) -> list[dict[str, Any]]:
+    lines = io.StringIO(text)
+    tabs = path.suffix == ".tsv"  # there, a quotation mark is a part of the prompt
+    reader = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.DictReader(lines)
+    rows = [{str(key).lower(): value for key, value in row.items()} for row in reader]
+    for number, row in enumerate(rows, 2):
+        if not (row.get("prompt") or "").strip():
+            raise UserError(f"{path}, line {number}: no prompt; the first line must name a column 'Prompt'")
+    return rows

@@ -1,0 +1,221 @@
+"""The protocol of an evaluation, as the user writes it: what is sampled, with which settings, and how it is scored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from tintype.evaluation.prompts import CAPTIONS, read_prompts
+from tintype.flow.guidance import ClassifierFreeSettings
+from tintype.flow.sampler import Method
+from tintype.generate import SamplerSettings
+from tintype.metrics import clip_score, scene_accuracy, throughput, validation
+from tintype.metrics.feature_metrics import FEATURE_METRICS
+from tintype.seams import Direction, Measured
+from tintype.settings import Settings, plain
+from tintype.vision.encoders import EncoderChoice, SceneEncoderSettings
+from tintype.vision.scene_encoder import scene_encoder_record
+
+MetricKind = Annotated[str, Field(description="One of " + ", ".join(FEATURE_METRICS))]
+FEWEST = 8
+"""Images below which no distance is taken: neighbours and parts of the set must be there."""
+DEFAULT_METRICS = ("fd", "kid", "mmd", "precision", "recall")
+
+
+class Condition(Settings):
+    """One more sampling of the model beside the main one. What is not said is as in the main one."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Stands behind the metrics' names")
+    prompts: str = Field("long", description="long, short, or the path of a prompt file (.txt, .jsonl, .tsv)")
+    count: int | None = Field(
+        None, ge=2, description="Images; by default as many as the main sampling, or the file has"
+    )
+    per_prompt: int = Field(1, ge=1, description="Images for each prompt of a file")
+    method: Method | None = None
+    steps: int | None = Field(None, ge=1)
+    guidance: ClassifierFreeSettings | None = None
+    distances: bool = Field(True, description="Compare these images with the reference too; never for a prompt file")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Condition:
+        if self.prompts in CAPTIONS:
+            if self.per_prompt != 1:
+                raise ValueError("per_prompt is for a prompt file; each caption is asked once")
+        elif self.count is not None:
+            raise ValueError("count is for long and short prompts; of a prompt file every prompt is asked")
+        return self
+
+
+class Protocol(Settings):
+    """How every arm is scored: the same prompts, noises and reference for all."""
+
+    count: int = Field(512, ge=2, description="Images of the main sampling, from long prompts")
+    also: tuple[Condition, ...] = Field(
+        (Condition(name="short", prompts="short", count=256, distances=False),),
+        description="Further samplings: other prompts, guidance or steps",
+    )
+    reference_count: int = Field(2048, ge=2, description="Real held-out images for the distances")
+    validation_count: int = Field(128, ge=1, description="Real held-out images for the validation loss")
+    seed: int = Field(0, ge=0, description="Seeds the noise; apart from the seed of training")
+    encoders: tuple[EncoderChoice, ...] = Field(
+        (SceneEncoderSettings(),), description="What the distances are taken on"
+    )
+    metrics: tuple[MetricKind, ...] = Field(
+        DEFAULT_METRICS, description="What is computed from each encoder's features"
+    )
+    sampler: SamplerSettings = SamplerSettings()
+
+    @model_validator(mode="after")
+    def _known(self) -> Protocol:
+        for kind in self.metrics:
+            if kind not in FEATURE_METRICS:
+                raise ValueError(f"unknown metric '{kind}'; valid: {', '.join(FEATURE_METRICS)}")
+        refuse_twice("encoders", [encoder.title for encoder in self.encoders])
+        refuse_twice("conditions", [condition.name for condition in self.also])
+        for condition in self.conditions:
+            if condition.prompts not in CAPTIONS and not self.text_encoders:
+                raise ValueError(
+                    f"the prompts of {condition.prompts} have no reference: scoring them needs an encoder that reads "
+                    "text, for example encoders: [scenes, clip]"
+                )
+            if condition.distances and condition.count is not None and condition.count < FEWEST:
+                raise ValueError(f"{condition.count} images are too few for the distances: take at least {FEWEST}")
+        if self.encoders and self.reference_count < FEWEST:
+            raise ValueError(f"reference_count: {self.reference_count} images are too few: take at least {FEWEST}")
+        return self
+
+    @property
+    def conditions(self) -> tuple[Sampling, ...]:
+        """The main sampling, named "", then the others, with every default resolved."""
+        main = Sampling("", "long", self.count, 1, self.sampler, True)
+        return (main, *(self._resolve(condition) for condition in self.also))
+
+    def _resolve(self, condition: Condition) -> Sampling:
+        own = {key: value for key in ("method", "steps", "guidance") if (value := getattr(condition, key)) is not None}
+        of_file = condition.prompts not in CAPTIONS
+        return Sampling(
+            condition.name,
+            condition.prompts,
+            None if of_file else condition.count or self.count,
+            condition.per_prompt,
+            self.sampler.model_copy(update=own),
+            condition.distances and not of_file,
+        )
+
+    @property
+    def held_out_count(self) -> int:
+        """How many held-out images are needed for all of it."""
+        return max(self.reference_count, self.validation_count, *(sampling.count or 0 for sampling in self.conditions))
+
+    @property
+    def text_encoders(self) -> list[str]:
+        """Names of the encoders that read text too."""
+        return [encoder.title for encoder in self.encoders if encoder.reads_text]
+
+    @property
+    def hash(self) -> str:
+        """Names the evaluation: all that decides its numbers, and what the packaged encoder and prompt files hold."""
+        content: dict[str, Any] = {**plain(self), "scene_encoder": scene_encoder_record()["sha256"]}
+        content["sampler"].pop("batch")
+        content["prompt_files"] = {
+            c.prompts: read_prompts(Path(c.prompts)).sha256 for c in self.conditions if c.prompts not in CAPTIONS
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """A condition with nothing left open. `count` is None where a prompt file decides it."""
+
+    name: str
+    prompts: str
+    count: int | None
+    per_prompt: int
+    sampler: SamplerSettings
+    distances: bool
+
+    def metric(self, name: str) -> str:
+        """A metric's name under this condition."""
+        return f"{name}_{self.name}" if self.name else name
+
+    @property
+    def words(self) -> str:
+        """How it differs from nothing said: for the definition of its metrics."""
+        guidance = self.sampler.guidance
+        asked = f"{self.prompts} captions" if self.prompts in CAPTIONS else f"the prompts of {Path(self.prompts).name}"
+        return (
+            f"{asked}, {self.sampler.method}, {self.sampler.steps} steps, {guidance.kind} guidance {guidance.scale:g}"
+        )
+
+
+@dataclass(frozen=True)
+class Definition:
+    label: str
+    direction: Direction
+    definition: str
+
+
+_KNOWN_AS = {
+    ("fd", "inception"): "FID",
+    ("fd_inf", "inception"): "FID∞",
+    ("kid", "inception"): "KID",
+    ("fd", "dinov2"): "FD-DINOv2",
+    ("mmd_published", "clip"): "CMMD",
+    ("mmd_published", "dinov2"): "DINO-MMD",
+}
+"""Names under which a metric on an encoder was published."""
+
+
+def metric_label(kind: str, encoder_kind: str, encoder_name: str) -> str:
+    known = _KNOWN_AS.get((kind, encoder_kind))
+    if known and encoder_name == encoder_kind:
+        return known
+    return f"{known or FEATURE_METRICS[kind].label} ({encoder_name})"
+
+
+def definitions(protocol: Protocol) -> dict[str, Definition]:
+    """Name, direction and meaning of each number that an evaluation gives, the most important first.
+
+    What an encoder does with a picture is known when it is loaded, and stands in the result.
+    """
+    found: dict[str, Definition] = {}
+    for sampling in protocol.conditions:
+        behind = f", {sampling.name}" if sampling.name else ""
+        how = f" Sampling: {sampling.words}."
+        if sampling.prompts in CAPTIONS:
+            text = scene_accuracy.definition(sampling.prompts)
+            found[sampling.metric("scene_accuracy")] = Definition(f"scene accuracy{behind}", "higher", f"{text}.{how}")
+        for name in protocol.text_encoders:
+            for kind, metric in clip_score.DEFINITIONS.items():
+                label = f"{metric.label} ({name}){behind}"
+                found[sampling.metric(f"{kind}_{name}")] = Definition(label, "higher", f"{metric.definition}.{how}")
+        for encoder in protocol.encoders if sampling.distances else ():
+            for kind in protocol.metrics:
+                one = FEATURE_METRICS[kind]
+                label = metric_label(kind, encoder.kind, encoder.title) + behind
+                meaning = Definition(label, one.direction, f"{one.definition}. Features: {encoder.title}.{how}")
+                found[sampling.metric(f"{kind}_{encoder.title}")] = meaning
+    found["validation_loss"] = Definition("validation loss", "lower", validation.DEFINITION)
+    found["images_per_s"] = Definition("training images/s", "higher", throughput.DEFINITION)
+    return found
+
+
+def warnings_of(measured: Mapping[str, Measured], meanings: Mapping[str, Definition]) -> list[str]:
+    """Each warning once, behind the metrics that it is about."""
+    about: dict[str, list[str]] = {}
+    for name, one in measured.items():
+        for text in one.warnings:
+            about.setdefault(text, []).append(meanings[name].label)
+    return [f"{', '.join(labels)}: {text}" for text, labels in about.items()]
+
+
+def refuse_twice(what: str, names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"two {what} are called {', '.join(twice)}; give one of them another name")

@@ -1,0 +1,139 @@
+"""The real images that generated ones are compared with, as features of one encoder.
+
+Features are kept on disk under a hash of their content: the encoder's weights and preprocessing, and the pictures. So
+every arm of every study reads the same reference, and one made in another way is refused by name.
+
+M: real images, F: size of a feature vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+import tintype
+from tintype.data.pictures import Pictures
+from tintype.data.scenes.source import SceneSource, scene_source
+from tintype.errors import UserError
+from tintype.evaluation.protocol import Protocol
+from tintype.metrics.pair import Reference
+from tintype.seams import Encoder
+from tintype.settings import DataSettings, plain
+from tintype.train.folder import write_bytes
+from tintype.vision.encoders import feature_matrix
+from tintype.vision.weights import cache_folder
+
+_PROBES = 16
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class About:
+    """What reference features were made of."""
+
+    encoder: str
+    identity: str
+    definition: str
+    source: str
+    fingerprint: str
+    count: int
+
+    @property
+    def key(self) -> str:
+        return _sha256(f"{tintype.__version__} {self.identity} {self.fingerprint} {self.count}")[:16]
+
+
+def held_out(data: DataSettings, protocol: Protocol) -> SceneSource:
+    """Scenes that training never sees: the first are the prompts and the reference."""
+    return scene_source(data.model_copy(update={"count": protocol.held_out_count}), "eval", torch.device("cpu"))
+
+
+@lru_cache(maxsize=8)
+def data_reference(data: DataSettings, protocol: Protocol, encoder: Encoder, device: torch.device) -> Reference:
+    """The reference of a run: held-out images of its data."""
+    source, count = held_out(data, protocol), protocol.reference_count
+    fingerprint = _data_fingerprint(data, source)
+    about = About(encoder.name, encoder.identity, encoder.definition, "held-out scenes", fingerprint, count)
+    chunks = (source.images(range(first, min(first + _CHUNK, count))) for first in range(0, count, _CHUNK))
+    return Reference(cached_features(about, encoder, chunks), device)
+
+
+def picture_features(
+    pictures: Pictures, encoder: Encoder, on_images: Callable[[int], None] = lambda images: None
+) -> tuple[Tensor, About]:
+    """Features of a set of pictures, kept for the next time."""
+    fingerprint, count = pictures.fingerprint()
+    about = About(encoder.name, encoder.identity, encoder.definition, str(pictures.path), fingerprint, count)
+    return cached_features(about, encoder, pictures, on_images), about
+
+
+def cached_features(
+    about: About,
+    encoder: Encoder,
+    images: Iterable[Tensor],
+    on_images: Callable[[int], None] = lambda images: None,
+) -> Tensor:
+    file = cache_folder() / "features" / f"{about.key}.safetensors"
+    if file.exists():
+        features, there = read_reference(file)
+        refuse_other_encoder(there, encoder, file)
+        on_images(len(features))
+        return features
+    features = feature_matrix(encoder, images, on_images=on_images)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_reference(file, features, about)
+    return features
+
+
+def write_reference(path: Path, feature_MF: Tensor, about: About) -> None:
+    feature_MF = feature_MF.contiguous()
+    metadata = {"about": json.dumps(asdict(about)), "sha256": _digest(feature_MF)}
+    write_bytes(path, save({"features": feature_MF}, metadata=metadata))
+
+
+def read_reference(path: Path) -> tuple[Tensor, About]:
+    try:
+        with safe_open(path, "pt") as file:
+            features: Tensor = file.get_tensor("features")
+            metadata = file.metadata()
+            about = About(**json.loads(metadata["about"]))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is no reference that tintype wrote ({error}); make it again") from None
+    if _digest(features) != metadata["sha256"]:
+        raise UserError(f"{path} is damaged (its checksum differs); remove it to have it made again")
+    return features, about
+
+
+def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
+    """Features of other weights or another preprocessing give a number that means nothing."""
+    if about.identity != encoder.identity:
+        raise UserError(
+            f"{path} was made with the encoder '{about.encoder}' {about.identity[:12]} ({about.definition}), but the "
+            f"images are read by '{encoder.name}' {encoder.identity[:12]} ({encoder.definition}); make the reference "
+            "again with this encoder"
+        )
+
+
+def _data_fingerprint(data: DataSettings, source: SceneSource) -> str:
+    """The settings, and the pixels of a few images: a changed renderer makes another reference."""
+    settings = plain(data)
+    settings.pop("count")
+    probes = source.images(range(min(_PROBES, len(source))))
+    return _sha256(json.dumps(settings, sort_keys=True) + _digest(probes))
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,246 @@
+"""Scores a run by a protocol, once for each protocol and step; the result is kept in the run's folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tintype.data.scenes import CaptionKind
+from tintype.data.scenes.source import SceneSource
+from tintype.errors import UserError
+from tintype.evaluation.prompts import CAPTIONS, read_prompts
+from tintype.evaluation.protocol import Protocol, Sampling, definitions, warnings_of
+from tintype.evaluation.reference import data_reference, held_out
+from tintype.evaluation.samples import Samples, samples_of
+from tintype.images import save_png
+from tintype.metrics import clip_score, scene_accuracy, throughput, validation
+from tintype.metrics.feature_metrics import FEATURE_METRICS
+from tintype.metrics.pair import FeaturePair
+from tintype.metrics.resample import mean_with_error
+from tintype.seams import Measured, TextImageEncoder
+from tintype.settings import DataSettings, plain
+from tintype.train import checkpoint
+from tintype.train.folder import RunFolder, write_json
+from tintype.train.load import load_run
+from tintype.train.parts import Parts
+from tintype.vision.encoders import feature_matrix, scene_features
+from tintype.vision.scene_encoder import SceneReading
+
+PREVIEWS = 8
+FORMAT = 2
+
+
+@dataclass
+class Scorecard:
+    """The numbers of an evaluation as they come in."""
+
+    measured: dict[str, Measured] = field(default_factory=dict)
+    details: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Parts of a metric: by attribute, by time, by the group of a prompt."""
+    encoders: dict[str, dict[str, str]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def evaluate(
+    path: Path,
+    protocol: Protocol,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """The evaluation of a run's newest checkpoint. Images are made once; `on_step` is told the progress."""
+    whole = checkpoint.newest_whole_step(RunFolder(path).checkpoints)
+    if whole is not None and (stored := result_file(path, protocol, whole)).exists():
+        return read_result(stored)
+    parts, step = load_run(path, device)
+    stored = result_file(path, protocol, step)
+    try:
+        stored.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {stored.parent}: {error.strerror}") from None
+    began = time.perf_counter()
+    samples = [_samples(path, step, parts.plan.data, protocol, sampling) for sampling in protocol.conditions]
+    count = _progress(protocol, samples, on_step)
+    for one in samples:
+        one.make(parts, count)
+    card = _score(parts, protocol, samples, count)
+    _refuse_nonfinite(path, card)
+    lines = RunFolder(path).metrics()
+    if lines:
+        card.measured["images_per_s"] = Measured(throughput.images_per_s(lines))
+    result = {
+        "format": FORMAT,
+        "step": step,
+        "weights": "average" if parts.plan.ema else "raw",
+        "protocol": plain(protocol),
+        "protocol_hash": protocol.hash,
+        "encoders": card.encoders,
+        "metrics": {name: one.value for name, one in card.measured.items()},
+        "errors": {name: one.error for name, one in card.measured.items() if one.error is not None},
+        "error_methods": {name: one.method for name, one in card.measured.items() if one.method},
+        "warnings": card.warnings,
+        "details": card.details,
+        "samples": {one.sampling.name: str(one.folder.relative_to(path)) for one in samples},
+        "real": real_accuracy(parts.plan.data, protocol),
+        "time_split": throughput.time_split(lines) if lines else {},
+        "seconds": time.perf_counter() - began,
+        "previews": _save_previews(next(samples[0].shards()), stored.parent, path),
+    }
+    write_json(stored, result)
+    return result
+
+
+def result_file(path: Path, protocol: Protocol, step: int) -> Path:
+    return path / "evaluation" / f"{protocol.hash}-step-{step:09d}" / "result.json"
+
+
+def read_result(file: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if result.get("format") != FORMAT:
+        raise UserError(f"{file} was written by another version of tintype; remove it to have the run scored again")
+    return result
+
+
+def _samples(path: Path, step: int, data: DataSettings, protocol: Protocol, sampling: Sampling) -> Samples:
+    prompts = sampling_prompts(data, protocol, sampling)
+    return samples_of(path / "evaluation" / "samples", step, sampling, prompts, protocol.seed, data.size_px)
+
+
+def sampling_prompts(data: DataSettings, protocol: Protocol, sampling: Sampling) -> Sequence[str]:
+    """One prompt for each image of a condition."""
+    if sampling.prompts in CAPTIONS:
+        assert sampling.count is not None
+        records = held_out(data, protocol).records(range(sampling.count))
+        return [record.captions[sampling.prompts] for record in records]
+    return _repeat(read_prompts(Path(sampling.prompts)).prompts, sampling.per_prompt)
+
+
+def _repeat(values: Sequence[str], times: int) -> list[str]:
+    return [value for value in values for _ in range(times)]
+
+
+def _progress(
+    protocol: Protocol, samples: Sequence[Samples], on_step: Callable[[int, int], None]
+) -> Callable[[int], None]:
+    """Counts images: once for each step of the sampler, once for each encoder that looks at them."""
+    made = sum((last - first) * one.sampling.sampler.steps for one in samples for first, last in one.missing())
+    seen = sum(len(one) for one in samples for _, looks in _looks(protocol, one.sampling) if looks)
+    done, total = 0, made + seen
+
+    def count(images: int) -> None:
+        nonlocal done
+        done += images
+        on_step(done, total)
+
+    return count
+
+
+def _looks(protocol: Protocol, sampling: Sampling) -> list[tuple[Any, bool]]:
+    """Each encoder's settings, and whether it looks at a condition's images."""
+    return [(encoder, sampling.distances or encoder.reads_text) for encoder in protocol.encoders]
+
+
+def _score(parts: Parts, protocol: Protocol, samples: Sequence[Samples], count: Callable[[int], None]) -> Scorecard:
+    card = Scorecard()
+    for one in samples:
+        _score_accuracy(card, parts, protocol, one)
+        for settings, looks in _looks(protocol, one.sampling):
+            if looks:
+                encoder = settings.build(parts.device)
+                card.encoders[encoder.name] = {"identity": encoder.identity, "definition": encoder.definition}
+                fake_NF = feature_matrix(encoder, one.shards(), on_images=count)
+                if one.sampling.distances:
+                    reference = data_reference(parts.plan.data, protocol, encoder, parts.device)
+                    pair = FeaturePair(fake_NF, reference)
+                    for kind in protocol.metrics:
+                        card.measured[one.sampling.metric(f"{kind}_{encoder.name}")] = FEATURE_METRICS[kind](pair)
+                if settings.reads_text:
+                    _score_text(card, encoder, fake_NF, one)
+        card.warnings += _duplicates(one)
+    _score_validation(card, parts, protocol)
+    card.warnings += warnings_of(card.measured, definitions(protocol))
+    return card
+
+
+def _score_accuracy(card: Scorecard, parts: Parts, protocol: Protocol, samples: Samples) -> None:
+    kind = samples.sampling.prompts
+    if kind not in CAPTIONS:
+        return
+    reading = scene_features(parts.device).read(samples.images())
+    scores = _accuracy(reading, held_out(parts.plan.data, protocol), samples.sampling, parts.plan.data.size_px)
+    name = samples.sampling.metric("scene_accuracy")
+    card.measured[name] = mean_with_error(torch.tensor(scores.per_image, dtype=torch.float64))
+    card.details[name] = scores.by_attribute
+
+
+def _accuracy(reading: SceneReading, source: SceneSource, sampling: Sampling, size_px: int) -> scene_accuracy.Scores:
+    scenes = [record.attributes for record in source.records(range(len(reading.feature_BF)))]
+    kind: CaptionKind = "long" if sampling.prompts == "long" else "short"
+    return scene_accuracy.score(reading, scenes, kind, size_px)
+
+
+def _score_text(card: Scorecard, encoder: TextImageEncoder, fake_NF: Tensor, samples: Samples) -> None:
+    rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(samples.prompts))}
+    text_PF = encoder.encode_text(list(rows)).cpu()
+    groups: dict[str, Sequence[str]] = {}
+    if samples.sampling.prompts not in CAPTIONS:
+        of_file = read_prompts(Path(samples.sampling.prompts)).groups
+        groups = {group: _repeat(labels, samples.sampling.per_prompt) for group, labels in of_file.items()}
+    values = clip_score.text_scores(fake_NF, text_PF, [rows[prompt] for prompt in samples.prompts])
+    for kind, value_N in values.items():
+        name = samples.sampling.metric(f"{kind}_{encoder.name}")
+        card.measured[name], parts = clip_score.summarise(value_N, groups)
+        if parts:
+            card.details[name] = parts
+
+
+def _score_validation(card: Scorecard, parts: Parts, protocol: Protocol) -> None:
+    source = held_out(parts.plan.data, protocol)
+    error_TN = validation.velocity_errors(
+        parts, source, protocol.validation_count, protocol.sampler.batch, protocol.seed
+    )
+    card.measured["validation_loss"] = mean_with_error(error_TN.mean(0))
+    at_time = zip(validation.TIMES, error_TN.mean(1).tolist(), strict=True)
+    card.details["validation_loss"] = {f"t={t:g}": value for t, value in at_time}
+
+
+def _duplicates(samples: Samples) -> list[str]:
+    """Two prompts never give the same pixels, unless noise was repeated or the model ignores both."""
+    images = [image.numpy().tobytes() for shard in samples.shards() for image in shard]
+    copies = len(images) - len(set(images))
+    if not copies:
+        return []
+    return [f"{copies} of {len(images)} images ({samples.sampling.words}) are exact copies of another"]
+
+
+def _refuse_nonfinite(path: Path, card: Scorecard) -> None:
+    bad = [name for name, one in card.measured.items() if not math.isfinite(one.value)]
+    if bad:
+        raise UserError(f"{path}: {', '.join(bad)} came out as no finite number; the model has diverged")
+
+
+@lru_cache(maxsize=8)
+def real_accuracy(data: DataSettings, protocol: Protocol) -> dict[str, dict[str, float]]:
+    """The scene encoder's own score on the real images of the prompts: what a perfect model would get."""
+    source, found = held_out(data, protocol), {}
+    for sampling in protocol.conditions:
+        if sampling.prompts in CAPTIONS and sampling.count is not None:
+            reading = scene_features(torch.device("cpu")).read(source.images(range(sampling.count)))
+            scores = _accuracy(reading, source, sampling, data.size_px)
+            found[sampling.metric("scene_accuracy")] = {**scores.by_attribute, "overall": scores.overall}
+    return found
+
+
+def _save_previews(images: Tensor, folder: Path, run: Path) -> list[str]:
+    names = [f"preview-{index}.png" for index in range(min(PREVIEWS, len(images)))]
+    for name, image in zip(names, images, strict=False):
+        save_png(image, folder / name)
+    return [str((folder / name).relative_to(run)) for name in names]

@@ -1,0 +1,130 @@
+"""Generated images, kept in shards of the run's folder: a metric that is added later needs no new sampling.
+
+The folder is named by what decides the images (prompts, noise, sampler, step) and not by how many there are or how they
+are scored. A larger count adds shards; an interrupted sampling goes on after the last whole one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.evaluation.protocol import Sampling
+from tintype.generate import generate
+from tintype.settings import plain
+from tintype.train.folder import write_bytes, write_json
+from tintype.train.parts import Parts
+
+SHARD_IMAGES = 256
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The images of one condition, whether made or not yet, and what they are asked to show."""
+
+    folder: Path
+    sampling: Sampling
+    prompts: tuple[str, ...]
+    seed: int
+    size_px: int
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def missing(self) -> list[tuple[int, int]]:
+        """The spans (first image, behind the last) that have no shard of just these prompts."""
+        return [
+            (first, last)
+            for first, last in _spans(len(self.prompts))
+            if _asked(_shard(self.folder, first)) != _digest_of(self.prompts[first:last])
+        ]
+
+    def make(self, parts: Parts, on_step: Callable[[int], None] = lambda images: None) -> None:
+        """Makes what is missing. `on_step` is told the number of images at each step of the sampler."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sampler = self.sampling.sampler
+        about = {"seed": self.seed, "size_px": self.size_px, "sampler": plain(sampler), "prompts": self.prompts}
+        write_json(self.folder / "samples.json", about)
+        for first, last in self.missing():
+            prompts = self.prompts[first:last]
+            images = generate(
+                parts, prompts, sampler, seed=self.seed, size_px=self.size_px, first_index=first, on_step=on_step
+            )
+            write_shard(_shard(self.folder, first), images, prompts)
+
+    def shards(self) -> Iterator[Tensor]:
+        """The images in order: uint8 [n, 3, H, W]."""
+        for first, _ in _spans(len(self.prompts)):
+            yield read_shard(_shard(self.folder, first))
+
+    def images(self) -> Tensor:
+        return torch.cat(list(self.shards()))
+
+
+def samples_of(folder: Path, step: int, sampling: Sampling, prompts: Sequence[str], seed: int, size_px: int) -> Samples:
+    """The samples of a run's step under a condition; `folder` holds those of all conditions."""
+    name = f"{samples_hash(sampling, seed, size_px)}-step-{step:09d}"
+    return Samples(folder / name, sampling, tuple(prompts), seed, size_px)
+
+
+def samples_hash(sampling: Sampling, seed: int, size_px: int) -> str:
+    """Names the images by how they are made. What each was asked for stands in its shard."""
+    sampler = plain(sampling.sampler)
+    sampler.pop("batch")
+    content = [sampling.prompts, sampling.per_prompt, seed, size_px, sampler]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def write_shard(path: Path, image_NCHW: Tensor, prompts: Sequence[str]) -> None:
+    image_NCHW = image_NCHW.contiguous()
+    about = {"sha256": _digest(image_NCHW), "prompts": _digest_of(prompts)}
+    write_bytes(path, save({"images": image_NCHW}, metadata=about))
+
+
+def read_shard(path: Path) -> Tensor:
+    """The images of a shard; a damaged one is named."""
+    try:
+        with safe_open(path, "pt") as file:
+            images: Tensor = file.get_tensor("images")
+            expected = file.metadata()["sha256"]
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read as images ({error}); remove it to have them sampled again") from None
+    if _digest(images) != expected:
+        raise UserError(f"{path} is damaged (its checksum differs); remove it to have the images sampled again")
+    return images
+
+
+def _asked(path: Path) -> str | None:
+    """The prompts that a shard answers, as their digest."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            return (file.metadata() or {}).get("prompts")
+    except SafetensorError:
+        return None
+
+
+def _spans(count: int) -> list[tuple[int, int]]:
+    return [(first, min(first + SHARD_IMAGES, count)) for first in range(0, count, SHARD_IMAGES)]
+
+
+def _shard(folder: Path, first: int) -> Path:
+    return folder / f"images-{first:07d}.safetensors"
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+
+
+def _digest_of(prompts: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()
