@@ -89,7 +89,7 @@ def evaluate(
         "warnings": card.warnings,
         "details": card.details,
         "samples": {one.sampling.name: str(one.folder.relative_to(path)) for one in samples},
-        "real": real_accuracy(parts.plan.data, protocol),
+        "real": _real_accuracy(parts, protocol),
         "time_split": throughput.time_split(lines) if lines else {},
         "seconds": time.perf_counter() - began,
         "previews": _save_previews(next(samples[0].shards()), stored.parent, path),
@@ -175,16 +175,16 @@ def _score_accuracy(card: Scorecard, parts: Parts, protocol: Protocol, samples: 
     if kind not in CAPTIONS:
         return
     reading = scene_features(parts.device).read(samples.images())
-    scores = _accuracy(reading, held_out(parts.plan.data, protocol), samples.sampling, parts.plan.data.size_px)
+    scores = _accuracy(reading, held_out(parts.plan.data, protocol), kind, parts.plan.data.size_px)
     name = samples.sampling.metric("scene_accuracy")
     card.measured[name] = mean_with_error(torch.tensor(scores.per_image, dtype=torch.float64))
     card.details[name] = scores.by_attribute
 
 
-def _accuracy(reading: SceneReading, source: SceneSource, sampling: Sampling, size_px: int) -> scene_accuracy.Scores:
+def _accuracy(reading: SceneReading, source: SceneSource, kind: str, size_px: int) -> scene_accuracy.Scores:
     scenes = [record.attributes for record in source.records(range(len(reading.feature_BF)))]
-    kind: CaptionKind = "long" if sampling.prompts == "long" else "short"
-    return scene_accuracy.score(reading, scenes, kind, size_px)
+    asked: CaptionKind = "long" if kind == "long" else "short"
+    return scene_accuracy.score(reading, scenes, asked, size_px)
 
 
 def _score_text(card: Scorecard, encoder: TextImageEncoder, fake_NF: Tensor, samples: Samples) -> None:
@@ -227,16 +227,23 @@ def _refuse_nonfinite(path: Path, card: Scorecard) -> None:
         raise UserError(f"{path}: {', '.join(bad)} came out as no finite number; the model has diverged")
 
 
-@lru_cache(maxsize=8)
-def real_accuracy(data: DataSettings, protocol: Protocol) -> dict[str, dict[str, float]]:
+def _real_accuracy(parts: Parts, protocol: Protocol) -> dict[str, dict[str, float]]:
     """The scene encoder's own score on the real images of the prompts: what a perfect model would get."""
-    source, found = held_out(data, protocol), {}
+    found: dict[str, dict[str, float]] = {}
     for sampling in protocol.conditions:
         if sampling.prompts in CAPTIONS and sampling.count is not None:
-            reading = scene_features(torch.device("cpu")).read(source.images(range(sampling.count)))
-            scores = _accuracy(reading, source, sampling, data.size_px)
-            found[sampling.metric("scene_accuracy")] = {**scores.by_attribute, "overall": scores.overall}
+            asked = (parts.plan.data, protocol, sampling.prompts, sampling.count, parts.device)
+            found[sampling.metric("scene_accuracy")] = _accuracy_of_real(*asked)
     return found
+
+
+@lru_cache(maxsize=8)
+def _accuracy_of_real(
+    data: DataSettings, protocol: Protocol, kind: str, count: int, device: torch.device
+) -> dict[str, float]:
+    source = held_out(data, protocol)
+    scores = _accuracy(scene_features(device).read(source.images(range(count))), source, kind, data.size_px)
+    return {**scores.by_attribute, "overall": scores.overall}
 
 
 def _save_previews(images: Tensor, folder: Path, run: Path) -> list[str]:

@@ -18,7 +18,7 @@ from tintype.errors import UserError
 from tintype.seams import Encoder
 from tintype.settings import Part
 from tintype.vision import hub, inception, lpips
-from tintype.vision.frozen import full_fp32
+from tintype.vision.frozen import Arithmetic, frozen_arithmetic
 from tintype.vision.preprocess import check_bytes
 from tintype.vision.scene_encoder import (
     FEATURES,
@@ -93,9 +93,10 @@ class VggSettings(EncoderPart):
 
 class _HubPart(EncoderPart):
     revision: str | None = Field(None, description="Branch, tag or commit of the hub; a commit cannot change")
+    arithmetic: Arithmetic = Field("fp32", description="tf32: several times as fast on a GPU, other last digits")
 
     def _checkpoint(self, source: str) -> hub.Checkpoint:
-        return hub.Checkpoint(source, self.revision)
+        return hub.Checkpoint(source, self.revision, self.arithmetic)
 
 
 class ClipSettings(_HubPart):
@@ -185,7 +186,7 @@ class SceneFeatures:
         return prepared(image_BCHW.to(self._device))
 
     def encode(self, input_BCHW: Tensor) -> Tensor:
-        with full_fp32(self._device):
+        with frozen_arithmetic(self._device):
             map_BCHW: Tensor = self._encoder.trunk(input_BCHW.contiguous(memory_format=torch.channels_last))
             return map_BCHW.mean(dim=(2, 3))
 

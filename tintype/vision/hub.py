@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from tintype.errors import UserError
-from tintype.vision.frozen import FrozenEncoder, full_fp32
+from tintype.vision.frozen import Arithmetic, FrozenEncoder, frozen_arithmetic
 from tintype.vision.preprocess import Filter, Preprocess, Resampling
 from tintype.vision.weights import digest
 
@@ -36,10 +36,11 @@ _FILTERS: dict[int, Filter] = {2: "bilinear", 3: "bicubic"}
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder, or a repository of the hub at a revision."""
+    """A folder, or a repository of the hub at a revision; and how the network is to compute."""
 
     source: str
     revision: str | None = None
+    arithmetic: Arithmetic = "fp32"
 
     @property
     def folder(self) -> Path | None:
@@ -149,11 +150,20 @@ class _TransformersEncoder(FrozenEncoder):
         self._checkpoint = checkpoint
         self._grid = (preprocess.size_px // vision.patch_size,) * 2
         weights = digest(model.parameters())
-        super().__init__(name, model, preprocess, device, words=checkpoint.words, output=output, weights_digest=weights)
+        super().__init__(
+            name,
+            model,
+            preprocess,
+            device,
+            words=checkpoint.words,
+            output=output,
+            weights_digest=weights,
+            arithmetic=checkpoint.arithmetic,
+        )
 
     def patch_tokens(self, input_BCHW: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """The last block's tokens of the patches, row by row, and their rows and columns."""
-        with full_fp32(self._device):
+        with frozen_arithmetic(self._device, self.arithmetic):
             tokens_BLD: Tensor = self._vision(input_BCHW.to(self._device)).last_hidden_state
         rows, columns = self._grid
         return tokens_BLD[:, -rows * columns :].to(torch.float32), (rows, columns)
@@ -174,7 +184,7 @@ class _TextImageEncoder(_TransformersEncoder):
         encoded = self._tokenizer(
             prompts, padding="max_length", truncation=True, max_length=limit, return_tensors="pt"
         ).to(self._device)
-        with full_fp32(self._device):
+        with frozen_arithmetic(self._device, self.arithmetic):
             return self._text_features(encoded["input_ids"], encoded.get("attention_mask")).to(torch.float32)
 
     def _text_features(self, ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, batch_norm, conv2d, max_pool2d
 
 from tintype.errors import UserError
-from tintype.vision.frozen import FrozenEncoder
+from tintype.vision.frozen import FrozenEncoder, matrix_conv2d
 from tintype.vision.pickles import read_state_dict, read_torchscript
 from tintype.vision.preprocess import Preprocess, Resampling
 from tintype.vision.weights import Known, Packaged, Tensors, Url, Weights, fill
@@ -61,7 +61,8 @@ class _Unit(nn.Module):
         self.register_buffer("variance", torch.ones(channels_out))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        convolved_BCHW = conv2d(x_BCHW, self.weight, None, self.stride, self.padding)
+        convolve = conv2d if x_BCHW.device.type == "cpu" else matrix_conv2d
+        convolved_BCHW = convolve(x_BCHW, self.weight, None, self.stride, self.padding)
         normed_BCHW = batch_norm(convolved_BCHW, self.mean, self.variance, None, self.beta, eps=_EPSILON)
         return normed_BCHW.relu_()
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d
 
 from tintype.errors import UserError
-from tintype.vision.frozen import FrozenEncoder, full_fp32
+from tintype.vision.frozen import FrozenEncoder, frozen_arithmetic
 from tintype.vision.pickles import read_arrays, read_state_dict
 from tintype.vision.preprocess import Preprocess, Resampling, check_bytes
 from tintype.vision.weights import Known, Packaged, Tensors, digest, fetch, fill
@@ -149,7 +149,7 @@ def load_lpips(net: Net, device: torch.device | str = "cpu", weights: str | None
 def lpips(a_BCHW: Tensor, b_BCHW: Tensor, device: torch.device | str = "cpu", net: Net = "vgg16") -> Tensor:
     """The distance of each pair of uint8 pictures, as float32 [B] on the device."""
     device = torch.device(device)
-    with full_fp32(device):
+    with frozen_arithmetic(device):
         return _loaded(net, device).of_bytes(a_BCHW.to(device), b_BCHW.to(device))
 
 
@@ -177,7 +177,7 @@ class VggEncoder(FrozenEncoder):
         return self._map(input_BCHW).mean(dim=(2, 3))
 
     def patch_tokens(self, input_BCHW: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        with full_fp32(self._device):
+        with frozen_arithmetic(self._device):
             map_BCHW = self._map(input_BCHW.to(self._device))
         return map_BCHW.flatten(2).transpose(1, 2), (map_BCHW.shape[2], map_BCHW.shape[3])
 

@@ -22,6 +22,7 @@ Filter = Literal["bilinear", "bicubic", "bicubic-0.75"]
 Grid = Literal["centred", "tf1"]
 
 _BICUBIC_A: dict[Filter, float] = {"bicubic": -0.5, "bicubic-0.75": -0.75}
+_GPU_NUMBERS = 1 << 27
 _FIXED_POINT = 2.0**22
 """Pillow keeps the weights of a resize of bytes as multiples of 2^-22. Their products with bytes are exact here."""
 
@@ -90,17 +91,21 @@ class Preprocess:
 
     def __call__(self, image_BCHW: Tensor) -> Tensor:
         check_bytes(image_BCHW)
-        return torch.stack([self._one(image_CHW) for image_CHW in image_BCHW])
+        return torch.cat([self._some(chunk_BCHW) for chunk_BCHW in image_BCHW.split(self._at_once(image_BCHW))])
 
-    def _one(self, image_CHW: Tensor) -> Tensor:
+    def _at_once(self, image_BCHW: Tensor) -> int:
+        """A CPU's caches like one picture at a time; a GPU wants many, as far as its memory goes."""
+        largest = max(image_BCHW[0].numel(), 3 * self.size_px**2)
+        return 1 if image_BCHW.device.type == "cpu" else max(1, _GPU_NUMBERS // largest)
+
+    def _some(self, image_BCHW: Tensor) -> Tensor:
         if self.fit == "crop-first":
-            side = min(image_CHW.shape[1:])
-            image_CHW = _middle(image_CHW, side)
-        height, width = self._resized(image_CHW.shape[1], image_CHW.shape[2])
-        resized_CHW = resize(image_CHW, height, width, self.resampling, crop_px=self.size_px)
-        mean_C11 = torch.tensor(self.mean, dtype=torch.float64, device=image_CHW.device).view(3, 1, 1)
-        std_C11 = torch.tensor(self.std, dtype=torch.float64, device=image_CHW.device).view(3, 1, 1)
-        return ((resized_CHW * self.scale - mean_C11) / std_C11).to(torch.float32)
+            side = min(image_BCHW.shape[2:])
+            image_BCHW = _middle(image_BCHW, side)
+        height, width = self._resized(image_BCHW.shape[2], image_BCHW.shape[3])
+        resized_BCHW = resize(image_BCHW, height, width, self.resampling, crop_px=self.size_px)
+        mean_C11, std_C11 = _per_channel(self.mean, image_BCHW.device), _per_channel(self.std, image_BCHW.device)
+        return ((resized_BCHW * self.scale - mean_C11) / std_C11).to(torch.float32)
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         if self.fit != "short-side":
@@ -123,12 +128,12 @@ def check_bytes(image_BCHW: Tensor) -> None:
         raise ValueError(f"pictures must have the shape [B, 3, H, W], not {list(image_BCHW.shape)}")
 
 
-def resize(image_CHW: Tensor, height: int, width: int, how: Resampling, crop_px: int | None = None) -> Tensor:
-    """Bytes to float64 [C, height, width], or only the middle `crop_px` of each axis. Columns first."""
-    columns_OI = _axis_weights(image_CHW.shape[2], width, how, crop_px).to(image_CHW.device)
-    rows_OI = _axis_weights(image_CHW.shape[1], height, how, crop_px).to(image_CHW.device)
-    wide_CHO = _settle(image_CHW.to(torch.float64) @ columns_OI.T, how, last=False)
-    return _settle(rows_OI @ wide_CHO, how, last=True)
+def resize(image_BCHW: Tensor, height: int, width: int, how: Resampling, crop_px: int | None = None) -> Tensor:
+    """Bytes to float64 of height by width, or only the middle `crop_px` of each axis. Columns first."""
+    columns_OI = _axis_weights(image_BCHW.shape[-1], width, how, crop_px, image_BCHW.device)
+    rows_OI = _axis_weights(image_BCHW.shape[-2], height, how, crop_px, image_BCHW.device)
+    wide_BCHO = _settle(image_BCHW.to(torch.float64) @ columns_OI.T, how, last=False)
+    return _settle(rows_OI @ wide_BCHO, how, last=True)
 
 
 def _settle(x: Tensor, how: Resampling, last: bool) -> Tensor:
@@ -138,13 +143,21 @@ def _settle(x: Tensor, how: Resampling, last: bool) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _axis_weights(in_px: int, out_px: int, how: Resampling, crop_px: int | None) -> Tensor:
+def _axis_weights(in_px: int, out_px: int, how: Resampling, crop_px: int | None, device: torch.device) -> Tensor:
     """The matrix [O, I] of one axis; each row sums to one."""
     weights_OI = _widened(in_px, out_px, how.filter) if how.antialias else _pointed(in_px, out_px, how)
     if how.quantise:
         scaled_OI = weights_OI * _FIXED_POINT
         weights_OI = torch.copysign((scaled_OI.abs() + 0.5).floor(), scaled_OI) / _FIXED_POINT
-    return weights_OI if crop_px is None else _middle(weights_OI[None], crop_px, rows_only=True)[0]
+    if crop_px is not None:
+        first = (out_px - crop_px) // 2
+        weights_OI = weights_OI[first : first + crop_px]
+    return weights_OI.to(device)
+
+
+@lru_cache(maxsize=64)
+def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=device).view(-1, 1, 1)
 
 
 def _widened(in_px: int, out_px: int, name: Filter) -> Tensor:
@@ -179,10 +192,9 @@ def _kernel(x: Tensor, name: Filter) -> Tensor:
     return torch.where(x < 1.0, near, torch.where(x < 2.0, far, 0.0))
 
 
-def _middle(image_CHW: Tensor, side: int, rows_only: bool = False) -> Tensor:
-    top = (image_CHW.shape[1] - side) // 2
-    left = 0 if rows_only else (image_CHW.shape[2] - side) // 2
-    return image_CHW[:, top : top + side, left : None if rows_only else left + side]
+def _middle(image_BCHW: Tensor, side: int) -> Tensor:
+    top, left = ((length - side) // 2 for length in image_BCHW.shape[2:])
+    return image_BCHW[:, :, top : top + side, left : left + side]
 
 
 def _short(values: tuple[float, ...]) -> str:

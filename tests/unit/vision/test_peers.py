@@ -1,0 +1,101 @@
+"""FID and its relatives against torch-fidelity and clean-fid, where those can be imported (they need torchvision)."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import linalg
+from torch import Tensor
+
+from tintype.metrics.feature_metrics import FEATURE_METRICS
+from tintype.metrics.pair import FeaturePair
+from tintype.vision import inception
+from tintype.vision.encoders import InceptionSettings, feature_matrix
+from tintype.vision.weights import fetch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def peer(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"{name} cannot be imported here: {error}")
+
+
+def pictures(count: int = 12) -> Tensor:
+    """Smooth and rough pictures with full contrast."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(count, 3, 9, 12, generator=generator)
+    smooth = torch.nn.functional.interpolate(coarse, (190, 250), mode="bicubic").clamp(0, 1)
+    rough = torch.rand(count, 3, 190, 250, generator=generator)
+    share = torch.linspace(0, 0.5, count)[:, None, None, None]
+    return ((1 - share) * smooth + share * rough).mul(255).round().byte()
+
+
+def features(shift: float, count: int = 300, size: int = 40) -> Tensor:
+    generator = torch.Generator().manual_seed(int(100 * shift))
+    return shift + torch.randn(count, size, generator=generator, dtype=torch.float64) * (1 + shift)
+
+
+def test_inception_is_torch_fidelitys(tmp_path: Path) -> None:
+    theirs = peer("torch_fidelity.feature_extractor_inceptionv3")
+    names = {"weight": "conv.weight", "beta": "bn.bias", "mean": "bn.running_mean", "variance": "bn.running_var"}
+    state = {"fc.weight": torch.zeros(1008, 2048), "fc.bias": torch.zeros(1008)}
+    for name, tensor in fetch(inception.WEIGHTS).tensors.items():
+        unit, _, part = name.rpartition(".")
+        state[f"{unit}.{names[part]}"] = tensor
+        state[f"{unit}.bn.weight"] = torch.ones(tensor.shape[:1])
+        state[f"{unit}.bn.num_batches_tracked"] = torch.tensor(0)
+    torch.save(state, tmp_path / "weights.pth")
+    network = theirs.FeatureExtractorInceptionV3("x", ["2048"], str(tmp_path / "weights.pth"), "float64").to(DEVICE)
+    with torch.no_grad():
+        wanted = network(pictures().to(DEVICE))[0].cpu()
+    found = feature_matrix(InceptionSettings(resize="tf").build(DEVICE), [pictures()])
+    assert (found - wanted).norm() / wanted.norm() < 1e-5
+
+
+def test_the_clean_resize_is_clean_fids() -> None:
+    resizer = peer("cleanfid.resize").build_resizer("clean")
+    wanted = np.stack([resizer(image.permute(1, 2, 0).numpy()) for image in pictures()]).transpose(0, 3, 1, 2)
+    encoder: Any = InceptionSettings(resize="clean").build(DEVICE)
+    found = encoder.prepare(pictures()).cpu() * 128 + 128
+    assert (found - torch.from_numpy(wanted)).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.1, 0.7])
+def test_fid_is_theirs(shift: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, real = features(shift), features(0.05)
+    found = FEATURE_METRICS["fd"](FeaturePair(fake, real)).value
+    theirs = peer("torch_fidelity.metric_fid")
+    of = theirs.fid_features_to_statistics
+    assert found == pytest.approx(
+        theirs.fid_statistics_to_metric(of(fake), of(real), False)[theirs.KEY_METRIC_FID], rel=1e-6
+    )
+    clean, root = peer("cleanfid.fid"), linalg.sqrtm
+    monkeypatch.setattr(clean.linalg, "sqrtm", lambda a, disp=True: root(a) if disp else (root(a), 0.0))  # older scipy
+    moments = [(f.mean(0).numpy(), np.cov(f.numpy(), rowvar=False)) for f in (fake, real)]
+    assert found == pytest.approx(clean.frechet_distance(*moments[0], *moments[1]), rel=1e-6)
+
+
+def test_kid_is_torch_fidelitys() -> None:
+    theirs = peer("torch_fidelity.metric_kid")
+    fake, real = features(0.1), features(0.05)
+    kernel = {"kid_kernel_poly_degree": 3, "kid_kernel_poly_gamma": None, "kid_kernel_poly_coef0": 1}
+    pairs = [(fake, fake), (fake, real), (real, real)]
+    wanted = theirs.mmd2(*(theirs.kernel_poly(a.numpy(), b.numpy(), **kernel) for a, b in pairs))
+    assert FEATURE_METRICS["kid"](FeaturePair(fake, real)).value == pytest.approx(wanted, rel=1e-6)
+
+
+def test_precision_and_recall_are_torch_fidelitys() -> None:
+    theirs = peer("torch_fidelity.metric_prc")
+    fake, real = features(0.1, 400), features(0.05, 350)
+    precision, recall = theirs.calculate_precision_recall_full(fake, real)
+    pair = FeaturePair(fake, real)
+    assert FEATURE_METRICS["precision"](pair).value == pytest.approx(precision, abs=1e-7)
+    assert FEATURE_METRICS["recall"](pair).value == pytest.approx(recall, abs=1e-7)
