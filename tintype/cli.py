@@ -329,12 +329,20 @@ def bench(
     recipe: Annotated[str, typer.Option(help="The plan to measure")] = "pocket",
     steps: Annotated[int, typer.Option(min=2, help="Training steps to time")] = 40,
     set_: Set = [],  # noqa: B006
+    metrics: Annotated[bool, typer.Option("--metrics", help="Time the metrics on 10,000 pictures instead")] = False,
     json_: Json = False,
 ) -> None:
-    """Measure training, sampling and rendering speed, with the time split by part."""
+    """Measure training, sampling and rendering speed, with the time split by part; or the speed of the metrics."""
     from tintype.bench import measure
+    from tintype.metrics.speed import time_feature_metrics
+    from tintype.train.parts import choose_device
 
-    result = measure(_plan(recipe, set_, []), steps)
+    plan = _plan(recipe, set_, [])
+    if metrics:
+        sizes, device = (768, 1024, 2048), choose_device(plan.run.device)
+        result = {f"seconds, 10,000 × {size}": time_feature_metrics(10_000, size, device) for size in sizes}
+    else:
+        result = measure(plan, steps)
     if json_:
         _print_json(result)
         return

@@ -214,7 +214,7 @@ _TABLE = (
     ),
     FeatureMetric(
         "kid",
-        "kernel distance (KID)",
+        "KID",
         "lower",
         "unbiased squared MMD with the kernel (x·y / F + 1)³ (arXiv 1801.01401) over all pairs of the N fake and the M "
         "real images (no subsets), in float64; not multiplied by anything",
