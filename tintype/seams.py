@@ -182,3 +182,10 @@ class Measured:
     method: str = ""
     """How the error was found."""
     warnings: tuple[str, ...] = ()
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of sampling, by the normal approximation."""
+        if self.error is None:
+            return None
+        return self.value - 1.96 * self.error, self.value + 1.96 * self.error

@@ -15,7 +15,10 @@ from typer.testing import CliRunner
 from tests.end_to_end.test_study import environment, tintype
 from tests.tiny import TINY
 from tintype import cli
+from tintype.data.scenes import draw_scenes
+from tintype.data.scenes.render import render
 from tintype.errors import UserError
+from tintype.images import save_png
 from tintype.techniques import TECHNIQUES
 
 runner = CliRunner()
@@ -42,6 +45,18 @@ def test_plans_are_shown_compared_and_described() -> None:
     assert json.loads(ask("plan", "schema"))["title"] == "Plan"
 
 
+def test_two_sets_of_pictures_are_scored_without_a_run(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for index, image in enumerate(render(draw_scenes(0, range(10), "eval"), 16, ord(name), range(10))):
+            save_png(image, tmp_path / name / f"{index}.png")
+    both = ["--images", str(tmp_path / "a"), "--reference", str(tmp_path / "b"), "--set", "encoders=[scenes]"]
+    shown = " ".join(ask("evaluate", *both).split())
+    assert "10 against 10 pictures" in shown and "coverage (scenes)" in shown and "note: " in shown
+    result = json.loads(ask("evaluate", *both, "--json"))
+    assert result["encoders"]["scenes"]["identity"][:12] in shown and len(result["metrics"]) == 10
+
+
 def test_a_dry_run_shows_the_arms() -> None:
     shown = ask("ablate", "pocket", "--out", "unused", "--dry-run")
     assert "captions.column: long → short" in shown and "nothing (other seeds)" in shown
@@ -62,6 +77,17 @@ def test_a_dry_run_shows_the_arms() -> None:
         (["ablate", "poket", "--out", "x"], "unknown study 'poket'"),
         (["ablate", "pocket", "--out", "x", "--arm", "emma"], "unknown arm 'emma'"),
         (["evaluate", "nowhere"], "is not a run"),
+        (["evaluate"], "give the folder of a run, or --images A --reference B"),
+        (["evaluate", "--images", "nowhere"], "give the folder of a run, or --images A --reference B"),
+        (["evaluate", "--images", "nowhere", "--reference", "x"], "nowhere does not exist"),
+        (["evaluate", "--images", ".", "--reference", "."], "holds no pictures"),
+        (["evaluate", "--images", ".", "--reference", ".", "--set", "encoders=[incepton]"], "did you mean 'inception'"),
+        (
+            ["evaluate", "--images", ".", "--reference", ".", "--set", "metrics=[fid]"],
+            "unknown metric 'fid'",
+        ),
+        (["power", "nowhere"], "no studies found"),
+        (["power", "--effect", "0%"], "--effect 0%"),
         (["sample", "nowhere", "a ball"], "is not a run"),
         (["report", "nowhere"], "holds no study"),
     ],

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tintype.data.pictures import Pictures, open_pictures
 from tintype.errors import UserError
-from tintype.evaluation.protocol import Definition, MetricKind, metric_label, refuse_twice, warnings_of
+from tintype.evaluation.protocol import Definition, MetricKind, metric_label, numbers_of, refuse_twice, warnings_of
 from tintype.evaluation.reference import (
     About,
     picture_features,
@@ -110,9 +110,7 @@ def evaluate_images(
         "reference": {"path": str(reference), "count": about.count, "fingerprint": about.fingerprint},
         "protocol": plain(protocol),
         "encoders": encoders,
-        "metrics": {name: one.value for name, one in measured.items()},
-        "errors": {name: one.error for name, one in measured.items() if one.error is not None},
-        "error_methods": {name: one.method for name, one in measured.items() if one.method},
+        **numbers_of(measured),
         "warnings": warnings_of(measured, meanings),
         "definitions": {name: meaning.definition for name, meaning in meanings.items()},
         "seconds": time.perf_counter() - began,

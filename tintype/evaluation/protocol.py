@@ -206,6 +206,16 @@ def definitions(protocol: Protocol) -> dict[str, Definition]:
     return found
 
 
+def numbers_of(measured: Mapping[str, Measured]) -> dict[str, dict[str, Any]]:
+    """The numbers as a result keeps them."""
+    return {
+        "metrics": {name: one.value for name, one in measured.items()},
+        "errors": {name: one.error for name, one in measured.items() if one.error is not None},
+        "intervals": {name: one.interval for name, one in measured.items() if one.interval is not None},
+        "error_methods": {name: one.method for name, one in measured.items() if one.method},
+    }
+
+
 def warnings_of(measured: Mapping[str, Measured], meanings: Mapping[str, Definition]) -> list[str]:
     """Each warning once, behind the metrics that it is about."""
     about: dict[str, list[str]] = {}

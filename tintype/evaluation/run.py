@@ -18,7 +18,7 @@ from tintype.data.scenes import CaptionKind
 from tintype.data.scenes.source import SceneSource
 from tintype.errors import UserError
 from tintype.evaluation.prompts import CAPTIONS, read_prompts
-from tintype.evaluation.protocol import Protocol, Sampling, definitions, warnings_of
+from tintype.evaluation.protocol import Protocol, Sampling, definitions, numbers_of, warnings_of
 from tintype.evaluation.reference import data_reference, held_out
 from tintype.evaluation.samples import Samples, samples_of
 from tintype.images import save_png
@@ -83,9 +83,7 @@ def evaluate(
         "protocol": plain(protocol),
         "protocol_hash": protocol.hash,
         "encoders": card.encoders,
-        "metrics": {name: one.value for name, one in card.measured.items()},
-        "errors": {name: one.error for name, one in card.measured.items() if one.error is not None},
-        "error_methods": {name: one.method for name, one in card.measured.items() if one.method},
+        **numbers_of(card.measured),
         "warnings": card.warnings,
         "details": card.details,
         "samples": {one.sampling.name: str(one.folder.relative_to(path)) for one in samples},

@@ -69,6 +69,8 @@ def test_every_number_that_is_defined_is_measured(scored: Scored) -> None:
 def test_the_error_of_sampling_stands_beside_it_with_its_method(scored: Scored) -> None:
     errors, methods = scored.result["errors"], scored.result["error_methods"]
     assert set(errors) == set(methods) == set(scored.result["metrics"]) - {"images_per_s"}
+    low, high = scored.result["intervals"]["fd_scenes"]
+    assert high - low == pytest.approx(2 * 1.96 * errors["fd_scenes"])
     assert "bootstrap" in methods["scene_accuracy"] and "jackknife" in methods["fd_scenes"]
 
 
