@@ -140,6 +140,8 @@ def evaluate(
     """Score a run, or any set of pictures against another: a folder, a .tar or a .parquet file each."""
     if (run is None) == (images is None) or (images is None) != (reference is None):
         raise UserError("give the folder of a run, or --images A --reference B")
+    if run is not None and save_reference is not None:
+        raise UserError("--save-reference goes with --images and --reference; a run keeps its reference by itself")
     if images is not None and reference is not None:
         _evaluate_images(images, reference, save_reference, set_, device, json_)
     elif run is not None:
@@ -376,4 +378,4 @@ def _any_plan(name: str) -> Any:
 
 
 def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1) + "\n")
+    sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")

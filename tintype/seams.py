@@ -167,6 +167,10 @@ class Encoder(Protocol):
 class TextImageEncoder(Encoder, Protocol):
     """An encoder that puts texts into the same space as images."""
 
+    @property
+    def text_identity(self) -> str:
+        """SHA-256 over the tokenizer, which `identity` leaves out: with it, it decides the features of texts."""
+
     def encode_text(self, prompts: Sequence[str]) -> Tensor: ...
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,17 +23,25 @@ from torch import Tensor
 
 from tintype.errors import UserError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".bmp", ".ppm", ".tif", ".tiff", ".gif")
+_MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "YCbCr")
+"""Kinds of pixels that have an exact meaning in eight bits."""
 _MOST_PIXELS = 1 << 26
-_AHEAD = 64
+_AHEAD = 16
+_TAR_BLOCK = 512
+
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A picture as bytes, with its name for messages."""
+    """A picture as bytes. `name` is for messages; `stem` is its file's name without the ending, where it has one."""
 
     name: str
     content: bytes
+    stem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,45 +62,63 @@ class Pictures:
 
     def __iter__(self) -> Iterator[Tensor]:
         """uint8 [3, H, W], decoded a little ahead by several threads."""
-        return map_ahead(decode, islice(self.encoded(), self.limit))
+        return (image_CHW for _, image_CHW in self.named())
+
+    def named(self) -> Iterator[tuple[Encoded, Tensor]]:
+        return map_ahead(lambda one: (one, decode(one)), islice(self.encoded(), self.limit))
 
 
 def open_pictures(path: Path, limit: int | None = None) -> Pictures:
     """A folder (looked through to its leaves, by name), a `.tar`, a `.parquet` file, or a folder of such files."""
     if path.is_dir():
         return Pictures(path, _folder_reader(path), limit)
-    readers = {".tar": _read_tar, ".parquet": _read_parquet, ".safetensors": _read_shard}
     if not path.exists():
         raise UserError(f"{path} does not exist; give a folder of images, a .tar or a .parquet file")
-    if path.suffix not in readers:
+    if path.suffix.lower() not in _SETS:
         raise UserError(f"{path}: unknown kind of picture set; give a folder of images, a .tar or a .parquet file")
-    reader = readers[path.suffix]
+    reader = _SETS[path.suffix.lower()]
     return Pictures(path, lambda: reader(path), limit)
 
 
 def _folder_reader(path: Path) -> Callable[[], Iterator[Encoded]]:
-    files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
-    pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
-    if pictures:
-        return lambda: (Encoded(str(file), file.read_bytes()) for file in pictures)
-    for suffix, read in ((".tar", _read_tar), (".parquet", _read_parquet), (".safetensors", _read_shard)):
-        sets = [file for file in files if file.suffix == suffix]
-        if sets:
-            return lambda: (one for file in sets for one in read(file))
-    raise UserError(f"{path} holds no pictures ({', '.join(SUFFIXES)}), no .tar and no .parquet file")
+    shown = [file for file in path.rglob("*") if not any(p.startswith(".") for p in file.relative_to(path).parts)]
+    by_kind: dict[str, list[Path]] = {}
+    for file in sorted(file for file in shown if file.is_file()):
+        suffix = file.suffix.lower()
+        if suffix in SUFFIXES or suffix in _SETS:
+            by_kind.setdefault("pictures" if suffix in SUFFIXES else suffix, []).append(file)
+    if not by_kind:
+        raise UserError(f"{path} holds no pictures ({', '.join(SUFFIXES)}), no .tar and no .parquet file")
+    if len(by_kind) > 1:
+        raise UserError(f"{path} holds {' and '.join(by_kind)} files; give a folder with one kind, or one of the files")
+    kind, files = next(iter(by_kind.items()))
+    if kind == "pictures":
+        return lambda: (Encoded(str(file), file.read_bytes(), file.stem) for file in files)
+    return lambda: (one for file in files for one in _SETS[kind](file))
 
 
 def _read_tar(path: Path) -> Iterator[Encoded]:
     """Members in the order of the file; nothing is unpacked to the disk."""
+    _refuse_cut(path)
     try:
-        with tarfile.open(path) as tar:
+        with tarfile.open(path, "r:") as tar:
             for member in tar:
                 if member.isfile() and Path(member.name).suffix.lower() in SUFFIXES:
                     content = tar.extractfile(member)
                     assert content is not None
-                    yield Encoded(f"{path}:{member.name}", content.read())
+                    yield Encoded(f"{path}:{member.name}", content.read(), Path(member.name).stem)
     except tarfile.TarError as error:
         raise UserError(f"{path} cannot be read as a tar file: {error}") from None
+
+
+def _refuse_cut(path: Path) -> None:
+    """A tar ends with a block of zeros; Python's reader takes one that was cut between members for a whole one."""
+    with path.open("rb") as file:
+        file.seek(0, io.SEEK_END)
+        size = file.tell()
+        file.seek(max(0, size - _TAR_BLOCK))
+        if size % _TAR_BLOCK or any(file.read()):
+            raise UserError(f"{path} cannot be read as a tar file: it is cut short, compressed, or no tar")
 
 
 def _read_parquet(path: Path) -> Iterator[Encoded]:
@@ -130,21 +156,32 @@ def _read_shard(path: Path) -> Iterator[Encoded]:
         yield Encoded(f"{path}, image {index}", buffer.getvalue())
 
 
+_SETS: dict[str, Callable[[Path], Iterator[Encoded]]] = {
+    ".tar": _read_tar,
+    ".parquet": _read_parquet,
+    ".safetensors": _read_shard,
+}
+
+
 def decode(one: Encoded) -> Tensor:
-    """uint8 [3, H, W] in RGB. Bounded before any pixel is decoded."""
+    """uint8 [3, H, W] in RGB. Bounded before any pixel is decoded; refused where eight opaque bits cannot hold it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(one.content))
             if image.width * image.height > _MOST_PIXELS:
                 raise UserError(f"{one.name} has {image.width} × {image.height} pixels; the most is {_MOST_PIXELS}")
+            if image.mode not in _MODES:
+                raise UserError(f"{one.name} has pixels of the kind {image.mode}; convert it to 8 bits a channel first")
+            if image.has_transparency_data and min(image.convert("RGBA").getchannel("A").tobytes()) < 255:
+                raise UserError(f"{one.name} is transparent in places; put it on a background first")
             pixels = np.array(image.convert("RGB"))
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"{one.name} cannot be read as an image: {error}. Mend or remove it; none is skipped") from None
     return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
-def map_ahead(function: Callable[[Encoded], Tensor], items: Iterable[Encoded]) -> Iterator[Tensor]:
+def map_ahead(function: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
     """`map` in order, with a bounded number of items under way."""
     source = iter(items)
     with ThreadPoolExecutor() as pool:

@@ -5,8 +5,10 @@ N: pictures, F: size of a feature vector.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from tintype.metrics.resample import mean_with_error
 from tintype.seams import Encoder, Measured
 from tintype.settings import Settings, plain
 from tintype.vision.encoders import EncoderChoice, InceptionSettings
-from tintype.vision.lpips import lpips
+from tintype.vision.lpips import SMALLEST_PX, lpips
 
 OnImages = Callable[[int], None]
 
@@ -59,7 +61,7 @@ def image_definitions(protocol: ImageProtocol) -> dict[str, Definition]:
     for encoder in protocol.encoders:
         for kind in protocol.metrics:
             metric = FEATURE_METRICS[kind]
-            label = metric_label(kind, encoder.kind, encoder.title)
+            label = metric_label(kind, encoder)
             found[f"{kind}_{encoder.title}"] = Definition(label, metric.direction, metric.definition)
     if protocol.paired:
         found |= _RECONSTRUCTION
@@ -85,9 +87,8 @@ def evaluate_images(
 ) -> dict[str, Any]:
     """The metrics of the pictures in `images` against those in `reference`, or against a saved reference."""
     began = time.perf_counter()
-    saved = reference.suffix == ".safetensors" and not protocol.paired
-    if len(protocol.encoders) > 1 and (saved or save_reference):
-        raise UserError("a reference file holds the features of one encoder; score one encoder at a time with it")
+    saved = reference.suffix == ".safetensors"
+    _refuse_conflicts(protocol, saved, save_reference)
     fake = open_pictures(images, protocol.limit)
     real = None if saved else open_pictures(reference, protocol.limit)
     measured: dict[str, Measured] = {}
@@ -95,7 +96,7 @@ def evaluate_images(
     for settings in protocol.encoders:
         encoder = settings.build(device)
         real_MF, about = _reference(reference, real, encoder, on_images)
-        fake_NF, fake_about = picture_features(fake, encoder, on_images)
+        fake_NF, fake_about = picture_features(fake, encoder, on_images, keep=False)
         if save_reference:
             write_reference(save_reference, real_MF, about)
         pair = FeaturePair(fake_NF, Reference(real_MF, device))
@@ -104,6 +105,7 @@ def evaluate_images(
         encoders[encoder.name] = {"identity": encoder.identity, "definition": encoder.definition}
     if real is not None and protocol.paired:
         measured |= reconstruction(fake, real, device)
+    _refuse_nonfinite(measured)
     meanings = image_definitions(protocol)
     return {
         "images": {"path": str(images), "count": fake_about.count, "fingerprint": fake_about.fingerprint},
@@ -111,7 +113,7 @@ def evaluate_images(
         "protocol": plain(protocol),
         "encoders": encoders,
         **numbers_of(measured),
-        "warnings": warnings_of(measured, meanings),
+        "warnings": [*_same_pictures(fake_about, about), *warnings_of(measured, meanings)],
         "definitions": {name: meaning.definition for name, meaning in meanings.items()},
         "seconds": time.perf_counter() - began,
     }
@@ -126,22 +128,69 @@ def _reference(path: Path, pictures: Pictures | None, encoder: Encoder, on_image
     return features, about
 
 
+def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path | None) -> None:
+    """What cannot work is said before hours of reading."""
+    if len(protocol.encoders) > 1 and (saved or save_reference):
+        raise UserError("a reference file holds the features of one encoder; score one encoder at a time with it")
+    if saved and protocol.paired:
+        raise UserError("paired pictures need the reference's pictures; a reference file has their features only")
+    if saved and protocol.limit:
+        raise UserError("limit takes the first pictures of both sets; a reference file is used as it is")
+    if save_reference and save_reference.suffix != ".safetensors":
+        raise UserError(f"--save-reference {save_reference}: name it with the ending .safetensors")
+    if save_reference and not save_reference.parent.is_dir():
+        raise UserError(f"--save-reference {save_reference}: the folder {save_reference.parent} does not exist")
+
+
+def _same_pictures(fake: About, real: About) -> list[str]:
+    same = fake.fingerprint == real.fingerprint
+    return ["both sets are the same pictures: distances of zero say nothing about a model"] if same else []
+
+
+def _refuse_nonfinite(measured: Mapping[str, Measured]) -> None:
+    bad = [name for name, one in measured.items() if not math.isfinite(one.value)]
+    if bad:
+        raise UserError(f"{', '.join(bad)} came out as no finite number")
+
+
 def reconstruction(fake: Pictures, real: Pictures, device: torch.device) -> dict[str, Measured]:
     """PSNR, SSIM and LPIPS of picture i against reference i."""
     values: dict[str, list[Tensor]] = {name: [] for name in _RECONSTRUCTION}
     for index, (first, second) in enumerate(_pairs(fake, real)):
-        if first.shape != second.shape:
+        if first.shape != second.shape or min(first.shape[1:]) < SMALLEST_PX["vgg16"]:
             sizes = " against ".join(f"{image.shape[2]} × {image.shape[1]}" for image in (first, second))
-            raise UserError(f"pair {index}: {sizes} pixels; a reconstruction has its original's size")
+            raise UserError(
+                f"pair {index}: {sizes} pixels; a reconstruction has its original's size, and both sides have at least "
+                f"{SMALLEST_PX['vgg16']} pixels"
+            )
         a_BCHW, b_BCHW = first[None], second[None]
         values["psnr"].append(psnr(a_BCHW, b_BCHW))
         values["ssim"].append(ssim(a_BCHW, b_BCHW))
         values["lpips"].append(lpips(a_BCHW, b_BCHW, device).cpu())
-    return {name: mean_with_error(torch.cat(each)) for name, each in values.items()}
+    return _summary({name: torch.cat(each) for name, each in values.items()})
+
+
+def _summary(values: Mapping[str, Tensor]) -> dict[str, Measured]:
+    """Means. An exact pair has an infinite PSNR, so it is left out of that mean and counted in a note."""
+    found = {name: mean_with_error(value_N) for name, value_N in values.items() if name != "psnr"}
+    psnr_N = values["psnr"]
+    finite_N = psnr_N[psnr_N.isfinite()]
+    exact = len(psnr_N) - len(finite_N)
+    if len(finite_N):
+        one = mean_with_error(finite_N)
+        note = f"{exact} of {len(psnr_N)} pairs are exact and are left out of the mean"
+        found["psnr"] = replace(one, warnings=(note,)) if exact else one
+    return found
 
 
 def _pairs(fake: Pictures, real: Pictures) -> Iterator[Sequence[Tensor]]:
-    for first, second in zip_longest(fake, real):
+    for index, (first, second) in enumerate(zip_longest(fake.named(), real.named())):
         if first is None or second is None:
             raise UserError(f"{fake.path} and {real.path} hold different numbers of pictures; pairs need the same")
-        yield first, second
+        names = [one.stem for one, _ in (first, second)]
+        if None not in names and names[0] != names[1]:
+            raise UserError(
+                f"pair {index} is {first[0].name} and {second[0].name}: pictures are paired in order, and these have "
+                "different names. Name both alike, in the same order"
+            )
+        yield first[1], second[1]

@@ -43,16 +43,20 @@ def read_prompts(path: Path) -> PromptFile:
     rows = _rows(text, path)
     if not rows:
         raise UserError(f"{path} holds no prompt")
-    groups = {group: tuple(str(row[group]) for row in rows) for group in _GROUPS if all(group in row for row in rows)}
+    groups = {
+        group: tuple(str(row[group] or "–") for row in rows) for group in _GROUPS if all(group in row for row in rows)
+    }
     return PromptFile(tuple(row["prompt"] for row in rows), hashlib.sha256(raw).hexdigest(), groups)
 
 
 def _rows(text: str, path: Path) -> list[dict[str, Any]]:
-    if path.suffix == ".jsonl":
-        return [_json_row(line, f"{path}, line {number}") for number, line in enumerate(text.splitlines(), 1) if line]
-    if path.suffix in (".tsv", ".csv"):
-        return _table_rows(text, path)
-    return [{"prompt": line.strip()} for line in text.splitlines() if line.strip()]
+    suffix = path.suffix.lower()
+    lines = [(number, line.strip()) for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1)]
+    if suffix == ".jsonl":
+        return [_json_row(line, f"{path}, line {number}") for number, line in lines if line]
+    if suffix in (".tsv", ".csv"):
+        return _table_rows(text, path, tabs=suffix == ".tsv")
+    return [{"prompt": line} for _, line in lines if line]
 
 
 def _json_row(line: str, where: str) -> dict[str, Any]:
@@ -67,11 +71,14 @@ def _json_row(line: str, where: str) -> dict[str, Any]:
     return row
 
 
-def _table_rows(text: str, path: Path) -> list[dict[str, Any]]:
+def _table_rows(text: str, path: Path, tabs: bool) -> list[dict[str, Any]]:
+    """With tabs, a quotation mark is a part of the prompt."""
     lines = io.StringIO(text)
-    tabs = path.suffix == ".tsv"  # there, a quotation mark is a part of the prompt
     reader = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.DictReader(lines)
-    rows = [{str(key).lower(): value for key, value in row.items()} for row in reader]
+    try:
+        rows = [{str(key).lower(): value for key, value in row.items()} for row in reader]
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: {error}") from None
     for number, row in enumerate(rows, 2):
         if not (row.get("prompt") or "").strip():
             raise UserError(f"{path}, line {number}: no prompt; the first line must name a column 'Prompt'")

@@ -19,7 +19,7 @@ from tintype.metrics import clip_score, scene_accuracy, throughput, validation
 from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.seams import Direction, Measured
 from tintype.settings import Settings, plain
-from tintype.vision.encoders import EncoderChoice, SceneEncoderSettings
+from tintype.vision.encoders import EncoderChoice, EncoderPart, SceneEncoderSettings
 from tintype.vision.scene_encoder import scene_encoder_record
 
 MetricKind = Annotated[str, Field(description="One of " + ", ".join(FEATURE_METRICS))]
@@ -118,14 +118,23 @@ class Protocol(Settings):
         """Names of the encoders that read text too."""
         return [encoder.title for encoder in self.encoders if encoder.reads_text]
 
+    def with_prompts_in(self, folder: Path) -> Protocol:
+        """The protocol with relative paths of prompt files taken from a folder."""
+        found = [
+            condition
+            if condition.prompts in CAPTIONS
+            else condition.model_copy(update={"prompts": str(folder / condition.prompts)})
+            for condition in self.also
+        ]
+        return self.model_copy(update={"also": tuple(found)})
+
     @property
     def hash(self) -> str:
         """Names the evaluation: all that decides its numbers, and what the packaged encoder and prompt files hold."""
         content: dict[str, Any] = {**plain(self), "scene_encoder": scene_encoder_record()["sha256"]}
         content["sampler"].pop("batch")
-        content["prompt_files"] = {
-            c.prompts: read_prompts(Path(c.prompts)).sha256 for c in self.conditions if c.prompts not in CAPTIONS
-        }
+        for condition, sampling in zip(content["also"], self.conditions[1:], strict=True):
+            condition["prompts"] = sampling.prompts_sha256  # a file counts by its content, wherever it lies
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -139,6 +148,11 @@ class Sampling:
     per_prompt: int
     sampler: SamplerSettings
     distances: bool
+
+    @property
+    def prompts_sha256(self) -> str:
+        """The kind of caption, or the hash of a prompt file's content."""
+        return self.prompts if self.prompts in CAPTIONS else read_prompts(Path(self.prompts)).sha256
 
     def metric(self, name: str) -> str:
         """A metric's name under this condition."""
@@ -161,22 +175,12 @@ class Definition:
     definition: str
 
 
-_KNOWN_AS = {
-    ("fd", "inception"): "FID",
-    ("fd_inf", "inception"): "FID∞",
-    ("kid", "inception"): "KID",
-    ("fd", "dinov2"): "FD-DINOv2",
-    ("mmd_published", "clip"): "CMMD",
-    ("mmd_published", "dinov2"): "DINO-MMD",
-}
-"""Names under which a metric on an encoder was published."""
-
-
-def metric_label(kind: str, encoder_kind: str, encoder_name: str) -> str:
-    known = _KNOWN_AS.get((kind, encoder_kind))
-    if known and encoder_name == encoder_kind:
-        return known
-    return f"{known or FEATURE_METRICS[kind].label} ({encoder_name})"
+def metric_label(kind: str, encoder: EncoderPart) -> str:
+    """The published name where the definition is the published one, else the metric's own with the encoder's."""
+    published = encoder.published.get(kind)
+    if published and encoder.name is None:
+        return published
+    return f"{published or FEATURE_METRICS[kind].label} ({encoder.title})"
 
 
 def definitions(protocol: Protocol) -> dict[str, Definition]:
@@ -198,7 +202,7 @@ def definitions(protocol: Protocol) -> dict[str, Definition]:
         for encoder in protocol.encoders if sampling.distances else ():
             for kind in protocol.metrics:
                 one = FEATURE_METRICS[kind]
-                label = metric_label(kind, encoder.kind, encoder.title) + behind
+                label = metric_label(kind, encoder) + behind
                 meaning = Definition(label, one.direction, f"{one.definition}. Features: {encoder.title}.{how}")
                 found[sampling.metric(f"{kind}_{encoder.title}")] = meaning
     found["validation_loss"] = Definition("validation loss", "lower", validation.DEFINITION)

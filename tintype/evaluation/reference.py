@@ -68,11 +68,13 @@ def data_reference(data: DataSettings, protocol: Protocol, encoder: Encoder, dev
 
 
 def picture_features(
-    pictures: Pictures, encoder: Encoder, on_images: Callable[[int], None] = lambda images: None
+    pictures: Pictures, encoder: Encoder, on_images: Callable[[int], None] = lambda images: None, keep: bool = True
 ) -> tuple[Tensor, About]:
-    """Features of a set of pictures, kept for the next time."""
+    """Features of a set of pictures; kept for the next time where it may be a reference again."""
     fingerprint, count = pictures.fingerprint()
     about = About(encoder.name, encoder.identity, encoder.definition, str(pictures.path), fingerprint, count)
+    if not keep:
+        return feature_matrix(encoder, pictures, on_images=on_images), about
     return cached_features(about, encoder, pictures, on_images), about
 
 

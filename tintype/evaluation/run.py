@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from tintype.data.scenes import CaptionKind
 from tintype.data.scenes.source import SceneSource
 from tintype.errors import UserError
-from tintype.evaluation.prompts import CAPTIONS, read_prompts
+from tintype.evaluation.prompts import CAPTIONS, PromptFile, read_prompts
 from tintype.evaluation.protocol import Protocol, Sampling, definitions, numbers_of, warnings_of
 from tintype.evaluation.reference import data_reference, held_out
 from tintype.evaluation.samples import Samples, samples_of
@@ -26,16 +27,18 @@ from tintype.metrics import clip_score, scene_accuracy, throughput, validation
 from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair
 from tintype.metrics.resample import mean_with_error
+from tintype.plan import plan_from_folder
 from tintype.seams import Measured, TextImageEncoder
 from tintype.settings import DataSettings, plain
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder, write_json
 from tintype.train.load import load_run
-from tintype.train.parts import Parts
-from tintype.vision.encoders import feature_matrix, scene_features
+from tintype.train.parts import Parts, choose_device
+from tintype.vision.encoders import feature_matrix, forget_encoders, scene_features
 from tintype.vision.scene_encoder import SceneReading
 
 PREVIEWS = 8
+_CHUNK = 256
 FORMAT = 2
 
 
@@ -50,6 +53,17 @@ class Scorecard:
     warnings: list[str] = field(default_factory=list)
 
 
+def check_ready(protocol: Protocol) -> None:
+    """Finds a missing prompt file, weight or tokenizer before the first step of training, and fetches weights once."""
+    for sampling in protocol.conditions:
+        sampling_file(sampling)
+    for settings in protocol.encoders:
+        encoder = settings.build(torch.device("cpu"))
+        if settings.reads_text:
+            cast(TextImageEncoder, encoder).encode_text(["a picture"])
+    forget_encoders()
+
+
 def evaluate(
     path: Path,
     protocol: Protocol,
@@ -59,7 +73,9 @@ def evaluate(
     """The evaluation of a run's newest checkpoint. Images are made once; `on_step` is told the progress."""
     whole = checkpoint.newest_whole_step(RunFolder(path).checkpoints)
     if whole is not None and (stored := result_file(path, protocol, whole)).exists():
-        return read_result(stored)
+        result = read_result(stored)
+        if _read_by(result, protocol, choose_device(device or plan_from_folder(path).run.device)):
+            return result
     parts, step = load_run(path, device)
     stored = result_file(path, protocol, step)
     try:
@@ -96,6 +112,14 @@ def evaluate(
     return result
 
 
+def _read_by(result: Mapping[str, Any], protocol: Protocol, device: torch.device) -> bool:
+    """Whether a stored result was made by the encoders as they are now: weights can change behind the same name."""
+    return all(
+        settings.build(device).identity == result["encoders"].get(settings.title, {}).get("identity")
+        for settings in protocol.encoders
+    )
+
+
 def result_file(path: Path, protocol: Protocol, step: int) -> Path:
     return path / "evaluation" / f"{protocol.hash}-step-{step:09d}" / "result.json"
 
@@ -118,7 +142,14 @@ def sampling_prompts(data: DataSettings, protocol: Protocol, sampling: Sampling)
         assert sampling.count is not None
         records = held_out(data, protocol).records(range(sampling.count))
         return [record.captions[sampling.prompts] for record in records]
-    return _repeat(read_prompts(Path(sampling.prompts)).prompts, sampling.per_prompt)
+    file = sampling_file(sampling)
+    assert file is not None
+    return _repeat(file.prompts, sampling.per_prompt)
+
+
+def sampling_file(sampling: Sampling) -> PromptFile | None:
+    """The prompt file of a condition that has one."""
+    return None if sampling.prompts in CAPTIONS else read_prompts(Path(sampling.prompts))
 
 
 def _repeat(values: Sequence[str], times: int) -> list[str]:
@@ -153,7 +184,8 @@ def _score(parts: Parts, protocol: Protocol, samples: Sequence[Samples], count: 
         for settings, looks in _looks(protocol, one.sampling):
             if looks:
                 encoder = settings.build(parts.device)
-                card.encoders[encoder.name] = {"identity": encoder.identity, "definition": encoder.definition}
+                about = card.encoders.setdefault(encoder.name, {})
+                about |= {"identity": encoder.identity, "definition": encoder.definition}
                 fake_NF = feature_matrix(encoder, one.shards(), on_images=count)
                 if one.sampling.distances:
                     reference = data_reference(parts.plan.data, protocol, encoder, parts.device)
@@ -161,6 +193,7 @@ def _score(parts: Parts, protocol: Protocol, samples: Sequence[Samples], count: 
                     for kind in protocol.metrics:
                         card.measured[one.sampling.metric(f"{kind}_{encoder.name}")] = FEATURE_METRICS[kind](pair)
                 if settings.reads_text:
+                    about["text"] = encoder.text_identity
                     _score_text(card, encoder, fake_NF, one)
         card.warnings += _duplicates(one)
     _score_validation(card, parts, protocol)
@@ -172,15 +205,22 @@ def _score_accuracy(card: Scorecard, parts: Parts, protocol: Protocol, samples: 
     kind = samples.sampling.prompts
     if kind not in CAPTIONS:
         return
-    reading = scene_features(parts.device).read(samples.images())
-    scores = _accuracy(reading, held_out(parts.plan.data, protocol), kind, parts.plan.data.size_px)
+    reading = _read(samples.shards(), parts.device)
+    scores = _accuracy(reading, held_out(parts.plan.data, protocol), kind, len(samples), parts.plan.data.size_px)
     name = samples.sampling.metric("scene_accuracy")
     card.measured[name] = mean_with_error(torch.tensor(scores.per_image, dtype=torch.float64))
     card.details[name] = scores.by_attribute
 
 
-def _accuracy(reading: SceneReading, source: SceneSource, kind: str, size_px: int) -> scene_accuracy.Scores:
-    scenes = [record.attributes for record in source.records(range(len(reading.feature_BF)))]
+def _read(chunks: Iterable[Tensor], device: torch.device) -> SceneReading:
+    """What all the pictures show; they need not be in memory at once."""
+    readings = [scene_features(device).read(chunk_BCHW) for chunk_BCHW in chunks]
+    logits = {name: torch.cat([reading.logits[name] for reading in readings]) for name in readings[0].logits}
+    return SceneReading(torch.cat([reading.feature_BF for reading in readings]), logits)
+
+
+def _accuracy(reading: SceneReading, source: SceneSource, kind: str, count: int, size_px: int) -> scene_accuracy.Scores:
+    scenes = [record.attributes for record in source.records(range(count))]
     asked: CaptionKind = "long" if kind == "long" else "short"
     return scene_accuracy.score(reading, scenes, asked, size_px)
 
@@ -188,10 +228,9 @@ def _accuracy(reading: SceneReading, source: SceneSource, kind: str, size_px: in
 def _score_text(card: Scorecard, encoder: TextImageEncoder, fake_NF: Tensor, samples: Samples) -> None:
     rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(samples.prompts))}
     text_PF = encoder.encode_text(list(rows)).cpu()
-    groups: dict[str, Sequence[str]] = {}
-    if samples.sampling.prompts not in CAPTIONS:
-        of_file = read_prompts(Path(samples.sampling.prompts)).groups
-        groups = {group: _repeat(labels, samples.sampling.per_prompt) for group, labels in of_file.items()}
+    file = sampling_file(samples.sampling)
+    of_file = file.groups if file else {}
+    groups = {group: _repeat(labels, samples.sampling.per_prompt) for group, labels in of_file.items()}
     values = clip_score.text_scores(fake_NF, text_PF, [rows[prompt] for prompt in samples.prompts])
     for kind, value_N in values.items():
         name = samples.sampling.metric(f"{kind}_{encoder.name}")
@@ -212,11 +251,11 @@ def _score_validation(card: Scorecard, parts: Parts, protocol: Protocol) -> None
 
 def _duplicates(samples: Samples) -> list[str]:
     """Two prompts never give the same pixels, unless noise was repeated or the model ignores both."""
-    images = [image.numpy().tobytes() for shard in samples.shards() for image in shard]
-    copies = len(images) - len(set(images))
+    different = {hashlib.sha256(image.numpy().tobytes()).digest() for shard in samples.shards() for image in shard}
+    copies = len(samples) - len(different)
     if not copies:
         return []
-    return [f"{copies} of {len(images)} images ({samples.sampling.words}) are exact copies of another"]
+    return [f"{copies} of {len(samples)} images ({samples.sampling.words}) are exact copies of another"]
 
 
 def _refuse_nonfinite(path: Path, card: Scorecard) -> None:
@@ -240,7 +279,8 @@ def _accuracy_of_real(
     data: DataSettings, protocol: Protocol, kind: str, count: int, device: torch.device
 ) -> dict[str, float]:
     source = held_out(data, protocol)
-    scores = _accuracy(scene_features(device).read(source.images(range(count))), source, kind, data.size_px)
+    chunks = (source.images(range(first, min(first + _CHUNK, count))) for first in range(0, count, _CHUNK))
+    scores = _accuracy(_read(chunks, device), source, kind, count, data.size_px)
     return {**scores.by_attribute, "overall": scores.overall}
 
 

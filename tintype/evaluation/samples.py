@@ -41,18 +41,21 @@ class Samples:
         return len(self.prompts)
 
     def missing(self) -> list[tuple[int, int]]:
-        """The spans (first image, behind the last) that have no shard of just these prompts."""
+        """The spans (first image, behind the last) of which no shard has images of these prompts."""
         return [
             (first, last)
             for first, last in _spans(len(self.prompts))
-            if _asked(_shard(self.folder, first)) != _digest_of(self.prompts[first:last])
+            if _asked(_shard(self.folder, first))[: last - first] != digests(self.prompts[first:last])
         ]
 
     def make(self, parts: Parts, on_step: Callable[[int], None] = lambda images: None) -> None:
-        """Makes what is missing. `on_step` is told the number of images at each step of the sampler."""
+        """Makes what is missing. `on_step` is told the number of images at each step of the sampler.
+
+        Conditions that differ in their number of images only share a folder: the larger has all of the smaller.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         sampler = self.sampling.sampler
-        about = {"seed": self.seed, "size_px": self.size_px, "sampler": plain(sampler), "prompts": self.prompts}
+        about = {"seed": self.seed, "size_px": self.size_px, "sampler": plain(sampler)}
         write_json(self.folder / "samples.json", about)
         for first, last in self.missing():
             prompts = self.prompts[first:last]
@@ -63,8 +66,10 @@ class Samples:
 
     def shards(self) -> Iterator[Tensor]:
         """The images in order: uint8 [n, 3, H, W]."""
-        for first, _ in _spans(len(self.prompts)):
-            yield read_shard(_shard(self.folder, first))
+        if self.missing():
+            raise UserError(f"{self.folder} lacks images that were there before; run the same command again")
+        for first, last in _spans(len(self.prompts)):
+            yield read_shard(_shard(self.folder, first))[: last - first]
 
     def images(self) -> Tensor:
         return torch.cat(list(self.shards()))
@@ -80,13 +85,13 @@ def samples_hash(sampling: Sampling, seed: int, size_px: int) -> str:
     """Names the images by how they are made. What each was asked for stands in its shard."""
     sampler = plain(sampling.sampler)
     sampler.pop("batch")
-    content = [sampling.prompts, sampling.per_prompt, seed, size_px, sampler]
+    content = [sampling.prompts_sha256, sampling.per_prompt, seed, size_px, sampler]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def write_shard(path: Path, image_NCHW: Tensor, prompts: Sequence[str]) -> None:
     image_NCHW = image_NCHW.contiguous()
-    about = {"sha256": _digest(image_NCHW), "prompts": _digest_of(prompts)}
+    about = {"sha256": _digest(image_NCHW), "prompts": json.dumps(list(prompts)), "asked": " ".join(digests(prompts))}
     write_bytes(path, save({"images": image_NCHW}, metadata=about))
 
 
@@ -97,21 +102,21 @@ def read_shard(path: Path) -> Tensor:
             images: Tensor = file.get_tensor("images")
             expected = file.metadata()["sha256"]
     except (OSError, SafetensorError, KeyError, TypeError) as error:
-        raise UserError(f"{path} cannot be read as images ({error}); remove it to have them sampled again") from None
+        raise UserError(f"{path} is no shard of sampled images, or a damaged one ({error})") from None
     if _digest(images) != expected:
         raise UserError(f"{path} is damaged (its checksum differs); remove it to have the images sampled again")
     return images
 
 
-def _asked(path: Path) -> str | None:
-    """The prompts that a shard answers, as their digest."""
+def _asked(path: Path) -> list[str]:
+    """The prompts that a shard's images answer, as their digests; none where there is no whole shard."""
     if not path.exists():
-        return None
+        return []
     try:
         with safe_open(path, "pt") as file:
-            return (file.metadata() or {}).get("prompts")
+            return str((file.metadata() or {}).get("asked", "")).split()
     except SafetensorError:
-        return None
+        return []
 
 
 def _spans(count: int) -> list[tuple[int, int]]:
@@ -126,5 +131,5 @@ def _digest(tensor: Tensor) -> str:
     return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
 
 
-def _digest_of(prompts: Sequence[str]) -> str:
-    return hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()
+def digests(prompts: Sequence[str]) -> list[str]:
+    return [hashlib.sha256(prompt.encode()).hexdigest()[:16] for prompt in prompts]

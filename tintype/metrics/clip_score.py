@@ -1,6 +1,6 @@
 """Whether images show what their prompts say, as an encoder of images and texts sees it.
 
-N: images, F: size of a feature vector, P: different prompts.
+N: images, R: those of a block, F: size of a feature vector, P: different prompts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from tintype.metrics.resample import mean_with_error
 from tintype.seams import Measured
+
+_BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,15 @@ DEFINITIONS = {
 
 def text_scores(image_NF: Tensor, text_PF: Tensor, asked_N: Sequence[int]) -> dict[str, Tensor]:
     """Each metric's value for each image. `asked_N` is the row of each image's prompt."""
-    cosine_NP = functional.normalize(image_NF.double(), dim=1) @ functional.normalize(text_PF.double(), dim=1).T
-    own = torch.tensor(asked_N, device=cosine_NP.device)
-    cosine_N = cosine_NP.gather(1, own[:, None]).squeeze(1)
-    others_NP = cosine_NP.scatter(1, own[:, None], -torch.inf)
-    return {
-        "clip_score": 100 * cosine_N.clamp_min(0),
-        "clip_rank": (cosine_N > others_NP.amax(1)).double(),
-    }
+    unit_NF, unit_PF = (functional.normalize(table.double(), dim=1) for table in (image_NF, text_PF))
+    own_N = torch.tensor(asked_N, device=image_NF.device)
+    cosines, bests = [], []
+    for rows_RF, own_R in zip(unit_NF.split(_BLOCK), own_N.split(_BLOCK), strict=True):
+        cosine_RP = rows_RF @ unit_PF.T
+        cosines.append(cosine_RP.gather(1, own_R[:, None]).squeeze(1))
+        bests.append(cosine_RP.scatter_(1, own_R[:, None], -torch.inf).amax(1))
+    cosine_N, best_other_N = torch.cat(cosines), torch.cat(bests)
+    return {"clip_score": 100 * cosine_N.clamp_min(0), "clip_rank": (cosine_N > best_other_N).double()}
 
 
 def summarise(value_N: Tensor, groups: Mapping[str, Sequence[str]]) -> tuple[Measured, dict[str, float]]:

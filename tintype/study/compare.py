@@ -101,7 +101,7 @@ def _same_encoders(runs: Mapping[str, Sequence[Run]]) -> dict[str, EncoderInfo]:
         who = f"'{arm}', seed {run.seed}"
         for name, encoder in run.encoders.items():
             first, by = found.setdefault(name, (encoder, who))
-            if encoder.identity != first.identity:
+            if (encoder.identity, encoder.text) != (first.identity, first.text):
                 raise UserError(
                     f"the encoder '{name}' was {first.identity[:12]} for {by} and {encoder.identity[:12]} for {who}: "
                     "its weights or preprocessing changed in between. Remove the folder evaluation of the runs that "

@@ -7,6 +7,8 @@ from pathlib import Path
 from rich.console import Console
 
 from tintype.errors import UserError
+from tintype.evaluation.protocol import Protocol
+from tintype.evaluation.run import check_ready, sampling_file
 from tintype.plan import plan_from_document
 from tintype.settings import plain
 from tintype.strict import read_file, write_yaml
@@ -15,7 +17,7 @@ from tintype.study.report import write_report
 from tintype.study.runner import Message, run_tasks, tasks_of
 from tintype.study.study import Study, resolve
 from tintype.terminal import StudyDisplay, show_verdicts
-from tintype.train.folder import locked, refuse_foreign, write_text
+from tintype.train.folder import locked, refuse_foreign, write_bytes, write_text
 from tintype.train.interrupt import watch_signals
 
 _STUDY, _BASELINE = "study.yaml", "baseline.yaml"
@@ -25,6 +27,7 @@ def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
     """Runs what is not done yet, then writes the report. Returns the exit code."""
     with locked(out), watch_signals() as interrupt:
         _claim(study, out)
+        check_ready(study.settings.evaluation)
         tasks = tasks_of(study, out)
         with StudyDisplay(console, len(tasks)) as display:
             last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, display.on_message)
@@ -53,7 +56,21 @@ def _claim(study: Study, out: Path) -> None:
     else:
         refuse_foreign(out, _STUDY)
     write_text(out / _BASELINE, mine.to_yaml())
-    write_text(out / _STUDY, write_yaml({"name": study.name, **plain(study.settings)}))
+    settings = study.settings.model_copy(update={"evaluation": _keep_prompts(study.settings.evaluation, out)})
+    write_text(out / _STUDY, write_yaml({"name": study.name, **plain(settings)}))
+
+
+def _keep_prompts(protocol: Protocol, out: Path) -> Protocol:
+    """Copies prompt files into the study's folder, so that its report can be made again anywhere."""
+    kept = []
+    for condition, sampling in zip(protocol.also, protocol.conditions[1:], strict=True):
+        if (file := sampling_file(sampling)) is not None:
+            place = Path("prompts") / file.sha256[:12] / Path(condition.prompts).name
+            (out / place).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(out / place, Path(condition.prompts).read_bytes())
+            condition = condition.model_copy(update={"prompts": str(place)})
+        kept.append(condition)
+    return protocol.model_copy(update={"also": tuple(kept)})
 
 
 def _stored_study(out: Path) -> Study:
@@ -61,7 +78,7 @@ def _stored_study(out: Path) -> Study:
     document = read_file(out / _STUDY)
     if not isinstance(document.data, dict) or not isinstance(document.data.get("name"), str):
         raise UserError(f"{out / _STUDY} is not what `tintype ablate` wrote; take another --out")
-    return resolve(document.data.pop("name"), document, plan_from_document(read_file(out / _BASELINE)))
+    return resolve(document.data.pop("name"), document, out, plan_from_document(read_file(out / _BASELINE)))
 
 
 def _report(study: Study, out: Path, console: Console) -> None:

@@ -1,7 +1,8 @@
 """How many seeds a study needs: the spread that past studies measured, and what it lets a new study find.
 
 A spread that comes from a few runs is itself uncertain, so every number is given with the range that the chi-square
-interval of the spread allows.
+interval of the spread allows. Arms that share a baseline are no independent measurements, so together they are
+worth fewer degrees of freedom than their sum (see `pooled`); and a run counts once, however often it is given.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ MOST_SEEDS = 1_000
 FEW_DEGREES = 10
 """Below this, the measured spread may be wrong by half as much again to either side."""
 _UNLIKE = 3.0
+_SHARED = 0.25
+"""The correlation of two arms' sample variances: the square of 1/2, that of their differences from one baseline."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,10 @@ class Effect:
 
 @dataclass(frozen=True)
 class Spread:
-    """A standard deviation over seeds, pooled over arms and studies, with its degrees of freedom."""
+    """A standard deviation over seeds, pooled over arms and studies, with the degrees of freedom that it is worth."""
 
     deviation: float
-    freedom: int
+    freedom: float
 
     @property
     def range(self) -> tuple[float, float]:
@@ -110,9 +113,14 @@ def plan_power(
         raise UserError(f"--seeds {seeds}: a comparison needs at least two seeds; give 2 or more")
     if arms < 1:
         raise UserError(f"--arms {arms}: a study compares at least one arm; give 1 or more")
-    studies = [(path, _read(path)) for path in _files(paths)]
-    skipped = [f"{path.parent.name}: {reason}" for path, one in studies if (reason := _useless(one, without))]
-    useful = [one for _, one in studies if not _useless(one, without)]
+    useful: list[Results] = []
+    skipped: list[str] = []
+    for path in _files(paths):
+        one = _read(path)
+        if reason := _useless(one, without) or _repeated(one, useful):
+            skipped.append(f"{path.parent.name}: {reason}")
+        else:
+            useful.append(one)
     if not useful:
         raise UserError(
             f"no spread is known from {', '.join(map(str, paths))} ({'; '.join(skipped)}); "
@@ -152,7 +160,10 @@ def _files(paths: Sequence[Path]) -> list[Path]:
                 f"{path}: no studies found. Give a results.json, a study's folder, or a folder of studies; "
                 "`tintype ablate STUDY --out DIR` makes one"
             )
-    return list(dict.fromkeys(found))
+    distinct: dict[Path, Path] = {}
+    for path in found:
+        distinct.setdefault(path.resolve(), path)
+    return list(distinct.values())
 
 
 def _read(path: Path) -> Results:
@@ -173,6 +184,19 @@ def _useless(results: Results, without: Sequence[str]) -> str | None:
     if not any(len(one.differences) > 1 for arm in _arms(results, without) for one in arm.comparisons.values()):
         return "no arm that was compared with at least two seeds"
     return None
+
+
+def _repeated(results: Results, others: Iterable[Results]) -> str | None:
+    """Whether a study is a copy of another one; the same runs scored by another protocol are none."""
+    runs = [_hashes(arm) for arm in results.arms]
+    for other in others:
+        if runs == [_hashes(arm) for arm in other.arms] and _identity(results) == _identity(other):
+            return f"the same runs as in {other.name}, and each run counts once"
+    return None
+
+
+def _hashes(arm: Arm) -> set[str]:
+    return {run.hash for run in arm.runs if run.state == "done"}
 
 
 def _arms(results: Results, without: Sequence[str]) -> list[Arm]:
@@ -237,14 +261,14 @@ def _metric_power(
     without: Sequence[str],
 ) -> MetricPower | None:
     """None where the metric was not measured, or where its seeds cannot be told apart."""
-    of_arms = _differences(studies, info.name, without)
-    differences = pooled([values for sets in of_arms.values() for values in sets])
-    unchanged = [arm for results in studies for arm in results.arms if arm.role != "arm"]
-    runs = pooled([findings.metric_values(arm, info.name) for arm in unchanged])
-    baselines = [v for results in studies for v in findings.metric_values(findings.baseline_of(results), info.name)]
+    changed = _once(arm for results in studies for arm in _arms(results, without) if info.name in arm.comparisons)
+    differences = pooled([_differences(arms, info.name) for arms in _sharing(changed)])
+    unchanged = _once(arm for results in studies for arm in results.arms if arm.role != "arm")
+    runs = pooled([[findings.metric_values(arm, info.name)] for arm in unchanged])
+    baselines = _once(findings.baseline_of(results) for results in studies)
     if differences is None or runs is None or differences.deviation == 0:
         return None
-    baseline = fmean(baselines)
+    baseline = fmean(value for arm in baselines for value in findings.metric_values(arm, info.name))
     target = effect.on(baseline)
     likely = (differences.deviation, *differences.range)
     reach = stats.detectable_in_errors(seeds - 1, confidence) / math.sqrt(seeds)
@@ -253,7 +277,7 @@ def _metric_power(
         baseline=baseline,
         runs=runs,
         differences=differences,
-        by_arm={name: one.deviation for name, sets in of_arms.items() if (one := pooled(sets)) is not None},
+        by_arm=_by_arm(changed, info.name),
         level=1 - confidence,
         power=[power_of(target, spread, seeds, confidence) for spread in likely] if target else None,
         detectable=[reach * spread for spread in likely],
@@ -261,23 +285,61 @@ def _metric_power(
     )
 
 
-def pooled(sets: Iterable[Sequence[float]]) -> Spread | None:
-    """The standard deviation around each set's own mean; None where no set has two values."""
-    usable = [values for values in sets if len(values) > 1]
-    freedom = sum(len(values) - 1 for values in usable)
-    if not freedom:
-        return None
-    total = sum((len(values) - 1) * stats.variance(values) for values in usable)
-    return Spread(math.sqrt(total / freedom), freedom)
+def pooled(families: Iterable[Sequence[Sequence[float]]]) -> Spread | None:
+    """The standard deviation around each set's own mean; None where no set has two values.
+
+    The sets of a family are differences from one shared baseline; families have nothing in common. Two differences
+    from one baseline have a correlation of 1/2, so their sample variances have one of 1/4, and k sets of ν degrees of
+    freedom each are worth k ν / (1 + (k - 1) / 4), not k ν. What families are worth adds up, and weighs them.
+    """
+    total = freedom = 0.0
+    for family in families:
+        usable = [values for values in family if len(values) > 1]
+        degrees = sum(len(values) - 1 for values in usable)
+        if not degrees:
+            continue
+        worth = degrees / (1 + (len(usable) - 1) * _SHARED)
+        total += worth * sum((len(values) - 1) * stats.variance(values) for values in usable) / degrees
+        freedom += worth
+    return Spread(math.sqrt(total / freedom), freedom) if freedom else None
 
 
-def _differences(studies: Sequence[Results], metric: str, without: Sequence[str]) -> dict[str, list[list[float]]]:
-    """By arm, one list for each study."""
-    found: dict[str, list[list[float]]] = {}
-    for results in studies:
-        for arm in _arms(results, without):
-            if metric in arm.comparisons:
-                found.setdefault(arm.name, []).append(arm.comparisons[metric].differences)
+def _once(arms: Iterable[Arm]) -> list[Arm]:
+    """Without arms that share a run with one that has more: studies of one baseline often repeat runs."""
+    kept: list[Arm] = []
+    counted: set[str] = set()
+    for arm in sorted(arms, key=lambda arm: len(_hashes(arm)), reverse=True):
+        if not counted & _hashes(arm):
+            kept.append(arm)
+            counted |= _hashes(arm)
+    return kept
+
+
+def _sharing(arms: Iterable[Arm]) -> list[list[Arm]]:
+    """Families of arms that share seeds, and so, as a group has one baseline, runs of the baseline."""
+    families: list[tuple[set[int], list[Arm]]] = []
+    for arm in arms:
+        seeds = {run.seed for run in arm.runs}
+        family = next((one for one in families if one[0] & seeds), None)
+        if family is None:
+            families.append((seeds, [arm]))
+        else:
+            family[0].update(seeds)
+            family[1].append(arm)
+    return [members for _, members in families]
+
+
+def _differences(arms: Iterable[Arm], metric: str) -> list[list[float]]:
+    return [arm.comparisons[metric].differences for arm in arms]
+
+
+def _by_arm(arms: Sequence[Arm], metric: str) -> dict[str, float]:
+    """The deviation of each arm, over all its studies."""
+    found = {}
+    for name in dict.fromkeys(arm.name for arm in arms):
+        one = pooled([_differences([arm], metric) for arm in arms if arm.name == name])
+        if one is not None:
+            found[name] = one.deviation
     return found
 
 
@@ -297,8 +359,9 @@ def _notes(rows: Sequence[MetricPower], without: Sequence[str]) -> Iterator[str]
     if few < FEW_DEGREES:
         low, high = stats.deviation_range(1.0, few)
         yield (
-            f"The spread comes from {few} degrees of freedom only: the true one may be {low:.1f} to {high:.1f} times "
-            "the measured one. Plan with the pessimistic end of the ranges, or measure more seeds first."
+            f"The spread comes from {_degrees(few)} degrees of freedom only: the true one may be {low:.1f} to "
+            f"{high:.1f} times the measured one. Plan with the pessimistic end of the ranges, or measure more seeds "
+            "first."
         )
     ruled: dict[str, list[str]] = {}
     for row in rows:
@@ -358,10 +421,10 @@ def _table(plan: PowerPlan, group: Group) -> Table:
             _ranged([_size(value, row.baseline, plan.effect) for value in row.detectable]),
             _ranged([_count(count) for count in row.seeds_needed]) if row.seeds_needed else "–",
         )
-    degrees = sorted({row.differences.freedom for row in group.metrics})
+    degrees = dict.fromkeys(_degrees(freedom) for freedom in sorted(row.differences.freedom for row in group.metrics))
     table.caption = (
         "* primary. Spread: standard deviation of an arm's differences from the baseline over seeds, "
-        f"from {' or '.join(map(str, degrees))} degrees of freedom."
+        f"from {' or '.join(degrees)} degrees of freedom."
     )
     return table
 
@@ -396,6 +459,10 @@ def _size(value: float, baseline: float, effect: Effect) -> str:
 def _percent(share: float) -> str:
     decimals = min(2, max(0, decimals_showing(100 * share) if share < 0.995 else 0))
     return fixed(100 * share, 0 if share >= 0.1 else decimals) + "%"
+
+
+def _degrees(freedom: float) -> str:
+    return f"{round(freedom, 1):g}"
 
 
 def _count(seeds: int | None) -> str:

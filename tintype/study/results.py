@@ -28,6 +28,8 @@ class EncoderInfo(_Data):
     identity: str
     """SHA-256 of weights and preprocessing."""
     definition: str
+    text: str = ""
+    """SHA-256 of the tokenizer, for an encoder that reads text."""
 
 
 class Change(_Data):

@@ -92,12 +92,16 @@ def load_study(name: str, assignments: Sequence[str] = ()) -> Study:
     document = recipes.find("studies", name)
     for assignment in assignments:
         document.override(assignment)
-    return resolve(Path(name).stem, document)
+    return resolve(Path(name).stem, document, Path(name).parent)
 
 
-def resolve(name: str, document: Document, baseline: Plan | None = None) -> Study:
-    """The study with all its plans. `baseline` is given for a study that was begun: its recipe may have changed."""
+def resolve(name: str, document: Document, folder: Path, baseline: Plan | None = None) -> Study:
+    """The study with all its plans. Prompt files are looked for from `folder`.
+
+    `baseline` is given for a study that was begun: its recipe may have changed.
+    """
     settings = parse(StudySettings, document)
+    settings = settings.model_copy(update={"evaluation": settings.evaluation.with_prompts_in(folder)})
     baseline = baseline or plan_from_document(recipes.find("plans", settings.recipe), settings.set)
     arms = [ArmPlan(BASELINE, "baseline", (), {}, _seeded(baseline, settings.seeds))]
     if settings.control_seeds:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -36,6 +37,13 @@ _CPU_BATCH, _CPU_BATCH_SMALL, _SMALL_PX = 8, 64, 128
 """Pictures that a network sees at once on a CPU, by the size of its input alone: kernels round by the batch's size."""
 
 
+_DINOV2: dict[hub.DinoForm, tuple[str, int]] = {
+    "fd": ("facebook/dinov2-large", 224),
+    "prx": ("facebook/dinov2-with-registers-large", 518),
+}
+"""The network and the input of each form as it is published."""
+
+
 class EncoderPart(Part):
     """Settings of a frozen image encoder. `name` stands in the names of metrics; by default it is the kind."""
 
@@ -46,6 +54,11 @@ class EncoderPart(Part):
     @property
     def title(self) -> str:
         return self.name or self.kind
+
+    @property
+    def published(self) -> dict[str, str]:
+        """Kinds of metrics whose definition is, on this encoder, a published one: kind -> its published name."""
+        return {}
 
     def build(self, device: torch.device) -> Encoder:
         """The encoder; built once for each device."""
@@ -76,6 +89,11 @@ class InceptionSettings(EncoderPart):
     resize: inception.Resize = Field("clean", description="clean: clean-fid's bicubic; tf: TensorFlow 1's bilinear")
     weights: str | None = Field(None, description="A file with the weights: .pth of pytorch-fid, .pt of TorchScript")
 
+    @property
+    def published(self) -> dict[str, str]:
+        way = {"tf": "", "clean": " (clean)"}[self.resize]
+        return {"fd": f"FID{way}", "fd_inf": f"FID∞{way}", "kid": f"KID{way}"}
+
     def _make(self, device: torch.device) -> Encoder:
         weights = fetch(inception.WEIGHTS, self.weights)
         return inception.InceptionEncoder(self.title, weights, self.resize, device)
@@ -100,15 +118,28 @@ class _HubPart(EncoderPart):
 
 
 class ClipSettings(_HubPart):
-    """CLIP's projected embeddings of images and texts; the default is that of CMMD."""
+    """CLIP's projected embeddings of images and texts; the default is the network of CMMD.
+
+    The forms differ on pictures that are not square. `cmmd` is the paper's own preprocessing, and that of its PyTorch
+    port; `processor` is the checkpoint's, with which PRX measures CMMD.
+    """
 
     reads_text: ClassVar[bool] = True
 
     kind: Literal["clip"] = "clip"
     source: str = Field("openai/clip-vit-large-patch14-336", min_length=1, description="Repository or local folder")
+    form: hub.ClipForm = Field(
+        "processor", description="processor: the short side resized, then cut; cmmd: the middle cut out, then resized"
+    )
+
+    @property
+    def published(self) -> dict[str, str]:
+        if Path(self.source).name != "clip-vit-large-patch14-336":
+            return {}
+        return {"mmd_published": {"cmmd": "CMMD", "processor": "CMMD (processor's crop)"}[self.form]}
 
     def _make(self, device: torch.device) -> Encoder:
-        return hub.ClipEncoder(self.title, self._checkpoint(self.source), device)
+        return hub.ClipEncoder(self.title, self._checkpoint(self.source), self.form, device)
 
 
 class SiglipSettings(_HubPart):
@@ -131,10 +162,23 @@ class Dinov2Settings(_HubPart):
     source: str | None = Field(None, min_length=1, description="Repository or local folder; by default the form's")
     size_px: int | None = Field(None, ge=14, description="The input; by default 224 for fd and 518 for prx")
 
+    @property
+    def published(self) -> dict[str, str]:
+        source, size_px = _DINOV2[self.form]
+        if Path(self._source).name != Path(source).name or self._size_px != size_px:
+            return {}
+        return {"fd": "FD-DINOv2"} if self.form == "fd" else {"mmd_published": "DINO-MMD"}
+
+    @property
+    def _source(self) -> str:
+        return self.source or _DINOV2[self.form][0]
+
+    @property
+    def _size_px(self) -> int:
+        return self.size_px or _DINOV2[self.form][1]
+
     def _make(self, device: torch.device) -> Encoder:
-        own = {"fd": "facebook/dinov2-large", "prx": "facebook/dinov2-with-registers-large"}[self.form]
-        size_px = self.size_px or {"fd": 224, "prx": 518}[self.form]
-        return hub.dinov2(self.title, self._checkpoint(self.source or own), self.form, size_px, device)
+        return hub.dinov2(self.title, self._checkpoint(self._source), self.form, self._size_px, device)
 
 
 class Dinov3Settings(_HubPart):
@@ -265,3 +309,8 @@ def _check_finite(encoder: Encoder, feature_BF: Tensor, first: int) -> None:
         raise UserError(
             f"the encoder '{encoder.name}' gave a feature that is no finite number for image {first + int(bad[0])}"
         )
+
+
+def forget_encoders() -> None:
+    """Lets go of every network that was built in this process."""
+    _built.cache_clear()

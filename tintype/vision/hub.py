@@ -8,17 +8,17 @@ B: pictures or texts. C: channels. H, W: rows, columns. L: tokens. D: their widt
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from tintype.errors import UserError
@@ -27,11 +27,20 @@ from tintype.vision.preprocess import Filter, Preprocess, Resampling
 from tintype.vision.weights import digest
 
 DinoForm = Literal["fd", "prx"]
+ClipForm = Literal["processor", "cmmd"]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _TEXT_BATCH = 64
 _FILTERS: dict[int, Filter] = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of the filters, as a preprocessor_config.json has them."""
+_TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",), ("tokenizer.model",))
+"""Files of which one set makes a tokenizer."""
+_TOKENIZER_ADVICE = (
+    "put the files of the model's own tokenizer beside its weights "
+    "(`AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` writes them), and name that folder as the source"
+)
+_PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 50)
+"""Texts that show case, marks, padding and the cut."""
 
 
 @dataclass(frozen=True)
@@ -77,17 +86,33 @@ class Checkpoint:
             )
         return model
 
-    def tokenizer(self) -> Any:
+    def tokenizer(self, vocabulary: int) -> Any:
+        """The tokenizer of a text network with a table of `vocabulary` tokens.
+
+        Where files are missing, transformers builds one of nothing but its special tokens, to which all texts are the
+        same.
+        """
+        self._check_tokenizer_files()
+        transformers = _transformers()
         with _explained(self):
-            return _transformers().AutoTokenizer.from_pretrained(**self._arguments)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(**self._arguments)
+        ids = tokenizer.get_vocab().values()
+        if 2 * len(ids) < vocabulary or max(ids) >= vocabulary:
+            raise UserError(
+                f"{self.words}: its tokenizer has {len(ids)} tokens with ids to {max(ids, default=0)}, but its text "
+                f"network a table of {vocabulary}, so texts would be misread; {_TOKENIZER_ADVICE}"
+            )
+        return tokenizer
 
     def image_settings(self) -> dict[str, Any]:
         """What the checkpoint says of its input."""
         for name in ("preprocessor_config.json", "processor_config.json"):
             file = self._file(name)
             if file is not None:
-                read: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-                found: dict[str, Any] = read.get("image_processor", read)
+                read = _json_object(file)
+                found = read.get("image_processor", read)
+                if not isinstance(found, dict):
+                    raise UserError(f"{file}: its 'image_processor' is no object with settings")
                 return found
         raise UserError(f"{self.words} has no preprocessor_config.json, which says how images are brought to its input")
 
@@ -95,10 +120,13 @@ class Checkpoint:
         if self.folder is not None:
             return self.folder / name if (self.folder / name).is_file() else None
         hub = importlib.import_module("huggingface_hub")
-        try:
-            return Path(hub.hf_hub_download(self.source, name, revision=self.revision))
-        except hub.errors.EntryNotFoundError:
-            return None
+        with _explained(self):
+            try:
+                return Path(hub.hf_hub_download(self.source, name, revision=self.revision))
+            except hub.errors.LocalEntryNotFoundError:  # is out of reach, which is not the same as not being there
+                raise
+            except hub.errors.EntryNotFoundError:
+                return None
 
     def _check_folder(self) -> None:
         if self.folder is None:
@@ -112,14 +140,43 @@ class Checkpoint:
                 f"{self.folder} has no .safetensors file, and other formats are not read, since they can run code; "
                 "load the model once with transformers and write it with save_pretrained"
             )
+        _check_json(self.folder, "config.json", "model.safetensors.index.json")
+
+    def _check_tokenizer_files(self) -> None:
+        folder = self.folder
+        if folder is None:
+            return
+        if not any(all((folder / name).is_file() for name in names) for names in _TOKENIZERS):
+            wanted = ", ".join(" with ".join(names) for names in _TOKENIZERS)
+            raise UserError(f"{folder} has no tokenizer for texts (one of {wanted}); {_TOKENIZER_ADVICE}")
+        _check_json(folder, "tokenizer.json", "tokenizer_config.json", "vocab.json")
+
+
+def _check_json(folder: Path, *names: str) -> None:
+    for name in names:
+        if (folder / name).is_file():
+            _json_object(folder / name)
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read as JSON: {error}") from None
+    if not isinstance(read, dict):
+        raise UserError(f"{file} must hold a JSON object, not {type(read).__name__}")
+    return read
 
 
 @contextmanager
 def _explained(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turns what transformers raises about a checkpoint into a message with a way out."""
+    """Turns what transformers raises about a checkpoint into a message with a way out.
+
+    That is any error at all: tokenizers raises plain `Exception`, a wrong value in a config a `TypeError`.
+    """
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except Exception as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         way_out = (
             "is the folder whole?"
@@ -127,7 +184,7 @@ def _explained(checkpoint: Checkpoint) -> Iterator[None]:
             else "check the name, the revision (one with safetensors) and the connection, log in if it is gated "
             "(`hf auth login`), or give the path of a local copy as its source"
         )
-        raise UserError(f"cannot load {checkpoint.words}: {first}\n{way_out}") from None
+        raise UserError(f"cannot load {checkpoint.words}: {first}\n{way_out}") from error
 
 
 def _transformers() -> Any:
@@ -179,11 +236,27 @@ class _TextImageEncoder(_TransformersEncoder):
         rows = [self._texts(list(prompts[i : i + _TEXT_BATCH])) for i in range(0, len(prompts), _TEXT_BATCH)]
         return torch.cat(rows)
 
+    @cached_property
+    def text_identity(self) -> str:
+        """SHA-256 over the vocabulary, the length at which texts are cut off, and what becomes of a few texts.
+
+        A vocabulary alone does not say whether capitals are kept or on which side a text is cut.
+        """
+        vocabulary = sorted(self._tokenizer.get_vocab().items())
+        content = json.dumps([vocabulary, self._most_tokens, self._encoded(list(_PROBES))["input_ids"].tolist()])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    @property
+    def _most_tokens(self) -> int:
+        return int(self._network.config.text_config.max_position_embeddings)
+
+    def _encoded(self, prompts: list[str]) -> Any:
+        return self._tokenizer(
+            prompts, padding="max_length", truncation=True, max_length=self._most_tokens, return_tensors="pt"
+        )
+
     def _texts(self, prompts: list[str]) -> Tensor:
-        limit = self._network.config.text_config.max_position_embeddings
-        encoded = self._tokenizer(
-            prompts, padding="max_length", truncation=True, max_length=limit, return_tensors="pt"
-        ).to(self._device)
+        encoded = self._encoded(prompts).to(self._device)
         with frozen_arithmetic(self._device, self.arithmetic):
             return self._text_features(encoded["input_ids"], encoded.get("attention_mask")).to(torch.float32)
 
@@ -195,15 +268,20 @@ class _TextImageEncoder(_TransformersEncoder):
 
     @cached_property
     def _tokenizer(self) -> Any:
-        return self._checkpoint.tokenizer()
+        return self._checkpoint.tokenizer(self._network.config.text_config.vocab_size)
 
 
 class ClipEncoder(_TextImageEncoder):
-    """CLIP's projected embeddings, not normalised: a metric that needs unit vectors makes them."""
+    """CLIP's projected embeddings, not normalised: a metric that needs unit vectors makes them.
 
-    def __init__(self, name: str, checkpoint: Checkpoint, device: torch.device) -> None:
+    `cmmd` brings pictures to the input as the code of CMMD does (arXiv 2401.09603, cmmd/io_util.py).
+    """
+
+    def __init__(self, name: str, checkpoint: Checkpoint, form: ClipForm, device: torch.device) -> None:
         model = checkpoint.model({"clip": "CLIPModel"})
         how = _published(checkpoint, model.config.vision_config.image_size, "short-side")
+        if form == "cmmd":
+            how = replace(how, fit="crop-first", resampling=Resampling("bicubic", quantise=True), scale=1.0 / 255.0)
         super().__init__(name, checkpoint, model, how, device, "projected image embedding, not normalised,")
 
     def _features(self, input_BCHW: Tensor) -> Tensor:
@@ -264,7 +342,7 @@ def dinov3(name: str, checkpoint: Checkpoint, size_px: int, device: torch.device
     how = Preprocess(
         size_px,
         Resampling(_filter(checkpoint, said)),
-        scale=float(said.get("rescale_factor", 1.0 / 255.0)),
+        scale=_scale(checkpoint, said),
         mean=_triple(checkpoint, said, "image_mean"),
         std=_triple(checkpoint, said, "image_std"),
     )
@@ -283,29 +361,41 @@ def _published(checkpoint: Checkpoint, size_px: int, fit: Literal["short-side", 
         size_px,
         Resampling(_filter(checkpoint, said), quantise=True),
         fit,
-        float(said.get("rescale_factor", 1.0 / 255.0)),
+        _scale(checkpoint, said),
         _triple(checkpoint, said, "image_mean"),
         _triple(checkpoint, said, "image_std"),
     )
 
 
-def _side(size: Any) -> Any:
-    """One number out of `336`, `{"shortest_edge": 336}` or `{"height": 336, "width": 336}`."""
-    if not isinstance(size, Mapping):
-        return size
-    sides = set(size.values())
-    return sides.pop() if len(sides) == 1 else str(dict(size))
+def _side(size: Any) -> float | str:
+    """One number out of `336`, `{"shortest_edge": 336}` or `{"height": 336, "width": 336}`; else what it says."""
+    sides = list(size.values()) if isinstance(size, Mapping) else [size]
+    if sides and all(_is_number(side) and side == sides[0] for side in sides):
+        number: float = sides[0]
+        return number
+    return str(size)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _scale(checkpoint: Checkpoint, said: Mapping[str, Any]) -> float:
+    value = said.get("rescale_factor", 1.0 / 255.0)
+    if not _is_number(value):
+        raise UserError(f"{checkpoint.words}: its preprocessor's 'rescale_factor' is {value!r}, no number")
+    return float(value)
 
 
 def _filter(checkpoint: Checkpoint, said: Mapping[str, Any]) -> Filter:
     number = said.get("resample", 3)
-    if number not in _FILTERS:
+    if not _is_number(number) or number not in _FILTERS:
         raise UserError(f"{checkpoint.words}: its preprocessor resizes with Pillow's filter {number}; known: 2 and 3")
     return _FILTERS[number]
 
 
 def _triple(checkpoint: Checkpoint, said: Mapping[str, Any], key: str) -> tuple[float, float, float]:
     values = said.get(key)
-    if not isinstance(values, list) or len(values) != 3:
+    if not isinstance(values, list) or len(values) != 3 or not all(map(_is_number, values)):
         raise UserError(f"{checkpoint.words}: its preprocessor has no three numbers '{key}'")
     return float(values[0]), float(values[1]), float(values[2])

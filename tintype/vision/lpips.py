@@ -25,6 +25,9 @@ from tintype.vision.weights import Known, Packaged, Tensors, digest, fetch, fill
 
 Net = Literal["vgg16", "alexnet"]
 
+SMALLEST_PX: dict[Net, int] = {"vgg16": 16, "alexnet": 31}
+"""The shortest side of a picture that still leaves the last pool something to pool."""
+
 SHIFT = (-0.030, -0.088, -0.188)
 SCALE = (0.458, 0.448, 0.450)
 """LPIPS's own: close to ImageNet's mean and deviation on the scale of [-1, 1]."""
@@ -76,6 +79,7 @@ class Trunk(nn.Module):
 
     def __init__(self, net: Net) -> None:
         super().__init__()
+        self.net = net
         self.plan = _TRUNKS[net]
         width = 3
         for index, layer in enumerate(self.plan):
@@ -87,6 +91,12 @@ class Trunk(nn.Module):
 
     def forward(self, image_BCHW: Tensor) -> list[Tensor]:
         """Floats in [-1, 1], after the ReLU of each tapped layer."""
+        height, width = image_BCHW.shape[-2:]
+        if min(height, width) < SMALLEST_PX[self.net]:
+            raise ValueError(
+                f"{self.net} takes pictures of at least {SMALLEST_PX[self.net]} x {SMALLEST_PX[self.net]} px, "
+                f"not {width} x {height} px"
+            )
         x_BCHW = (image_BCHW - self.shift) / self.scale
         maps = []
         for index, layer in enumerate(self.plan):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from tintype.data.pictures import open_pictures
 from tintype.errors import UserError
@@ -79,6 +80,34 @@ def test_grey_and_transparent_pictures_become_rgb(tmp_path: Path) -> None:
     assert grey.unique().tolist() == [77] and colour[:, 0, 0].tolist() == [1, 2, 3]
 
 
+def test_a_tar_that_was_cut_between_members_is_not_a_smaller_set(tmp_path: Path) -> None:
+    whole = tar_of(tmp_path / "a.tar", 6).read_bytes()
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        third = tar.getmembers()[3].offset
+    for end in (third, third + 100, third + 512, len(whole) // 2):
+        (tmp_path / "cut.tar").write_bytes(whole[:end])
+        with pytest.raises(UserError, match="cut short"):
+            pixels(tmp_path / "cut.tar")
+
+
+@pytest.mark.parametrize("mode", ["I;16", "F", "RGBA", "LA"])
+def test_what_eight_opaque_bits_cannot_hold_is_refused(tmp_path: Path, mode: str) -> None:
+    Image.new(mode, (8, 8), 0 if len(mode) != 4 or mode == "I;16" else (9, 9, 9, 128)).save(tmp_path / "a.tiff")
+    with pytest.raises(UserError, match=r"a\.tiff (has pixels of the kind|is transparent in places)"):
+        pixels(tmp_path)
+
+
+def test_hidden_files_are_left_and_mixed_kinds_refused(tmp_path: Path) -> None:
+    folder_of(tmp_path / "set", 3)
+    (tmp_path / "set" / ".thumbs").mkdir()
+    (tmp_path / "set" / ".thumbs" / "t.png").write_bytes(picture(9))
+    assert len(pixels(tmp_path / "set")) == 3
+    tar_of(tmp_path / "set" / "b.TAR", 2)
+    with pytest.raises(UserError, match=r"holds pictures and \.tar files|holds \.tar and pictures files"):
+        pixels(tmp_path / "set")
+    assert len(pixels(tmp_path / "set" / "b.TAR")) == 2
+
+
 def test_a_picture_that_cannot_be_read_is_named_and_not_skipped(tmp_path: Path) -> None:
     folder_of(tmp_path / "set", 3)
     (tmp_path / "set" / "01-bad.jpg").write_bytes(picture(0, form="jpeg")[:60])
@@ -97,6 +126,7 @@ def test_what_is_no_set_of_pictures_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(b"")
     (tmp_path / "bad.tar").write_bytes(b"no tar at all" * 100)
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
+    save_file({"features": torch.zeros(2, 3)}, tmp_path / "features.safetensors")
     import pyarrow
     from pyarrow import parquet
 
@@ -106,6 +136,7 @@ def test_what_is_no_set_of_pictures_is_named(tmp_path: Path) -> None:
         "empty": "holds no pictures",
         "a.zip": "unknown kind of picture set",
         "bad.tar": "cannot be read as a tar file",
+        "features.safetensors": "no shard of sampled images",
         "bad.parquet": "cannot be read as a Parquet file",
         "other.parquet": "no column 'image'; its columns are picture",
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,7 +85,7 @@ def test_fids_of_the_two_resizes_are_different_metrics(sets: Path, tmp_path: Pat
     file = tmp_path / "reference.safetensors"
     clean = ImageProtocol(encoders=(InceptionSettings(),), metrics=("fd",), limit=10)
     evaluate_images(sets / "a", sets / "b", clean, CPU, save_reference=file)
-    tf = ImageProtocol(encoders=(InceptionSettings(resize="tf"),), metrics=("fd",), limit=10)
+    tf = ImageProtocol(encoders=(InceptionSettings(resize="tf"),), metrics=("fd",))
     with pytest.raises(UserError, match="make the reference again with this encoder"):
         evaluate_images(sets / "a", file, tf, CPU)
 
@@ -107,6 +109,54 @@ def test_pairs_of_different_numbers_or_sizes_are_refused(sets: Path, tmp_path: P
     Image.new("RGB", (40, 32)).save(few / "000.png")
     with pytest.raises(UserError, match="pair 0: 40 × 32 against 32 × 32 pixels"):
         evaluate_images(few, sets / "a", protocol, CPU)
+    (few / "000.png").rename(few / "0.png")
+    with pytest.raises(UserError, match=r"pair 0 is .*0\.png and .*000\.png: .* different names"):
+        evaluate_images(few, sets / "a", protocol, CPU)
+
+
+def test_pairs_below_the_networks_size_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for index in range(8):
+            Image.new("RGB", (12, 12), (index * 9, 3, 5)).save(tmp_path / name / f"{index}.png")
+    protocol = ImageProtocol(encoders=(SceneEncoderSettings(),), metrics=("mmd",), paired=True)
+    with pytest.raises(UserError, match=r"12 × 12 .* at least 16 pixels"):
+        evaluate_images(tmp_path / "a", tmp_path / "b", protocol, CPU)
+
+
+def test_exact_pairs_are_counted_and_left_out_of_the_psnr(sets: Path, tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    for index, file in enumerate(sorted((sets / "a").iterdir())[:8]):
+        source = file if index < 2 else sets / "blurred" / file.name
+        (mixed / file.name).write_bytes(source.read_bytes())
+    protocol = ImageProtocol(encoders=(SceneEncoderSettings(),), metrics=("fd",), paired=True, limit=8)
+    result = evaluate_images(mixed, sets / "a", protocol, CPU)
+    assert 10 < result["metrics"]["psnr"] < 40
+    assert any("2 of 8 pairs are exact" in text for text in result["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "reference", "saved", "message"),
+    [
+        ({"encoders": ["scenes", "inception"]}, "b", "x.safetensors", "one encoder at a time"),
+        ({"paired": True}, "x.safetensors", None, "a reference file has their features only"),
+        ({"limit": 8}, "x.safetensors", None, "a reference file is used as it is"),
+        ({}, "b", "x.bin", "with the ending .safetensors"),
+        ({}, "b", "nowhere/x.safetensors", "the folder .*nowhere does not exist"),
+    ],
+)
+def test_what_cannot_work_is_said_first(
+    sets: Path, settings: dict[str, Any], reference: str, saved: str | None, message: str
+) -> None:
+    protocol = ImageProtocol.model_validate_json(json.dumps({"encoders": ["scenes"], **settings}))
+    with pytest.raises(UserError, match=message):
+        evaluate_images(sets / "a", sets / reference, protocol, CPU, sets / saved if saved else None)
+
+
+def test_a_set_against_itself_comes_with_a_note(sets: Path) -> None:
+    result = evaluate_images(sets / "a", sets / "a", SCENES, CPU)
+    assert any("the same pictures" in text for text in result["warnings"])
 
 
 def test_fid_of_photographs(tmp_path: Path) -> None:

@@ -28,12 +28,22 @@ def test_a_text_file_has_a_prompt_on_each_line(tmp_path: Path) -> None:
     assert read_prompts(file).prompts == ("a red ball", "a blue star") and not read_prompts(file).groups
 
 
+def test_ways_to_write_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.JSONL").write_text('{"prompt": "one"}\r\n   \n{"prompt": "two"}', encoding="utf-8")
+    assert read_prompts(tmp_path / "a.JSONL").prompts == ("one", "two")
+    (tmp_path / "b.txt").write_text("one \u2028 line\ntwo", encoding="utf-8")
+    assert read_prompts(tmp_path / "b.txt").prompts == ("one \u2028 line", "two")
+    (tmp_path / "c.tsv").write_text("Prompt\tCategory\none\tA\ntwo\n", encoding="utf-8")
+    assert read_prompts(tmp_path / "c.tsv").groups == {"category": ("A", "–")}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"prompt": "x"}\n{"tag": "y"}\n', "a.jsonl, line 2: no prompt"),
         ("b.jsonl", "{oh\n", "b.jsonl, line 1: not JSON"),
         ("c.tsv", "Text\tCategory\nhello\tAbstract\n", "c.tsv, line 2: no prompt; the first line must name a column"),
+        ("f.csv", "Prompt\n" + "x" * 200_000 + "\n", "f.csv, line [12]: field larger than field limit"),
         ("d.txt", "\n", "holds no prompt"),
         ("e.txt", b"\xff\xfe\x00", "not UTF-8"),
     ],

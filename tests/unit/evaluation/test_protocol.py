@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from tintype.errors import UserError
+from tintype.evaluation.prompts import read_prompts
 from tintype.evaluation.protocol import Protocol, definitions, metric_label
 from tintype.strict import parse, read_yaml
+from tintype.vision.encoders import ClipSettings, Dinov2Settings, InceptionSettings, SceneEncoderSettings
 
 
 def protocol(text: str) -> Protocol:
@@ -49,14 +51,19 @@ def test_the_hash_has_all_that_decides_a_number() -> None:
     assert protocol("sampler: {batch: 3}").hash == protocol("{}").hash, "images do not depend on the batch"
 
 
-def test_the_hash_follows_the_content_of_a_prompt_file(tmp_path: Path) -> None:
-    hashes = set()
-    for number, text in enumerate(("one\n", "two\n")):
-        file = tmp_path / f"{number}.txt"
-        file.write_text(text)
-        both = protocol(f"encoders: [clip]\nalso: [{{name: mine, prompts: {file}}}]").hash
-        hashes.add(both)
-    assert len(hashes) == 2
+def test_the_hash_follows_the_content_of_a_prompt_file_and_not_its_place(tmp_path: Path) -> None:
+    def hashed(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text)
+        read_prompts.cache_clear()
+        return protocol(f"encoders: [clip]\nalso: [{{name: mine, prompts: {tmp_path / name}}}]").hash
+
+    assert hashed("a.txt", "one\n") == hashed("b.txt", "one\n") != hashed("a.txt", "two\n")
+
+
+def test_the_hash_follows_the_packaged_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = protocol("{}").hash
+    monkeypatch.setattr("tintype.evaluation.protocol.scene_encoder_record", lambda: {"sha256": "another"})
+    assert protocol("{}").hash != before
 
 
 def test_every_condition_has_its_metrics() -> None:
@@ -69,8 +76,12 @@ def test_every_condition_has_its_metrics() -> None:
 
 
 def test_published_metrics_have_their_names() -> None:
-    assert metric_label("fd", "inception", "inception") == "FID"
-    assert metric_label("mmd_published", "clip", "clip") == "CMMD"
-    assert metric_label("mmd_published", "dinov2", "dinov2") == "DINO-MMD"
-    assert metric_label("fd", "inception", "tf") == "FID (tf)"
-    assert metric_label("fd", "scenes", "scenes") == "Fréchet distance (scenes)"
+    assert metric_label("fd", InceptionSettings(resize="tf")) == "FID"
+    assert metric_label("fd", InceptionSettings()) == "FID (clean)"
+    assert metric_label("fd", InceptionSettings(resize="tf", name="mine")) == "FID (mine)"
+    assert metric_label("fd", SceneEncoderSettings()) == "Fréchet distance (scenes)"
+    assert metric_label("mmd_published", ClipSettings(form="cmmd")) == "CMMD"
+    assert metric_label("mmd_published", ClipSettings(source="another/clip")) == "MMD as published (clip)"
+    assert metric_label("mmd_published", Dinov2Settings()) == "MMD as published (dinov2)"
+    assert metric_label("mmd_published", Dinov2Settings(form="prx")) == "DINO-MMD"
+    assert metric_label("fd", Dinov2Settings()) == "FD-DINOv2"

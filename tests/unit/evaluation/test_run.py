@@ -15,10 +15,12 @@ from tests.tiny_clip import write_clip
 from tintype.errors import UserError
 from tintype.evaluation import samples as sampling
 from tintype.evaluation.protocol import Protocol, definitions
-from tintype.evaluation.run import evaluate, read_result, result_file
+from tintype.evaluation.run import check_ready, evaluate, read_result, result_file
+from tintype.seams import Measured
 from tintype.strict import parse, read_yaml
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
+from tintype.vision.encoders import forget_encoders
 
 GENEVAL = """{"tag": "single_object", "prompt": "a red ball"}
 {"tag": "colors", "prompt": "blue grass"}
@@ -35,6 +37,15 @@ also:
   - {name: short, prompts: short, count: 8, distances: false}
   - {name: free, guidance: {scale: 1}}
   - {name: geneval, prompts: GENEVAL, per_prompt: 2, steps: 1}
+"""
+
+
+BASE = """
+count: 24
+reference_count: 32
+validation_count: 4
+metrics: [fd]
+sampler: {steps: 2, batch: 8}
 """
 
 
@@ -122,6 +133,44 @@ def test_repeated_images_come_with_a_note(scored: Scored, monkeypatch: pytest.Mo
     monkeypatch.setattr(sampling, "generate", lambda *a, **k: real(*a, **k)[:1].repeat(len(a[1]), 1, 1, 1))
     result = evaluate(scored.run, protocol_of(scored.text.replace("count: 24", "count: 25") + "seed: 9\n"))
     assert any("24 of 25 images" in text and "exact copies" in text for text in result["warnings"])
+
+
+def test_conditions_that_differ_in_their_count_only_share_images_and_not_scores(scored: Scored) -> None:
+    alone = evaluate(scored.run, protocol_of(BASE + "also: []\n"))
+    both = evaluate(scored.run, protocol_of(BASE + "also: [{name: few, count: 9}]\n"))
+    assert {name: both["metrics"][name] for name in alone["metrics"]} == alone["metrics"]
+    few = evaluate(scored.run, protocol_of(BASE.replace("count: 24", "count: 9", 1) + "also: []\n"))
+    assert both["metrics"]["scene_accuracy_few"] == few["metrics"]["scene_accuracy"]
+
+
+def test_a_result_of_other_weights_is_not_read_again(scored: Scored, tmp_path: Path) -> None:
+    text = BASE + f"encoders: [{{kind: clip, source: {tmp_path / 'clip'}}}]\n"
+    results = []
+    for seed in (0, 1):
+        write_clip(tmp_path / "clip", seed)
+        forget_encoders()
+        results.append(evaluate(scored.run, protocol_of(text)))
+    first, second = results
+    assert first["encoders"]["clip"]["identity"] != second["encoders"]["clip"]["identity"]
+    assert first["metrics"]["fd_clip"] != second["metrics"]["fd_clip"]
+
+
+def test_a_number_that_is_not_finite_is_an_error(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tintype.evaluation.run.mean_with_error", lambda values: Measured(math.nan))
+    with pytest.raises(UserError, match=r"scene_accuracy.* came out as no finite number; the model has diverged"):
+        evaluate(scored.run, protocol_of(BASE + "seed: 77\n"))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("encoders: [clip]\nalso: [{name: a, prompts: nowhere.jsonl}]\n", "cannot read the prompts in nowhere.jsonl"),
+        ("encoders: [{kind: clip, source: ./nowhere}]\n", "nowhere"),
+    ],
+)
+def test_what_is_missing_is_found_before_training(more: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_ready(protocol_of(more))
 
 
 def test_a_result_of_another_version_is_refused(scored: Scored, tmp_path: Path) -> None:

@@ -68,6 +68,20 @@ def test_a_larger_count_adds_images_and_keeps_the_first(parts: Parts, tmp_path: 
     assert torch.equal(one.images()[:4], few) and not one.missing()
 
 
+def test_a_smaller_count_keeps_what_is_there(parts: Parts, tmp_path: Path) -> None:
+    many = made(tmp_path, parts, count=10)
+    few = made(tmp_path, parts, count=2)
+    assert torch.equal(few, many[:2]) and not samples(tmp_path, 10).missing()
+    assert torch.equal(samples(tmp_path, 10).images(), many)
+
+
+def test_images_that_went_missing_are_not_scored_as_if_they_were_there(parts: Parts, tmp_path: Path) -> None:
+    made(tmp_path, parts)
+    sorted(samples(tmp_path).folder.glob("*.safetensors"))[1].unlink()
+    with pytest.raises(UserError, match="lacks images that were there before"):
+        samples(tmp_path).images()
+
+
 def test_sampling_goes_on_after_the_last_whole_shard(parts: Parts, tmp_path: Path) -> None:
     whole = made(tmp_path / "a", parts)
 

@@ -32,6 +32,22 @@ def shown(plan: power.PowerPlan) -> str:
     return console.export_text()
 
 
+def with_seeds_from(results: Results, first: int, name: str) -> Results:
+    """Another study of the same baseline: its seeds begin at `first`."""
+    arms = [
+        arm.model_copy(
+            update={
+                "runs": [
+                    run.model_copy(update={"seed": run.seed + first, "hash": f"{run.hash} {first}"}) for run in arm.runs
+                ]
+            }
+        )
+        for arm in results.arms
+    ]
+    seeds = [seed + first for seed in results.seeds]
+    return results.model_copy(update={"arms": arms, "seeds": seeds, "name": name})
+
+
 def row(plan: power.PowerPlan, metric: str) -> power.MetricPower:
     (found,) = [one for group in plan.groups for one in group.metrics if one.metric.name == metric]
     return found
@@ -42,7 +58,8 @@ def test_the_spread_is_pooled_over_arms_and_relative_to_the_baseline(tmp_path: P
     found = row(plan_power([stored(results, tmp_path)], "5%", 3, None, 3), "fd_scenes")
     variances = [np.var(arm.comparisons["fd_scenes"].differences, ddof=1) for arm in results.arms[2:]]
     assert found.differences.deviation == pytest.approx(np.sqrt(np.mean(variances)))
-    assert found.differences.freedom == 4
+    assert found.differences.freedom == pytest.approx(4 / (1 + 1 / 4))
+    assert found.runs.freedom == 4
     runs = [[run.metrics["fd_scenes"] for run in arm.runs] for arm in results.arms[:2]]
     assert found.runs.deviation == pytest.approx(np.sqrt(np.mean([np.var(values, ddof=1) for values in runs])))
     assert found.baseline == pytest.approx(np.mean(runs[0]))
@@ -63,8 +80,8 @@ def test_power_and_seeds_against_the_noncentral_t(tmp_path: Path) -> None:
         assert power_ == pytest.approx(oracle(5, spread), abs=1e-3)
         assert needed is not None and oracle(needed, spread) >= 0.8 > oracle(needed - 1, spread)
     low, high = found.differences.range
-    tails = scipy_stats.chi2.ppf([0.975, 0.025], 4)
-    assert (low, high) == pytest.approx(tuple(found.differences.deviation * np.sqrt(4 / tails)))
+    tails = scipy_stats.chi2.ppf([0.975, 0.025], 3.2)
+    assert (low, high) == pytest.approx(tuple(found.differences.deviation * np.sqrt(3.2 / tails)))
     detectable = [oracle_effect * math.sqrt(5) / spreads[0] for oracle_effect in found.detectable[:1]]
     assert scipy_stats.nct.sf(scipy_stats.t.ppf(1 - found.level / 2, 4), 4, detectable[0]) == pytest.approx(
         0.8, abs=2e-3
@@ -89,11 +106,55 @@ def test_more_arms_need_more_seeds_and_more_seeds_find_more(tmp_path: Path) -> N
 def test_studies_of_one_baseline_are_pooled_and_others_kept_apart(tmp_path: Path) -> None:
     results = example()
     stored(results, tmp_path, "a")
-    stored(results.model_copy(update={"plan": "seed: 5\n" + results.plan}), tmp_path, "b")
+    other = with_seeds_from(results, 5, "others")
+    stored(other.model_copy(update={"plan": "seed: 5\n" + results.plan}), tmp_path, "b")
     stored(results.model_copy(update={"plan": results.plan.replace("192", "96"), "name": "small"}), tmp_path, "c")
     plan = plan_power([tmp_path], "5%", 3, None, 3)
     assert [len(group.studies) for group in plan.groups] == [2, 1]
-    assert [group.metrics[0].differences.freedom for group in plan.groups] == [8, 4]
+    assert [group.metrics[0].differences.freedom for group in plan.groups] == pytest.approx([6.4, 3.2])
+
+
+@pytest.mark.parametrize(("arms", "seeds"), [((1,), 3), ((6,), 3), ((6,), 5), ((1, 6), 5)])
+def test_the_range_of_the_spread_holds_the_true_one_in_95_of_100_studies(arms: tuple[int, ...], seeds: int) -> None:
+    """Arms share their study's baseline. If the freedom of six arms were summed, 83% would hold it."""
+    draw, studies = np.random.default_rng(0), 1500
+    held = 0
+    for _ in range(studies):
+        values = [draw.normal(size=(count + 1, seeds)) for count in arms]
+        spread = power.pooled([(one[1:] - one[0]).tolist() for one in values])
+        assert spread is not None
+        held += spread.range[0] <= math.sqrt(2) <= spread.range[1]
+    assert 0.935 < held / studies < 0.985
+
+
+def test_a_study_that_is_given_twice_counts_once(tmp_path: Path) -> None:
+    past = stored(example(), tmp_path)
+    once = plan_power([past], "5%", 3, None, 3)
+    (tmp_path / "link").symlink_to(past)
+    again = [past, past / "results.json", past / ".." / "past", tmp_path / "link"]
+    assert plan_power(again, "5%", 3, None, 3) == once
+
+    copied = plan_power([past, stored(example(), tmp_path, "copy")], "5%", 3, None, 3)
+    assert copied.groups == once.groups
+    assert copied.skipped == ["copy: the same runs as in pocket: captions and times, and each run counts once"]
+
+
+def test_runs_that_two_studies_share_count_once(tmp_path: Path) -> None:
+    """One study has both arms, one has the first arm with the same runs, one has another arm at the same seeds."""
+    results = example()
+    both = stored(results, tmp_path)
+    part = stored(results.model_copy(update={"arms": results.arms[:3]}), tmp_path, "part")
+    whole = row(plan_power([both], "5%", 3, "recall", 3), "recall")
+    assert row(plan_power([both, part], "5%", 3, "recall", 3), "recall") == whole
+    assert row(plan_power([part, both], "5%", 3, "recall", 3), "recall") == whole
+
+    last = results.arms[3]
+    runs = [run.model_copy(update={"hash": f"{run.hash} new"}) for run in last.runs]
+    new = last.model_copy(update={"name": "new", "runs": runs})
+    third = stored(results.model_copy(update={"arms": [*results.arms[:2], new]}), tmp_path, "third")
+    found = row(plan_power([both, third], "5%", 3, "recall", 3), "recall")
+    assert found.differences.freedom == pytest.approx(6 / (1 + 2 / 4))
+    assert found.runs == whole.runs and found.baseline == whole.baseline
 
 
 def test_an_arm_that_rules_the_spread_is_named_and_can_be_left_out() -> None:
@@ -107,7 +168,7 @@ def test_an_arm_that_rules_the_spread_is_named_and_can_be_left_out() -> None:
 def test_the_table_says_what_to_do_and_how_sure_it_is() -> None:
     text = shown(plan_power([STUDIES], "5%", 3, None, 3))
     assert "scene_accuracy: 3 seeds would find 5% in" in text and "seeds to find it in 80%" in text
-    assert "4 degrees of freedom only" in text and "over 1,000" in text
+    assert "3.2 degrees of freedom only" in text and "over 1,000" in text
     enough = shown(plan_power([STUDIES], "1000%", 3, "scene_accuracy", 3))
     assert "3 seeds are enough for 1000%, even if the spread is as large as it may be" in enough
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tintype import recipes
@@ -20,7 +22,7 @@ arms:
 
 
 def study(text: str = TEXT) -> Study:
-    return resolve("test", read_yaml(text, "study.yaml"))
+    return resolve("test", read_yaml(text, "study.yaml"), Path())
 
 
 def test_arms_are_resolved_with_paired_seeds() -> None:

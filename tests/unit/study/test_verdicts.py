@@ -35,7 +35,7 @@ def test_the_method_says_what_was_done() -> None:
         "all 27 comparisons",
         "3 on the primary",
         "share 4%",
-        "1%",
+        "metrics 1%",
     ):
         assert words in usual
     chosen = AnalysisSettings(test="permutation", interval="bootstrap")
@@ -43,5 +43,7 @@ def test_the_method_says_what_was_done() -> None:
     for words in ("all 1,024 patterns", "percentile-t", "label permutation", "cannot reach a verdict on the other"):
         assert words in other
     assert "Student" not in other
+    condition = "at most 5%, as long as values over seeds scatter about symmetrically, or about alike in all arms"
+    assert condition in usual and condition in other
     assert "sketch" in describe_method(1, 3, True, ["accuracy"], 8, chosen)
     assert "share" not in describe_method(3, 2, False, ["accuracy"], 0, AnalysisSettings())

@@ -10,10 +10,15 @@ from tintype.errors import UserError
 from tintype.settings import Settings, plain
 from tintype.strict import parse, read_yaml
 from tintype.vision.encoders import (
+    ClipSettings,
     Dinov2Settings,
+    Dinov3Settings,
     EncoderChoice,
+    EncoderPart,
     InceptionSettings,
     SceneEncoderSettings,
+    SiglipSettings,
+    VggSettings,
     feature_matrix,
     scene_features,
 )
@@ -69,6 +74,42 @@ def test_a_kind_alone_is_short_for_its_defaults() -> None:
 def test_a_mistake_is_named_with_its_place(text: str, message: str) -> None:
     with pytest.raises(UserError, match="plan.yaml, line 1: " + message):
         written(text)
+
+
+FID = {"fd": "FID", "fd_inf": "FID∞", "kid": "KID"}
+FD_DINOV2, DINO_MMD = {"fd": "FD-DINOv2"}, {"mmd_published": "DINO-MMD"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "published"),
+    [
+        (InceptionSettings(resize="tf"), FID),
+        (InceptionSettings(resize="clean"), {kind: f"{name} (clean)" for kind, name in FID.items()}),
+        (ClipSettings(), {"mmd_published": "CMMD (processor's crop)"}),
+        (ClipSettings(form="cmmd"), {"mmd_published": "CMMD"}),
+        (ClipSettings(form="cmmd", source="models/clip-vit-large-patch14-336/"), {"mmd_published": "CMMD"}),
+        (ClipSettings(form="cmmd", source="openai/clip-vit-large-patch14"), {}),
+        (ClipSettings(form="cmmd", source="clip-vit-large-patch14-336/other"), {}),
+        (Dinov2Settings(), FD_DINOV2),
+        (Dinov2Settings(source="/models/dinov2-large", size_px=224), FD_DINOV2),
+        (Dinov2Settings(source="facebook/dinov2-base"), {}),
+        (Dinov2Settings(source="facebook/dinov2-with-registers-large"), {}),
+        (Dinov2Settings(size_px=518), {}),
+        (Dinov2Settings(form="prx"), DINO_MMD),
+        (Dinov2Settings(form="prx", source="./dinov2-with-registers-large", size_px=518), DINO_MMD),
+        (Dinov2Settings(form="prx", source="facebook/dinov2-large"), {}),
+        (Dinov2Settings(form="prx", size_px=224), {}),
+        (SceneEncoderSettings(), {}),
+        (VggSettings(), {}),
+        (SiglipSettings(), {}),
+        (Dinov3Settings(), {}),
+    ],
+    ids=str,
+)
+def test_a_published_name_is_given_to_its_exact_definition_only(
+    settings: EncoderPart, published: dict[str, str]
+) -> None:
+    assert settings.published == published
 
 
 def test_building_twice_is_one_encoder() -> None:

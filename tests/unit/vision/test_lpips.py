@@ -12,7 +12,18 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.vision.encoders import VggSettings
-from tintype.vision.lpips import SCALE, SHIFT, Lpips, Net, from_jax, from_torch, load_lpips, lpips, lpips_from_files
+from tintype.vision.lpips import (
+    SCALE,
+    SHIFT,
+    SMALLEST_PX,
+    Lpips,
+    Net,
+    from_jax,
+    from_torch,
+    load_lpips,
+    lpips,
+    lpips_from_files,
+)
 from tintype.vision.weights import Weights, fill
 
 CPU = torch.device("cpu")
@@ -124,6 +135,32 @@ def test_bytes_and_floats_are_not_mixed_up() -> None:
         network(pictures(), pictures())
     with pytest.raises(TypeError, match="must be uint8"):
         network.of_bytes(torch.rand(1, 3, 64, 64), torch.rand(1, 3, 64, 64))
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_pictures_that_the_network_cannot_pool_are_named_with_their_size(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Lpips(net)
+    fill(network, Weights(from_torch(net, *random_weights(net)), "", "a test"))
+    least = SMALLEST_PX[net]
+    assert network.of_bytes(pictures(2, least), pictures(2, least)).shape == (2,)
+    low = torch.zeros(1, 3, least - 1, 64)
+    message = f"{net} takes pictures of at least {least} x {least} px, not 64 x {least - 1} px"
+    with pytest.raises(ValueError, match=message):
+        network(low, low)
+    with pytest.raises(ValueError, match=f"not {least - 1} x 64 px"):
+        network.of_bytes(low.byte().mT, low.byte().mT)
+    monkeypatch.setitem(SMALLEST_PX, net, 1)
+    with pytest.raises(RuntimeError, match="too small"):  # torch's own: the bound is the smallest
+        network(low, low)
+
+
+@needs_weights
+@pytest.mark.parametrize("net", NETS)
+def test_the_distance_of_small_pictures_is_refused_in_words(net: Net) -> None:
+    with pytest.raises(ValueError, match=f"{net} takes pictures of at least"):
+        lpips(pictures(1, SMALLEST_PX[net] - 1), pictures(1, SMALLEST_PX[net] - 1), net=net)
 
 
 def test_jax_kernels_are_turned() -> None:
