@@ -205,7 +205,7 @@ _TABLE = (
     ),
     FeatureMetric(
         "fd_inf",
-        "Fréchet distance, many images",
+        "Fréchet distance ∞",
         "lower",
         f"{_FD_TEXT}; extrapolated to infinitely many fake images (arXiv 1911.07023): the value at 1/n = 0 of the "
         "least-squares line through the whole set, the mean of two random halves and the mean of four random quarters; "
