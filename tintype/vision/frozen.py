@@ -45,8 +45,9 @@ def matrix_conv2d(x_BCHW: Tensor, weight_OIhw: Tensor, bias: None, stride: int, 
     padded_BCHW = pad(x_BCHW, (padding[1], padding[1], padding[0], padding[0]))
     window_BIHWhw = padded_BCHW.unfold(2, height, stride).unfold(3, width, stride)
     batch, _, rows, columns = window_BIHWhw.shape[:4]
-    matrix_NK = window_BIHWhw.permute(0, 2, 3, 1, 4, 5).reshape(batch * rows * columns, inputs * height * width)
-    product_NO = matrix_NK @ weight_OIhw.reshape(outputs, -1).T
+    # channels last: where the pictures lie so in memory, whole runs of them are copied
+    matrix_NK = window_BIHWhw.permute(0, 2, 3, 4, 5, 1).reshape(batch * rows * columns, height * width * inputs)
+    product_NO = matrix_NK @ weight_OIhw.permute(0, 2, 3, 1).reshape(outputs, -1).T
     return product_NO.view(batch, rows, columns, outputs).permute(0, 3, 1, 2)
 
 

@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import conv2d
 
 from tests.tiny_clip import write_clip
+from tintype.vision import inception
 from tintype.vision.encoders import ClipSettings, InceptionSettings, feature_matrix
 from tintype.vision.frozen import matrix_conv2d
 
@@ -20,6 +21,15 @@ def test_a_convolution_is_a_matrix_product(kernel: tuple[int, int], stride: int,
     for laid in (x, x.contiguous(memory_format=torch.channels_last)):
         found = matrix_conv2d(laid, weight, None, stride, padding)
         torch.testing.assert_close(found, conv2d(x, weight, None, stride, padding))
+
+
+def test_inception_by_matrix_products_is_inception(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU convolves so; here the same path runs on a CPU."""
+    image = torch.randint(0, 256, (2, 3, 40, 50), generator=torch.Generator().manual_seed(0)).byte()
+    encoder = InceptionSettings().build(torch.device("cpu"))
+    wanted = feature_matrix(encoder, [image])
+    monkeypatch.setattr(inception, "conv2d", matrix_conv2d)
+    assert (feature_matrix(encoder, [image]) - wanted).norm() / wanted.norm() < 1e-5
 
 
 def test_fast_arithmetic_is_another_encoder(tmp_path_factory: pytest.TempPathFactory) -> None:
