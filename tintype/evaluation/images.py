@@ -5,7 +5,6 @@ N: pictures, F: size of a feature vector.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,15 @@ from torch import Tensor
 
 from tintype.data.pictures import Pictures, open_pictures
 from tintype.errors import UserError
-from tintype.evaluation.protocol import Definition, MetricKind, metric_label, numbers_of, refuse_twice, warnings_of
+from tintype.evaluation.protocol import (
+    Definition,
+    MetricKind,
+    metric_label,
+    numbers_of,
+    refuse_nonfinite,
+    refuse_unknown,
+    warnings_of,
+)
 from tintype.evaluation.reference import (
     About,
     picture_features,
@@ -49,10 +56,7 @@ class ImageProtocol(Settings):
 
     @model_validator(mode="after")
     def _known(self) -> ImageProtocol:
-        for kind in self.metrics:
-            if kind not in FEATURE_METRICS:
-                raise ValueError(f"unknown metric '{kind}'; valid: {', '.join(FEATURE_METRICS)}")
-        refuse_twice("encoders", [encoder.title for encoder in self.encoders])
+        refuse_unknown(self.metrics, self.encoders)
         return self
 
 
@@ -105,7 +109,7 @@ def evaluate_images(
         encoders[encoder.name] = {"identity": encoder.identity, "definition": encoder.definition}
     if real is not None and protocol.paired:
         measured |= reconstruction(fake, real, device)
-    _refuse_nonfinite(measured)
+    refuse_nonfinite(measured)
     meanings = image_definitions(protocol)
     return {
         "images": {"path": str(images), "count": fake_about.count, "fingerprint": fake_about.fingerprint},
@@ -145,12 +149,6 @@ def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path
 def _same_pictures(fake: About, real: About) -> list[str]:
     same = fake.fingerprint == real.fingerprint
     return ["both sets are the same pictures: distances of zero say nothing about a model"] if same else []
-
-
-def _refuse_nonfinite(measured: Mapping[str, Measured]) -> None:
-    bad = [name for name, one in measured.items() if not math.isfinite(one.value)]
-    if bad:
-        raise UserError(f"{', '.join(bad)} came out as no finite number")
 
 
 def reconstruction(fake: Pictures, real: Pictures, device: torch.device) -> dict[str, Measured]:

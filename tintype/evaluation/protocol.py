@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from tintype.errors import UserError
 from tintype.evaluation.prompts import CAPTIONS, read_prompts
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.flow.sampler import Method
@@ -73,11 +75,8 @@ class Protocol(Settings):
 
     @model_validator(mode="after")
     def _known(self) -> Protocol:
-        for kind in self.metrics:
-            if kind not in FEATURE_METRICS:
-                raise ValueError(f"unknown metric '{kind}'; valid: {', '.join(FEATURE_METRICS)}")
-        refuse_twice("encoders", [encoder.title for encoder in self.encoders])
-        refuse_twice("conditions", [condition.name for condition in self.also])
+        refuse_unknown(self.metrics, self.encoders)
+        _refuse_twice("conditions", [condition.name for condition in self.also])
         for condition in self.conditions:
             if condition.prompts not in CAPTIONS and not self.text_encoders:
                 raise ValueError(
@@ -229,7 +228,20 @@ def warnings_of(measured: Mapping[str, Measured], meanings: Mapping[str, Definit
     return [f"{', '.join(labels)}: {text}" for text, labels in about.items()]
 
 
-def refuse_twice(what: str, names: list[str]) -> None:
+def refuse_nonfinite(measured: Mapping[str, Measured], before: str = "", behind: str = "") -> None:
+    bad = [name for name, one in measured.items() if not math.isfinite(one.value)]
+    if bad:
+        raise UserError(f"{before}{', '.join(bad)} came out as no finite number{behind}")
+
+
+def refuse_unknown(metrics: Sequence[str], encoders: Sequence[EncoderPart]) -> None:
+    for kind in metrics:
+        if kind not in FEATURE_METRICS:
+            raise ValueError(f"unknown metric '{kind}'; valid: {', '.join(FEATURE_METRICS)}")
+    _refuse_twice("encoders", [encoder.title for encoder in encoders])
+
+
+def _refuse_twice(what: str, names: list[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"two {what} are called {', '.join(twice)}; give one of them another name")

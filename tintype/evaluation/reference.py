@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from tintype.data.pictures import Pictures
 from tintype.data.scenes.source import SceneSource, scene_source
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
+from tintype.evaluation.samples import digest
 from tintype.metrics.pair import Reference
 from tintype.seams import Encoder
 from tintype.settings import DataSettings, plain
@@ -63,8 +64,12 @@ def data_reference(data: DataSettings, protocol: Protocol, encoder: Encoder, dev
     source, count = held_out(data, protocol), protocol.reference_count
     fingerprint = _data_fingerprint(data, source)
     about = About(encoder.name, encoder.identity, encoder.definition, "held-out scenes", fingerprint, count)
-    chunks = (source.images(range(first, min(first + _CHUNK, count))) for first in range(0, count, _CHUNK))
-    return Reference(cached_features(about, encoder, chunks), device)
+    return Reference(cached_features(about, encoder, chunks(source, count)), device)
+
+
+def chunks(source: SceneSource, count: int) -> Iterator[Tensor]:
+    """The first images of a source, some at a time."""
+    return (source.images(range(first, min(first + _CHUNK, count))) for first in range(0, count, _CHUNK))
 
 
 def picture_features(
@@ -98,7 +103,7 @@ def cached_features(
 
 def write_reference(path: Path, feature_MF: Tensor, about: About) -> None:
     feature_MF = feature_MF.contiguous()
-    metadata = {"about": json.dumps(asdict(about)), "sha256": _digest(feature_MF)}
+    metadata = {"about": json.dumps(asdict(about)), "sha256": digest(feature_MF)}
     write_bytes(path, save({"features": feature_MF}, metadata=metadata))
 
 
@@ -110,7 +115,7 @@ def read_reference(path: Path) -> tuple[Tensor, About]:
             about = About(**json.loads(metadata["about"]))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is no reference that tintype wrote ({error}); make it again") from None
-    if _digest(features) != metadata["sha256"]:
+    if digest(features) != metadata["sha256"]:
         raise UserError(f"{path} is damaged (its checksum differs); remove it to have it made again")
     return features, about
 
@@ -130,11 +135,7 @@ def _data_fingerprint(data: DataSettings, source: SceneSource) -> str:
     settings = plain(data)
     settings.pop("count")
     probes = source.images(range(min(_PROBES, len(source))))
-    return _sha256(json.dumps(settings, sort_keys=True) + _digest(probes))
-
-
-def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+    return _sha256(json.dumps(settings, sort_keys=True) + digest(probes))
 
 
 def _sha256(text: str) -> str:

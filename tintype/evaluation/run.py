@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,26 +17,25 @@ from tintype.data.scenes import CaptionKind
 from tintype.data.scenes.source import SceneSource
 from tintype.errors import UserError
 from tintype.evaluation.prompts import CAPTIONS, PromptFile, read_prompts
-from tintype.evaluation.protocol import Protocol, Sampling, definitions, numbers_of, warnings_of
-from tintype.evaluation.reference import data_reference, held_out
-from tintype.evaluation.samples import Samples, samples_of
+from tintype.evaluation.protocol import Protocol, Sampling, definitions, numbers_of, refuse_nonfinite, warnings_of
+from tintype.evaluation.reference import chunks, data_reference, held_out
+from tintype.evaluation.samples import Samples, digest, samples_of
 from tintype.images import save_png
 from tintype.metrics import clip_score, scene_accuracy, throughput, validation
 from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair
 from tintype.metrics.resample import mean_with_error
 from tintype.plan import plan_from_folder
-from tintype.seams import Measured, TextImageEncoder
+from tintype.seams import Encoder, Measured, TextImageEncoder
 from tintype.settings import DataSettings, plain
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder, write_json
 from tintype.train.load import load_run
 from tintype.train.parts import Parts, choose_device
-from tintype.vision.encoders import feature_matrix, forget_encoders, scene_features
+from tintype.vision.encoders import EncoderPart, feature_matrix, forget_encoders, scene_features
 from tintype.vision.scene_encoder import SceneReading
 
 PREVIEWS = 8
-_CHUNK = 256
 FORMAT = 2
 
 
@@ -88,7 +85,7 @@ def evaluate(
     for one in samples:
         one.make(parts, count)
     card = _score(parts, protocol, samples, count)
-    _refuse_nonfinite(path, card)
+    refuse_nonfinite(card.measured, f"{path}: ", "; the model has diverged")
     lines = RunFolder(path).metrics()
     if lines:
         card.measured["images_per_s"] = Measured(throughput.images_per_s(lines))
@@ -115,9 +112,15 @@ def evaluate(
 def _read_by(result: Mapping[str, Any], protocol: Protocol, device: torch.device) -> bool:
     """Whether a stored result was made by the encoders as they are now: weights can change behind the same name."""
     return all(
-        settings.build(device).identity == result["encoders"].get(settings.title, {}).get("identity")
+        result["encoders"].get(settings.title) == _about(settings, settings.build(device))
         for settings in protocol.encoders
     )
+
+
+def _about(settings: EncoderPart, encoder: Encoder) -> dict[str, str]:
+    """An encoder as a result records it."""
+    about = {"identity": encoder.identity, "definition": encoder.definition}
+    return {**about, "text": cast(TextImageEncoder, encoder).text_identity} if settings.reads_text else about
 
 
 def result_file(path: Path, protocol: Protocol, step: int) -> Path:
@@ -180,22 +183,20 @@ def _looks(protocol: Protocol, sampling: Sampling) -> list[tuple[Any, bool]]:
 def _score(parts: Parts, protocol: Protocol, samples: Sequence[Samples], count: Callable[[int], None]) -> Scorecard:
     card = Scorecard()
     for one in samples:
+        card.warnings += _duplicates(one)  # the first pass, which checks the shards
         _score_accuracy(card, parts, protocol, one)
         for settings, looks in _looks(protocol, one.sampling):
             if looks:
                 encoder = settings.build(parts.device)
-                about = card.encoders.setdefault(encoder.name, {})
-                about |= {"identity": encoder.identity, "definition": encoder.definition}
-                fake_NF = feature_matrix(encoder, one.shards(), on_images=count)
+                card.encoders[encoder.name] = _about(settings, encoder)
+                fake_NF = feature_matrix(encoder, one.shards(verified=True), on_images=count)
                 if one.sampling.distances:
                     reference = data_reference(parts.plan.data, protocol, encoder, parts.device)
                     pair = FeaturePair(fake_NF, reference)
                     for kind in protocol.metrics:
                         card.measured[one.sampling.metric(f"{kind}_{encoder.name}")] = FEATURE_METRICS[kind](pair)
                 if settings.reads_text:
-                    about["text"] = encoder.text_identity
                     _score_text(card, encoder, fake_NF, one)
-        card.warnings += _duplicates(one)
     _score_validation(card, parts, protocol)
     card.warnings += warnings_of(card.measured, definitions(protocol))
     return card
@@ -205,16 +206,16 @@ def _score_accuracy(card: Scorecard, parts: Parts, protocol: Protocol, samples: 
     kind = samples.sampling.prompts
     if kind not in CAPTIONS:
         return
-    reading = _read(samples.shards(), parts.device)
+    reading = _read(samples.shards(verified=True), parts.device)
     scores = _accuracy(reading, held_out(parts.plan.data, protocol), kind, len(samples), parts.plan.data.size_px)
     name = samples.sampling.metric("scene_accuracy")
     card.measured[name] = mean_with_error(torch.tensor(scores.per_image, dtype=torch.float64))
     card.details[name] = scores.by_attribute
 
 
-def _read(chunks: Iterable[Tensor], device: torch.device) -> SceneReading:
+def _read(images: Iterable[Tensor], device: torch.device) -> SceneReading:
     """What all the pictures show; they need not be in memory at once."""
-    readings = [scene_features(device).read(chunk_BCHW) for chunk_BCHW in chunks]
+    readings = [scene_features(device).read(some_BCHW) for some_BCHW in images]
     logits = {name: torch.cat([reading.logits[name] for reading in readings]) for name in readings[0].logits}
     return SceneReading(torch.cat([reading.feature_BF for reading in readings]), logits)
 
@@ -251,17 +252,11 @@ def _score_validation(card: Scorecard, parts: Parts, protocol: Protocol) -> None
 
 def _duplicates(samples: Samples) -> list[str]:
     """Two prompts never give the same pixels, unless noise was repeated or the model ignores both."""
-    different = {hashlib.sha256(image.numpy().tobytes()).digest() for shard in samples.shards() for image in shard}
+    different = {digest(image) for shard in samples.shards() for image in shard}
     copies = len(samples) - len(different)
     if not copies:
         return []
     return [f"{copies} of {len(samples)} images ({samples.sampling.words}) are exact copies of another"]
-
-
-def _refuse_nonfinite(path: Path, card: Scorecard) -> None:
-    bad = [name for name, one in card.measured.items() if not math.isfinite(one.value)]
-    if bad:
-        raise UserError(f"{path}: {', '.join(bad)} came out as no finite number; the model has diverged")
 
 
 def _real_accuracy(parts: Parts, protocol: Protocol) -> dict[str, dict[str, float]]:
@@ -279,8 +274,7 @@ def _accuracy_of_real(
     data: DataSettings, protocol: Protocol, kind: str, count: int, device: torch.device
 ) -> dict[str, float]:
     source = held_out(data, protocol)
-    chunks = (source.images(range(first, min(first + _CHUNK, count))) for first in range(0, count, _CHUNK))
-    scores = _accuracy(_read(chunks, device), source, kind, count, data.size_px)
+    scores = _accuracy(_read(chunks(source, count), device), source, kind, count, data.size_px)
     return {**scores.by_attribute, "overall": scores.overall}
 
 

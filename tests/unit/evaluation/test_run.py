@@ -155,6 +155,17 @@ def test_a_result_of_other_weights_is_not_read_again(scored: Scored, tmp_path: P
     assert first["metrics"]["fd_clip"] != second["metrics"]["fd_clip"]
 
 
+def test_a_result_of_another_tokenizer_is_not_read_again(scored: Scored, tmp_path: Path) -> None:
+    text = BASE + f"encoders: [{{kind: clip, source: {write_clip(tmp_path / 'clip')}}}]\n"
+    first = evaluate(scored.run, protocol_of(text))
+    tokenizer = tmp_path / "clip" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"grass"', '"lawn"'))
+    forget_encoders()
+    second = evaluate(scored.run, protocol_of(text))["encoders"]["clip"]
+    assert second["identity"] == first["encoders"]["clip"]["identity"]
+    assert second["text"] != first["encoders"]["clip"]["text"]
+
+
 def test_a_number_that_is_not_finite_is_an_error(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tintype.evaluation.run.mean_with_error", lambda values: Measured(math.nan))
     with pytest.raises(UserError, match=r"scene_accuracy.* came out as no finite number; the model has diverged"):
