@@ -227,7 +227,8 @@ def power(
     """How many seeds a study needs, from the spread that past studies measured."""
     from pydantic import TypeAdapter
 
-    from tintype.study.power import PowerPlan, plan_power, show_power
+    from tintype.study.power import PowerPlan, plan_power
+    from tintype.study.power_table import show_power
 
     plan = plan_power(studies or [Path("studies")], effect, seeds, metric, arms, without)
     if json_:

@@ -14,7 +14,8 @@ from scipy import stats as scipy_stats
 from tests.unit.study.example_results import example
 from tintype.errors import UserError
 from tintype.study import power
-from tintype.study.power import plan_power, show_power
+from tintype.study.power import plan_power
+from tintype.study.power_table import show_power
 from tintype.study.results import Results
 
 STUDIES = Path(__file__).parents[3] / "studies"
