@@ -88,6 +88,7 @@ class InceptionSettings(EncoderPart):
     kind: Literal["inception"] = "inception"
     resize: inception.Resize = Field("clean", description="clean: clean-fid's bicubic; tf: TensorFlow 1's bilinear")
     weights: str | None = Field(None, description="A file with the weights: .pth of pytorch-fid, .pt of TorchScript")
+    arithmetic: Arithmetic = Field("fp32", description="tf32: faster on a GPU, other last digits")
 
     @property
     def published(self) -> dict[str, str]:
@@ -96,7 +97,7 @@ class InceptionSettings(EncoderPart):
 
     def _make(self, device: torch.device) -> Encoder:
         weights = fetch(inception.WEIGHTS, self.weights)
-        return inception.InceptionEncoder(self.title, weights, self.resize, device)
+        return inception.InceptionEncoder(self.title, weights, self.resize, device, self.arithmetic)
 
 
 class VggSettings(EncoderPart):

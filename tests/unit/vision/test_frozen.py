@@ -8,6 +8,7 @@ from tests.tiny_clip import write_clip
 from tintype.vision import inception
 from tintype.vision.encoders import ClipSettings, InceptionSettings, feature_matrix
 from tintype.vision.frozen import matrix_conv2d
+from tintype.vision.weights import fetch, fill
 
 
 @pytest.mark.parametrize(
@@ -23,13 +24,17 @@ def test_a_convolution_is_a_matrix_product(kernel: tuple[int, int], stride: int,
         torch.testing.assert_close(found, conv2d(x, weight, None, stride, padding))
 
 
-def test_inception_by_matrix_products_is_inception(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU convolves so; here the same path runs on a CPU."""
-    image = torch.randint(0, 256, (2, 3, 40, 50), generator=torch.Generator().manual_seed(0)).byte()
-    encoder = InceptionSettings().build(torch.device("cpu"))
-    wanted = feature_matrix(encoder, [image])
-    monkeypatch.setattr(inception, "conv2d", matrix_conv2d)
-    assert (feature_matrix(encoder, [image]) - wanted).norm() / wanted.norm() < 1e-5
+@torch.no_grad()
+def test_inception_by_matrix_products_is_inception() -> None:
+    """A GPU convolves so in fp32; here the same path runs on a CPU."""
+    network = inception.Inception()
+    fill(network, fetch(inception.WEIGHTS))
+    x = torch.rand(1, 3, 299, 299, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    wanted = network(x)
+    inception.convolve_exactly(network)
+    found = network(x)
+    assert not torch.equal(found, wanted), "the other way must have been taken"
+    assert (found - wanted).norm() / wanted.norm() < 1e-5
 
 
 def test_fast_arithmetic_is_another_encoder(tmp_path_factory: pytest.TempPathFactory) -> None:
