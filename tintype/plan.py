@@ -11,7 +11,7 @@ from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from tintype.data.captions import ColumnSettings
 from tintype.errors import UserError
@@ -45,20 +45,21 @@ def _refuse(part: Part) -> Part:
 def _kinds(seam: str, *built_in: type[Part]) -> Any:
     """The type of a seam's field: any of the built-in parts and of those that techniques bring."""
     brought = [technique.part for technique in TECHNIQUES.values() if technique.seam == seam and technique.part]
-    parts = [*built_in, *brought]
+    parts = list(dict.fromkeys([*built_in, *brought]))
     if not parts:
         return Annotated[Part, AfterValidator(_refuse)]
     return parts[0] if len(parts) == 1 else Annotated[reduce(or_, parts), Field(discriminator="kind")]
 
 
 if TYPE_CHECKING:
+    from tintype.losses import LossPart as Loss
     from tintype.settings import CaptionsPart as Captions
-    from tintype.settings import LossPart as Loss
     from tintype.settings import ObjectivePart as Objective
     from tintype.settings import OptimizerPart as Optimizer
     from tintype.settings import RoutePart as Route
     from tintype.settings import TextPart as Text
     from tintype.settings import TokenizerPart as Tokenizer
+    from tintype.settings import WeightingPart as Weighting
 else:
     Captions = _kinds("captions", ColumnSettings)
     Text = _kinds("text", WordsSettings)
@@ -67,6 +68,7 @@ else:
     Optimizer = _kinds("optimizer", AdamWSettings)
     Route = _kinds("route")
     Loss = _kinds("losses")
+    Weighting = _kinds("weighting")
 
 
 class Plan(Settings):
@@ -80,6 +82,7 @@ class Plan(Settings):
     model: ModelSettings = ModelSettings()
     objective: Objective = VelocitySettings()
     time: TimeSettings = TimeSettings()
+    weighting: Weighting | None = None
     route: Route | None = None
     losses: tuple[Loss, ...] = ()
     optimizer: Optimizer = AdamWSettings()
@@ -87,6 +90,16 @@ class Plan(Settings):
     precision: PrecisionSettings = PrecisionSettings()
     ema: EmaSettings | None = None
     run: RunSettings = RunSettings()
+
+    @model_validator(mode="after")
+    def _losses_fit(self) -> Plan:
+        kinds = [loss.kind for loss in self.losses]
+        for kind in kinds:
+            if kinds.count(kind) > 1:
+                raise ValueError(f"losses: '{kind}' is given twice")
+        for loss in self.losses:
+            loss.check(self)
+        return self
 
     @property
     def hash(self) -> str:
@@ -123,7 +136,7 @@ def plan_from_folder(folder: Path) -> Plan:
 
 Change = tuple[Any, Any]
 
-_SWITCHES = ("ema", "route")
+_SWITCHES = ("ema", "route", "weighting")
 """Sections that a plan may have or not."""
 
 
@@ -166,19 +179,49 @@ class Application:
 
 def apply_techniques(plan: Plan, specs: Sequence[str]) -> Plan:
     """The plan with techniques applied in turn. Each must change something, and only the seam that it declares."""
-    holders: dict[str, str] = {}
+    applied: list[Technique] = []
     for application in map(Application.parse, specs):
         technique = application.technique
-        if technique.seam not in SHARED_SEAMS and technique.seam in holders:
-            raise UserError(
-                f"'{holders[technique.seam]}' and '{technique.name}' both set the plan's '{technique.seam}'; "
-                "apply one of them"
-            )
-        holders[technique.seam] = technique.name
-        changed = Plan(**{**dict(plan), **technique.apply(plan, application.options)})
+        for other in applied:
+            _refuse_both(other, technique)
+        applied.append(technique)
+        changed = plan.model_copy(update=_changes(plan, application))
         check_arm(f"technique '{technique.name}'", plan, changed, {technique.seam})
         plan = changed
-    return plan
+    return _checked(plan, applied)
+
+
+def _changes(plan: Plan, application: Application) -> dict[str, Any]:
+    try:
+        return application.technique.apply(plan, application.options)
+    except ValidationError as error:
+        raise UserError(f"technique '{application.technique.name}': {_reasons(error)}") from None
+
+
+def _refuse_both(first: Technique, second: Technique) -> None:
+    """Two techniques cannot hold one seam, nor add the same kind of part to a shared one."""
+    if first.seam != second.seam:
+        return
+    if first.seam not in SHARED_SEAMS:
+        what = f"both set the plan's '{first.seam}'"
+    elif first.part is second.part:
+        what = f"both add the same kind of part to the plan's '{first.seam}'"
+    else:
+        return
+    raise UserError(f"'{first.name}' and '{second.name}' {what}; apply one of them")
+
+
+def _checked(plan: Plan, applied: Sequence[Technique]) -> Plan:
+    """The plan as a whole: what one technique needs another may bring, so it is looked at when all are applied."""
+    try:
+        return Plan(**dict(plan))
+    except ValidationError as error:
+        names = ", ".join(f"'{technique.name}'" for technique in applied)
+        raise UserError(f"with {names} applied, the plan does not hold: {_reasons(error)}") from None
+
+
+def _reasons(error: ValidationError) -> str:
+    return "; ".join(problem["msg"].removeprefix("Value error, ") for problem in error.errors(include_url=False))
 
 
 def check_arm(what: str, before: Plan, after: Plan, declared: set[str]) -> dict[str, Change]:

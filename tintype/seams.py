@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from tintype import rng
@@ -77,12 +78,35 @@ class Sample:
 
 @dataclass(frozen=True)
 class View:
-    """All that a loss term may look at."""
+    """All that a loss term may look at. Velocities are what the objective compares, whatever the denoiser predicts."""
 
     output: Output
     sample: Sample
+    velocity_BCHW: Tensor
+    """The prediction, as a velocity."""
+    target_BCHW: Tensor
+    """What it should be."""
+    weight_B: Tensor | None
+    """How much each sample counts in the objective, where the plan weights them."""
     image_BCHW: Tensor
+    captions: Sequence[str]
+    draws: Draws
     step: int
+    seen: Tensor | None = None
+    """What the term's own `look` gave for the clean images."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a loss term may know of the run when it is built."""
+
+    width: int
+    grid: tuple[int, int]
+    """Rows and columns of the denoiser's tokens."""
+    device: torch.device
+    source: ImageSource
+    data_key: str
+    """Names the data and all that decides its pixels."""
 
 
 @dataclass(frozen=True)
@@ -121,23 +145,47 @@ class Tokenizer(Protocol):
 
 
 class Objective(Protocol):
+    """What the denoiser predicts. The loss is the mean squared difference of `velocity` and `target`."""
+
     def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample: ...
-    def loss(self, output: Output, sample: Sample) -> Tensor: ...
+    def target(self, sample: Sample) -> Tensor: ...
     def velocity(self, prediction_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor) -> Tensor: ...
+    def x_weight(self, t_B: Tensor) -> Tensor:
+        """The factor between the squared error of x and the loss, at each t."""
+
+
+class Weighting(Protocol):
+    """How much a sample at t counts in the objective."""
+
+    def __call__(self, t_B: Tensor) -> Tensor: ...
 
 
 class Router(Protocol):
     def plan(self, grid: tuple[int, int], step: int, draws: Draws) -> Route | None: ...
 
 
-class LossTerm(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def taps(self) -> frozenset[int]: ...
+class LossTerm:
+    """A term beside the objective; its weight and schedule are the plan's. One with parameters is an `nn.Module` too.
 
-    def weight(self, step: int) -> float: ...
-    def __call__(self, view: View) -> Tensor: ...
+    The order: built; `ready` before the first step that needs it; at each step `look`, then `loss`; and `release` when
+    its weight stays zero.
+    """
+
+    taps: frozenset[int] = frozenset()
+    """Blocks (counted from 0) whose output tokens it wants."""
+
+    def ready(self) -> None:
+        """Loads what only a running loss needs, a teacher for example."""
+
+    def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor | None:
+        """What it must know of the clean images, without gradient; its time is reported as the teacher's."""
+
+    def loss(self, view: View) -> Tensor:
+        """The loss of each sample."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Lets go of what `ready` loaded."""
 
 
 VelocityFn = Callable[[Tensor, float], Tensor]

@@ -8,14 +8,14 @@ them); the plain settings live here.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 if TYPE_CHECKING:
     import torch
 
-    from tintype.seams import CaptionPolicy, LossTerm, Objective, Router, TextEncoder, Tokenizer
+    from tintype.seams import CaptionPolicy, Objective, Router, TextEncoder, Tokenizer, Weighting
 
 
 class Settings(BaseModel):
@@ -52,6 +52,8 @@ class TokenizerPart(Part):
 
 
 class ObjectivePart(Part):
+    predicts: ClassVar[Literal["velocity", "x"]]
+
     def build(self, time: TimeSettings) -> Objective:
         raise NotImplementedError
 
@@ -61,8 +63,8 @@ class RoutePart(Part):
         raise NotImplementedError
 
 
-class LossPart(Part):
-    def build(self, width: int) -> LossTerm:
+class WeightingPart(Part):
+    def build(self, time: TimeSettings, objective: Objective) -> Weighting:
         raise NotImplementedError
 
 

@@ -22,22 +22,38 @@ from tintype.train.state import new_state
 from tintype.train.update import update
 
 NAMES = sorted(TECHNIQUES)
+NEEDY = [name for name in NAMES if TECHNIQUES[name].needs]
+OFFLINE: dict[str, str] = {}
+"""How a technique is applied here whose default weights come from a hub."""
 PAIRS = list(itertools.combinations(NAMES, 2))
 
 
+def baseline_for(*names: str) -> Plan:
+    """The tiny plan with what the techniques need of it, unless one of them brings it."""
+    brought = {TECHNIQUES[name].seam for name in names}
+    needs = {key: value for name in names for key, value in TECHNIQUES[name].needs.items()}
+    return tiny_plan(*(f"{key}={value}" for key, value in needs.items() if key.split(".")[0] not in brought))
+
+
 def with_technique(*names: str) -> Plan:
-    return tiny_plan(techniques=names)
+    return apply_techniques(baseline_for(*names), [OFFLINE.get(name, name) for name in names])
+
+
+def ready(parts: Parts) -> Parts:
+    for term in parts.terms:
+        term.term.ready()
+    return parts
 
 
 def losses(plan: Plan, steps: int = 2) -> list[float]:
-    parts = build_parts(plan)
+    parts = ready(build_parts(plan))
     state = new_state(parts)
     return [float(update(parts, state, Clock(parts.device)).losses["loss"]) for _ in range(steps)]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_changes_its_own_seam_and_nothing_else(name: str) -> None:
-    changes = diff(tiny_plan(), with_technique(name))
+    changes = diff(baseline_for(name), with_technique(name))
     assert changes
     assert {key.split(".")[0] for key in changes} == {TECHNIQUES[name].seam}
 
@@ -51,7 +67,7 @@ def test_survives_a_round_trip_through_yaml(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_switched_off_it_leaves_the_baseline_bit_for_bit(name: str) -> None:
     """Setting its seam back to the baseline's value must bring back the baseline's numbers."""
-    baseline, changed = tiny_plan(), with_technique(name)
+    baseline, changed = baseline_for(name), with_technique(name)
     seam = TECHNIQUES[name].seam
     off = Plan(**{**dict(changed), seam: dict(baseline)[seam]})
     assert off.hash == baseline.hash
@@ -60,12 +76,12 @@ def test_switched_off_it_leaves_the_baseline_bit_for_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_adds_exactly_the_parameters_that_it_declares_and_trains_them_all(name: str) -> None:
-    baseline, parts = build_parts(tiny_plan()), build_parts(with_technique(name))
+    baseline, parts = build_parts(baseline_for(name)), build_parts(with_technique(name))
     added = _parameter_names(parts) - _parameter_names(baseline)
     declared = {p for p in added if p.startswith(tuple(TECHNIQUES[name].trains))} if TECHNIQUES[name].trains else set()
     assert added == declared
     assert all(any(name.startswith(prefix) for name in added) for prefix in TECHNIQUES[name].trains)
-    state = new_state(parts)
+    state = new_state(ready(parts))
     for _ in range(3):  # zero-initialised gates let the gradient through from the second step
         update(parts, state, Clock(parts.device))
     untouched = {k for k, p in parts.modules.named_parameters() if p.grad is None or not p.grad.any()}
@@ -84,11 +100,17 @@ def test_resume_is_bit_exact_from_every_step(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
 def test_any_two_train_together_or_are_refused_by_name(pair: tuple[str, str]) -> None:
     first, second = (TECHNIQUES[name] for name in pair)
-    if first.seam == second.seam and first.seam not in SHARED_SEAMS:
+    if first.seam == second.seam and (first.seam not in SHARED_SEAMS or first.part is second.part):
         with pytest.raises(UserError, match=f"'{first.name}' and '{second.name}'"):
             with_technique(*pair)
         return
     assert all(torch.isfinite(torch.tensor(losses(with_technique(*pair)))))
+
+
+@pytest.mark.parametrize("name", NEEDY)
+def test_is_refused_by_name_where_the_plan_lacks_what_it_needs(name: str) -> None:
+    with pytest.raises(UserError, match=rf"'{name}'.*{'|'.join(TECHNIQUES[name].needs)}"):
+        apply_techniques(tiny_plan(), [OFFLINE.get(name, name)])
 
 
 def test_two_techniques_of_one_seam_are_refused_by_name() -> None:

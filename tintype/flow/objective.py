@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from tintype.flow import path
-from tintype.seams import Draws, Output, Sample
+from tintype.seams import Draws, Sample
 from tintype.settings import ObjectivePart, TimeSettings
 
 
 class VelocitySettings(ObjectivePart):
+    predicts: ClassVar[Literal["velocity", "x"]] = "velocity"
+
     kind: Literal["velocity"] = "velocity"
 
     def build(self, time: TimeSettings) -> VelocityObjective:
@@ -26,12 +28,14 @@ class VelocityObjective:
     def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample:
         return path.draw_sample(x_BCHW, self.time, draws)
 
-    def loss(self, output: Output, sample: Sample) -> Tensor:
-        target = path.velocity(sample.x_BCHW, sample.noise_BCHW)
-        return mean_square(output.prediction_BCHW, target)
+    def target(self, sample: Sample) -> Tensor:
+        return path.velocity(sample.x_BCHW, sample.noise_BCHW)
 
     def velocity(self, prediction_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor) -> Tensor:
         return prediction_BCHW.to(x_t_BCHW.dtype)
+
+    def x_weight(self, t_B: Tensor) -> Tensor:
+        return t_B.square().reciprocal()
 
 
 def mean_square(a_BCHW: Tensor, b_BCHW: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
     with locked(out), watch_signals() as interrupt:
         _claim(study, out)
         check_ready(study.settings.evaluation)
+        _fetch_losses(study)
         tasks = tasks_of(study, out)
         with StudyDisplay(console, len(tasks)) as display:
             last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, display.on_message)
@@ -38,6 +39,12 @@ def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
         console.print("interrupted: run the same command to go on", highlight=False)
         return interrupt.exit_code
     return 1 if failed else 0
+
+
+def _fetch_losses(study: Study) -> None:
+    """Finds missing weights of teachers and perceptual losses before the first step, and gets them once."""
+    for settings in dict.fromkeys(loss for arm in study.arms for loss in arm.plans[0].losses):
+        settings.fetch()
 
 
 def report_study(out: Path, console: Console) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,8 @@ class Technique:
     """`options` are the settings a user may give (`name:key=value`); `apply` returns the changed fields of the Plan.
 
     A seam holds one technique, unless it is listed in `SHARED_SEAMS`. `part` is the kind of part that the technique
-    brings to its seam, when it brings one. `trains` names the prefixes of the parameters that it adds.
+    brings to its seam, when it brings one. `trains` names the prefixes of the parameters that it adds. `needs` are the
+    settings that the plan must have for it, dotted key -> value; the part itself refuses a plan without them.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Technique:
     paper: str | None = None
     part: type[Part] | None = None
     trains: frozenset[str] = field(default_factory=frozenset)
+    needs: Mapping[str, str] = field(default_factory=dict)
 
 
 SHARED_SEAMS = frozenset({"losses"})

@@ -7,14 +7,13 @@ way), so the loss is the squared error of x weighted by 1 / max(t, clamp)². The
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
 
 from tintype.flow import path
-from tintype.flow.objective import mean_square
-from tintype.seams import Draws, Output, Sample
+from tintype.seams import Draws, Sample
 from tintype.settings import ObjectivePart, Settings, TimeSettings
 from tintype.techniques.technique import Technique
 
@@ -27,6 +26,8 @@ class Options(Settings):
 
 
 class XPredictionSettings(ObjectivePart):
+    predicts: ClassVar[Literal["velocity", "x"]] = "x"
+
     kind: Literal["x-prediction"] = "x-prediction"
     clamp: float = Field(0.05, gt=0, lt=1)
 
@@ -42,12 +43,14 @@ class XPrediction:
     def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample:
         return path.draw_sample(x_BCHW, self.time, draws)
 
-    def loss(self, output: Output, sample: Sample) -> Tensor:
-        target = path.x_to_velocity(sample.x_BCHW, sample.x_t_BCHW, sample.t_B, self.clamp)
-        return mean_square(self.velocity(output.prediction_BCHW, sample.x_t_BCHW, sample.t_B), target)
+    def target(self, sample: Sample) -> Tensor:
+        return path.x_to_velocity(sample.x_BCHW, sample.x_t_BCHW, sample.t_B, self.clamp)
 
     def velocity(self, prediction_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor) -> Tensor:
         return path.x_to_velocity(prediction_BCHW.to(x_t_BCHW.dtype), x_t_BCHW, t_B, self.clamp)
+
+    def x_weight(self, t_B: Tensor) -> Tensor:
+        return t_B.clamp_min(self.clamp).square().reciprocal()
 
 
 def apply(plan: Plan, options: Options) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-PARTS = ("data", "text", "tokenizer", "forward", "backward", "optimizer")
+PARTS = ("data", "text", "tokenizer", "teacher", "forward", "losses", "backward", "optimizer")
 
 
 class Clock:

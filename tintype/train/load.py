@@ -11,7 +11,7 @@ from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_folder
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.parts import Parts, build_parts
+from tintype.train.parts import LOSSES, Parts, build_parts
 
 
 def load_run(path: Path, device: str | None = None) -> tuple[Parts, int]:
@@ -22,9 +22,10 @@ def load_run(path: Path, device: str | None = None) -> tuple[Parts, int]:
     if device is not None:
         plan = Plan(**{**dict(plan), "run": plan.run.model_copy(update={"device": device})})
     tensors, scalars = _newest_good(path)
-    parts = build_parts(plan)
+    parts = build_parts(plan, training=False)
     weights = {name.removeprefix("modules/"): t for name, t in tensors.items() if name.startswith("modules/")}
     weights |= {name.removeprefix("ema/"): t for name, t in tensors.items() if name.startswith("ema/")}
+    weights = {name: tensor for name, tensor in weights.items() if not name.startswith(LOSSES)}
     parts.modules.load_state_dict(weights)
     parts.modules.eval()
     return parts, int(scalars["step"])

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.train import checkpoint, fault
@@ -18,6 +16,7 @@ from tintype.train.interrupt import Interrupt
 from tintype.train.parts import Parts, build_parts
 from tintype.train.state import StateMismatchError, TrainState, new_state
 from tintype.train.update import StepResult, update
+from tintype.train.window import window_line
 from tintype.train.writers import open_writer
 
 
@@ -58,6 +57,9 @@ def train(
         parts = build_parts(plan)
         state = new_state(parts)
         resume(folder, state)
+        for term in parts.terms:
+            if not term.settings.schedule.over(state.step):
+                term.term.ready()
         parameters = sum(parameter.numel() for parameter in parts.modules.parameters())
         write_json(path / "environment.json", {**environment(parts.device), "parameters": parameters})
         return _run(folder, parts, state, interrupt, on_progress, probe)
@@ -95,10 +97,11 @@ def _run(
             if working:
                 window.append(update(parts, state, clock))
                 _check_finite(folder, plan, state, window[-1])
+                _release(folder, parts, state.step)
                 fault.point("step.done")
             saving = not working or state.step % run.save_every_steps == 0 or state.step == steps
             if window and (saving or state.step % run.log_every_steps == 0):
-                line = _window_line(plan, state, window, clock) | (probe(parts) if saving else {})
+                line = window_line(parts, state, window, clock) | (probe(parts) if saving else {})
                 clock.read()
                 folder.log_metrics(line)
                 write(line)
@@ -108,6 +111,15 @@ def _run(
                 saved = state.step
             on_progress(Progress(state.step, steps, line.get("loss"), line.get("images_per_s")))
     return Outcome(state.step, finished=state.step >= steps)
+
+
+def _release(folder: RunFolder, parts: Parts, step: int) -> None:
+    """Lets go of what the losses that are just over had loaded: a teacher leaves memory here."""
+    for term in parts.terms:
+        over = term.settings.schedule.over
+        if over(step) and not over(step - 1):
+            term.term.release()
+            folder.log_event("loss-over", step, loss=term.name)
 
 
 def _check_finite(folder: RunFolder, plan: Plan, state: TrainState, result: StepResult) -> None:
@@ -127,23 +139,3 @@ def _check_finite(folder: RunFolder, plan: Plan, state: TrainState, result: Step
             f"{state.skips_in_a_row} steps in a row (to step {state.step}) had a gradient that is not finite; none of "
             f"them reached the weights. Lower optimizer.lr, with another --out; {folder.events_file} has the details"
         )
-
-
-def _window_line(plan: Plan, state: TrainState, window: list[StepResult], clock: Clock) -> dict[str, Any]:
-    """One line of metrics for the steps since the last one."""
-    seconds, parts = clock.read()
-    finite = [result for result in window if result.finite]
-    means = {
-        name: float(torch.stack([result.losses[name] for result in finite]).mean()) if finite else None
-        for name in window[0].losses
-    }
-    return {
-        "step": state.step,
-        "images": state.images_seen,
-        **means,
-        "grad_norm": finite[-1].grad_norm if finite else None,
-        "lr": state.optimizer.param_groups[0]["lr"],
-        "images_per_s": plan.train.batch * len(window) / seconds,
-        "seconds": seconds,
-        "parts": parts,
-    }

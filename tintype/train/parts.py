@@ -11,10 +11,33 @@ from torch import nn
 
 from tintype.data.scenes.source import scene_source
 from tintype.errors import UserError
+from tintype.losses import LossPart
 from tintype.model import Transformer
 from tintype.plan import Plan
 from tintype.rng import stream_key
-from tintype.seams import CaptionPolicy, ImageSource, LossTerm, Objective, Router, TextEncoder, Tokenizer
+from tintype.seams import (
+    CaptionPolicy,
+    ImageSource,
+    LossTerm,
+    Objective,
+    Place,
+    Router,
+    TextEncoder,
+    Tokenizer,
+    Weighting,
+)
+
+
+@dataclass(frozen=True)
+class Term:
+    """A loss term with its settings, which hold its weight."""
+
+    settings: LossPart
+    term: LossTerm
+
+    @property
+    def name(self) -> str:
+        return self.settings.kind
 
 
 @dataclass(frozen=True)
@@ -27,14 +50,15 @@ class Parts:
     tokenizer: Tokenizer
     denoiser: Transformer
     objective: Objective
+    weighting: Weighting | None
     router: Router | None
-    terms: tuple[LossTerm, ...]
+    terms: tuple[Term, ...]
     modules: nn.ModuleDict
     """All that is trained: optimizer, weight average, checkpoint and export see exactly this."""
 
-    @property
-    def taps(self) -> frozenset[int]:
-        return frozenset().union(*(term.taps for term in self.terms))
+    def terms_at(self, step: int) -> list[Term]:
+        """The terms that have a weight at this step."""
+        return [term for term in self.terms if term.settings.weight_at(step)]
 
     @contextmanager
     def compute(self) -> Iterator[None]:
@@ -56,7 +80,12 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def build_parts(plan: Plan) -> Parts:
+LOSSES = "losses_"
+"""Stands before the names of parameters that a loss term owns. Sampling needs none of them."""
+
+
+def build_parts(plan: Plan, training: bool = True) -> Parts:
+    """All parts of a run; without its loss terms where nothing is trained."""
     device = choose_device(plan.run.device)
     tokenizer = plan.tokenizer.build()
     _check_sizes(plan, tokenizer)
@@ -66,11 +95,10 @@ def build_parts(plan: Plan) -> Parts:
         text = plan.text.build()
     with seeded(plan.seed, "denoiser"):
         denoiser = Transformer(plan.model, tokenizer.channels, text.dim)
-    terms = []
-    for settings in plan.losses:
-        with seeded(plan.seed, f"losses.{settings.kind}"):
-            terms.append(settings.build(plan.model.width))
-    owners = {"denoiser": denoiser, "text": text, **{f"losses_{term.name}": term for term in terms}}
+    objective = plan.objective.build(plan.time)
+    place = _place(plan, tokenizer, source, device)
+    terms = tuple(_build_term(plan, settings, place) for settings in plan.losses) if training else ()
+    owners = {"denoiser": denoiser, "text": text, **{LOSSES + term.name: term.term for term in terms}}
     modules = nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
     return Parts(
         plan=plan,
@@ -80,11 +108,22 @@ def build_parts(plan: Plan) -> Parts:
         text=text,
         tokenizer=tokenizer,
         denoiser=denoiser,
-        objective=plan.objective.build(plan.time),
+        objective=objective,
+        weighting=plan.weighting.build(plan.time, objective) if plan.weighting else None,
         router=plan.route.build(plan.model.depth) if plan.route else None,
-        terms=tuple(terms),
+        terms=terms,
         modules=modules.to(device),
     )
+
+
+def _place(plan: Plan, tokenizer: Tokenizer, source: ImageSource, device: torch.device) -> Place:
+    side = plan.data.size_px // (tokenizer.stride_px * plan.model.patch)
+    return Place(plan.model.width, (side, side), device, source, plan.data.model_dump_json())
+
+
+def _build_term(plan: Plan, settings: LossPart, place: Place) -> Term:
+    with seeded(plan.seed, f"losses.{settings.kind}"):
+        return Term(settings, settings.build(place))
 
 
 @contextmanager

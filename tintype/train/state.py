@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tintype.train.optim.ema import Ema
-from tintype.train.parts import Parts
+from tintype.train.parts import LOSSES, Parts
 
 
 class StateMismatchError(Exception):
@@ -66,8 +66,9 @@ class TrainState:
             slots.setdefault(name, {})[slot] = tensor
         names = self._parameter_names()
         if slots:  # before the first update there is none
-            _same_names("the optimizer", slots, names)
-            for name in names:
+            idle = {name for name in names if name.startswith(LOSSES)} - set(slots)  # a loss whose schedule starts late
+            _same_names("the optimizer", slots, set(names) - idle)
+            for name in slots:
                 _same_names(f"the optimizer's {name}", slots[name], slots[names[0]])
         fresh = self.optimizer.state_dict()
         fresh["state"] = {index: slots[name] for index, name in enumerate(names) if name in slots}

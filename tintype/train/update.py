@@ -6,13 +6,14 @@ B: samples of a micro-batch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from tintype.data.captions import captions_of
 from tintype.data.order import ids_at
+from tintype.flow.objective import mean_square
 from tintype.plan import Plan
 from tintype.seams import Draws, View
 from tintype.train import fault
@@ -20,11 +21,16 @@ from tintype.train.clock import Clock
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState
 
+TIME_BINS = 8
+"""Their middles are the times of the validation loss."""
+
 
 @dataclass(frozen=True)
 class StepResult:
     losses: dict[str, Tensor]
     """Mean over the batch of each part of the loss, and of their weighted sum as `loss`."""
+    by_time: Tensor
+    """[2, bins]: sum and number of the samples' velocity errors, not weighted, in equal bins of t."""
     grad_norm: float
     finite: bool
 
@@ -34,12 +40,14 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
     plan = parts.plan
     micro = plan.train.batch // plan.train.accumulate
     losses: dict[str, Tensor] = {}
+    by_time = torch.zeros(2, TIME_BINS, device=parts.device)
     state.optimizer.zero_grad(set_to_none=True)
     for index in range(plan.train.accumulate):
-        part_losses = micro_batch_losses(parts, state.images_seen + index * micro, micro, state.step, clock)
+        found = micro_batch_losses(parts, state.images_seen + index * micro, micro, state.step, clock)
         with clock.part("backward"):
-            (part_losses["loss"] / plan.train.accumulate).backward()
-        for name, value in part_losses.items():
+            (found.parts["loss"] / plan.train.accumulate).backward()
+        by_time += found.by_time
+        for name, value in found.parts.items():
             losses[name] = losses.get(name, torch.zeros_like(value)) + value.detach() / plan.train.accumulate
         fault.point("step.backward")
 
@@ -56,12 +64,21 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
     state.skips_in_a_row = 0 if finite else state.skips_in_a_row + 1
     state.step += 1
     state.images_seen += plan.train.batch
-    return StepResult(losses, grad_norm, finite)
+    return StepResult(losses, by_time, grad_norm, finite)
 
 
-def micro_batch_losses(parts: Parts, first: int, count: int, step: int, clock: Clock) -> dict[str, Tensor]:
+@dataclass(frozen=True)
+class Losses:
+    """The losses of a micro-batch: each part's mean, their weighted sum as `loss`, and the errors by time."""
+
+    parts: dict[str, Tensor]
+    by_time: Tensor
+
+
+def micro_batch_losses(parts: Parts, first: int, count: int, step: int, clock: Clock) -> Losses:
     """The losses of the samples at positions first … first + count - 1."""
     plan, device = parts.plan, parts.device
+    terms = parts.terms_at(step)
     with clock.part("data"):
         ids = ids_at(plan.seed, first, count, len(parts.source)).tolist()
         image_BCHW = parts.source.images(ids).to(device, non_blocking=True)
@@ -74,17 +91,32 @@ def micro_batch_losses(parts: Parts, first: int, count: int, step: int, clock: C
             text = parts.text.encode(captions)
         with clock.part("tokenizer"), torch.no_grad():
             z_BCHW = parts.tokenizer.encode(image_BCHW)
+        with clock.part("teacher"), torch.no_grad():
+            seen = {term.name: term.term.look(image_BCHW, ids) for term in terms}
         with clock.part("forward"):
             sample = parts.objective.draw(z_BCHW, draws)
             grid = (z_BCHW.shape[2] // plan.model.patch, z_BCHW.shape[3] // plan.model.patch)
             route = parts.router.plan(grid, step, draws) if parts.router else None
-            output = parts.denoiser(sample.x_t_BCHW, sample.t_B, text, route=route, taps=parts.taps)
-            losses = {"loss": parts.objective.loss(output, sample).mean()}
-            view = View(output, sample, image_BCHW, step)
-            for term in parts.terms:
-                losses[term.name] = term(view).mean()
-                losses["loss"] = losses["loss"] + term.weight(step) * losses[term.name]
-    return losses
+            taps = frozenset[int]().union(*(term.term.taps for term in terms))
+            output = parts.denoiser(sample.x_t_BCHW, sample.t_B, text, route=route, taps=taps)
+        with clock.part("losses"):
+            velocity_BCHW = parts.objective.velocity(output.prediction_BCHW, sample.x_t_BCHW, sample.t_B)
+            target_BCHW = parts.objective.target(sample)
+            weight_B = parts.weighting(sample.t_B) if parts.weighting else None
+            view = View(output, sample, velocity_BCHW, target_BCHW, weight_B, image_BCHW, captions, draws, step)
+            error_B = mean_square(velocity_BCHW, target_BCHW)
+            flow = (error_B if weight_B is None else weight_B * error_B).mean()
+            losses = {"loss": flow, "flow": flow}
+            for term in terms:
+                losses[term.name] = term.term.loss(replace(view, seen=seen[term.name])).mean()
+                losses["loss"] = losses["loss"] + term.settings.weight_at(step) * losses[term.name]
+    return Losses(losses, _by_time(error_B.detach(), sample.t_B))
+
+
+def _by_time(error_B: Tensor, t_B: Tensor) -> Tensor:
+    """Sum and number of the errors in each bin of t, the same on every run: no atomic additions."""
+    bin_TB = (t_B * TIME_BINS).long() == torch.arange(TIME_BINS, device=t_B.device)[:, None]
+    return torch.stack([torch.where(bin_TB, error_B.float(), 0.0).sum(1), bin_TB.sum(1).float()])
 
 
 def lr_factor(plan: Plan, step: int) -> float:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import torch
 
+from tintype.flow.objective import mean_square
 from tintype.flow.path import draw_sample, velocity
-from tintype.seams import Draws, Output
+from tintype.seams import Draws
 from tintype.settings import TimeSettings
 from tintype.techniques.x_prediction import XPrediction
 
@@ -16,9 +17,10 @@ def test_the_loss_is_the_weighted_square_of_the_error_in_x() -> None:
     x = torch.randn(64, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     sample = objective.draw(x, Draws(0, torch.arange(64)))
     predicted = x + 0.1
-    loss = objective.loss(Output(predicted, {}, None), sample)
+    loss = mean_square(objective.velocity(predicted, sample.x_t_BCHW, sample.t_B), objective.target(sample))
     expected = 0.1**2 / sample.t_B.double().clamp_min(CLAMP) ** 2
     assert torch.allclose(loss, expected, rtol=1e-5)
+    assert torch.allclose(loss, 0.1**2 * objective.x_weight(sample.t_B.double()), rtol=1e-5)
     assert float(sample.t_B.min()) < CLAMP
 
 

@@ -3,16 +3,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.tiny import tiny_plan
-from tintype.seams import Draws, Output, Route, Sample, View
+from tintype.losses import LossPart
+from tintype.schedule import Schedule
+from tintype.seams import Draws, LossTerm, Route, Sample, View
 from tintype.train.clock import PARTS, Clock
 from tintype.train.optim.ema import Ema
-from tintype.train.parts import Parts, build_parts
+from tintype.train.parts import Parts, Term, build_parts
 from tintype.train.state import new_state
 from tintype.train.update import lr_factor, micro_batch_losses, update
 
@@ -58,11 +61,14 @@ class Poisoned:
         sample: Sample = self.inner.draw(x_BCHW, draws)  # type: ignore[attr-defined]
         return sample
 
-    def loss(self, output: Output, sample: Sample) -> Tensor:
-        loss: Tensor = self.inner.loss(output, sample)  # type: ignore[attr-defined]
-        return loss * torch.tensor([1.0, self.bad, 1.0, 1.0])
+    def target(self, sample: Sample) -> Tensor:
+        target: Tensor = self.inner.target(sample)  # type: ignore[attr-defined]
+        return target * torch.tensor([1.0, self.bad, 1.0, 1.0])[:, None, None, None]
 
     def velocity(self, prediction_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor) -> Tensor:
+        return prediction_BCHW
+
+    def x_weight(self, t_B: Tensor) -> Tensor:
         raise NotImplementedError
 
 
@@ -114,10 +120,13 @@ class KeepHalf:
         return Route(1, 2, torch.arange(count).expand(len(draws.position_B), -1))
 
 
-class FeatureNorm(nn.Module):
+class FeatureNormSettings(LossPart):
+    kind: Literal["feature_norm"] = "feature_norm"
+
+
+class FeatureNorm(nn.Module, LossTerm):
     """A loss term with a parameter of its own: a projected feature of the middle block should be one."""
 
-    name = "feature_norm"
     taps = frozenset({1})
 
     def __init__(self) -> None:
@@ -125,10 +134,7 @@ class FeatureNorm(nn.Module):
         self.scale = nn.Parameter(torch.tensor(0.5))
         self.tokens: Tensor | None = None
 
-    def weight(self, step: int) -> float:
-        return 2.0 if step < 1 else 0.0
-
-    def forward(self, view: View) -> Tensor:
+    def loss(self, view: View) -> Tensor:
         self.tokens = view.output.tokens_at(1)
         return (self.scale * view.output.features[1].square().mean((1, 2)) - 1).square()
 
@@ -136,9 +142,11 @@ class FeatureNorm(nn.Module):
 def test_a_loss_term_sees_the_routed_tokens_and_its_weight_follows_the_step() -> None:
     parts = build_parts(tiny_plan())
     term = FeatureNorm()
-    routed = replace(parts, router=KeepHalf(), terms=(term,))
-    first = micro_batch_losses(routed, 0, 4, 0, clock())
-    later = micro_batch_losses(routed, 0, 4, 1, clock())
+    settings = FeatureNormSettings(weight=2.0, schedule=Schedule(kind="until", end=1))
+    routed = replace(parts, router=KeepHalf(), terms=(Term(settings, term),))
+    first = micro_batch_losses(routed, 0, 4, 0, clock()).parts
+    later = micro_batch_losses(routed, 0, 4, 1, clock()).parts
+    assert set(later) == {"loss", "flow"}
     added = (first["loss"] - later["loss"]).item()
     assert added == pytest.approx(2.0 * first["feature_norm"].item(), rel=1e-4)
     assert term.tokens is not None and term.tokens.shape == (4, 8)

@@ -1,0 +1,5 @@
+"""What loss terms share. The terms themselves are techniques, one file each."""
+
+from tintype.losses.part import LossPart
+
+__all__ = ["LossPart"]

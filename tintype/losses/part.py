@@ -1,0 +1,38 @@
+"""Settings of a loss term: its weight, the schedule of it, and what it asks of the plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from tintype.schedule import Schedule
+from tintype.seams import LossTerm, Place
+from tintype.settings import Part
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+
+class LossPart(Part):
+    """A term's name in the logs is its kind, so a plan has at most one of each kind."""
+
+    weight: float = Field(1.0, gt=0, description="Its weight in the sum of the losses")
+    schedule: Schedule = Field(Schedule(), description="How the weight changes with the step")
+
+    def weight_at(self, step: int) -> float:
+        return self.weight * self.schedule.factor(step)
+
+    def check(self, plan: Plan) -> None:
+        """Raises ValueError where the plan cannot have this term."""
+        if self.schedule.start >= plan.train.steps:
+            raise ValueError(
+                f"{self.kind}: its schedule starts at step {self.schedule.start}, but the run has "
+                f"{plan.train.steps} steps (train.steps)"
+            )
+
+    def fetch(self) -> None:
+        """Gets the weights that it needs, or says what is missing: called before a study begins."""
+
+    def build(self, place: Place) -> LossTerm:
+        raise NotImplementedError

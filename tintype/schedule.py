@@ -1,0 +1,47 @@
+"""Schedules are values: how a weight of the Plan changes with the step."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from tintype.settings import Settings
+
+
+class Schedule(Settings):
+    """A factor between 0 and 1 for each step (counted from 0).
+
+    constant: always 1. until: 1 from `start` to just before `end`, else 0. ramp: rises in a line from `start` and is 1
+    from `end` on. cosine: 1 up to `start`, falls in half a cosine, and is 0 from `end` on.
+    """
+
+    kind: Literal["constant", "until", "ramp", "cosine"] = "constant"
+    start: int = Field(0, ge=0, description="The step at which it begins")
+    end: int | None = Field(None, ge=1, description="The step at which it ends")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Schedule:
+        if self.kind == "constant":
+            if self.start or self.end is not None:
+                raise ValueError("a constant schedule has no start and no end; kinds with both: until, ramp, cosine")
+        elif self.end is None:
+            raise ValueError(f"the schedule '{self.kind}' needs its end, a step")
+        elif self.end <= self.start:
+            raise ValueError(f"the schedule ends (step {self.end}) before it starts (step {self.start})")
+        return self
+
+    def factor(self, step: int) -> float:
+        if self.end is None:
+            return 1.0
+        share = (step - self.start) / (self.end - self.start)
+        if self.kind == "until":
+            return 1.0 if 0 <= share < 1 else 0.0
+        if self.kind == "ramp":
+            return min(1.0, max(0.0, (step + 1 - self.start) / (self.end - self.start)))
+        return 0.5 * (1 + math.cos(math.pi * share)) if 0 <= share < 1 else float(share < 0)
+
+    def over(self, step: int) -> bool:
+        """Whether the factor is 0 from this step on."""
+        return self.kind in ("until", "cosine") and self.end is not None and step >= self.end

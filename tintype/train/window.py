@@ -1,0 +1,50 @@
+"""The line of `metrics.jsonl` for the steps since the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tintype.train.clock import Clock
+from tintype.train.parts import Parts
+from tintype.train.state import TrainState
+from tintype.train.update import TIME_BINS, StepResult
+
+
+def window_line(parts: Parts, state: TrainState, window: Sequence[StepResult], clock: Clock) -> dict[str, Any]:
+    """Means over the steps that were not skipped; a part of the loss has a value where it had a weight."""
+    seconds, split = clock.read()
+    finite = [result for result in window if result.finite]
+    weights = {term.name: term.settings.weight_at(state.step - 1) for term in parts.terms}
+    line = {
+        "step": state.step,
+        "images": state.images_seen,
+        **_mean_losses(window, finite),
+        **({"weights": weights} if weights else {}),
+        "flow_by_time": _by_time(finite),
+        "grad_norm": finite[-1].grad_norm if finite else None,
+        "lr": state.optimizer.param_groups[0]["lr"],
+        "images_per_s": parts.plan.train.batch * len(window) / seconds,
+        "seconds": seconds,
+        "parts": split,
+    }
+    if parts.device.type == "cuda":
+        line["memory_gb"] = torch.cuda.memory_allocated(parts.device) / 1e9
+    return line
+
+
+def _mean_losses(window: Sequence[StepResult], finite: Sequence[StepResult]) -> dict[str, float | None]:
+    names = dict.fromkeys(name for result in window for name in result.losses)
+    found = {name: [result.losses[name] for result in finite if name in result.losses] for name in names}
+    return {name: float(torch.stack(values).mean()) if values else None for name, values in found.items()}
+
+
+def _by_time(finite: Sequence[StepResult]) -> dict[str, float | None]:
+    """The velocity's mean squared error in each bin of t, named by the bin's middle."""
+    total, count = torch.stack([r.by_time for r in finite]).sum(0).tolist() if finite else [[0.0] * TIME_BINS] * 2
+    return {
+        f"{(index + 0.5) / TIME_BINS:g}": total[index] / count[index] if count[index] else None
+        for index in range(TIME_BINS)
+    }
