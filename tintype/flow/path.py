@@ -8,6 +8,8 @@ B: samples, C: channels, H, W: latent rows and columns.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -49,22 +51,37 @@ def unshift_time(t: Tensor, shift: float) -> Tensor:
 
 def draw_time(settings: TimeSettings, draws: Draws) -> Tensor:
     """t of each sample, fp32 in [lowest, 1)."""
-    u = draws.uniform("time", (2,)).double()
+    value, choice = draws.uniform("time", (2,)).double().unbind(1)
+    return _time_at(settings, value, choice).float().clamp(settings.lowest, 1 - 2**-24)
+
+
+_NODES = 1 << 17
+
+
+def mean_over_time(settings: TimeSettings, of: Callable[[Tensor], Tensor]) -> float:
+    """The mean of a function of t under the density of `draw_time`: the midpoint rule in float64 over its uniforms."""
+    value = (torch.arange(_NODES, dtype=torch.float64) + 0.5) / _NODES
+    share = settings.uniform_share
+    uniform, other = (of(_time_at(settings, value, torch.full_like(value, choice))).mean() for choice in (0.0, 1.0))
+    return float(share * uniform + (1 - share) * other)
+
+
+def _time_at(settings: TimeSettings, value: Tensor, choice: Tensor) -> Tensor:
+    """t from two uniforms, float64: the first gives its quantile, the second the component of a mixture."""
     if settings.kind == "uniform":
         lowest = float(unshift_time(torch.tensor(settings.lowest, dtype=torch.float64), settings.shift))
-        t = shift_time(lowest + (1 - lowest) * u[:, 0], settings.shift)
-    else:
-        t = _logit_normal(settings, u[:, 0])
+        return shift_time(lowest + (1 - lowest) * value, settings.shift)
+    t = _logit_normal(settings, value)
     if settings.kind == "mixture":  # PRX: the uniform share is not shifted
-        plain = settings.lowest + (1 - settings.lowest) * u[:, 0]
-        t = torch.where(u[:, 1] < settings.uniform_share, plain, t)
-    return t.float().clamp(settings.lowest, 1 - 2**-24)
+        plain = settings.lowest + (1 - settings.lowest) * value
+        t = torch.where(choice < settings.uniform_share, plain, t)
+    return t
 
 
 def _logit_normal(settings: TimeSettings, u: Tensor) -> Tensor:
     """The shifted logit-normal restricted to t ≥ lowest, by its inverse distribution function: no rejection loop."""
-    lowest = unshift_time(torch.tensor(settings.lowest, dtype=u.dtype, device=u.device), settings.shift)
-    mass_below = torch.special.ndtr((torch.logit(lowest) - settings.mean) / settings.std)
+    lowest = unshift_time(torch.tensor(settings.lowest, dtype=torch.float64), settings.shift)
+    mass_below = float(torch.special.ndtr((torch.logit(lowest) - settings.mean) / settings.std))
     quantile = (mass_below + (1 - mass_below) * u).clamp(1e-12, 1 - 1e-12)
     return shift_time(torch.sigmoid(settings.mean + settings.std * torch.special.ndtri(quantile)), settings.shift)
 

@@ -31,6 +31,13 @@ class LossPart(Part):
                 f"{plan.train.steps} steps (train.steps)"
             )
 
+    def velocity_bias(self, last_step: int) -> float:
+        """λ where training to this step leaves the velocity (E[v | x_t] - λ m) / (1 - λ), m the mean target velocity.
+
+        Zero for a term that does not move the best velocity in this way. Guidance's `unbias` undoes the sum over terms.
+        """
+        return 0.0
+
     def fetch(self) -> None:
         """Gets the weights that it needs, or says what is missing: called before a study begins."""
 

@@ -17,11 +17,14 @@ def images_per_s(lines: Sequence[dict[str, Any]]) -> float:
 
 
 def time_split(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Share of the time spent in each part; `other` is what no part accounts for."""
+    """Share of the time spent in each part; `other` is what no part accounts for.
+
+    The host's share, `data`, can run while the GPU works; then the parts are shares of their sum.
+    """
     warm = _warm(lines)
-    total = sum(line["seconds"] for line in warm)
-    shares = {part: sum(line["parts"][part] for line in warm) / total for part in PARTS}
-    return {**shares, "other": max(0.0, 1 - sum(shares.values()))}
+    seconds = {part: sum(line["parts"][part] for line in warm) for part in PARTS}
+    total = max(sum(line["seconds"] for line in warm), sum(seconds.values()))
+    return {**{part: value / total for part, value in seconds.items()}, "other": 1 - sum(seconds.values()) / total}
 
 
 def _warm(lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

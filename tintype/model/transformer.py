@@ -77,8 +77,8 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(width, settings.heads, settings.mlp_ratio) for _ in range(settings.depth))
         self.final_layer = FinalLayer(width, patch_size)
         if settings.compile:
-            for block in self.blocks:
-                block.compile()
+            for block in self.blocks:  # all blocks, of all runs of a process, share one compiled graph
+                block.compile(dynamic=False)
 
     def read_text(self, text: TextTokens) -> TextCache:
         """Projects the text and reads its keys and values in every block, once for all steps of sampling."""

@@ -6,6 +6,7 @@ Tasks are taken seed by seed, so that the arms of one seed run close together in
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -172,6 +173,7 @@ def _work(slot: int, threads: int, protocol: Protocol, parent: int, pipe: Connec
             return
         with watch_signals(signal.SIGTERM) as interrupt:
             last = _run(task, protocol, parent, interrupt, send)
+        gc.collect()  # compiled blocks stand in cycles, which would keep the weights of past runs on the GPU
         send(last)
 
 

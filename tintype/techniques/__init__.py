@@ -1,12 +1,31 @@
 """Techniques: one file per idea, and this table of them. Adding one means its file, its line here, and its test."""
 
-from tintype.techniques import ema, short_captions, uniform_time, x_prediction
+from tintype.techniques import (
+    contrastive,
+    ema,
+    irepa,
+    lpips,
+    min_snr,
+    perceptual_dino,
+    repa,
+    repa_burn_in,
+    short_captions,
+    uniform_time,
+    x_prediction,
+)
 from tintype.techniques.technique import SHARED_SEAMS, Technique
 
 TECHNIQUES: dict[str, Technique] = {
     technique.name: technique
     for technique in (
+        contrastive.TECHNIQUE,
         ema.TECHNIQUE,
+        irepa.TECHNIQUE,
+        lpips.TECHNIQUE,
+        min_snr.TECHNIQUE,
+        perceptual_dino.TECHNIQUE,
+        repa.TECHNIQUE,
+        repa_burn_in.TECHNIQUE,
         short_captions.TECHNIQUE,
         uniform_time.TECHNIQUE,
         x_prediction.TECHNIQUE,

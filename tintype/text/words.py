@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tintype.seams import TextTokens
 from tintype.settings import TextPart
+from tintype.transfer import send
 
 _PADDING, _START, _FIRST_WORD = 0, 1, 2
 _SALT = "tintype-8:"
@@ -49,6 +50,13 @@ def token_ids(caption: str, settings: WordsSettings) -> list[int]:
     return [_START] + [bucket(word, settings.buckets) for word in words]
 
 
+@lru_cache(maxsize=1 << 17)
+def _padded_ids(caption: str, settings: WordsSettings) -> Tensor:
+    """Kept, since captions come again in every epoch and every run of a study."""
+    ids = token_ids(caption, settings)
+    return torch.tensor(ids + [_PADDING] * (settings.max_tokens - len(ids)))
+
+
 class WordsEncoder(nn.Module):
     """Word and place embeddings, then a few pre-norm transformer layers over the words."""
 
@@ -61,17 +69,18 @@ class WordsEncoder(nn.Module):
         self.layers = nn.ModuleList(_Layer(settings.width, settings.heads) for _ in range(settings.depth))
         self.norm = nn.LayerNorm(settings.width)
 
+    def compile_layers(self) -> None:
+        for layer in self.layers:
+            layer.compile(dynamic=False)
+
     def encode(self, captions: Sequence[str]) -> TextTokens:
-        id_BL = self._ids(captions).to(self.word.weight.device, non_blocking=True)
+        id_BL = torch.stack([_padded_ids(caption, self.settings) for caption in captions])
+        id_BL = send(id_BL, self.word.weight.device)
         mask_BL = id_BL != _PADDING
         token_BLC = self.word(id_BL) + self.place.weight
         for layer in self.layers:
             token_BLC = layer(token_BLC, mask_BL)
         return TextTokens(self.norm(token_BLC), mask_BL)
-
-    def _ids(self, captions: Sequence[str]) -> Tensor:
-        rows = [token_ids(caption, self.settings) for caption in captions]
-        return torch.tensor([row + [_PADDING] * (self.settings.max_tokens - len(row)) for row in rows])
 
 
 class _Layer(nn.Module):

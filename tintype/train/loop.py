@@ -13,7 +13,7 @@ from tintype.train import checkpoint, fault
 from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder, environment, write_json
 from tintype.train.interrupt import Interrupt
-from tintype.train.parts import Parts, build_parts
+from tintype.train.parts import Parts, build_parts, exact_fp32
 from tintype.train.state import StateMismatchError, TrainState, new_state
 from tintype.train.update import StepResult, update
 from tintype.train.window import window_line
@@ -50,7 +50,7 @@ def train(
 ) -> Outcome:
     """Trains the plan in a folder from wherever it stopped. Returns unfinished when a signal came."""
     folder = RunFolder(path)
-    with folder.claim(plan):
+    with folder.claim(plan), exact_fp32():
         checkpoint.remove_leftovers(folder.checkpoints)
         if checkpoint.newest_whole_step(folder.checkpoints) == plan.train.steps:
             return Outcome(plan.train.steps, finished=True, already_done=True)
@@ -96,11 +96,13 @@ def _run(
         while (working := state.step < steps and interrupt.signal is None) or state.step > saved:
             if working:
                 window.append(update(parts, state, clock))
-                _check_finite(folder, plan, state, window[-1])
+                if len(window) > 1:  # the step before: by now it is done, and the GPU has work
+                    _check_finite(folder, plan, state, window[-2])
                 _release(folder, parts, state.step)
                 fault.point("step.done")
             saving = not working or state.step % run.save_every_steps == 0 or state.step == steps
             if window and (saving or state.step % run.log_every_steps == 0):
+                _check_finite(folder, plan, state, window[-1])
                 line = window_line(parts, state, window, clock) | (probe(parts) if saving else {})
                 clock.read()
                 folder.log_metrics(line)
@@ -123,19 +125,21 @@ def _release(folder: RunFolder, parts: Parts, step: int) -> None:
 
 
 def _check_finite(folder: RunFolder, plan: Plan, state: TrainState, result: StepResult) -> None:
-    """Notes a step that was skipped, and ends the run when there are too many in a row."""
+    """Counts and notes a step that was skipped, and ends the run when there are too many in a row."""
     if result.finite:
+        state.skips_in_a_row = 0
         return
+    state.skips_in_a_row += 1
     folder.log_event(
         "non-finite-step",
-        state.step,
+        result.step,
         loss=str(float(result.losses["loss"])),
         grad_norm=str(result.grad_norm),
-        first_position=state.images_seen - plan.train.batch,
-        last_position=state.images_seen - 1,
+        first_position=result.first_position,
+        last_position=result.first_position + plan.train.batch - 1,
     )
     if state.skips_in_a_row >= plan.train.most_skips:
         raise UserError(
-            f"{state.skips_in_a_row} steps in a row (to step {state.step}) had a gradient that is not finite; none of "
+            f"{state.skips_in_a_row} steps in a row (to step {result.step}) had a gradient that is not finite; none of "
             f"them reached the weights. Lower optimizer.lr, with another --out; {folder.events_file} has the details"
         )

@@ -68,6 +68,17 @@ class Parts:
             yield
 
 
+@contextmanager
+def exact_fp32() -> Iterator[None]:
+    """What the plan does not send to another type is fp32: cuDNN would by itself round its convolutions to TF32."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
 def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -93,6 +104,8 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     _check_column(plan, source)
     with seeded(plan.seed, "text"):
         text = plan.text.build()
+    if plan.model.compile:
+        text.compile_layers()
     with seeded(plan.seed, "denoiser"):
         denoiser = Transformer(plan.model, tokenizer.channels, text.dim)
     objective = plan.objective.build(plan.time)

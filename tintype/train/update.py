@@ -18,8 +18,10 @@ from tintype.plan import Plan
 from tintype.seams import Draws, View
 from tintype.train import fault
 from tintype.train.clock import Clock
+from tintype.train.later import Later
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState
+from tintype.transfer import send
 
 TIME_BINS = 8
 """Their middles are the times of the validation loss."""
@@ -31,12 +33,27 @@ class StepResult:
     """Mean over the batch of each part of the loss, and of their weighted sum as `loss`."""
     by_time: Tensor
     """[2, bins]: sum and number of the samples' velocity errors, not weighted, in equal bins of t."""
-    grad_norm: float
-    finite: bool
+    step: int
+    """Its number, from 1."""
+    first_position: int
+    _grad_norm: Later
+
+    @property
+    def grad_norm(self) -> float:
+        return float(self._grad_norm)
+
+    @property
+    def finite(self) -> bool:
+        """Whether the step reached the weights."""
+        return math.isfinite(self.grad_norm)
 
 
 def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
-    """Advances the state by one step. A step whose gradient is not finite leaves the weights and optimizer alone."""
+    """Advances the state by one step. A step whose gradient is not finite leaves the weights and optimizer alone.
+
+    Nothing here waits for the GPU: whether the gradient is finite is decided where it is, by the optimizer itself
+    (`found_inf`, the way of torch's gradient scaler), so that the next step can be prepared meanwhile.
+    """
     plan = parts.plan
     micro = plan.train.batch // plan.train.accumulate
     losses: dict[str, Tensor] = {}
@@ -52,19 +69,19 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
         fault.point("step.backward")
 
     with clock.part("optimizer"):
-        grad_norm = _clip(parts, plan)
-        finite = math.isfinite(grad_norm)
-        if finite:
-            for group in state.optimizer.param_groups:
-                group["lr"] = group["base_lr"] * lr_factor(plan, state.step)
-            state.optimizer.step()
-            if state.ema:
-                state.ema.update(dict(parts.modules.named_parameters()))
+        grad_norm = _clip(state, plan)
+        skipped = grad_norm.isfinite().logical_not().float()
+        for group in state.optimizer.param_groups:
+            group["lr"] = group["base_lr"] * lr_factor(plan, state.step)
+        state.optimizer.found_inf = skipped  # type: ignore[attr-defined]
+        state.optimizer.step()
+        if state.ema:
+            state.ema.update(skipped)
     fault.point("step.optimizer")
-    state.skips_in_a_row = 0 if finite else state.skips_in_a_row + 1
+    result = StepResult(losses, by_time, state.step + 1, state.images_seen, Later(grad_norm))
     state.step += 1
     state.images_seen += plan.train.batch
-    return StepResult(losses, by_time, grad_norm, finite)
+    return result
 
 
 @dataclass(frozen=True)
@@ -81,10 +98,11 @@ def micro_batch_losses(parts: Parts, first: int, count: int, step: int, clock: C
     terms = parts.terms_at(step)
     with clock.part("data"):
         ids = ids_at(plan.seed, first, count, len(parts.source)).tolist()
-        image_BCHW = parts.source.images(ids).to(device, non_blocking=True)
+        image_BCHW = send(parts.source.images(ids), device)
         records = parts.source.records(ids)
-        draws = Draws(plan.seed, torch.arange(first, first + count, device=device))
-        captions = captions_of(records, parts.captions, plan.captions.dropout, draws)
+        position_B = torch.arange(first, first + count)
+        captions = captions_of(records, parts.captions, plan.captions.dropout, Draws(plan.seed, position_B))
+        draws = Draws(plan.seed, send(position_B, device))
         fault.point("step.data")
     with parts.compute():
         with clock.part("text"):
@@ -130,7 +148,8 @@ def lr_factor(plan: Plan, step: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * share))
 
 
-def _clip(parts: Parts, plan: Plan) -> float:
+def _clip(state: TrainState, plan: Plan) -> Tensor:
     """Clips the global norm and returns what it was before."""
     most = plan.train.clip_norm if plan.train.clip_norm is not None else math.inf
-    return float(torch.nn.utils.clip_grad_norm_(parts.modules.parameters(), most))
+    parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
+    return torch.nn.utils.clip_grad_norm_(parameters, most)

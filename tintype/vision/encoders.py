@@ -19,7 +19,7 @@ from tintype.errors import UserError
 from tintype.seams import Encoder
 from tintype.settings import Part
 from tintype.vision import hub, inception, lpips
-from tintype.vision.frozen import Arithmetic, frozen_arithmetic
+from tintype.vision.frozen import Arithmetic, encode_filled, frozen_arithmetic
 from tintype.vision.preprocess import check_bytes
 from tintype.vision.scene_encoder import (
     FEATURES,
@@ -193,7 +193,7 @@ class Dinov3Settings(_HubPart):
         return hub.dinov3(self.title, self._checkpoint(self.source), self.size_px, device)
 
 
-def _kind_alone(value: Any) -> Any:
+def kind_alone(value: Any) -> Any:
     """`scenes` is short for `{kind: scenes}`."""
     return {"kind": value} if isinstance(value, str) else value
 
@@ -207,7 +207,7 @@ EncoderChoice = Annotated[
     | Dinov2Settings
     | Dinov3Settings,
     Field(discriminator="kind"),
-    BeforeValidator(_kind_alone),
+    BeforeValidator(kind_alone),
 ]
 """Any encoder, as a user writes it: `{kind: dinov2, form: prx}`, or a kind alone."""
 
@@ -270,7 +270,7 @@ def feature_matrix(
     rows: list[Tensor] = []
     done = 0
     for input_BCHW in _batches(encoder, images, batch):
-        feature_BF = _encode_filled(encoder, input_BCHW, _network_batch(input_BCHW, batch)).cpu()
+        feature_BF = encode_filled(encoder.encode, input_BCHW, _network_batch(input_BCHW, batch)).cpu()
         _check_finite(encoder, feature_BF, done)
         rows.append(feature_BF)
         done += len(feature_BF)
@@ -297,11 +297,6 @@ def _network_batch(on: Tensor, batch: int) -> int:
     if on.device.type != "cpu":
         return batch
     return _CPU_BATCH_SMALL if on.shape[-1] <= _SMALL_PX else _CPU_BATCH
-
-
-def _encode_filled(encoder: Encoder, input_BCHW: Tensor, size: int) -> Tensor:
-    filling_BCHW = input_BCHW[-1:].expand(size - len(input_BCHW), -1, -1, -1)
-    return encoder.encode(torch.cat([input_BCHW, filling_BCHW]))[: len(input_BCHW)]
 
 
 def _check_finite(encoder: Encoder, feature_BF: Tensor, first: int) -> None:

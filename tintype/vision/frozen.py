@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from tintype.seams import Encoder
-from tintype.vision.preprocess import Preprocess
+from tintype.vision.preprocess import Preparation
 
 Arithmetic = Literal["fp32", "tf32"]
 
@@ -35,20 +34,10 @@ def frozen_arithmetic(device: torch.device, arithmetic: Arithmetic = "fp32") -> 
         torch.set_float32_matmul_precision(before)
 
 
-def matrix_conv2d(x_BCHW: Tensor, weight_OIhw: Tensor, bias: None, stride: int, padding: tuple[int, int]) -> Tensor:
-    """`conv2d` as one matrix product, whose rounding is known.
-
-    cuDNN is free to choose an algorithm that saves multiplications and loses digits. On an H200 its fp32 moved
-    Inception's features by 1.6e-3, where a CPU's fp32 moves them by 3e-6.
-    """
-    outputs, inputs, height, width = weight_OIhw.shape
-    padded_BCHW = pad(x_BCHW, (padding[1], padding[1], padding[0], padding[0]))
-    window_BIHWhw = padded_BCHW.unfold(2, height, stride).unfold(3, width, stride)
-    batch, _, rows, columns = window_BIHWhw.shape[:4]
-    # channels last: where the pictures lie so in memory, whole runs of them are copied
-    matrix_NK = window_BIHWhw.permute(0, 2, 3, 4, 5, 1).reshape(batch * rows * columns, height * width * inputs)
-    product_NO = matrix_NK @ weight_OIhw.permute(0, 2, 3, 1).reshape(outputs, -1).T
-    return product_NO.view(batch, rows, columns, outputs).permute(0, 3, 1, 2)
+def encode_filled(encode: Callable[[Tensor], Tensor], input_BCHW: Tensor, size: int) -> Tensor:
+    """Encodes up to `size` inputs as a batch of exactly that size: kernels round by the batch's size."""
+    filling_BCHW = input_BCHW[-1:].expand(size - len(input_BCHW), -1, -1, -1)
+    return encode(torch.cat([input_BCHW, filling_BCHW]))[: len(input_BCHW)]
 
 
 class TokenEncoder(Encoder, Protocol):
@@ -69,7 +58,7 @@ class FrozenEncoder:
         self,
         name: str,
         network: nn.Module,
-        preprocess: Preprocess,
+        preprocess: Preparation,
         device: torch.device,
         *,
         words: str,

@@ -28,6 +28,11 @@ from tintype.vision.weights import digest
 
 DinoForm = Literal["fd", "prx"]
 ClipForm = Literal["processor", "cmmd"]
+Triple = tuple[float, float, float]
+
+DINOV2 = {"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel"}
+DINOV3 = {"dinov3_vit": "DINOv3ViTModel"}
+"""Model types of transformers, and their classes."""
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _TEXT_BATCH = 64
@@ -67,22 +72,45 @@ class Checkpoint:
         place = self.source if self.folder is None else str(self.folder)
         return {"pretrained_model_name_or_path": place, "revision": self.revision or "main"}
 
-    def model(self, classes: Mapping[str, str]) -> Any:
-        """The network in fp32. `classes` has the class of transformers for each model type that will do."""
+    def config(self) -> Any:
+        """What the checkpoint says of its network, without the weights.
+
+        Read by the class that transformers has for its type: `AutoConfig` would offer to run code of the checkpoint.
+        """
         self._check_folder()
+        file = self._file("config.json")
+        if file is None:
+            raise UserError(f"{self.words} has no config.json: it is not a model of transformers")
+        model_type = str(_json_object(file).get("model_type"))
         transformers = _transformers()
         with _explained(self):
-            config = transformers.AutoConfig.from_pretrained(**self._arguments)
-        if config.model_type not in classes:
+            if model_type not in transformers.CONFIG_MAPPING:
+                raise ValueError(f"transformers {transformers.__version__} has no model of the type '{model_type}'")
+            return transformers.CONFIG_MAPPING[model_type].from_pretrained(**self._arguments)
+
+    def model(self, classes: Mapping[str, str] | None = None, unused: frozenset[str] = frozenset()) -> Any:
+        """The network in fp32.
+
+        `classes` has the class of transformers for each model type that will do; without it, any type will, as the
+        class that transformers takes for its bare network. The weights of modules named in `unused` may be missing.
+        """
+        config = self.config()
+        self._check_weights()
+        transformers = _transformers()
+        if classes is not None and config.model_type not in classes:
             raise UserError(f"{self.words} is a '{config.model_type}'; this encoder takes {' or '.join(classes)}")
         with _explained(self):
-            model, loading = getattr(transformers, classes[config.model_type]).from_pretrained(
+            if classes is not None:
+                network = getattr(transformers, classes[config.model_type])
+            else:
+                network = transformers.MODEL_MAPPING[type(config)]
+            model, loading = network.from_pretrained(
                 **self._arguments, use_safetensors=True, dtype=torch.float32, output_loading_info=True
             )
-        if loading["missing_keys"]:
+        missing = [name for name in sorted(loading["missing_keys"]) if unused.isdisjoint(name.split("."))]
+        if missing:
             raise UserError(
-                f"{self.words} lacks weights of its network, which would be left random: "
-                f"{', '.join(sorted(loading['missing_keys'])[:3])}"
+                f"{self.words} lacks weights of its network, which would be left random: {', '.join(missing[:3])}"
             )
         return model
 
@@ -106,6 +134,15 @@ class Checkpoint:
 
     def image_settings(self) -> dict[str, Any]:
         """What the checkpoint says of its input."""
+        found = self.stated_image_settings()
+        if found is None:
+            raise UserError(
+                f"{self.words} has no preprocessor_config.json, which says how images are brought to its input"
+            )
+        return found
+
+    def stated_image_settings(self) -> dict[str, Any] | None:
+        """The same, or None where it says nothing."""
         for name in ("preprocessor_config.json", "processor_config.json"):
             file = self._file(name)
             if file is not None:
@@ -114,7 +151,7 @@ class Checkpoint:
                 if not isinstance(found, dict):
                     raise UserError(f"{file}: its 'image_processor' is no object with settings")
                 return found
-        raise UserError(f"{self.words} has no preprocessor_config.json, which says how images are brought to its input")
+        return None
 
     def _file(self, name: str) -> Path | None:
         if self.folder is not None:
@@ -133,14 +170,16 @@ class Checkpoint:
             return
         if not self.folder.is_dir():
             raise UserError(f"there is no folder {self.folder}; name a folder with a model, or a repository of the hub")
-        if not (self.folder / "config.json").is_file():
-            raise UserError(f"{self.folder} has no config.json: it is not a model of transformers")
+
+    def _check_weights(self) -> None:
+        if self.folder is None:
+            return
         if not any(self.folder.glob("*.safetensors")):
             raise UserError(
                 f"{self.folder} has no .safetensors file, and other formats are not read, since they can run code; "
                 "load the model once with transformers and write it with save_pretrained"
             )
-        _check_json(self.folder, "config.json", "model.safetensors.index.json")
+        _check_json(self.folder, "model.safetensors.index.json")
 
     def _check_tokenizer_files(self) -> None:
         folder = self.folder
@@ -326,7 +365,7 @@ class DinoEncoder(_TransformersEncoder):
 
 def dinov2(name: str, checkpoint: Checkpoint, form: DinoForm, size_px: int, device: torch.device) -> DinoEncoder:
     """`fd`: dgm-eval's FD-DINOv2 (arXiv 2306.04675). `prx`: PRX's DINO-MMD, resized without antialiasing."""
-    model = checkpoint.model({"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel"})
+    model = checkpoint.model(DINOV2)
     forms: dict[DinoForm, Resampling] = {
         "fd": Resampling("bicubic", quantise=True),
         "prx": Resampling("bicubic-0.75", antialias=False, clip=False),
@@ -337,15 +376,9 @@ def dinov2(name: str, checkpoint: Checkpoint, form: DinoForm, size_px: int, devi
 
 def dinov3(name: str, checkpoint: Checkpoint, size_px: int, device: torch.device) -> DinoEncoder:
     """Squashed in floats, as the checkpoint's own processor does; its satellite models have other means."""
-    model = checkpoint.model({"dinov3_vit": "DINOv3ViTModel"})
+    model = checkpoint.model(DINOV3)
     said = checkpoint.image_settings()
-    how = Preprocess(
-        size_px,
-        Resampling(_filter(checkpoint, said)),
-        scale=_scale(checkpoint, said),
-        mean=_triple(checkpoint, said, "image_mean"),
-        std=_triple(checkpoint, said, "image_std"),
-    )
+    how = Preprocess(size_px, Resampling(_filter(checkpoint, said)), "squash", *normalisation(checkpoint, said))
     return DinoEncoder(name, checkpoint, model, how, device)
 
 
@@ -361,10 +394,16 @@ def _published(checkpoint: Checkpoint, size_px: int, fit: Literal["short-side", 
         size_px,
         Resampling(_filter(checkpoint, said), quantise=True),
         fit,
-        _scale(checkpoint, said),
-        _triple(checkpoint, said, "image_mean"),
-        _triple(checkpoint, said, "image_std"),
+        *normalisation(checkpoint, said),
     )
+
+
+def normalisation(checkpoint: Checkpoint, said: Mapping[str, Any]) -> tuple[float, Triple, Triple]:
+    """Scale, mean and deviation of the input; neutral where the preprocessor says that it leaves the step out."""
+    scale = 1.0 if said.get("do_rescale") is False else _scale(checkpoint, said)
+    if said.get("do_normalize") is False:
+        return scale, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    return scale, _triple(checkpoint, said, "image_mean"), _triple(checkpoint, said, "image_std")
 
 
 def _side(size: Any) -> float | str:
@@ -394,7 +433,7 @@ def _filter(checkpoint: Checkpoint, said: Mapping[str, Any]) -> Filter:
     return _FILTERS[number]
 
 
-def _triple(checkpoint: Checkpoint, said: Mapping[str, Any], key: str) -> tuple[float, float, float]:
+def _triple(checkpoint: Checkpoint, said: Mapping[str, Any], key: str) -> Triple:
     values = said.get(key)
     if not isinstance(values, list) or len(values) != 3 or not all(map(_is_number, values)):
         raise UserError(f"{checkpoint.words}: its preprocessor has no three numbers '{key}'")

@@ -9,7 +9,7 @@ B: pictures. C: channels. H, W: rows, columns. F: size of the feature vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, batch_norm, conv2d, max_pool2d
 
 from tintype.errors import UserError
-from tintype.vision.frozen import Arithmetic, FrozenEncoder, matrix_conv2d
+from tintype.vision.frozen import Arithmetic, FrozenEncoder
 from tintype.vision.pickles import read_state_dict, read_torchscript
 from tintype.vision.preprocess import Preprocess, Resampling
 from tintype.vision.weights import Known, Packaged, Tensors, Url, Weights, fill
@@ -53,7 +53,6 @@ class _Unit(nn.Module):
 
     def __init__(self, channels_in: int, channels_out: int, kernel: tuple[int, int], stride: int, same: bool) -> None:
         super().__init__()
-        self.convolve: Callable[..., Tensor] = conv2d
         self.stride = stride
         self.padding = (kernel[0] // 2, kernel[1] // 2) if same else (0, 0)
         self.register_buffer("weight", torch.empty(channels_out, channels_in, *kernel))
@@ -62,7 +61,7 @@ class _Unit(nn.Module):
         self.register_buffer("variance", torch.ones(channels_out))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        convolved_BCHW = self.convolve(x_BCHW, self.weight, None, self.stride, self.padding)
+        convolved_BCHW = conv2d(x_BCHW, self.weight, None, self.stride, self.padding)
         normed_BCHW = batch_norm(convolved_BCHW, self.mean, self.variance, None, self.beta, eps=_EPSILON)
         return normed_BCHW.relu_()
 
@@ -221,21 +220,12 @@ class Inception(nn.Module):
         return x_BCHW.mean(dim=(2, 3))
 
 
-def convolve_exactly(network: Inception) -> None:
-    """By matrix products, as a GPU's own convolutions may lose digits."""
-    for module in network.modules():
-        if isinstance(module, _Unit):
-            module.convolve = matrix_conv2d
-
-
 class InceptionEncoder(FrozenEncoder):
     def __init__(
         self, name: str, weights: Weights, resize: Resize, device: torch.device, arithmetic: Arithmetic = "fp32"
     ) -> None:
         network = Inception()
         fill(network, weights)
-        if device.type != "cpu" and arithmetic == "fp32":
-            convolve_exactly(network)
         super().__init__(
             name,
             network,

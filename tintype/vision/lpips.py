@@ -32,6 +32,8 @@ SHIFT = (-0.030, -0.088, -0.188)
 SCALE = (0.458, 0.448, 0.450)
 """LPIPS's own: close to ImageNet's mean and deviation on the scale of [-1, 1]."""
 
+VGG_WORDS = "VGG16 (ImageNet, as in LPIPS)"
+
 _NORM_EPSILON = 1e-10
 _TORCH_CONVOLUTIONS = {"vgg16": (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28), "alexnet": (0, 3, 6, 8, 10)}
 """Where the convolutions stand in torchvision's `features`."""
@@ -178,7 +180,7 @@ class VggEncoder(FrozenEncoder):
             trunk,
             Preprocess(size_px, Resampling("bicubic"), scale=1.0 / 127.5, mean=(1.0,) * 3),
             device,
-            words="VGG16 (ImageNet, as in LPIPS)",
+            words=VGG_WORDS,
             output="mean of conv5_3 after its ReLU (512 numbers)",
             weights_digest=digest(trunk.state_dict().values()),
         )

@@ -10,9 +10,10 @@ B: pictures. C: channels. H, W: rows, columns. O, I: pixels out and in along one
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -59,6 +60,18 @@ class Resampling:
         return ", ".join(words)
 
 
+class Preparation(Protocol):
+    """Any way from uint8 pictures to a network's float32 input."""
+
+    @property
+    def definition(self) -> str: ...
+    @property
+    def hash_input(self) -> str:
+        """All that decides the result, in one stable line."""
+
+    def __call__(self, image_BCHW: Tensor) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Preprocess:
     """uint8 pictures of any one size to a float32 input of `size_px` squared: resize, then (x * scale - mean) / std.
@@ -81,7 +94,7 @@ class Preprocess:
             "short-side": f"short side to {self.size_px} px, then the middle cut out",
             "crop-first": f"the middle square cut out, then resized to {self.size_px} px",
         }
-        numbers = f"(x * {self.scale:.6g} - {_short(self.mean)}) / {_short(self.std)}"
+        numbers = _formula(self.scale, self.mean, self.std)
         return f"uint8, {ways[self.fit]}, {self.resampling.definition}, {numbers}"
 
     @property
@@ -90,13 +103,7 @@ class Preprocess:
         return json.dumps(asdict(self), sort_keys=True)
 
     def __call__(self, image_BCHW: Tensor) -> Tensor:
-        check_bytes(image_BCHW)
-        return torch.cat([self._some(chunk_BCHW) for chunk_BCHW in image_BCHW.split(self._at_once(image_BCHW))])
-
-    def _at_once(self, image_BCHW: Tensor) -> int:
-        """A CPU's caches like one picture at a time; a GPU wants many, as far as its memory goes."""
-        largest = max(image_BCHW[0].numel(), 3 * self.size_px**2)
-        return 1 if image_BCHW.device.type == "cpu" else max(1, _GPU_NUMBERS // largest)
+        return _some_at_a_time(self._some, image_BCHW, 3 * self.size_px**2)
 
     def _some(self, image_BCHW: Tensor) -> Tensor:
         if self.fit == "crop-first":
@@ -104,14 +111,57 @@ class Preprocess:
             image_BCHW = _middle(image_BCHW, side)
         height, width = self._resized(image_BCHW.shape[2], image_BCHW.shape[3])
         resized_BCHW = resize(image_BCHW, height, width, self.resampling, crop_px=self.size_px)
-        mean_C11, std_C11 = _per_channel(self.mean, image_BCHW.device), _per_channel(self.std, image_BCHW.device)
-        return ((resized_BCHW * self.scale - mean_C11) / std_C11).to(torch.float32)
+        return _standardised(resized_BCHW, self.scale, self.mean, self.std)
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         if self.fit != "short-side":
             return self.size_px, self.size_px
         short = min(height, width)  # the long side is rounded down, as in transformers and torchvision
         return self.size_px * height // short, self.size_px * width // short
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """uint8 pictures of any one size to a float32 input of exactly this height and width: resize, then as `Preprocess`.
+
+    For a network whose grid of patches is given.
+    """
+
+    height_px: int
+    width_px: int
+    resampling: Resampling
+    scale: float = 1.0 / 255.0
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+    @property
+    def definition(self) -> str:
+        numbers = _formula(self.scale, self.mean, self.std)
+        return f"uint8, stretched to {self.height_px} × {self.width_px} px, {self.resampling.definition}, {numbers}"
+
+    @property
+    def hash_input(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def __call__(self, image_BCHW: Tensor) -> Tensor:
+        return _some_at_a_time(self._some, image_BCHW, 3 * self.height_px * self.width_px)
+
+    def _some(self, image_BCHW: Tensor) -> Tensor:
+        resized_BCHW = resize(image_BCHW, self.height_px, self.width_px, self.resampling)
+        return _standardised(resized_BCHW, self.scale, self.mean, self.std)
+
+
+def _some_at_a_time(function: Callable[[Tensor], Tensor], image_BCHW: Tensor, numbers_out: int) -> Tensor:
+    """A CPU's caches like one picture at a time; a GPU wants many, as far as its memory goes."""
+    check_bytes(image_BCHW)
+    largest = max(image_BCHW[0].numel(), numbers_out)
+    at_once = 1 if image_BCHW.device.type == "cpu" else max(1, _GPU_NUMBERS // largest)
+    return torch.cat([function(chunk_BCHW) for chunk_BCHW in image_BCHW.split(at_once)])
+
+
+def _standardised(x_BCHW: Tensor, scale: float, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    mean_C11, std_C11 = _per_channel(mean, x_BCHW.device), _per_channel(std, x_BCHW.device)
+    return ((x_BCHW * scale - mean_C11) / std_C11).to(torch.float32)
 
 
 def check_bytes(image_BCHW: Tensor) -> None:
@@ -195,6 +245,10 @@ def _kernel(x: Tensor, name: Filter) -> Tensor:
 def _middle(image_BCHW: Tensor, side: int) -> Tensor:
     top, left = ((length - side) // 2 for length in image_BCHW.shape[2:])
     return image_BCHW[:, :, top : top + side, left : left + side]
+
+
+def _formula(scale: float, mean: tuple[float, ...], std: tuple[float, ...]) -> str:
+    return f"(x * {scale:.6g} - {_short(mean)}) / {_short(std)}"
 
 
 def _short(values: tuple[float, ...]) -> str:

@@ -44,6 +44,7 @@ def test_the_hash_has_all_that_decides_a_number() -> None:
         "metrics: [fd]",
         "sampler: {steps: 3}",
         "sampler: {guidance: {scale: 2}}",
+        "sampler: {guidance: {unbias: true}}",
         "also: []",
         "encoders: [{kind: scenes, name: other}]",
     ]
@@ -73,6 +74,11 @@ def test_every_condition_has_its_metrics() -> None:
     assert {"fd_scenes", "fd_scenes_free", "scene_accuracy", "scene_accuracy_free", "scene_accuracy_s"} <= set(found)
     assert "fd_scenes_s" not in found
     assert "guidance 1" in found["fd_scenes_free"].definition and "guidance 3.5" in found["fd_scenes"].definition
+
+
+def test_a_definition_says_when_the_velocity_is_unbiased() -> None:
+    found = definitions(protocol("also: [{name: free, guidance: {unbias: true}}]"))
+    assert "unbiased" in found["fd_scenes_free"].definition and "unbiased" not in found["fd_scenes"].definition
 
 
 def test_published_metrics_have_their_names() -> None:

@@ -81,6 +81,26 @@ def test_mixture_is_nine_tenths_shifted_logit_normal_and_one_tenth_plain_uniform
     assert t.min() >= 0.001 and t.max() < 1
 
 
+@pytest.mark.parametrize("kind", ["mixture", "logit-normal", "uniform"])
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_the_mean_over_time_is_that_of_the_drawn_times(kind: Any, shift: float) -> None:
+    settings = TimeSettings(kind=kind, uniform_share=0.3, mean=-0.5, std=0.8, lowest=0.1, shift=shift)
+    for of in (torch.square, torch.exp, lambda t: (t < 0.3).double()):
+        drawn = of(path.draw_time(settings, draws(200_000)).double())
+        error = float(drawn.std()) / len(drawn) ** 0.5
+        assert path.mean_over_time(settings, of) == pytest.approx(float(drawn.mean()), abs=4 * error)
+
+
+def test_the_mean_over_time_in_closed_form() -> None:
+    assert path.mean_over_time(TimeSettings(kind="uniform", lowest=0.2), torch.square) == pytest.approx(
+        (1 - 0.2**3) / 3 / 0.8, rel=1e-9
+    )
+    symmetric = TimeSettings(kind="logit-normal", lowest=0.0, std=2.0)
+    assert path.mean_over_time(symmetric, lambda t: t) == pytest.approx(0.5, abs=1e-9)
+    mixed = TimeSettings(kind="mixture", uniform_share=0.25, lowest=0.2, mean=100.0, std=0.1)
+    assert path.mean_over_time(mixed, lambda t: t) == pytest.approx(0.25 * 0.6 + 0.75, abs=1e-9)
+
+
 def test_noise_and_time_of_a_sample_do_not_depend_on_the_batch() -> None:
     x = torch.zeros(8, 3, 4, 4)
     whole = path.draw_sample(x, TimeSettings(), Draws(1, torch.arange(8)))

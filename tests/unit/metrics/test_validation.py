@@ -36,11 +36,13 @@ def test_it_does_not_depend_on_the_batch_size() -> None:
 
 
 def test_throughput_is_the_median_after_the_first_tenth() -> None:
-    def line(speed: float) -> dict[str, object]:
-        return {"images_per_s": speed, "seconds": 2.0, "parts": dict.fromkeys(PARTS, 0.3)}
+    def line(speed: float, of_part: float = 0.2) -> dict[str, object]:
+        return {"images_per_s": speed, "seconds": 2.0, "parts": dict.fromkeys(PARTS, of_part)}
 
     lines = [line(speed) for speed in (1.0, 100, 90, 110, 5, 100, 100, 100, 100, 100)]
     assert images_per_s(lines) == 100
     split = time_split(lines)
-    assert split["forward"] == pytest.approx(0.15) and split["other"] == pytest.approx(0.1)
+    assert split["forward"] == pytest.approx(0.1) and split["other"] == pytest.approx(1 - 0.1 * len(PARTS))
     assert sum(split.values()) == pytest.approx(1)
+    overlapping = time_split([line(100, of_part=0.4)])  # the host's time beside the GPU's
+    assert overlapping["forward"] == pytest.approx(1 / len(PARTS)) and overlapping["other"] == pytest.approx(0)

@@ -1,12 +1,24 @@
 from __future__ import annotations
 
-import torch
+import math
+from dataclasses import replace
 
+import pytest
+import torch
+from torch import Tensor
+
+from tests.gaussian import MEAN, STD, best_velocity
+from tests.tiny import tiny_plan
+from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.flow.objective import mean_square
 from tintype.flow.path import draw_sample, velocity
+from tintype.flow.sampler import integrate
+from tintype.generate import SamplerSettings, generate
 from tintype.seams import Draws
 from tintype.settings import TimeSettings
 from tintype.techniques.x_prediction import XPrediction
+from tintype.tokenizers.pixels import Pixels
+from tintype.train.parts import build_parts
 
 CLAMP = 0.05
 
@@ -47,3 +59,42 @@ def test_minimiser_on_gaussian_data_is_the_posterior_mean() -> None:
     (curvature,) = torch.autograd.grad(slope, coefficient)
     best = float((-slope / curvature).detach())
     assert abs(best - (1 - t) * s**2 / ((1 - t) ** 2 * s**2 + t**2)) < 0.01
+
+
+def best_x(x_t: Tensor, t: float) -> Tensor:
+    """E[x | x_t] on Gaussian data."""
+    return x_t - t * best_velocity(x_t, t)
+
+
+def test_latents_of_sixteen_channels_take_the_same_trajectory_as_with_the_velocity() -> None:
+    """Down to the clamp; from there one step ends at the data."""
+    objective = XPrediction(TimeSettings(), CLAMP)
+    noise = torch.randn(64, 16, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def by_x(x_t: Tensor, t: float) -> Tensor:
+        return objective.velocity(best_x(x_t, t), x_t, torch.full((64,), t, dtype=x_t.dtype))
+
+    times = [float(t) for t in torch.linspace(1, CLAMP, 200, dtype=torch.float64)]
+    reached = integrate(by_x, noise, times, "heun")
+    assert torch.allclose(reached, integrate(best_velocity, noise, times, "heun"), atol=1e-12)
+    assert torch.allclose(integrate(by_x, noise, [*times, 0.0], "heun"), MEAN + STD * noise, atol=0.02)
+
+
+def test_the_sampler_divides_by_the_clamp_that_the_loss_divides_by() -> None:
+    """With x̂ = 0 an Euler step multiplies x_t by 1 - dt / max(t, clamp); without the clamp the last gives zero."""
+    parts = replace(build_parts(tiny_plan(techniques=["x-prediction:clamp=0.3"])), tokenizer=AsItIs())
+    for parameter in parts.modules.parameters():
+        torch.nn.init.zeros_(parameter)
+    settings = SamplerSettings(steps=10, guidance=ClassifierFreeSettings(scale=2.0))
+    made = generate(parts, ["a"], settings, seed=0, size_px=16)
+    noise = Draws(0, torch.arange(1)).normal("sample", (3, 16, 16))
+    factor = math.prod(1 - 0.1 / max(t / 10, 0.3) for t in range(1, 11))
+    assert factor > 0.05
+    assert torch.allclose(made, factor * noise, atol=1e-5)
+    t_B = torch.tensor([0.1])
+    assert float(parts.objective.x_weight(t_B)) == pytest.approx(1 / 0.3**2)
+
+
+class AsItIs(Pixels):
+    def decode(self, z_BCHW: Tensor) -> Tensor:
+        return z_BCHW

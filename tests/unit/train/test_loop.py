@@ -35,7 +35,17 @@ def test_non_finite_steps_are_events_and_too_many_end_the_run(tmp_path: Path) ->
         train(plan, tmp_path / "run", Interrupt())
     events = RunFolder(tmp_path / "run").events()
     assert {event["event"] for event in events} == {"non-finite-step"}
+    steps = [event["step"] for event in events]
+    assert steps == sorted(set(steps)) and [e["first_position"] for e in events] == [4 * (step - 1) for step in steps]
     assert events[-1]["last_position"] - events[-1]["first_position"] == 3
+
+
+@pytest.mark.parametrize("every", [1, 4, 100])
+def test_skipped_steps_are_counted_the_same_however_often_is_logged(every: int, tmp_path: Path) -> None:
+    plan = tiny_plan("optimizer.lr=1e30", "train.clip_norm=null", "train.most_skips=4", f"run.log_every_steps={every}")
+    with pytest.raises(UserError, match=r"4 steps in a row \(to step 5\)"):
+        train(plan, tmp_path / "run", Interrupt())
+    assert [event["step"] for event in RunFolder(tmp_path / "run").events()] == [2, 3, 4, 5]
 
 
 def test_tensorboard_is_written_when_asked_for(tmp_path: Path) -> None:

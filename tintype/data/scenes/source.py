@@ -14,6 +14,7 @@ from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import Scene, draw_scenes
 from tintype.seams import Record
 from tintype.settings import DataSettings
+from tintype.transfer import send
 
 Split = Literal["train", "eval"]
 _MOST_KEPT_BYTES = 1 << 30
@@ -38,7 +39,7 @@ class SceneSource:
 
     def records(self, ids: Sequence[int]) -> list[Record]:
         missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in self._records]
-        for id_, scene in zip(missing, self._scenes(missing), strict=True):
+        for id_, scene in zip(missing, self._scenes(missing) if missing else [], strict=True):
             captions = {"long": long_caption(scene, id_), "short": short_caption(scene, id_)}
             self._records[id_] = Record(captions, scene)
         return [self._records[id_] for id_ in ids]
@@ -51,7 +52,7 @@ class SceneSource:
         if len(missing):
             self._kept[missing.to(self._device)] = self._render(missing.tolist())
             self._have[missing] = True
-        return self._kept[index.to(self._device)]
+        return self._kept[send(index, self._device)]
 
     def _render(self, ids: Sequence[int]) -> Tensor:
         scenes = [record.attributes for record in self.records(ids)]

@@ -9,12 +9,17 @@ from torch import Tensor
 
 
 class Ema:
+    """Follows the weights that it is given; they are updated in place by the optimizer."""
+
     def __init__(self, decay: float, weights: Mapping[str, Tensor]) -> None:
         self.decay = decay
         self.average = {name: weight.detach().to(torch.float32, copy=True) for name, weight in weights.items()}
+        self._weights = [weight.detach() for weight in weights.values()]
 
     @torch.no_grad()
-    def update(self, weights: Mapping[str, Tensor]) -> None:
+    def update(self, skipped: Tensor) -> None:
+        """Moves the average towards the weights, unless `skipped` (a scalar on their device) is 1."""
         averages = list(self.average.values())
-        current = [weights[name].detach().float() for name in self.average]
-        torch._foreach_lerp_(averages, current, 1 - self.decay)
+        step = torch._foreach_sub([weight.float() for weight in self._weights], averages)
+        torch._foreach_mul_(step, (1 - self.decay) * (1 - skipped))
+        torch._foreach_add_(averages, step)

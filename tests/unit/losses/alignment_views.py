@@ -1,0 +1,29 @@
+"""What an alignment term is given: a small place, and views with features of block 2 (1 counted from 0)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tintype.data.scenes.source import SceneSource
+from tintype.seams import Draws, Output, Place, Route, Sample, View
+from tintype.settings import DataSettings
+
+CPU = torch.device("cpu")
+WIDTH, GRID, SAMPLES = 8, (2, 3), 4
+
+
+def place() -> Place:
+    data = DataSettings(size_px=16, count=24, max_objects=2)
+    return Place(WIDTH, GRID, CPU, SceneSource(data, "train", CPU), data.model_dump_json())
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def view(token_BKD: Tensor, seen_BLT: Tensor | None, route: Route | None = None) -> View:
+    x = torch.zeros(SAMPLES, 3, 8, 12)
+    output = Output(x, {1: token_BKD}, route)
+    sample = Sample(x, x, torch.zeros(SAMPLES), x)
+    return View(output, sample, x, x, None, x.byte(), [""] * SAMPLES, Draws(0, torch.arange(SAMPLES)), 0, seen_BLT)

@@ -1,0 +1,210 @@
+"""The loss of alignment, its projector, and how long its teacher stays."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.tiny import tiny_plan
+from tests.tiny_clip import write
+from tests.tiny_dino import dino_model
+from tests.unit.losses.alignment_views import CPU, GRID, SAMPLES, WIDTH, normal, place, view
+from tintype.errors import UserError
+from tintype.losses.alignment import AlignmentTerm, RepaSettings
+from tintype.seams import Route
+from tintype.train import checkpoint
+from tintype.train.clock import Clock
+from tintype.train.folder import RunFolder
+from tintype.train.interrupt import Interrupt
+from tintype.train.loop import Progress, train
+from tintype.train.parts import build_parts
+from tintype.train.state import new_state
+from tintype.train.update import update
+from tintype.vision import teacher_cache
+from tintype.vision.teachers import Dinov2TeacherSettings, SceneTeacherSettings
+
+
+def term(**changes: Any) -> AlignmentTerm:
+    torch.manual_seed(0)
+    settings = {"block": 2, "hidden": 16, "teacher": SceneTeacherSettings(), **changes}
+    return RepaSettings(**settings).build(place())
+
+
+def written_out(projector: nn.Module, token_BLD: Tensor, teacher_BLT: Tensor) -> Tensor:
+    """The paper's formula in float64: linear, SiLU, linear, SiLU, linear; minus the mean cosine over the tokens."""
+    h = token_BLD.double()
+    for index in range(3):
+        weight, bias = (projector.get_parameter(f"{2 * index}.{part}").double() for part in ("weight", "bias"))
+        h = torch.einsum("bli,oi->blo", h, weight) + bias
+        h = h * torch.sigmoid(h) if index < 2 else h
+    y = teacher_BLT.double()
+    cosine_BL = (h * y).sum(-1) / (h.square().sum(-1).sqrt() * y.square().sum(-1).sqrt())
+    return -cosine_BL.sum(1) / cosine_BL.shape[1]
+
+
+def test_loss_and_gradients_are_those_of_the_formula_in_float64() -> None:
+    one = term()
+    token = normal(SAMPLES, 6, WIDTH).requires_grad_()
+    teacher = normal(SAMPLES, 6, 128, seed=1)
+    wanted = [token, *one.projector.parameters()]
+    loss_B, exact_B = one.loss(view(token, teacher)), written_out(one.projector, token, teacher)
+    assert loss_B.shape == (SAMPLES,)
+    torch.testing.assert_close(loss_B.double(), exact_B, atol=1e-6, rtol=1e-5)
+    weight_B = torch.tensor([1.0, -2.0, 0.5, 3.0])
+    found = torch.autograd.grad((weight_B * loss_B).sum(), wanted)
+    exact = torch.autograd.grad((weight_B.double() * exact_B).sum(), wanted)
+    for name, ours, theirs in zip(("tokens", *dict(one.projector.named_parameters())), found, exact, strict=True):
+        torch.testing.assert_close(ours, theirs.to(ours.dtype), atol=1e-6, rtol=1e-4, msg=name)
+
+
+def test_the_projector_is_the_papers() -> None:
+    torch.manual_seed(0)
+    projector = RepaSettings(block=2, teacher=SceneTeacherSettings()).build(place()).projector
+    shapes = {name: list(parameter.shape) for name, parameter in projector.named_parameters()}
+    assert shapes == {
+        "0.weight": [2048, WIDTH],
+        "0.bias": [2048],
+        "2.weight": [2048, 2048],
+        "2.bias": [2048],
+        "4.weight": [128, 2048],
+        "4.bias": [128],
+    }
+
+
+def test_a_perfect_projector_gives_minus_one_and_a_wrong_one_plus_one() -> None:
+    one = term()
+    one.projector = nn.Identity()
+    token = normal(SAMPLES, 6, 128)
+    scale = normal(SAMPLES, 6, 1, seed=1).abs() + 0.1
+    torch.testing.assert_close(one.loss(view(token, scale * token)), -torch.ones(SAMPLES))
+    torch.testing.assert_close(one.loss(view(token, -scale * token)), torch.ones(SAMPLES))
+
+
+def test_only_the_kept_tokens_count_and_each_against_its_own() -> None:
+    one = term()
+    whole, teacher = normal(SAMPLES, 6, WIDTH), normal(SAMPLES, 6, 128, seed=1)
+    kept_BK = torch.stack([torch.randperm(6, generator=torch.Generator().manual_seed(i))[:4] for i in range(SAMPLES)])
+    token = torch.stack([tokens[kept] for tokens, kept in zip(whole, kept_BK, strict=True)])
+    picked = torch.stack([tokens[kept] for tokens, kept in zip(teacher, kept_BK, strict=True)])
+    exact = written_out(one.projector, token, picked)
+    found = one.loss(view(token, teacher, Route(1, 3, kept_BK)))
+    torch.testing.assert_close(found.double(), exact, atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(found.double(), written_out(one.projector, token, teacher[:, :4]))
+    elsewhere = one.loss(view(whole, teacher, Route(2, 3, kept_BK)))
+    torch.testing.assert_close(elsewhere.double(), written_out(one.projector, whole, teacher), atol=1e-6, rtol=1e-5)
+
+
+def test_projector_and_cosine_stay_in_fp32_under_autocast() -> None:
+    one = term()
+    token = normal(SAMPLES, 6, WIDTH).bfloat16().requires_grad_()
+    teacher = normal(SAMPLES, 6, 128, seed=1)
+    plain = one.loss(view(token.float(), teacher))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = one.loss(view(token, teacher))
+        found.sum().backward()
+    assert found.dtype == torch.float32 and torch.equal(found, plain)
+    assert {parameter.dtype for parameter in one.parameters()} == {torch.float32}
+    assert token.grad is not None and token.grad.dtype == torch.bfloat16
+
+
+def test_a_term_is_built_and_loads_its_state_without_its_teacher(tmp_path: Path) -> None:
+    folder = write(tmp_path / "dino", dino_model())
+    (folder / "model.safetensors").unlink()
+    one = term(teacher=Dinov2TeacherSettings(source=str(folder)))
+    assert one.projector.get_parameter("4.weight").shape == (16, 16)
+    with pytest.raises(UserError, match=r"no \.safetensors file"):
+        one.ready()
+    with pytest.raises(RuntimeError, match="repa: ready"):
+        one.look(torch.zeros(1, 3, 16, 16).byte(), [0])
+    with pytest.raises(RuntimeError, match="repa: look"):
+        one.loss(view(normal(SAMPLES, 6, WIDTH), None))
+
+
+def test_the_teacher_is_no_part_of_what_is_trained_and_saved() -> None:
+    one = term()
+    names = set(one.state_dict())
+    one.ready()
+    assert set(one.state_dict()) == names == {f"projector.{i}.{part}" for i in (0, 2, 4) for part in ("weight", "bias")}
+    assert all(parameter.requires_grad for parameter in one.parameters())
+
+
+def test_look_gives_the_teachers_tokens_of_the_clean_images() -> None:
+    one = term()
+    one.ready()
+    image = place().source.images([3, 1])
+    wanted = SceneTeacherSettings().build(GRID, CPU).tokens(image)
+    assert torch.equal(one.look(image, [3, 1]), wanted)
+
+
+@pytest.mark.parametrize("cache", ["none", "memory", "disk"])
+def test_release_frees_the_teacher_and_what_is_kept_in_memory(cache: str) -> None:
+    one = term(cache=cache)
+    one.ready()
+    one.look(place().source.images([3, 1]), [3, 1])
+    assert one._teacher is not None
+    held: list[weakref.ref[Any]] = [weakref.ref(one._teacher)]
+    if one._kept is not None:
+        held.append(weakref.ref(one._kept.rows))
+    assert all(ref() is not None for ref in held)
+    one.release()
+    gc.collect()
+    assert all(ref() is None for ref in held)
+    assert not teacher_cache._in_memory
+
+
+def test_fetch_asks_the_teacher() -> None:
+    with pytest.raises(UserError, match="there is no folder /no/such"):
+        RepaSettings(block=1, teacher=Dinov2TeacherSettings(source="/no/such")).fetch()
+
+
+def run(folder: Path, cache: str, stop: int | None = None) -> dict[str, Tensor]:
+    """The end of a short run, stopped and taken up again where asked."""
+    plan = tiny_plan("data.count=10", techniques=[f"repa:teacher=scenes,hidden=32,cache={cache}"])
+    interrupt = Interrupt()
+
+    def at(progress: Progress) -> None:
+        if progress.step == stop:
+            interrupt.signal = 15
+            teacher_cache._in_memory.clear()  # as in another process
+
+    train(plan, folder, interrupt, at)
+    if stop is not None:
+        train(plan, folder, Interrupt())
+    tensors, _ = checkpoint.read(checkpoint.folder_of(RunFolder(folder).checkpoints, 6))
+    return tensors
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk"])
+def test_a_cold_cache_a_warm_one_and_a_resumed_run_end_bit_for_bit_alike(
+    cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ten images and batches of four, epochs end inside batches."""
+    monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "cache"))
+    teacher_cache._in_memory.clear()
+    cold, warm = run(tmp_path / "cold", cache), run(tmp_path / "warm", cache)
+    teacher_cache._in_memory.clear()
+    monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "other"))
+    resumed = run(tmp_path / "resumed", cache, stop=2)
+    for other in (warm, resumed):
+        assert all(torch.equal(cold[name], other[name]) for name in cold)
+    plain = run(tmp_path / "plain", "none")
+    differing = [name for name in plain if not torch.equal(plain[name], cold[name])]
+    assert differing, "with a cache, tokens pass through fp16"
+    assert all(torch.allclose(plain[name], cold[name], atol=1e-3) for name in plain)
+
+
+def test_training_aligns(tmp_path: Path) -> None:
+    plan = tiny_plan("train.steps=60", "optimizer.lr=3e-3", techniques=["repa:teacher=scenes,hidden=32,cache=memory"])
+    parts = build_parts(plan)
+    for one in parts.terms:
+        one.term.ready()
+    state = new_state(parts)
+    losses = [float(update(parts, state, Clock(CPU)).losses["repa"]) for _ in range(60)]
+    assert sum(losses[-5:]) / 5 < sum(losses[:5]) / 5 - 0.3
+    assert all(-1 <= loss <= 1 for loss in losses)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import tiny_plan
+from tests.tiny_clip import write
+from tests.tiny_dino import dino_model
+from tintype.errors import UserError
+from tintype.losses.alignment import RepaSettings
+from tintype.plan import Plan
+from tintype.schedule import Schedule
+from tintype.train.folder import RunFolder
+from tintype.train.interrupt import Interrupt
+from tintype.train.loop import Progress, train
+from tintype.vision.teachers import SceneTeacherSettings, Teacher
+
+SPEC = "repa-burn-in:teacher=scenes,hidden=32"
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "end"),
+    [(1000, "", 250), (1000, ",share=0.1", 100), (1000, ",stop=30", 30), (6, "", 2), (3, "", 1), (2, ",share=0.01", 1)],
+)
+def test_the_stop_is_a_schedule_of_the_plan(steps: int, options: str, end: int) -> None:
+    (loss,) = tiny_plan(f"train.steps={steps}", techniques=[SPEC + options]).losses
+    schedule = Schedule(kind="until", end=end)
+    assert loss == RepaSettings(block=2, hidden=32, teacher=SceneTeacherSettings(), schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("stop=6", r"'repa-burn-in': it would stop at step 6, but the run has 6 \(train\.steps\)"),
+        ("share=0.99", "would stop at step 6"),
+        ("stop=2,share=0.5", "give stop .* or share .* not both"),
+        ("share=1", "less than 1"),
+        ("stop=0", "greater than or equal to 1"),
+        ("schedule.kind=until", "schedule: unknown key"),
+        ("block=7", r"no block 7 to align; model\.depth is 3"),
+    ],
+)
+def test_a_stop_that_makes_no_sense_is_refused(options: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        tiny_plan(techniques=[f"{SPEC},{options}"])
+
+
+def plan_of(folder: Path) -> Plan:
+    return tiny_plan(techniques=[f"repa-burn-in:teacher.kind=dinov2,teacher.source={folder},hidden=32,stop=3"])
+
+
+def teachers_in_memory() -> int:
+    gc.collect()
+    return sum(issubclass(type(one), Teacher) for one in gc.get_objects())
+
+
+def test_at_the_stop_the_teacher_leaves_memory_and_is_not_asked_again(tmp_path: Path) -> None:
+    plan = plan_of(write(tmp_path / "dino", dino_model()))
+    seen: dict[int, int] = {}
+
+    def count(progress: Progress) -> None:
+        seen[progress.step] = teachers_in_memory()
+
+    before = teachers_in_memory()
+    train(plan, tmp_path / "run", Interrupt(), count)
+    assert {step: here - before for step, here in seen.items()} == {0: 1, 1: 1, 2: 1, 3: 0, 4: 0, 5: 0, 6: 0}
+
+    folder = RunFolder(tmp_path / "run")
+    assert [(e["event"], e["step"], e["loss"]) for e in folder.events()] == [("loss-over", 3, "repa")]
+    lines = folder.metrics()
+    assert ["repa" in line for line in lines] == [True] * 3 + [False] * 3
+    assert [line["weights"]["repa"] for line in lines] == [0.5] * 3 + [0.0] * 3
+    seconds = [line["parts"]["teacher"] for line in lines]
+    assert min(seconds[:3]) > 1e-4
+    assert max(seconds[3:]) < 0.1 * min(seconds[:3])
+
+
+def test_a_run_resumed_after_the_stop_never_loads_the_teacher(tmp_path: Path) -> None:
+    folder = write(tmp_path / "dino", dino_model())
+    plan = plan_of(folder)
+    for stop in (2, 4):
+        interrupt = Interrupt()
+
+        def at(progress: Progress, stop: int = stop, interrupt: Interrupt = interrupt) -> None:
+            if progress.step == stop:
+                interrupt.signal = 15
+
+        assert train(plan, tmp_path / f"stop-{stop}", interrupt, at).step == stop
+    (folder / "model.safetensors").unlink()
+    assert train(plan, tmp_path / "stop-4", Interrupt()).finished
+    with pytest.raises(UserError, match=r"no \.safetensors file"):
+        train(plan, tmp_path / "stop-2", Interrupt())

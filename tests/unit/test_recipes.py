@@ -1,0 +1,108 @@
+"""The named plans that stand for a published training run: what they say, and that they run when scaled down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tintype import recipes
+from tintype.data.captions import NULL_CAPTION
+from tintype.flow.guidance import ClassifierFreeSettings
+from tintype.generate import SamplerSettings, generate
+from tintype.model import Transformer
+from tintype.plan import Plan, plan_from_document
+from tintype.seams import Draws, TextTokens
+from tintype.train.interrupt import Interrupt
+from tintype.train.loop import train
+from tintype.train.parts import build_parts
+from tintype.train.update import lr_factor
+
+PRX_TEXT_DIM = 2304
+SMALL = (
+    *("data.size_px=64", "data.count=16", "text.width=16", "text.depth=1", "text.heads=2"),
+    *("model.depth=2", "model.width=32", "model.heads=2", "model.bottleneck=12", "model.compile=false"),
+    *("train.steps=3", "train.batch=8", "run.device=cpu", "run.log_every_steps=1"),
+)
+"""The settings stay; the sizes are a CPU's. 64 px in patches of 32 make 2 × 2 tokens."""
+
+
+def jit_1024(*assignments: str) -> Plan:
+    return plan_from_document(recipes.find("plans", "prx-jit-1024"), assignments)
+
+
+def test_the_jit_recipe_is_prxs() -> None:
+    plan = jit_1024()
+    assert (plan.data.size_px, plan.tokenizer.kind) == (1024, "pixels")
+    assert (plan.model.depth, plan.model.width, plan.model.heads, plan.model.mlp_ratio) == (16, 1792, 28, 3.5)
+    assert (plan.model.patch, plan.model.bottleneck) == (32, 256)
+    assert plan.objective.model_dump() == {"kind": "x-prediction", "clamp": 0.05}
+    assert (plan.time.kind, plan.time.shift, plan.time.uniform_share, plan.time.lowest) == ("mixture", 3.0, 0.1, 0.001)
+    adamw = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-15, "weight_decay": 0.0}
+    assert plan.optimizer.model_dump() == {"kind": "adamw", **adamw}
+    assert (plan.train.steps, plan.train.batch, plan.train.batch // plan.train.accumulate) == (100_000, 256, 32)
+    assert (plan.train.clip_norm, plan.precision.compute, plan.captions.dropout) == (0.2, "bf16", 0.1)
+    assert (plan.ema, plan.losses, plan.route, plan.weighting) == (None, (), None, None)
+    assert [lr_factor(plan, step) for step in (0, 499, 999, 99_999)] == [0.001, 0.5, 1.0, 1.0]
+
+
+def test_its_denoiser_has_the_published_number_of_parameters() -> None:
+    with torch.device("meta"):
+        model = Transformer(jit_1024("model.compile=false").model, 3, PRX_TEXT_DIM)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_177_215_744
+
+
+def test_scaled_down_it_equals_diffusers() -> None:
+    """Patch 32 of three channels through the bottleneck, as diffusers has it."""
+    diffusers = pytest.importorskip("diffusers")
+    settings = jit_1024(*SMALL).model
+    generator = torch.Generator().manual_seed(0)
+    ours = Transformer(settings, 3, 12)
+    for parameter in ours.parameters():
+        nn.init.normal_(parameter, std=0.2, generator=generator)
+    theirs = diffusers.PRXTransformer2DModel(
+        in_channels=3,
+        patch_size=settings.patch,
+        context_in_dim=12,
+        hidden_size=settings.width,
+        mlp_ratio=settings.mlp_ratio,
+        num_heads=settings.heads,
+        depth=settings.depth,
+        axes_dim=[8, 8],
+        bottleneck_size=settings.bottleneck,
+    )
+    theirs.load_state_dict(ours.state_dict())
+    x, tokens = torch.randn(2, 3, 64, 96, generator=generator), torch.randn(2, 5, 12, generator=generator)
+    mask = torch.arange(5)[None, :] < torch.tensor([[5], [2]])
+    t = torch.tensor([0.2, 0.8])
+    with torch.no_grad():
+        found = ours(x, t, TextTokens(tokens, mask)).prediction_BCHW
+        wanted = theirs(x, t, tokens, mask).sample
+    assert float((found - wanted).abs().max()) < 1e-4 * float(wanted.abs().max())
+
+
+def test_scaled_down_it_trains(tmp_path: Path) -> None:
+    plan = jit_1024(*SMALL)
+    assert train(plan, tmp_path, Interrupt()).finished
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_its_samples_follow_the_shifted_grid_and_the_clamp() -> None:
+    """The integration written out. With 100 steps the last time but one, 0.03, is below the clamp."""
+    parts = build_parts(jit_1024(*SMALL, "precision.compute=fp32"), training=False)
+    for parameter in parts.modules.parameters():
+        nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(parameter.numel()))
+    sampler = SamplerSettings(steps=100, guidance=ClassifierFreeSettings(scale=1.0))
+    image = generate(parts, [NULL_CAPTION] * 2, sampler, seed=5, size_px=64)
+    x = Draws(5, torch.arange(2)).normal("sample", (3, 64, 64))
+    text = parts.text.encode([NULL_CAPTION] * 2)
+    with torch.no_grad():
+        for step in range(100, 0, -1):
+            now, then = (3 * u / (1 + 2 * u) for u in (step / 100, (step - 1) / 100))
+            predicted = parts.denoiser(x, torch.full((2,), now), text).prediction_BCHW
+            x = x + (then - now) * (x - predicted) / max(now, 0.05)
+    wanted = ((x + 1) * 127.5).round().clamp(0, 255)
+    assert float((image - wanted).abs().max()) <= 1
+    assert float(image.float().std()) > 10

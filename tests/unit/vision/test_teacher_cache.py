@@ -1,0 +1,244 @@
+"""The cache of a teacher's tokens: what is kept, for how long, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.tiny_clip import write
+from tests.tiny_dino import dino_model
+from tintype.data.scenes.source import SceneSource
+from tintype.errors import UserError
+from tintype.seams import ImageSource
+from tintype.settings import DataSettings
+from tintype.vision import teacher_cache
+from tintype.vision.teacher_cache import KeptTokens, forget_tokens, keep_tokens
+from tintype.vision.teachers import Dinov2TeacherSettings, SceneTeacherSettings, Teacher
+
+CPU = torch.device("cpu")
+GRID = (3, 2)
+Kind = Literal["memory", "disk"]
+KINDS: tuple[Kind, ...] = ("memory", "disk")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "cache"))
+    teacher_cache._in_memory.clear()
+    yield
+    teacher_cache._in_memory.clear()
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Teacher:
+    folder = tmp_path_factory.mktemp("dino")
+    return Dinov2TeacherSettings(source=str(write(folder, dino_model()))).build(GRID, CPU)
+
+
+def source(count: int = 24, seed: int = 0) -> SceneSource:
+    return SceneSource(DataSettings(size_px=16, count=count, max_objects=2, seed=seed), "train", CPU)
+
+
+def kept(kind: Kind, teacher: Teacher, images: ImageSource | None = None, data_key: str = "data") -> KeptTokens:
+    return keep_tokens(kind, teacher, images or source(), data_key, CPU)
+
+
+def asked(tokens: KeptTokens, *ids: int) -> Tensor:
+    return tokens(source().images(ids), ids)
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "teacher").iterdir())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kept_tokens_are_the_teachers_in_fp16(kind: Kind, teacher: Teacher) -> None:
+    tokens = kept(kind, teacher)
+    found = asked(tokens, 3, 5, 3, 23)
+    plain = teacher.tokens(source().images([3, 5, 3, 23]))
+    assert found.dtype == torch.float32 and not found.requires_grad
+    torch.testing.assert_close(found, plain, atol=1e-3, rtol=1e-3)
+    assert torch.equal(found, plain.half().float())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_there_is_not_computed_again(kind: Kind, teacher: Teacher) -> None:
+    first = asked(kept(kind, teacher), 3, 5)
+    others = source().images([8, 9, 10])
+    again = kept(kind, teacher)(others, [5, 3, 7])
+    assert torch.equal(again[:2], first.flip(0))
+    assert torch.equal(again[2:], asked(kept(kind, teacher), 10))
+    assert not torch.equal(again[2], again[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_is_the_same_whenever_and_with_whatever_it_was_computed(
+    kind: Kind, teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, on a CPU: a run with a cold cache is that with a warm one."""
+    scenes = SceneTeacherSettings().build((4, 4), CPU)
+    for one in (teacher, scenes):
+        ids = list(range(24))
+        whole = asked(kept(kind, one), *ids)
+        teacher_cache._in_memory.clear()
+        monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / one.name))
+        pieces = kept(kind, one)
+        found = torch.cat([asked(pieces, 3, 1, 2), *(asked(pieces, id_) for id_ in ids)])
+        assert torch.equal(found[3:], whole)
+        assert torch.equal(found[:3], whole[[3, 1, 2]])
+
+
+def test_the_runs_of_a_process_share_what_is_in_memory_until_it_is_let_go(teacher: Teacher) -> None:
+    first, second = kept("memory", teacher), kept("memory", teacher)
+    assert first.rows is second.rows
+    rows = weakref.ref(first.rows)
+    forget_tokens(first)
+    del first, second
+    assert rows() is None
+    assert not bool(kept("memory", teacher).rows.has(torch.tensor([0])))
+
+
+def test_what_is_on_the_disk_survives_and_is_shared_while_it_is_filled(teacher: Teacher, tmp_path: Path) -> None:
+    first, second = kept("disk", teacher), kept("disk", teacher)
+    assert first.rows is not second.rows
+    wanted = asked(first, 4)
+    assert torch.equal(second(source().images([9]), [4]), wanted)
+    forget_tokens(first)
+    del first, second
+    assert torch.equal(kept("disk", teacher)(source().images([9]), [4]), wanted)
+    (file,) = files(tmp_path)
+    assert file.stat().st_size == 24 * (8 + 2 * 6 * 16)
+
+
+def test_another_teacher_or_other_data_are_another_cache(teacher: Teacher, tmp_path: Path) -> None:
+    model = dino_model()
+    with torch.no_grad():
+        model.layernorm.bias[0] += 1e-3
+    part = Dinov2TeacherSettings(source=str(write(tmp_path / "other", model)))
+    kept("disk", teacher)
+    kept("disk", teacher)
+    assert len(files(tmp_path)) == 1
+    kept("disk", part.build(GRID, CPU))
+    kept("disk", teacher, data_key="other data")
+    kept("disk", teacher, source(seed=1))  # as if drawn otherwise under the same key
+    kept("disk", teacher, source(25))
+    kept("disk", Dinov2TeacherSettings(source=str(tmp_path / "other")).build((2, 3), CPU))
+    assert len(files(tmp_path)) == 6
+
+
+@pytest.mark.parametrize("damage", ["row", "sum"])
+def test_a_row_that_was_not_wholly_written_is_computed_again(damage: str, teacher: Teacher, tmp_path: Path) -> None:
+    wanted = asked(kept("disk", teacher), 4, 5)
+    (file,) = files(tmp_path)
+    content = bytearray(file.read_bytes())
+    first = 8 * 5 if damage == "sum" else 8 * 24 + 2 * 6 * 16 * 5
+    content[first : first + 8] = bytes(8)
+    file.write_bytes(content)
+    tokens = kept("disk", teacher)
+    assert tokens.rows.has(torch.tensor([4, 5, 6])).tolist() == [True, False, False]
+    assert torch.equal(asked(tokens, 4, 5), wanted)
+
+
+def test_a_row_is_written_before_what_says_that_it_is_there(teacher: Teacher, tmp_path: Path) -> None:
+    """A process that ends in between leaves no mark: here the row is refused, since it does not fit."""
+    rows = kept("disk", teacher).rows
+    with pytest.raises(RuntimeError, match="shape"):
+        rows.write(torch.tensor([2]), torch.ones(1, 5, 16, dtype=torch.float16))
+    (file,) = files(tmp_path)
+    assert not any(file.read_bytes())
+
+
+def test_a_file_of_another_size_is_refused_by_name(teacher: Teacher, tmp_path: Path) -> None:
+    kept("disk", teacher)
+    (file,) = files(tmp_path)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError, match=rf"{file} has {24 * 200 - 1} bytes, but .* has {24 * 200}: .* delete it"):
+        kept("disk", teacher)
+
+
+def test_a_disk_without_room_is_said_with_the_bytes_before_anything_is_written(
+    teacher: Teacher, tmp_path: Path
+) -> None:
+    count = 10**12
+    with pytest.raises(UserError, match=rf"need .*\({count * 200} bytes\) in .*/cache/teacher, where .* are free"):
+        kept("disk", teacher, source(count))
+    assert files(tmp_path) == []
+
+
+def test_room_is_taken_at_once(teacher: Teacher, tmp_path: Path) -> None:
+    """To write into a hole of a mapped file when the disk is full would kill the process."""
+    kept("disk", teacher, source(4096))
+    (file,) = files(tmp_path)
+    assert file.stat().st_blocks * 512 >= file.stat().st_size
+
+
+def test_room_that_cannot_be_had_after_all_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 63))
+    file = tmp_path / "cache" / "teacher" / "x.tokens"
+    with pytest.raises(UserError, match=rf"cannot make .*\({1 << 62} bytes\): .*TINTYPE_CACHE"):
+        teacher_cache._make(file, 1 << 62)
+    assert files(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"cannot make .*/file/teacher/.*Not a directory"):
+        kept("disk", teacher)
+
+
+def test_memory_that_would_not_hold_it_is_said(teacher: Teacher) -> None:
+    with pytest.raises(
+        UserError, match=r"tokens of 1000000000000 images need 1.92e\+05 GB of memory on cpu.* disk or n"
+    ):
+        kept("memory", teacher, source(10**12))
+
+
+def test_what_earlier_runs_left_in_memory_is_given_up_when_it_is_needed(
+    teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept("memory", teacher)
+    kept("memory", teacher, data_key="more")
+    assert len(teacher_cache._in_memory) == 2
+    one = 24 * 6 * 16 * 2
+    monkeypatch.setattr(teacher_cache, "_free_bytes", lambda device: (2 - len(teacher_cache._in_memory)) * one)
+    kept("memory", teacher, data_key="still more")
+    assert len(teacher_cache._in_memory) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_that_fp16_cannot_hold_are_refused(kind: Kind, tmp_path: Path) -> None:
+    model = dino_model()
+    with torch.no_grad():
+        model.layernorm.weight *= 1e6
+    teacher = Dinov2TeacherSettings(source=str(write(tmp_path / "large", model))).build(GRID, CPU)
+    tokens = kept(kind, teacher)
+    with pytest.raises(UserError, match=r"/large gave tokens up to .*, which fp16 cannot hold.* cache to none"):
+        asked(tokens, 1)
+    assert not bool(tokens.rows.has(torch.tensor([1])))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_keeps_what_a_cpu_would(kind: Kind, tmp_path: Path) -> None:
+    """Up to fp16; and what was kept is what was given, in any batch."""
+    gpu = torch.device("cuda")
+    part = Dinov2TeacherSettings(source=str(write(tmp_path / "dino", dino_model())))
+    here, there = part.build(GRID, CPU), part.build(GRID, gpu)
+    images = source().images(range(8))
+    tokens = keep_tokens(kind, there, source(), "data", gpu)
+    found = tokens(images.to(gpu), list(range(8)))
+    assert found.device.type == "cuda"
+    torch.testing.assert_close(found.cpu(), here.tokens(images), atol=2e-3, rtol=2e-3)
+    assert torch.equal(tokens(images[:3].flip(0).to(gpu), [2, 1, 0]), found[:3].flip(0))
+    assert keep_tokens("disk", here, source(), "data", CPU).rows.has(torch.arange(8)).sum() == 0

@@ -1,0 +1,122 @@
+"""Alignment: tokens inside the denoiser, projected, are to point as a frozen teacher's tokens of the clean image do.
+
+REPA (arXiv 2410.06940): the loss of a sample is minus the mean cosine over its tokens. What is shared by the
+techniques of this family stands here, and REPA's own term too, which more than one of them applies.
+
+B: samples. L: tokens of the grid. K: those that the route kept. D: width of the denoiser. T: width of the teacher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from tintype.losses.part import LossPart
+from tintype.seams import LossTerm, Place, View
+from tintype.settings import Settings
+from tintype.vision.teacher_cache import CacheKind, KeptTokens, forget_tokens, keep_tokens
+from tintype.vision.teachers import Dinov2TeacherSettings, Teacher, TeacherChoice
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+
+class AlignmentOptions(Settings):
+    weight: float = Field(0.5, gt=0, description="Its weight in the sum of the losses")
+    block: int | None = Field(
+        None, description="The block whose output is aligned, counted from 1; by default the middle"
+    )
+    teacher: TeacherChoice = Field(Dinov2TeacherSettings(), description="The frozen network; scenes needs no download")
+    cache: CacheKind = Field("none", description="Where the teacher's tokens are kept, in fp16; without one, nowhere")
+
+    def resolved(self, plan: Plan) -> dict[str, Any]:
+        """The settings of a part: the middle is block 8 of 16, PRX's and REPA's."""
+        block = (plan.model.depth + 1) // 2 if self.block is None else self.block
+        return {**dict(self), "block": block}
+
+
+class AlignmentPart(AlignmentOptions, LossPart):
+    block: int = Field(description="The block whose output is aligned, counted from 1")
+
+    def check(self, plan: Plan) -> None:
+        super().check(plan)
+        if not 1 <= self.block <= plan.model.depth:
+            raise ValueError(
+                f"{self.kind}: there is no block {self.block} to align; model.depth is {plan.model.depth}, so block is "
+                f"1 to {plan.model.depth}"
+            )
+
+    def fetch(self) -> None:
+        self.teacher.fetch()
+
+    def build(self, place: Place) -> AlignmentTerm:
+        raise NotImplementedError
+
+
+class AlignmentTerm(nn.Module, LossTerm):
+    """The projector is trained and saved with the model; the teacher is no module of it, so it is not.
+
+    Projector and cosine are computed in fp32 from parameters in fp32, whatever the precision of training.
+    """
+
+    def __init__(self, settings: AlignmentPart, place: Place, projector: nn.Module) -> None:
+        super().__init__()
+        self.projector = projector
+        self.taps = frozenset({settings.block - 1})
+        self._settings, self._place = settings, place
+        self._teacher: Teacher | None = None
+        self._kept: KeptTokens | None = None
+
+    def ready(self) -> None:
+        settings, place = self._settings, self._place
+        self._teacher = settings.teacher.build(place.grid, place.device)
+        if settings.cache != "none":
+            self._kept = keep_tokens(settings.cache, self._teacher, place.source, place.data_key, place.device)
+
+    def release(self) -> None:
+        if self._kept is not None:
+            forget_tokens(self._kept)
+        self._teacher = self._kept = None
+
+    def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
+        if self._teacher is None:
+            raise RuntimeError(f"{self._settings.kind}: ready() comes before look()")
+        return self._kept(image_BCHW, ids) if self._kept else self._teacher.tokens(image_BCHW)
+
+    def loss(self, view: View) -> Tensor:
+        (block,) = self.taps
+        if view.seen is None:
+            raise RuntimeError(f"{self._settings.kind}: look() comes before loss()")
+        token_BKD, kept_BK = view.output.features[block], view.output.tokens_at(block)
+        with torch.autocast(token_BKD.device.type, enabled=False):
+            return self.compare(token_BKD.float(), view.seen, kept_BK)
+
+    def compare(self, token_BKD: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None) -> Tensor:
+        """The loss of each sample."""
+        if kept_BK is not None:
+            teacher_BLT = teacher_BLT.gather(1, kept_BK[:, :, None].expand(-1, -1, teacher_BLT.shape[2]))
+        return minus_mean_cosine(self.projector(token_BKD), teacher_BLT)
+
+
+def minus_mean_cosine(projected_BKT: Tensor, teacher_BKT: Tensor) -> Tensor:
+    return -cosine_similarity(projected_BKT, teacher_BKT, dim=-1).mean(dim=1)
+
+
+class RepaOptions(AlignmentOptions):
+    hidden: int = Field(2048, ge=1, description="Width of the projector's inner layers")
+
+
+class RepaSettings(AlignmentPart, RepaOptions):
+    kind: Literal["repa"] = "repa"
+
+    def build(self, place: Place) -> AlignmentTerm:
+        width, hidden, out = place.width, self.hidden, self.teacher.width()
+        projector = nn.Sequential(
+            nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out)
+        )
+        return AlignmentTerm(self, place, projector)

@@ -1,0 +1,115 @@
+"""What the perceptual losses share: a frozen network compares the picture that the denoiser predicts with the true one.
+
+The idea is PixelGen's (arXiv 2602.02493) and needs a denoiser that predicts pixels. The network's weights stand outside
+all that is trained: no gradient reaches them, no checkpoint holds them.
+
+B: samples. N: those that count. C: channels. H, W: rows, columns. O, I: pixels out and in along one axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tintype.losses.part import LossPart
+from tintype.schedule import Schedule
+from tintype.seams import LossTerm, Place, View
+from tintype.settings import Settings
+from tintype.vision.preprocess import Resampling, resize
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+Distance = Callable[[Tensor, Tensor], Tensor]
+"""(predicted, true) pictures in [-1, 1], fp32 -> the distance of each pair. Pictures of a batch do not mix."""
+
+
+class PerceptualOptions(Settings):
+    """PixelGen's own threshold is 0.7 (0.3, as its time runs); PRX takes all samples."""
+
+    schedule: Schedule = Field(Schedule(), description="How the weight changes with the step")
+    threshold: float = Field(1.0, gt=0, le=1, description="Only samples with t below this count; 1: all of them")
+
+
+class PerceptualPart(PerceptualOptions, LossPart):
+    def check(self, plan: Plan) -> None:
+        super().check(plan)
+        if plan.objective.predicts != "x":
+            raise ValueError(
+                f"'{self.kind}' compares the picture that the model predicts with the true one, but objective.kind "
+                f"'{plan.objective.kind}' predicts a {plan.objective.predicts}; apply x-prediction too"
+            )
+        if plan.tokenizer.kind != "pixels":
+            raise ValueError(
+                f"'{self.kind}' looks at pixels, but with tokenizer.kind '{plan.tokenizer.kind}' the model predicts "
+                "latents; take the tokenizer pixels"
+            )
+
+    def load(self, device: torch.device) -> Distance:
+        """The distance with its network on the device; what is missing is a UserError."""
+        raise NotImplementedError
+
+    def fetch(self) -> None:
+        self.load(torch.device("cpu"))
+
+    def build(self, place: Place) -> PerceptualTerm:
+        return PerceptualTerm(self, place.device)
+
+
+class PerceptualTerm(LossTerm):
+    """Both pictures pass through the network in fp32, whatever the precision of training.
+
+    On a GPU that is torch's fp32, which lets convolutions round to TF32. It is not a module, so that the network is no
+    part of what is trained and saved.
+    """
+
+    def __init__(self, settings: PerceptualPart, device: torch.device) -> None:
+        self._settings, self._device = settings, device
+        self._distance: Distance | None = None
+
+    def ready(self) -> None:
+        self._distance = self._settings.load(self._device)
+
+    def release(self) -> None:
+        self._distance = None
+
+    def loss(self, view: View) -> Tensor:
+        """Samples at or above the threshold give 0, and are spared the network."""
+        if self._distance is None:
+            raise RuntimeError(f"{self._settings.kind}: ready() comes before loss()")
+        predicted_BCHW, image_BCHW = view.output.prediction_BCHW, view.image_BCHW
+        if self._settings.threshold == 1:  # t is below 1 always, and asking would wait for the GPU
+            return self._compared(self._distance, predicted_BCHW, image_BCHW)
+        loss_B = torch.zeros(len(image_BCHW), device=image_BCHW.device)
+        near_N = (view.sample.t_B < self._settings.threshold).nonzero()[:, 0]
+        if not len(near_N):
+            return loss_B
+        near_loss_N = self._compared(self._distance, predicted_BCHW[near_N], image_BCHW[near_N])
+        return loss_B.index_put((near_N,), near_loss_N)
+
+    def _compared(self, distance: Distance, predicted_BCHW: Tensor, image_BCHW: Tensor) -> Tensor:
+        with torch.autocast(self._device.type, enabled=False):
+            return distance(predicted_BCHW.float(), image_BCHW.float() / 127.5 - 1)
+
+
+def resized(image_BCHW: Tensor, height: int, width: int) -> Tensor:
+    """Antialiased bilinear, with a gradient.
+
+    As matrix products: the backward pass of torch's own resize adds in any order on a GPU.
+    """
+    rows_OI = _axis(image_BCHW.shape[-2], height, image_BCHW.device)
+    columns_OI = _axis(image_BCHW.shape[-1], width, image_BCHW.device)
+    return rows_OI @ (image_BCHW @ columns_OI.T)
+
+
+@lru_cache(maxsize=64)
+def _axis(in_px: int, out_px: int, device: torch.device) -> Tensor:
+    """The weights of one axis: what a resize makes of the unit matrix."""
+    unit_II = torch.eye(in_px)
+    weights_OI = resize(unit_II[None, None], out_px, in_px, Resampling("bilinear", clip=False))[0, 0]
+    return weights_OI.to(device, torch.float32)

@@ -1,0 +1,52 @@
+"""repa-burn-in: alignment with a teacher (arXiv 2410.06940) for the first part of training only.
+
+PRX's advice is to stop at about 200k steps, found by eye; HASTE (arXiv 2505.16792) stops too. From the stop on, the
+teacher is neither asked nor in memory, and the projector stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, model_validator
+
+from tintype.errors import UserError
+from tintype.losses.alignment import RepaOptions, RepaSettings
+from tintype.schedule import Schedule
+from tintype.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+
+class Options(RepaOptions):
+    stop: int | None = Field(None, ge=1, description="The first step without alignment")
+    share: float = Field(0.25, gt=0, lt=1, description="Or: how much of the training has it")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Options:
+        if {"stop", "share"} <= self.model_fields_set:
+            raise ValueError("give stop (a step) or share (of the training), not both")
+        return self
+
+
+def apply(plan: Plan, options: Options) -> dict[str, Any]:
+    steps = plan.train.steps
+    end = options.stop or max(1, round(options.share * steps))
+    if end >= steps:
+        raise UserError(f"technique 'repa-burn-in': it would stop at step {end}, but the run has {steps} (train.steps)")
+    schedule = Schedule(kind="until", end=end)
+    settings = {key: value for key, value in options.resolved(plan).items() if key not in ("stop", "share")}
+    return {"losses": (*plan.losses, RepaSettings(**settings, schedule=schedule))}
+
+
+TECHNIQUE = Technique(
+    name="repa-burn-in",
+    seam="losses",
+    summary="align a block's tokens with a frozen teacher's, then stop and let the teacher go",
+    apply=apply,
+    options=Options,
+    paper="arXiv:2410.06940",
+    part=RepaSettings,
+    trains=frozenset({"losses_repa"}),
+)

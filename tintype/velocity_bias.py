@@ -1,0 +1,61 @@
+"""The bias that a run's loss terms leave in its velocity: how strong it is, and the mean velocity that it is about.
+
+B: images of a batch, C: channels, H, W: latent rows and columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tintype.data.order import ids_at
+from tintype.errors import UserError
+from tintype.flow.guidance import VelocityBias
+from tintype.flow.path import interpolate
+from tintype.seams import Draws, Sample
+from tintype.train.parts import Parts
+
+MOST_IMAGES = 1024
+"""The mean is taken over this many training images, or over all where there are fewer."""
+_BATCH = 64
+_DECIDE = {"seed", "data", "tokenizer", "objective", "time", "precision"}
+_kept: dict[tuple[str, torch.device], Tensor] = {}
+"""Mean velocities by the sections of the plan that decide them: a study samples one run many times."""
+
+
+def velocity_bias(parts: Parts, size_px: int) -> VelocityBias | None:
+    """What guidance must undo for this run, or None. It is that of the last step, where a weight follows a schedule."""
+    plan = parts.plan
+    strength = sum(loss.velocity_bias(plan.train.steps - 1) for loss in plan.losses)
+    if not strength:
+        return None
+    if size_px != plan.data.size_px:
+        raise UserError(
+            f"guidance.unbias: the mean velocity is known at the size of the training images, {plan.data.size_px} px, "
+            f"and not at {size_px} px; sample at that size, or without unbias"
+        )
+    key = plan.model_dump_json(include=_DECIDE), parts.device
+    if key not in _kept:
+        _kept[key] = mean_target(parts)
+    return VelocityBias(strength, _kept[key])
+
+
+@torch.no_grad()
+def mean_target(parts: Parts) -> Tensor:
+    """The mean of the target velocity over the first images of training, at their times: float32 [C, H, W].
+
+    The target is linear in the noise, whose mean is zero: so it is left out, and adds no error of its own.
+    """
+    seed, size = parts.plan.seed, len(parts.source)
+    count = min(MOST_IMAGES, size)
+    sums = []
+    for first in range(0, count, _BATCH):
+        position_B = torch.arange(first, min(first + _BATCH, count))
+        ids = ids_at(seed, first, len(position_B), size).tolist()
+        with parts.compute():
+            x_BCHW = parts.tokenizer.encode(parts.source.images(ids).to(parts.device))
+            t_B = parts.objective.draw(x_BCHW, Draws(seed, position_B.to(parts.device))).t_B
+            still_BCHW = torch.zeros_like(x_BCHW)
+            sample = Sample(x_BCHW, still_BCHW, t_B, interpolate(x_BCHW, still_BCHW, t_B))
+            sums.append(parts.objective.target(sample).double().sum(0))
+    return (torch.stack(sums).sum(0) / count).float()
