@@ -271,16 +271,15 @@ def techniques(json_: Json = False) -> None:
     if json_:
         _print_json(rows)
         return
-    table = Table(
-        "technique", "seam", "what it does", Column("paper", no_wrap=True), Column("options", overflow="fold")
-    )
+    table = Table(Column("technique", no_wrap=True), Column("seam", no_wrap=True), "what it does, options, paper")
     for t in TECHNIQUES.values():
-        table.add_row(t.name, t.seam, t.summary, t.paper or "", _options(t.options))
+        lines = [t.summary, _options(t.options), t.paper or ""]
+        table.add_row(t.name, t.seam, "\n".join(filter(None, lines)))
     console.print(table)
 
 
 def _options(options: type[Settings]) -> str:
-    """Each option with its default, where it has one, on a line of its own."""
+    """Each option with its default, where it has one."""
     from tintype.settings import Settings, plain
 
     shown = []
@@ -289,7 +288,7 @@ def _options(options: type[Settings]) -> str:
         if isinstance(default, Settings):
             default = plain(default).get("kind", "")
         shown.append(key if default is None or field.is_required() else f"{key}={default}")
-    return "\n".join(shown)
+    return ", ".join(shown)
 
 
 @plan_app.command("show")
