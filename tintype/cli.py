@@ -287,6 +287,7 @@ def _options(options: type[Settings]) -> str:
         default = field.get_default(call_default_factory=True)
         if isinstance(default, Settings):
             default = plain(default).get("kind", "")
+        default = str(default).lower() if isinstance(default, bool) else default
         shown.append(key if default is None or field.is_required() else f"{key}={default}")
     return ", ".join(shown)
 

@@ -83,7 +83,7 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
         warnings=result["warnings"],
         encoders=result["encoders"],
         details=result["details"],
-        curves={name: _curve(lines, name) for name in ("loss", "validation_loss", "grad_norm")},
+        curves={name: _curve(lines, name) for name in ("flow", "validation_loss", "grad_norm")},
         time_split=result["time_split"],
         parameters=environment["parameters"],
         train_s=sum(line["seconds"] for line in lines),

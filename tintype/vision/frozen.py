@@ -9,12 +9,11 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from tintype.seams import Encoder
 from tintype.vision.preprocess import Preparation
 
 Arithmetic = Literal["fp32", "tf32"]
@@ -38,13 +37,6 @@ def encode_filled(encode: Callable[[Tensor], Tensor], input_BCHW: Tensor, size: 
     """Encodes up to `size` inputs as a batch of exactly that size: kernels round by the batch's size."""
     filling_BCHW = input_BCHW[-1:].expand(size - len(input_BCHW), -1, -1, -1)
     return encode(torch.cat([input_BCHW, filling_BCHW]))[: len(input_BCHW)]
-
-
-class TokenEncoder(Encoder, Protocol):
-    """An encoder whose patches can be had too, for alignment."""
-
-    def patch_tokens(self, input_BCHW: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Prepared pictures to one token per patch, row by row, as [B, L, D], and the rows and columns of patches."""
 
 
 class FrozenEncoder:

@@ -244,7 +244,6 @@ class _TransformersEncoder(FrozenEncoder):
                 "multiple of that"
             )
         self._checkpoint = checkpoint
-        self._grid = (preprocess.size_px // vision.patch_size,) * 2
         weights = digest(model.parameters())
         super().__init__(
             name,
@@ -257,15 +256,8 @@ class _TransformersEncoder(FrozenEncoder):
             arithmetic=checkpoint.arithmetic,
         )
 
-    def patch_tokens(self, input_BCHW: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """The last block's tokens of the patches, row by row, and their rows and columns."""
-        with frozen_arithmetic(self._device, self.arithmetic):
-            tokens_BLD: Tensor = self._vision(input_BCHW.to(self._device)).last_hidden_state
-        rows, columns = self._grid
-        return tokens_BLD[:, -rows * columns :].to(torch.float32), (rows, columns)
-
     def _vision(self, input_BCHW: Tensor) -> Any:
-        """The output of the image tower; its patches stand last, behind a class token and registers."""
+        """The output of the image tower."""
         return self._network(pixel_values=input_BCHW)
 
 

@@ -171,7 +171,7 @@ def _loaded(net: Net, device: torch.device) -> Lpips:
 
 
 class VggEncoder(FrozenEncoder):
-    """VGG16's last map, conv5_3: its mean as a feature, its positions as tokens. A teacher that needs no hub."""
+    """The mean of VGG16's last map, conv5_3. As a teacher it stands in `teachers.py`."""
 
     def __init__(self, name: str, size_px: int, device: torch.device) -> None:
         trunk = load_lpips("vgg16").trunk
@@ -186,16 +186,8 @@ class VggEncoder(FrozenEncoder):
         )
 
     def _features(self, input_BCHW: Tensor) -> Tensor:
-        return self._map(input_BCHW).mean(dim=(2, 3))
-
-    def patch_tokens(self, input_BCHW: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        with frozen_arithmetic(self._device):
-            map_BCHW = self._map(input_BCHW.to(self._device))
-        return map_BCHW.flatten(2).transpose(1, 2), (map_BCHW.shape[2], map_BCHW.shape[3])
-
-    def _map(self, input_BCHW: Tensor) -> Tensor:
         maps: list[Tensor] = self._network(input_BCHW)
-        return maps[-1]
+        return maps[-1].mean(dim=(2, 3))
 
 
 def from_jax(net: Net, arrays: Mapping[str, Tensor]) -> Tensors:

@@ -232,7 +232,7 @@ def _run(arm: str, seed: int, shifts: dict[str, float]) -> Run:
         metrics=metrics,
         details={"scene_accuracy": {part: value * share + draw.gauss(0, 0.006) for part, value in ATTRIBUTES.items()}},
         curves={
-            "loss": _curve(draw, 0.18 * (1 + shifts.get("validation_loss", 0.0)), 0.012),
+            "flow": _curve(draw, 0.18 * (1 + shifts.get("validation_loss", 0.0)), 0.012),
             "gradient_norm": _curve(draw, 0.4, 0.05),
         },
         time_split=_time_split(draw, 1 / (1 + shifts.get("images_per_s", 0.0))),

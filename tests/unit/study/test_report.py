@@ -280,7 +280,7 @@ _NOTHING = {
 
 def test_values_that_are_not_numbers_do_not_reach_the_drawing(results: Results, tmp_path: Path) -> None:
     curve = Curve(step=[1, 2, 3, 4], value=[1.0, math.nan, math.inf, 0.5])
-    runs = [run.model_copy(update={"curves": {"loss": curve}}) for run in results.arms[2].runs]
+    runs = [run.model_copy(update={"curves": {"flow": curve}}) for run in results.arms[2].runs]
     arms = [*results.arms[:2], results.arms[2].model_copy(update={"runs": runs}), results.arms[3]]
     html = write_report(results.model_copy(update={"arms": arms}), tmp_path).read_text()
     assert not re.search(r'"[^"]*\b(nan|inf)\b[^"]*"', html)

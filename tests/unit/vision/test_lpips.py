@@ -186,10 +186,10 @@ def test_official_files_are_read_and_wrong_ones_named(tmp_path: Path) -> None:
 
 
 @needs_weights
-def test_vgg_is_a_teacher_with_a_grid_of_tokens() -> None:
+def test_vggs_feature_is_the_mean_of_its_last_map() -> None:
     encoder: Any = VggSettings(size_px=64).build(CPU)
     input_BCHW = encoder.prepare(pictures(2, 100))
     assert input_BCHW.amin() >= -1.0 and input_BCHW.amax() <= 1.0
-    tokens_BLD, grid = encoder.patch_tokens(input_BCHW)
-    assert (tokens_BLD.shape, grid) == ((2, 16, 512), (4, 4))
-    torch.testing.assert_close(tokens_BLD.mean(dim=1), encoder.encode(input_BCHW))
+    map_BCHW = load_lpips("vgg16").trunk(input_BCHW)[-1]
+    assert map_BCHW.shape == (2, 512, 4, 4)
+    torch.testing.assert_close(map_BCHW.mean(dim=(2, 3)), encoder.encode(input_BCHW))

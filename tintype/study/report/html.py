@@ -217,15 +217,15 @@ def _points(arm: Arm, x: str, y: str) -> Iterator[tuple[float, float]]:
 
 
 def _curve_figures(results: Results, colours: dict[str, str]) -> Iterator[tuple[str, Markup]]:
-    """(caption, figure): the loss twice, whole and its end, then whatever else was logged."""
+    """(caption, figure): the objective's loss twice, whole and its end, then whatever else was logged."""
     names = list(dict.fromkeys(name for arm in results.arms for run in arm.runs for name in run.curves))
-    for name in sorted(names, key=lambda name: name != "loss"):
+    for name in sorted(names, key=lambda name: name != "flow"):
         traces = [
             charts.Traces(arm.name, colours[arm.name], [run.curves[name] for run in arm.runs if name in run.curves])
             for arm in results.arms
         ]
-        label = name.replace("_", " ")
-        views = [(label, False), (f"{label}, second half", True)] if name == "loss" else [(label, False)]
+        label = {"flow": "loss of the objective"}.get(name, name.replace("_", " "))
+        views = [(label, False), (f"{label}, second half", True)] if name == "flow" else [(label, False)]
         for caption, tail in views:
             figure = charts.curves(label, traces, tail=tail)
             if figure is not None:
