@@ -17,8 +17,8 @@ from tintype.train.parts import Parts
 
 TIMES = tuple((index + 0.5) / 8 for index in range(8))
 DEFINITION = (
-    "mean squared error of the velocity as predicted (a contrastive loss biases it) on held-out images with long captions, "
-    "at fixed noise and the times " + ", ".join(f"{t:g}" for t in TIMES)
+    "mean squared error of the velocity as predicted (a contrastive loss biases it) on held-out images with long "
+    "captions, at fixed noise and the times " + ", ".join(f"{t:g}" for t in TIMES)
 )
 
 
