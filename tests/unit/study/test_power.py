@@ -18,7 +18,7 @@ from tintype.study.power import plan_power
 from tintype.study.power_table import show_power
 from tintype.study.results import Results
 
-STUDIES = Path(__file__).parents[3] / "studies"
+STUDIES = Path(__file__).parents[3] / "studies" / "2026-11-15_captions-and-target-mini"
 
 
 def stored(results: Results, folder: Path, name: str = "past") -> Path:
