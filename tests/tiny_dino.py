@@ -14,11 +14,11 @@ SIZE_PX, PATCH, REGISTERS = 28, 14, 3
 FOLDER = Path(os.environ["TINTYPE_CACHE"]) / "tiny-dino"
 
 
-@lru_cache(maxsize=1)
-def write_dino() -> Path:
+@lru_cache
+def write_dino(folder: Path = FOLDER) -> Path:
     """The folder, with its model in it."""
-    dino_model().save_pretrained(FOLDER)
-    return FOLDER
+    dino_model().save_pretrained(folder)
+    return folder
 
 
 def dino_model() -> Any:

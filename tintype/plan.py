@@ -153,7 +153,7 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: "on", **inside} if prefix in _SWITCHES else inside
     if prefix in _SWITCHES:
         return {prefix: "off"}
-    if isinstance(value, list):  # of parts, which say their kinds
+    if isinstance(value, list) and all(isinstance(part, Mapping) for part in value):  # parts, which say their kinds
         kinds = ", ".join(part["kind"] for part in value) or "none"
         inside = {k: v for index, inner in enumerate(value) for k, v in _flat(inner, f"{prefix}.{index}").items()}
         return {prefix: kinds, **inside}

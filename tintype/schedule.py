@@ -13,8 +13,8 @@ from tintype.settings import Settings
 class Schedule(Settings):
     """A factor between 0 and 1 for each step (counted from 0).
 
-    constant: always 1. until: 1 from `start` to just before `end`, else 0. ramp: rises in a line from `start` and is 1
-    from `end` on. cosine: 1 up to `start`, falls in half a cosine, and is 0 from `end` on.
+    constant: always 1. until: 1 from `start` to just before `end`, else 0. ramp: rises in a line from `start` on and is
+    1 from the step before `end`. cosine: 1 up to `start`, falls in half a cosine, and is 0 from `end` on.
     """
 
     kind: Literal["constant", "until", "ramp", "cosine"] = "constant"
@@ -29,7 +29,7 @@ class Schedule(Settings):
         elif self.end is None:
             raise ValueError(f"the schedule '{self.kind}' needs its end, a step")
         elif self.end <= self.start:
-            raise ValueError(f"the schedule ends (step {self.end}) before it starts (step {self.start})")
+            raise ValueError(f"the schedule must end (step {self.end}) after it starts (step {self.start})")
         return self
 
     def factor(self, step: int) -> float:

@@ -176,8 +176,11 @@ class LossTerm:
     taps: frozenset[int] = frozenset()
     """Blocks (counted from 0) whose output tokens it wants."""
 
-    def ready(self) -> None:
-        """Loads what only a running loss needs, a teacher for example."""
+    def ready(self) -> str | None:
+        """Loads what only a running loss needs, a teacher for example, and gives its identity.
+
+        A run goes on with what it began with, or not at all.
+        """
 
     def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor | None:
         """What it must know of the clean images, without gradient; its time is reported as the teacher's."""

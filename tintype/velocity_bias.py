@@ -24,9 +24,10 @@ _kept: dict[tuple[str, torch.device], Tensor] = {}
 
 
 def velocity_bias(parts: Parts, size_px: int) -> VelocityBias | None:
-    """What guidance must undo for this run, or None. It is that of the last step, where a weight follows a schedule."""
+    """What guidance must undo for this run, or None. Where a weight follows a schedule it is that of the last step."""
     plan = parts.plan
-    strength = sum(loss.velocity_bias(plan.train.steps - 1) for loss in plan.losses)
+    steps = plan.train.steps if parts.trained_steps is None else parts.trained_steps
+    strength = sum(loss.velocity_bias(steps - 1) for loss in plan.losses)
     if not strength:
         return None
     if size_px != plan.data.size_px:

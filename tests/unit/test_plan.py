@@ -77,7 +77,7 @@ def test_errors_name_the_file_the_line_and_the_key() -> None:
         ("route: {kind: tread-ish}", "no technique of this version brings the kind 'tread-ish'"),
         ("losses: [{kind: repa-ish}]", "unknown kind 'repa-ish'; did you mean 'repa'"),
         ("losses: [{kind: contrastive}, {kind: contrastive}]", "'contrastive' is given twice"),
-        ("losses: [{kind: contrastive, schedule: {kind: until, start: 9, end: 4}}]", "before it starts"),
+        ("losses: [{kind: contrastive, schedule: {kind: until, start: 9, end: 4}}]", "after it starts"),
         ("train: {steps: 5}\nlosses: [{kind: contrastive, schedule: {kind: ramp, start: 5, end: 9}}]", "has 5 steps"),
         ("a: " + "[" * 5000, "nested too deeply"),
         ("a: " + "{b: " * 60 + "1" + "}" * 60, "nested more than"),

@@ -39,8 +39,8 @@ def test_cosine_falls_from_one_to_nothing() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "until", "start": 5, "end": 5}, "ends .step 5. before it starts .step 5."),
-        ({"kind": "cosine", "start": 9, "end": 3}, "ends .step 3. before it starts .step 9."),
+        ({"kind": "until", "start": 5, "end": 5}, "must end .step 5. after it starts .step 5."),
+        ({"kind": "cosine", "start": 9, "end": 3}, "must end .step 3. after it starts .step 9."),
         ({"kind": "ramp"}, "needs its end"),
         ({"kind": "constant", "end": 3}, "no start and no end"),
     ],

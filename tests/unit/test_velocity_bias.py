@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 from tests.tiny import tiny_plan
 from tintype import velocity_bias as module
+from tintype.cli import app
 from tintype.data.order import ids_at
 from tintype.errors import UserError
 from tintype.flow.guidance import ClassifierFreeSettings
@@ -18,6 +21,8 @@ from tintype.generate import SamplerSettings, generate
 from tintype.plan import Plan
 from tintype.seams import Draws
 from tintype.tokenizers.pixels import Pixels
+from tintype.train.interrupt import Interrupt
+from tintype.train.loop import train
 from tintype.train.parts import Parts, build_parts
 from tintype.velocity_bias import mean_target, velocity_bias
 
@@ -97,6 +102,13 @@ def test_the_strength_is_that_of_the_last_step() -> None:
         assert found is not None and found.strength == pytest.approx(strength)
 
 
+def test_of_a_run_that_stopped_early_it_is_that_of_the_step_it_reached() -> None:
+    parts = build_parts(tiny_plan(techniques=["contrastive:weight=0.2,schedule.kind=until,schedule.end=5"]))
+    assert velocity_bias(parts, 16) is None
+    stopped = velocity_bias(replace(parts, trained_steps=5), 16)
+    assert stopped is not None and stopped.strength == pytest.approx(0.2)
+
+
 def test_another_size_than_that_of_training_is_refused() -> None:
     with pytest.raises(UserError, match=r"unbias.* 16 px, and not at 20 px"):
         images(tiny_plan(techniques=["contrastive"]), UNBIAS, size_px=20)
@@ -126,3 +138,16 @@ def test_the_mean_is_taken_once_for_all_that_share_it(monkeypatch: pytest.Monkey
     for one in others:
         velocity_bias(build_parts(one), 16)
     assert taken == [plan, *others]
+
+
+def test_the_command_line_asks_for_it(tmp_path: Path) -> None:
+    plan = tiny_plan("optimizer.lr=1e-2", techniques=["contrastive:weight=0.4"])
+    train(plan, tmp_path / "run", Interrupt())
+    made = []
+    for extra in ([], ["--unbias"]):
+        out = tmp_path / f"pictures{len(extra)}"
+        words = ["sample", str(tmp_path / "run"), "a red ball", "--steps", "2", "--out", str(out), *extra]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        made.append(sorted(out.glob("*.png"))[0].read_bytes())
+    assert made[0] != made[1]

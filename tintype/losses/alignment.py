@@ -51,8 +51,8 @@ class AlignmentPart(AlignmentOptions, LossPart):
                 f"1 to {plan.model.depth}"
             )
 
-    def fetch(self) -> None:
-        self.teacher.fetch()
+    def fetch(self, grid: tuple[int, int]) -> None:
+        self.teacher.build(grid, torch.device("cpu"))
 
     def build(self, place: Place) -> AlignmentTerm:
         raise NotImplementedError
@@ -72,11 +72,12 @@ class AlignmentTerm(nn.Module, LossTerm):
         self._teacher: Teacher | None = None
         self._kept: KeptTokens | None = None
 
-    def ready(self) -> None:
+    def ready(self) -> str:
         settings, place = self._settings, self._place
         self._teacher = settings.teacher.build(place.grid, place.device)
         if settings.cache != "none":
             self._kept = keep_tokens(settings.cache, self._teacher, place.source, place.data_key, place.device)
+        return self._teacher.identity
 
     def release(self) -> None:
         if self._kept is not None:

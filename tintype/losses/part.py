@@ -38,8 +38,8 @@ class LossPart(Part):
         """
         return 0.0
 
-    def fetch(self) -> None:
-        """Gets the weights that it needs, or says what is missing: called before a study begins."""
+    def fetch(self, grid: tuple[int, int]) -> None:
+        """Gets the weights that it needs for a grid of tokens, or says what is wrong: called before a study begins."""
 
     def build(self, place: Place) -> LossTerm:
         raise NotImplementedError

@@ -8,9 +8,8 @@ B: samples. N: those that count. C: channels. H, W: rows, columns. O, I: pixels 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from pydantic import Field
@@ -25,8 +24,15 @@ from tintype.vision.preprocess import Resampling, resize
 if TYPE_CHECKING:
     from tintype.plan import Plan
 
-Distance = Callable[[Tensor, Tensor], Tensor]
-"""(predicted, true) pictures in [-1, 1], fp32 -> the distance of each pair. Pictures of a batch do not mix."""
+
+class Distance(Protocol):
+    """Of each pair of (predicted, true) pictures in [-1, 1], fp32. Pictures of a batch do not mix."""
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 over the network's weights."""
+
+    def __call__(self, predicted_BCHW: Tensor, true_BCHW: Tensor) -> Tensor: ...
 
 
 class PerceptualOptions(Settings):
@@ -54,7 +60,7 @@ class PerceptualPart(PerceptualOptions, LossPart):
         """The distance with its network on the device; what is missing is a UserError."""
         raise NotImplementedError
 
-    def fetch(self) -> None:
+    def fetch(self, grid: tuple[int, int]) -> None:
         self.load(torch.device("cpu"))
 
     def build(self, place: Place) -> PerceptualTerm:
@@ -64,16 +70,16 @@ class PerceptualPart(PerceptualOptions, LossPart):
 class PerceptualTerm(LossTerm):
     """Both pictures pass through the network in fp32, whatever the precision of training.
 
-    On a GPU that is torch's fp32, which lets convolutions round to TF32. It is not a module, so that the network is no
-    part of what is trained and saved.
+    It is not a module, so that the network is no part of what is trained and saved.
     """
 
     def __init__(self, settings: PerceptualPart, device: torch.device) -> None:
         self._settings, self._device = settings, device
         self._distance: Distance | None = None
 
-    def ready(self) -> None:
+    def ready(self) -> str:
         self._distance = self._settings.load(self._device)
+        return self._distance.identity
 
     def release(self) -> None:
         self._distance = None

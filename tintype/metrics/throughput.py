@@ -22,7 +22,7 @@ def time_split(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
     The host's share, `data`, can run while the GPU works; then the parts are shares of their sum.
     """
     warm = _warm(lines)
-    seconds = {part: sum(line["parts"][part] for line in warm) for part in PARTS}
+    seconds = {part: sum(line["parts"].get(part, 0.0) for line in warm) for part in PARTS}
     total = max(sum(line["seconds"] for line in warm), sum(seconds.values()))
     return {**{part: value / total for part, value in seconds.items()}, "other": 1 - sum(seconds.values()) / total}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -14,11 +15,13 @@ from tintype.settings import plain
 from tintype.strict import read_file, write_yaml
 from tintype.study.compare import collect
 from tintype.study.report import write_report
-from tintype.study.runner import Message, run_tasks, tasks_of
+from tintype.study.runner import Message, Task, run_tasks, tasks_of
 from tintype.study.study import Study, resolve
 from tintype.terminal import StudyDisplay, show_verdicts
-from tintype.train.folder import locked, refuse_foreign, write_bytes, write_text
+from tintype.train import checkpoint
+from tintype.train.folder import RunFolder, locked, refuse_foreign, write_bytes, write_text
 from tintype.train.interrupt import watch_signals
+from tintype.train.parts import token_grid
 
 _STUDY, _BASELINE = "study.yaml", "baseline.yaml"
 
@@ -28,8 +31,8 @@ def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
     with locked(out), watch_signals() as interrupt:
         _claim(study, out)
         check_ready(study.settings.evaluation)
-        _fetch_losses(study)
         tasks = tasks_of(study, out)
+        _fetch_losses(tasks)
         with StudyDisplay(console, len(tasks)) as display:
             last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, display.on_message)
         failed = [message for message in last.values() if message.state == "failed"]
@@ -41,10 +44,15 @@ def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
     return 1 if failed else 0
 
 
-def _fetch_losses(study: Study) -> None:
-    """Finds missing weights of teachers and perceptual losses before the first step, and gets them once."""
-    for settings in dict.fromkeys(loss for arm in study.arms for loss in arm.plans[0].losses):
-        settings.fetch()
+def _fetch_losses(tasks: Sequence[Task]) -> None:
+    """Finds what is wrong with teachers and perceptual losses before the first step, and gets their weights once."""
+    wanted = {(loss, token_grid(task.plan)): None for task in tasks if not _trained(task) for loss in task.plan.losses}
+    for loss, grid in wanted:
+        loss.fetch(grid)
+
+
+def _trained(task: Task) -> bool:
+    return checkpoint.newest_whole_step(RunFolder(task.folder).checkpoints) == task.plan.train.steps
 
 
 def report_study(out: Path, console: Console) -> None:

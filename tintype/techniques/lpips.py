@@ -17,6 +17,7 @@ from torch import Tensor
 from tintype.losses.perceptual import PerceptualOptions, PerceptualPart, resized
 from tintype.techniques.technique import Technique
 from tintype.vision.lpips import SMALLEST_PX, Lpips, Net, load_lpips
+from tintype.vision.weights import digest
 
 if TYPE_CHECKING:
     from tintype.plan import Plan
@@ -42,13 +43,15 @@ class LpipsLossSettings(Options, PerceptualPart):
                 )
 
     def load(self, device: torch.device) -> LpipsDistance:
-        return LpipsDistance(load_lpips(self.net, device, self.weights), self.largest_px)
+        network = load_lpips(self.net, device, self.weights)
+        return LpipsDistance(network, self.largest_px, digest(network.state_dict().values()))
 
 
 @dataclass(frozen=True)
 class LpipsDistance:
     network: Lpips
     largest_px: int
+    identity: str
 
     def __call__(self, predicted_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
         distance_B: Tensor = self.network(self._shrunk(predicted_BCHW), self._shrunk(true_BCHW))

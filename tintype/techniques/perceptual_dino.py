@@ -20,6 +20,7 @@ from tintype.errors import UserError
 from tintype.losses.perceptual import PerceptualOptions, PerceptualPart, resized
 from tintype.techniques.technique import Technique
 from tintype.vision.hub import DINOV2, IMAGENET_MEAN, IMAGENET_STD, Checkpoint
+from tintype.vision.weights import digest
 
 if TYPE_CHECKING:
     from tintype.plan import Plan
@@ -48,7 +49,8 @@ class PerceptualDinoSettings(Options, PerceptualPart):
         mean_C11, std_C11 = (
             torch.tensor(values, device=device).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD)
         )
-        return DinoDistance(network.eval().requires_grad_(False).to(device), self.size_px, mean_C11, std_C11)
+        frozen = network.eval().requires_grad_(False).to(device)
+        return DinoDistance(frozen, self.size_px, mean_C11, std_C11, digest(network.parameters()))
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class DinoDistance:
     size_px: int
     mean_C11: Tensor
     std_C11: Tensor
+    identity: str
 
     def __call__(self, predicted_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
         cosine_BL = cosine_similarity(self._patches(predicted_BCHW), self._patches(true_BCHW), dim=-1)

@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,37 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.metrics_file = path / "metrics.jsonl"
         self.events_file = path / "events.jsonl"
+        self.loaded_file = path / "loaded.json"
 
     @contextmanager
     def claim(self, plan: Plan) -> Iterator[None]:
         """Makes the folder this plan's, or refuses: another plan is in it, or another process is at work in it."""
         with locked(self.path):
             if (self.path / "plan.yaml").exists():
-                self._check_same_plan(plan)
+                if self._begun():
+                    self._check_same_plan(plan)
             else:
                 refuse_foreign(self.path, "plan.yaml")
             self.checkpoints.mkdir(exist_ok=True)
             write_text(self.path / "plan.yaml", plan.to_yaml())
             yield
+
+    def _begun(self) -> bool:
+        """Whether there is anything of a run to lose: one that failed before its first step may be tried otherwise."""
+        return self.metrics_file.exists() or any(self.checkpoints.glob("*"))
+
+    def keep_identities(self, loaded: Mapping[str, str | None], step: int) -> None:
+        """Notes what the losses compare with, and refuses to go on with other weights than the run began with."""
+        before: dict[str, str] = json.loads(self.loaded_file.read_text()) if step and self.loaded_file.exists() else {}
+        for name, identity in loaded.items():
+            if before.get(name, identity) != identity:
+                raise UserError(
+                    f"{self.path}: '{name}' ran with the weights {before[name][:12]}… up to step {step}, and those "
+                    f"loaded now are {str(identity)[:12]}…; put the first ones back, or begin anew with another --out"
+                )
+        known = {name: identity for name, identity in loaded.items() if identity}
+        if known:
+            write_json(self.loaded_file, {**before, **known})
 
     def _check_same_plan(self, plan: Plan) -> None:
         there = plan_from_folder(self.path)

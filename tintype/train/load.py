@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -28,7 +29,8 @@ def load_run(path: Path, device: str | None = None) -> tuple[Parts, int]:
     weights = {name: tensor for name, tensor in weights.items() if not name.startswith(LOSSES)}
     parts.modules.load_state_dict(weights)
     parts.modules.eval()
-    return parts, int(scalars["step"])
+    step = int(scalars["step"])
+    return replace(parts, trained_steps=step), step
 
 
 def _newest_good(path: Path) -> tuple[dict[str, Tensor], dict[str, int]]:

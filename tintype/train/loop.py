@@ -57,9 +57,8 @@ def train(
         parts = build_parts(plan)
         state = new_state(parts)
         resume(folder, state)
-        for term in parts.terms:
-            if not term.settings.schedule.over(state.step):
-                term.term.ready()
+        running = [term for term in parts.terms if not term.settings.schedule.over(state.step)]
+        folder.keep_identities({term.name: term.term.ready() for term in running}, state.step)
         parameters = sum(parameter.numel() for parameter in parts.modules.parameters())
         write_json(path / "environment.json", {**environment(parts.device), "parameters": parameters})
         return _run(folder, parts, state, interrupt, on_progress, probe)

@@ -55,6 +55,8 @@ class Parts:
     terms: tuple[Term, ...]
     modules: nn.ModuleDict
     """All that is trained: optimizer, weight average, checkpoint and export see exactly this."""
+    trained_steps: int | None = None
+    """How long the weights were trained, where they were loaded."""
 
     def terms_at(self, step: int) -> list[Term]:
         """The terms that have a weight at this step."""
@@ -109,7 +111,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     with seeded(plan.seed, "denoiser"):
         denoiser = Transformer(plan.model, tokenizer.channels, text.dim)
     objective = plan.objective.build(plan.time)
-    place = _place(plan, tokenizer, source, device)
+    place = Place(plan.model.width, token_grid(plan), device, source, plan.data.model_dump_json())
     terms = tuple(_build_term(plan, settings, place) for settings in plan.losses) if training else ()
     owners = {"denoiser": denoiser, "text": text, **{LOSSES + term.name: term.term for term in terms}}
     modules = nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
@@ -129,9 +131,10 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     )
 
 
-def _place(plan: Plan, tokenizer: Tokenizer, source: ImageSource, device: torch.device) -> Place:
-    side = plan.data.size_px // (tokenizer.stride_px * plan.model.patch)
-    return Place(plan.model.width, (side, side), device, source, plan.data.model_dump_json())
+def token_grid(plan: Plan) -> tuple[int, int]:
+    """Rows and columns of the denoiser's tokens."""
+    side = plan.data.size_px // (plan.tokenizer.build().stride_px * plan.model.patch)
+    return side, side
 
 
 def _build_term(plan: Plan, settings: LossPart, place: Place) -> Term:

@@ -51,8 +51,9 @@ class StepResult:
 def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
     """Advances the state by one step. A step whose gradient is not finite leaves the weights and optimizer alone.
 
-    Nothing here waits for the GPU: whether the gradient is finite is decided where it is, by the optimizer itself
-    (`found_inf`, the way of torch's gradient scaler), so that the next step can be prepared meanwhile.
+    Nothing waits for the GPU here, unless a loss term does: whether the gradient is finite is decided where it is, by
+    the optimizer itself (`found_inf`, the way of torch's gradient scaler), so that the next step can be prepared
+    meanwhile.
     """
     plan = parts.plan
     micro = plan.train.batch // plan.train.accumulate

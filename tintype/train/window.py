@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ from tintype.train.update import TIME_BINS, StepResult
 
 
 def window_line(parts: Parts, state: TrainState, window: Sequence[StepResult], clock: Clock) -> dict[str, Any]:
-    """Means over the steps that were not skipped; a part of the loss has a value where it had a weight."""
+    """Means over the steps that were not skipped. That of a part of the loss is over the steps where it had a weight,
+    so the mean weight times it is its share in the loss."""
     seconds, split = clock.read()
     finite = [result for result in window if result.finite]
-    weights = {term.name: term.settings.weight_at(state.step - 1) for term in parts.terms}
+    weights = {term.name: fmean(term.settings.weight_at(r.step - 1) for r in window) for term in parts.terms}
     line = {
         "step": state.step,
         "images": state.images_seen,

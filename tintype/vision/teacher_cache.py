@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ _CPU_BATCH = 16
 """Pictures that the network sees at once on a CPU, always, since kernels round by the batch's size."""
 _PRESENT = 1 << 62
 """Added to the sum over a row that is there; zero stands for one that is not."""
+_LEFT_S = 3600
 
 
 class Rows(Protocol):
@@ -203,6 +205,7 @@ def _make(file: Path, size: int) -> None:
     advice = "; free some, set TINTYPE_CACHE to a folder with room, or set the cache to memory or none"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(file.parent)
         if size > (free := shutil.disk_usage(file.parent).free):
             raise UserError(
                 f"the teacher's tokens need {_gigabytes(size)} ({size} bytes) in {file.parent}, where "
@@ -211,12 +214,26 @@ def _make(file: Path, size: int) -> None:
         with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".making", delete=False) as made:
             try:
                 _take_room(made.fileno(), size)
+                Path(made.name).chmod(0o666 & ~_umask())
                 Path(made.name).replace(file)
             except OSError:
                 Path(made.name).unlink()
                 raise
     except OSError as error:
         raise UserError(f"cannot make {file} of {_gigabytes(size)} ({size} bytes): {error.strerror}{advice}") from None
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What a process left that was killed while it made a file: none takes an hour for that."""
+    for left in folder.glob("*.making"):
+        if time.time() - left.stat().st_mtime > _LEFT_S:
+            left.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _take_room(descriptor: int, size: int) -> None:

@@ -9,6 +9,7 @@ B: pictures. C: channels. H, W: rows, columns. L: tokens of the grid. D: width o
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -31,12 +32,13 @@ Grid = tuple[int, int]
 """Rows and columns of tokens."""
 
 _VGG_PATCH, _VGG_WIDTH = 16, 512
-_SOME_GRID = (8, 8)
 _PROBE_PX = 32
 _UNUSED = frozenset({"pooler", "head", "text_model", "text_projection", "visual_projection"})
 """Modules of transformers that the tokens of patches do not pass through; checkpoints often lack their weights."""
 _SPECIAL = frozenset({0, 1, 2})
 """How many tokens may stand before the patches: none, a class token, and one of distillation."""
+_NO_STRUCTURE = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
+"""Keys of a config that do not change what the network computes."""
 _WAY_OUT = "The teacher 'scenes' is packaged and needs no download: teacher=scenes"
 
 
@@ -92,14 +94,6 @@ class TeacherPart(Part):
 
     def build(self, grid: Grid, device: torch.device) -> Teacher:
         raise NotImplementedError
-
-    def fetch(self) -> None:
-        """Gets its weights, or says what is missing, by loading it once."""
-        self.build(self._natural_grid(), torch.device("cpu"))
-
-    def _natural_grid(self) -> Grid:
-        """A grid that it takes without doubt."""
-        return _SOME_GRID
 
 
 class SceneTeacherSettings(TeacherPart):
@@ -170,6 +164,7 @@ class _HubTeacherPart(TeacherPart):
         network = model if _vision(model.config) is model.config else getattr(model, "vision_model", model)
         pixels = _pixels(grid, self._number(model.config, "patch_size"))
         used = (p for name, p in network.named_parameters() if _UNUSED.isdisjoint(name.split(".")))
+        structure = json.dumps({k: v for k, v in model.config.to_dict().items() if k not in _NO_STRUCTURE}, default=str)
         teacher = _TransformersTeacher(
             self.kind,
             network,
@@ -179,7 +174,7 @@ class _HubTeacherPart(TeacherPart):
             self._number(model.config, "hidden_size"),
             words=self._checkpoint.words,
             tokens="last tokens of the patches (last_hidden_state)",
-            weights_digest=digest(used),
+            weights_digest=digest(used) + structure,
             arithmetic=self.arithmetic,
         )
         teacher.check()
@@ -191,12 +186,6 @@ class _HubTeacherPart(TeacherPart):
 
     def _normalisation(self) -> tuple[float, hub.Triple, hub.Triple]:
         return hub.normalisation(self._checkpoint, self._checkpoint.image_settings())
-
-    def _natural_grid(self) -> Grid:
-        with _way_out():
-            config = self._checkpoint.config()
-        side = self._number(config, "image_size") // self._number(config, "patch_size")
-        return side, side
 
     def _number(self, config: Any, key: str) -> int:
         """A size of the image tower; where one is given for each side, they must agree."""

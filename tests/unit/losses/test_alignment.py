@@ -160,7 +160,7 @@ def test_release_frees_the_teacher_and_what_is_kept_in_memory(cache: str) -> Non
 
 def test_fetch_asks_the_teacher() -> None:
     with pytest.raises(UserError, match="there is no folder /no/such"):
-        RepaSettings(block=1, teacher=Dinov2TeacherSettings(source="/no/such")).fetch()
+        RepaSettings(block=1, teacher=Dinov2TeacherSettings(source="/no/such")).fetch((4, 4))
 
 
 def run(folder: Path, cache: str, stop: int | None = None) -> dict[str, Tensor]:

@@ -175,7 +175,7 @@ def living_modules() -> list[object]:
 def test_fetching_finds_missing_weights_and_keeps_nothing(kind: str, tmp_path: Path) -> None:
     gc.collect()
     before = len(living_modules())
-    settings_of(kind).fetch()
+    settings_of(kind).fetch((4, 4))
     gc.collect()
     assert len(living_modules()) == before
     away = str(tmp_path / "away.safetensors")
@@ -183,7 +183,7 @@ def test_fetching_finds_missing_weights_and_keeps_nothing(kind: str, tmp_path: P
         LpipsLossSettings(weights=away) if kind == "lpips" else PerceptualDinoSettings(source=away)
     )
     with pytest.raises(UserError, match=away):
-        lacking.fetch()
+        lacking.fetch((4, 4))
     with pytest.raises(UserError, match=away):
         PerceptualTerm(lacking, CPU).ready()
 

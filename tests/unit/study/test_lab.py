@@ -2,10 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+import transformers
 from rich.console import Console
 
 from tests.tiny import TINY
-from tests.tiny_clip import write_clip
+from tests.tiny_clip import write, write_clip
+from tests.tiny_dino import write_dino
+from tintype.errors import UserError
 from tintype.study.lab import report_study, run_study
 from tintype.study.report import read_results
 from tintype.study.study import load_study
@@ -41,3 +45,39 @@ def test_a_study_keeps_its_prompt_files(tmp_path: Path) -> None:
     assert results.arms[0].runs[0].state == "done"
     assert set(results.arms[0].runs[0].details["clip_score_clip_mine"]) == {"tag: one", "tag: two"}
     assert results.encoders["clip"].text
+
+
+ALIGNED = """
+question: Does alignment help?
+recipe: PLAN
+seeds: [0]
+arms: [{techniques: ["repa:teacher.kind=KIND,teacher.source=TEACHER,hidden=8"], name: repa}]
+evaluation: {count: 8, also: [], reference_count: 8, validation_count: 2, metrics: [fd], sampler: {steps: 1}}
+"""
+
+
+def aligned(folder: Path, teacher: Path, kind: str) -> str:
+    (folder / "plan.yaml").write_text(TINY)
+    text = ALIGNED.replace("PLAN", str(folder / "plan.yaml")).replace("TEACHER", str(teacher)).replace("KIND", kind)
+    (folder / "study.yaml").write_text(text)
+    return str(folder / "study.yaml")
+
+
+def test_a_teacher_that_does_not_fit_is_found_before_any_run_begins(tmp_path: Path) -> None:
+    config = transformers.Aimv2VisionConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+    )
+    processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"height": 28, "width": 28}}
+    fixed = write(tmp_path / "fixed", transformers.Aimv2VisionModel(config), processor)
+    study = load_study(aligned(tmp_path, fixed, "transformers"))
+    with pytest.raises(UserError, match="cannot be the teacher of a grid of 4 × 4 tokens"):
+        run_study(study, tmp_path / "out", 1, Console(quiet=True))
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_study_that_is_done_needs_its_teacher_no_more(tmp_path: Path) -> None:
+    teacher = write_dino(tmp_path / "dino")
+    study = load_study(aligned(tmp_path, teacher, "dinov2"))
+    assert run_study(study, tmp_path / "out", 1, Console(quiet=True)) == 0
+    teacher.rename(tmp_path / "gone")
+    assert run_study(study, tmp_path / "out", 1, Console(quiet=True)) == 0

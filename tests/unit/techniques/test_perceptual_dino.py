@@ -88,21 +88,21 @@ def test_gradient_is_that_of_the_formula_in_float64() -> None:
 def test_a_size_that_is_no_multiple_of_the_patch_is_refused_with_both_numbers(size_px: int) -> None:
     settings = PerceptualDinoSettings(source=str(write_dino()), size_px=size_px)
     with pytest.raises(UserError, match=rf"perceptual-dino: .*patches of 14 px; size_px \({size_px}\) must be a multi"):
-        settings.fetch()
+        settings.fetch((4, 4))
     with pytest.raises(UserError, match="multiple"):
         PerceptualTerm(settings, CPU).ready()
 
 
 def test_the_revision_is_asked_for() -> None:
     with pytest.raises(UserError, match=f"{write_dino()} at v1 has patches"):
-        PerceptualDinoSettings(source=str(write_dino()), revision="v1", size_px=30).fetch()
+        PerceptualDinoSettings(source=str(write_dino()), revision="v1", size_px=30).fetch((4, 4))
 
 
 def test_another_kind_of_network_is_refused(tmp_path: Path) -> None:
     config = transformers.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     transformers.ViTModel(config).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="is a 'vit'; this encoder takes dinov2"):
-        PerceptualDinoSettings(source=str(tmp_path)).fetch()
+        PerceptualDinoSettings(source=str(tmp_path)).fetch((4, 4))
 
 
 def test_the_defaults_are_prxs() -> None:

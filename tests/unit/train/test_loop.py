@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.tiny import tiny_plan
+from tests.tiny_dino import write_dino
 from tintype.errors import UserError
 from tintype.train import checkpoint, loop
 from tintype.train import interrupt as interrupt_module
@@ -46,6 +48,77 @@ def test_skipped_steps_are_counted_the_same_however_often_is_logged(every: int, 
     with pytest.raises(UserError, match=r"4 steps in a row \(to step 5\)"):
         train(plan, tmp_path / "run", Interrupt())
     assert [event["step"] for event in RunFolder(tmp_path / "run").events()] == [2, 3, 4, 5]
+
+
+LATE = "repa:teacher=scenes,hidden=8,schedule.kind=ramp,schedule.start=3,schedule.end=5"
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4])
+def test_a_loss_that_starts_late_resumes_bit_exactly(stop: int, tmp_path: Path) -> None:
+    """Before its start the optimizer has no state for its parameters."""
+    plan = tiny_plan(techniques=[LATE])
+    interrupt = Interrupt()
+
+    def at(progress: Progress) -> None:
+        if progress.step == stop:
+            interrupt.signal = signal.SIGTERM
+
+    assert train(plan, tmp_path / "stopped", interrupt, at).step == stop
+    assert train(plan, tmp_path / "stopped", Interrupt()).finished
+    train(plan, tmp_path / "whole", Interrupt())
+    first, second = (
+        checkpoint.read(tmp_path / name / "checkpoints" / "step-000000006")[0] for name in ("stopped", "whole")
+    )
+    assert set(first) == set(second) and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_sampling_builds_no_loss_and_loads_none_of_its_parameters(tmp_path: Path) -> None:
+    train(tiny_plan(techniques=[LATE]), tmp_path / "run", Interrupt())
+    parts, _ = load_run(tmp_path / "run")
+    assert parts.terms == () and parts.trained_steps == 6
+    assert {name.split(".")[0] for name in parts.modules.state_dict()} == {"denoiser", "text"}
+
+
+def test_a_line_of_metrics_adds_up_where_a_weight_changes(tmp_path: Path) -> None:
+    techniques = ["repa:teacher=scenes,hidden=8,schedule.kind=until,schedule.end=2"]
+    train(tiny_plan("run.log_every_steps=4", techniques=techniques), tmp_path / "run", Interrupt())
+    first, *_, last = RunFolder(tmp_path / "run").metrics()
+    assert first["weights"] == {"repa": 0.5} and last["weights"] == {"repa": 0.0} and "repa" not in last
+    for line in RunFolder(tmp_path / "run").metrics():
+        assert line["loss"] == pytest.approx(line["flow"] + line["weights"]["repa"] * line.get("repa", 0.0), rel=1e-4)
+
+
+def test_a_run_does_not_go_on_with_other_weights_of_a_teacher(tmp_path: Path) -> None:
+    folder = write_dino(tmp_path / "dino")
+    plan = tiny_plan(techniques=[f"repa:teacher.kind=dinov2,teacher.source={folder},hidden=8"])
+    interrupt = Interrupt()
+
+    def at(progress: Progress) -> None:
+        if progress.step == 3:
+            interrupt.signal = signal.SIGTERM
+
+    train(plan, tmp_path / "run", interrupt, at)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: -value for name, value in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"'repa' ran with the weights \w+… up to step 3, .* put the first ones back"):
+        train(plan, tmp_path / "run", Interrupt())
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert train(plan, tmp_path / "run", Interrupt()).finished
+
+
+def test_a_run_that_failed_before_its_first_step_leaves_the_folder_free(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no folder /nowhere"):
+        train(tiny_plan(techniques=["repa:teacher.kind=dinov2,teacher.source=/nowhere"]), tmp_path / "run", Interrupt())
+    assert train(tiny_plan(techniques=["repa:teacher=scenes"]), tmp_path / "run", Interrupt()).finished
+    with pytest.raises(UserError, match="another plan"):
+        train(tiny_plan(), tmp_path / "run", Interrupt())
+
+
+def test_training_rounds_no_convolution_to_tf32(tmp_path: Path) -> None:
+    before = torch.backends.cudnn.allow_tf32
+    seen: list[bool] = []
+    train(tiny_plan(), tmp_path / "run", Interrupt(), lambda progress: seen.append(torch.backends.cudnn.allow_tf32))
+    assert set(seen) == {False} and torch.backends.cudnn.allow_tf32 == before
 
 
 def test_tensorboard_is_written_when_asked_for(tmp_path: Path) -> None:

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from tests.tiny import tiny_plan
 from tintype.losses import LossPart
+from tintype.losses.alignment import AlignmentTerm
 from tintype.schedule import Schedule
 from tintype.seams import Draws, LossTerm, Route, Sample, View
+from tintype.settings import DataSettings
 from tintype.train.clock import PARTS, Clock
 from tintype.train.optim.ema import Ema
 from tintype.train.parts import Parts, Term, build_parts
 from tintype.train.state import new_state
-from tintype.train.update import lr_factor, micro_batch_losses, update
+from tintype.train.update import TIME_BINS, lr_factor, micro_batch_losses, update
 
 
 def clock() -> Clock:
@@ -152,6 +154,41 @@ def test_a_loss_term_sees_the_routed_tokens_and_its_weight_follows_the_step() ->
     assert term.tokens is not None and term.tokens.shape == (4, 8)
     first["loss"].backward()
     assert term.scale.grad is not None and float(term.scale.grad) != 0
+
+
+@pytest.mark.parametrize(("kind", "factors"), [("ramp", [0.25, 0.5, 0.75, 1.0]), ("cosine", [1.0, 0.853553, 0.5])])
+def test_the_weight_of_a_term_follows_its_schedule(kind: Literal["ramp", "cosine"], factors: list[float]) -> None:
+    parts = build_parts(tiny_plan())
+    settings = FeatureNormSettings(weight=2.0, schedule=Schedule(kind=kind, end=4))
+    with_term = replace(parts, terms=(Term(settings, FeatureNorm()),))
+    for step, factor in enumerate(factors):
+        found = micro_batch_losses(with_term, 0, 4, step, clock()).parts
+        added = (found["loss"] - found["flow"]).item()
+        assert added == pytest.approx(2.0 * factor * found["feature_norm"].item(), rel=1e-4)
+
+
+def test_a_term_is_told_all_settings_of_its_data() -> None:
+    for data in ("data.seed=0", "data.seed=1", "data.max_objects=1"):
+        plan = tiny_plan(data, techniques=["repa:teacher=scenes,hidden=8"])
+        term = build_parts(plan).terms[0].term
+        assert isinstance(term, AlignmentTerm)
+        assert DataSettings.model_validate_json(term._place.data_key) == plan.data
+
+
+def test_errors_by_time_are_those_of_the_velocity_and_not_weighted() -> None:
+    plain, weighted = (build_parts(tiny_plan(techniques=names)) for names in ([], ["min-snr"]))
+    spy = Spy(plain.objective)
+    found = micro_batch_losses(replace(plain, objective=spy), 0, 4, 0, clock())
+    sample = spy.samples[0]
+    error_B = (sample.noise_BCHW - sample.x_BCHW).square().flatten(1).mean(1)  # the untrained model predicts zero
+    expected = torch.zeros(2, TIME_BINS)
+    for error, t in zip(error_B, sample.t_B.tolist(), strict=True):
+        expected[0, int(t * TIME_BINS)] += error
+        expected[1, int(t * TIME_BINS)] += 1
+    torch.testing.assert_close(found.by_time, expected)
+    other = micro_batch_losses(weighted, 0, 4, 0, clock())
+    torch.testing.assert_close(other.by_time, expected)
+    assert other.parts["flow"] != found.parts["flow"]
 
 
 def test_learning_rate_schedule() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import weakref
 from collections.abc import Iterator
@@ -242,3 +243,18 @@ def test_a_gpu_keeps_what_a_cpu_would(kind: Kind, tmp_path: Path) -> None:
     torch.testing.assert_close(found.cpu(), here.tokens(images), atol=2e-3, rtol=2e-3)
     assert torch.equal(tokens(images[:3].flip(0).to(gpu), [2, 1, 0]), found[:3].flip(0))
     assert keep_tokens("disk", here, source(), "data", CPU).rows.has(torch.arange(8)).sum() == 0
+
+
+def test_what_a_killed_process_left_is_removed_and_what_is_being_made_is_not(teacher: Teacher, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "teacher"
+    folder.mkdir(parents=True)
+    old, new = folder / "old.making", folder / "new.making"
+    for file in (old, new):
+        file.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    kept("disk", teacher)
+    assert not old.exists() and new.exists()
+    (made,) = folder.glob("*.tokens")
+    plain = folder / "plain"
+    plain.touch()
+    assert made.stat().st_mode == plain.stat().st_mode

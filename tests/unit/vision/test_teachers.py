@@ -202,9 +202,7 @@ def test_vgg_is_conv5_3_from_a_file_of_ones_own(tmp_path: Path) -> None:
 
 @needs_weights
 def test_vgg_comes_with_the_weights_of_lpips() -> None:
-    part = VggTeacherSettings()
-    part.fetch()
-    token_BLD = part.build((2, 2), CPU).tokens(pictures())
+    token_BLD = VggTeacherSettings().build((2, 2), CPU).tokens(pictures())
     assert token_BLD.shape == (2, 4, 512) and token_BLD.min() == 0 < token_BLD.max()
 
 
@@ -308,7 +306,6 @@ def test_a_network_whose_tokens_are_not_the_grid_is_refused(
 def test_a_network_of_one_size_serves_its_own_grid(tmp_path: Path) -> None:
     model = transformers.Aimv2VisionModel(transformers.Aimv2VisionConfig(**VISION))
     part = TransformersTeacherSettings(source=str(write(tmp_path, random(model), PROCESSOR)))
-    part.fetch()
     assert part.build((2, 2), CPU).tokens(pictures()).shape == (2, 4, 16)
 
 
@@ -328,6 +325,17 @@ def test_tokens_of_another_width_than_the_configs_are_refused() -> None:
         teacher.check()
 
 
+def test_identity_follows_the_structure_too(tmp_path: Path) -> None:
+    """The same weights in more heads are another network."""
+    model = dinov2()
+    first = settings("dinov2", write(tmp_path / "first", model)).build(GRID, CPU)
+    moved = settings("dinov2", write(tmp_path / "moved", model)).build(GRID, CPU)
+    model.config.layer_norm_eps = 0.1
+    other = settings("dinov2", write(tmp_path / "other", model)).build(GRID, CPU)
+    assert first.identity == moved.identity != other.identity
+    assert not torch.allclose(first.tokens(pictures()), other.tokens(pictures()), rtol=1e-3)
+
+
 def test_width_needs_no_weights(tmp_path: Path) -> None:
     part = settings("dinov2", write(tmp_path, dinov2(hidden_size=32)))
     (tmp_path / "model.safetensors").unlink()
@@ -336,16 +344,13 @@ def test_width_needs_no_weights(tmp_path: Path) -> None:
         UserError, match=r"has no \.safetensors file(.|\n)*packaged and needs no download: teacher=scen"
     ):
         part.build(GRID, CPU)
-    with pytest.raises(UserError, match=r"has no \.safetensors file"):
-        part.fetch()
 
 
-@pytest.mark.parametrize("call", ["width", "fetch", "build"])
+@pytest.mark.parametrize("call", ["width", "build"])
 def test_a_missing_folder_is_named_with_a_teacher_that_needs_none(call: str) -> None:
     part = Dinov2TeacherSettings(source="/no/such/folder")
     calls: dict[str, Callable[[], object]] = {
         "width": part.width,
-        "fetch": part.fetch,
         "build": lambda: part.build(GRID, CPU),
     }
     with pytest.raises(UserError, match=r"there is no folder /no/such/folder(.|\n)*teacher=scenes"):
@@ -354,7 +359,7 @@ def test_a_missing_folder_is_named_with_a_teacher_that_needs_none(call: str) -> 
 
 def test_missing_weights_of_vgg_are_named_with_a_teacher_that_needs_none() -> None:
     with pytest.raises(UserError, match=r"there is no file /no/such\.safetensors(.|\n)*teacher=scenes"):
-        VggTeacherSettings(weights="/no/such.safetensors").fetch()
+        VggTeacherSettings(weights="/no/such.safetensors").build(GRID, CPU)
 
 
 def test_a_wrong_architecture_is_named(tmp_path: Path) -> None:
