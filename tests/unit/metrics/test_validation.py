@@ -44,5 +44,6 @@ def test_throughput_is_the_median_after_the_first_tenth() -> None:
     split = time_split(lines)
     assert split["forward"] == pytest.approx(0.1) and split["other"] == pytest.approx(1 - 0.1 * len(PARTS))
     assert sum(split.values()) == pytest.approx(1)
+    assert time_split([{"seconds": 2.0, "parts": {"forward": 1.0}}])["teacher"] == 0  # a run of an older version
     overlapping = time_split([line(100, of_part=0.4)])  # the host's time beside the GPU's
     assert overlapping["forward"] == pytest.approx(1 / len(PARTS)) and overlapping["other"] == pytest.approx(0)

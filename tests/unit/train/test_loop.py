@@ -81,9 +81,13 @@ def test_sampling_builds_no_loss_and_loads_none_of_its_parameters(tmp_path: Path
 
 def test_a_line_of_metrics_adds_up_where_a_weight_changes(tmp_path: Path) -> None:
     techniques = ["repa:teacher=scenes,hidden=8,schedule.kind=until,schedule.end=2"]
-    train(tiny_plan("run.log_every_steps=4", techniques=techniques), tmp_path / "run", Interrupt())
+    train(
+        tiny_plan("run.log_every_steps=4", "run.save_every_steps=6", techniques=techniques),
+        tmp_path / "run",
+        Interrupt(),
+    )
     first, *_, last = RunFolder(tmp_path / "run").metrics()
-    assert first["weights"] == {"repa": 0.5} and last["weights"] == {"repa": 0.0} and "repa" not in last
+    assert first["weights"] == {"repa": 0.25} and last["weights"] == {"repa": 0.0} and "repa" not in last
     for line in RunFolder(tmp_path / "run").metrics():
         assert line["loss"] == pytest.approx(line["flow"] + line["weights"]["repa"] * line.get("repa", 0.0), rel=1e-4)
 
