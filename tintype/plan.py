@@ -11,7 +11,7 @@ from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from tintype.data.captions import ColumnSettings
 from tintype.errors import UserError
@@ -38,16 +38,10 @@ UNHASHED = "run"
 """The housekeeping section: it is no part of what a run is."""
 
 
-def _refuse(part: Part) -> Part:
-    raise ValueError(f"no technique of this version brings the kind '{part.kind}' here")
-
-
 def _kinds(seam: str, *built_in: type[Part]) -> Any:
     """The type of a seam's field: any of the built-in parts and of those that techniques bring."""
     brought = [technique.part for technique in TECHNIQUES.values() if technique.seam == seam and technique.part]
     parts = list(dict.fromkeys([*built_in, *brought]))
-    if not parts:
-        return Annotated[Part, AfterValidator(_refuse)]
     return parts[0] if len(parts) == 1 else Annotated[reduce(or_, parts), Field(discriminator="kind")]
 
 
@@ -92,11 +86,13 @@ class Plan(Settings):
     run: RunSettings = RunSettings()
 
     @model_validator(mode="after")
-    def _losses_fit(self) -> Plan:
+    def _parts_fit(self) -> Plan:
         kinds = [loss.kind for loss in self.losses]
         for kind in kinds:
             if kinds.count(kind) > 1:
                 raise ValueError(f"losses: '{kind}' is given twice")
+        if self.route:
+            self.route.check(self)
         for loss in self.losses:
             loss.check(self)
         return self
@@ -218,7 +214,7 @@ def _checked(plan: Plan, applied: Sequence[Technique]) -> Plan:
     try:
         return Plan(**dict(plan))
     except ValidationError as error:
-        names = ", ".join(f"'{technique.name}'" for technique in applied)
+        names = " and ".join(f"'{technique.name}'" for technique in applied)
         raise UserError(f"with {names} applied, the plan does not hold: {_reasons(error)}") from None
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 if TYPE_CHECKING:
     import torch
 
+    from tintype.plan import Plan
     from tintype.seams import CaptionPolicy, Objective, Router, TextEncoder, Tokenizer, Weighting
 
 
@@ -59,6 +60,9 @@ class ObjectivePart(Part):
 
 
 class RoutePart(Part):
+    def check(self, plan: Plan) -> None:
+        """Raises ValueError where the plan cannot have this route."""
+
     def build(self, depth: int) -> Router:
         raise NotImplementedError
 

@@ -74,7 +74,6 @@ def test_errors_name_the_file_the_line_and_the_key() -> None:
         ("seed: '3'", "seed"),
         ("train: {batch: 10, accumulate: 3}", "multiple of accumulate"),
         ("model: {width: 100, heads: 3}", "multiple of heads"),
-        ("route: {kind: tread-ish}", "no technique of this version brings the kind 'tread-ish'"),
         ("losses: [{kind: repa-ish}]", "unknown kind 'repa-ish'; did you mean 'repa'"),
         ("losses: [{kind: contrastive}, {kind: contrastive}]", "'contrastive' is given twice"),
         ("losses: [{kind: contrastive, schedule: {kind: until, start: 9, end: 4}}]", "after it starts"),

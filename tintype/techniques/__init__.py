@@ -10,6 +10,7 @@ from tintype.techniques import (
     repa,
     repa_burn_in,
     short_captions,
+    tread,
     uniform_time,
     x_prediction,
 )
@@ -27,6 +28,7 @@ TECHNIQUES: dict[str, Technique] = {
         repa.TECHNIQUE,
         repa_burn_in.TECHNIQUE,
         short_captions.TECHNIQUE,
+        tread.TECHNIQUE,
         uniform_time.TECHNIQUE,
         x_prediction.TECHNIQUE,
     )

@@ -1,0 +1,113 @@
+"""Which tokens skip which blocks. What the denoiser makes of a route is tested with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.tiny import tiny_plan
+from tintype.errors import UserError
+from tintype.losses.alignment import AlignmentTerm
+from tintype.seams import Draws, Route
+from tintype.techniques.tread import Tread, TreadSettings
+from tintype.train.clock import Clock
+from tintype.train.parts import Term, build_parts
+from tintype.train.update import micro_batch_losses
+
+GRID = (4, 5)
+
+
+def routed(share: float = 0.5, step: int = 0, positions: Tensor | None = None, dense: str = "") -> Route | None:
+    settings = TreadSettings.model_validate_json(f'{{"share": {share}, "first": 2, "last": 3{dense}}}')
+    return Tread(settings).plan(GRID, step, Draws(0, torch.arange(300) if positions is None else positions))
+
+
+def kept(share: float = 0.5, positions: Tensor | None = None) -> Tensor:
+    route = routed(share, positions=positions)
+    assert route is not None
+    return route.kept_BK
+
+
+@pytest.mark.parametrize(("share", "left"), [(0.5, 10), (0.55, 9), (0.99, 1), (0.05, 19)])
+def test_the_papers_number_of_tokens_is_left(share: float, left: int) -> None:
+    """N - int(N r)."""
+    kept_BK = kept(share)
+    assert kept_BK.shape == (300, left)
+    assert all(len(set(row)) == left and 0 <= min(row) <= max(row) < 20 for row in kept_BK.tolist())
+
+
+def test_a_share_too_small_for_one_token_leaves_the_model_dense() -> None:
+    assert routed(0.04) is None
+
+
+def test_every_token_is_kept_equally_often_and_each_sample_has_its_own() -> None:
+    kept_BK = kept(positions=torch.arange(4000))
+    shares = torch.bincount(kept_BK.flatten(), minlength=20) / 4000
+    assert (shares - 0.5).abs().max() < 4 * (0.25 / 4000) ** 0.5
+    assert len({tuple(row) for row in kept_BK[:50].tolist()}) == 50
+
+
+def test_the_draw_is_of_the_sample_and_not_of_its_batch() -> None:
+    assert torch.equal(kept()[100:200], kept(positions=torch.arange(100, 200)))
+
+
+def test_the_last_steps_can_be_dense() -> None:
+    plan = tiny_plan("train.steps=10", techniques=["tread:dense=0.3"])
+    router = build_parts(plan).router
+    assert router is not None
+    draws = Draws(0, torch.arange(2))
+    assert [router.plan((4, 4), step, draws) is None for step in (0, 6, 7, 9)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("depth", "options", "blocks"),
+    [
+        (16, "tread", (3, 13)),  # PRX's
+        (3, "tread", (2, 2)),
+        (12, "tread:first=3,last=9", (3, 9)),
+        (12, "tread:first=0.25,last=0.75", (3, 9)),
+        (12, "tread:first=1,last=1.0", (1, 12)),
+    ],
+)
+def test_blocks_are_numbers_from_one_or_shares_of_the_depth(depth: int, options: str, blocks: tuple[int, int]) -> None:
+    plan = tiny_plan(f"model.depth={depth}", techniques=[options])
+    assert isinstance(plan.route, TreadSettings) and (plan.route.first, plan.route.last) == blocks
+    route = plan.route.build(depth).plan((4, 4), 0, Draws(0, torch.arange(2)))
+    assert route is not None and (route.start, route.end) == (blocks[0] - 1, blocks[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("tread:last=4", "skip blocks 2 to 4, but model.depth is 3"),
+        ("tread:first=3,last=2", r"the last block to skip \(2\) comes before the first \(3\)"),
+        ("tread:share=1.0", "share"),
+    ],
+)
+def test_a_range_that_cannot_be_is_refused(options: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        tiny_plan(techniques=[options])
+
+
+class Recorder(AlignmentTerm):
+    """REPA's own term, which notes how many tokens it was given."""
+
+    shapes: tuple[int, int, int] = (0, 0, 0)
+
+    def compare(self, token_BKD: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None) -> Tensor:
+        assert kept_BK is not None
+        self.shapes = (token_BKD.shape[1], kept_BK.shape[1], teacher_BLT.shape[1])
+        return super().compare(token_BKD, teacher_BLT, kept_BK)
+
+
+def test_alignment_compares_the_kept_tokens() -> None:
+    parts = build_parts(tiny_plan(techniques=["tread", "repa:teacher=scenes,hidden=8"]))
+    (term,) = parts.terms
+    assert isinstance(term.term, AlignmentTerm)
+    recorder = Recorder(term.term._settings, term.term._place, term.term.projector)
+    recorder.ready()
+    micro_batch_losses(replace(parts, terms=(Term(term.settings, recorder),)), 0, 4, 0, Clock(parts.device))
+    assert recorder.shapes == (8, 8, 16)
