@@ -26,7 +26,7 @@ _RENDER_PX, _RENDER_COUNT = 64, 1024
 def measure(plan: Plan, steps: int) -> dict[str, Any]:
     parts = build_parts(plan)
     for term in parts.terms:
-        term.term.ready()
+        term.part.ready()
     state = new_state(parts)
     clock = Clock(parts.device)
     for _ in range(_WARM_UP_STEPS):

@@ -63,7 +63,7 @@ def with_technique(*names: str) -> Plan:
 
 def ready(parts: Parts) -> Parts:
     for term in parts.terms:
-        term.term.ready()
+        term.part.ready()
     return parts
 
 

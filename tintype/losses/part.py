@@ -8,17 +8,22 @@ from pydantic import Field
 
 from tintype.schedule import Schedule
 from tintype.seams import LossTerm, Place
-from tintype.settings import Part
+from tintype.settings import Part, Settings
 
 if TYPE_CHECKING:
     from tintype.plan import Plan
 
 
-class LossPart(Part):
+class Scheduled(Settings):
+    """Options and parts whose weight has a schedule."""
+
+    schedule: Schedule = Field(Schedule(), description="How the weight changes with the step")
+
+
+class LossPart(Scheduled, Part):
     """A term's name in the logs is its kind, so a plan has at most one of each kind."""
 
     weight: float = Field(1.0, gt=0, description="Its weight in the sum of the losses")
-    schedule: Schedule = Field(Schedule(), description="How the weight changes with the step")
 
     def weight_at(self, step: int) -> float:
         return self.weight * self.schedule.factor(step)

@@ -15,10 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tintype.losses.part import LossPart
-from tintype.schedule import Schedule
+from tintype.losses.part import LossPart, Scheduled
 from tintype.seams import LossTerm, Place, View
-from tintype.settings import Settings
 from tintype.vision.preprocess import Resampling, resize
 
 if TYPE_CHECKING:
@@ -35,10 +33,9 @@ class Distance(Protocol):
     def __call__(self, predicted_BCHW: Tensor, true_BCHW: Tensor) -> Tensor: ...
 
 
-class PerceptualOptions(Settings):
+class PerceptualOptions(Scheduled):
     """PixelGen's own threshold is 0.7 (0.3, as its time runs); PRX takes all samples."""
 
-    schedule: Schedule = Field(Schedule(), description="How the weight changes with the step")
     threshold: float = Field(1.0, gt=0, le=1, description="Only samples with t below this count; 1: all of them")
 
 

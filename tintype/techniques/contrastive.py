@@ -28,10 +28,8 @@ from torch import Tensor
 
 from tintype import rng
 from tintype.flow.objective import mean_square
-from tintype.losses import LossPart
-from tintype.schedule import Schedule
+from tintype.losses import LossPart, Scheduled
 from tintype.seams import Draws, LossTerm, Place, View
-from tintype.settings import Settings
 from tintype.techniques.technique import Technique
 from tintype.transfer import send
 
@@ -39,14 +37,12 @@ if TYPE_CHECKING:
     from tintype.plan import Plan
 
 
-class Options(Settings):
+class Options(Scheduled):
     weight: float = Field(0.05, gt=0, lt=1, description="λ; from 1 on the loss would have no minimum")
-    schedule: Schedule = Field(Schedule(), description="How the weight changes with the step")
 
 
-class ContrastiveSettings(LossPart):
+class ContrastiveSettings(Options, LossPart):
     kind: Literal["contrastive"] = "contrastive"
-    weight: float = Field(0.05, gt=0, lt=1, description="λ; from 1 on the loss would have no minimum")
 
     def check(self, plan: Plan) -> None:
         super().check(plan)
@@ -91,8 +87,7 @@ def negatives(captions: Sequence[str], draws: Draws) -> tuple[Tensor, Tensor]:
 
 
 def apply(plan: Plan, options: Options) -> dict[str, Any]:
-    added = ContrastiveSettings(weight=options.weight, schedule=options.schedule)
-    return {"losses": (*plan.losses, added)}
+    return {"losses": (*plan.losses, ContrastiveSettings(**dict(options)))}
 
 
 TECHNIQUE = Technique(

@@ -17,8 +17,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tintype.errors import UserError
+from tintype.losses import Scheduled
 from tintype.losses.alignment import AlignmentOptions, AlignmentPart, AlignmentTerm, minus_mean_cosine
-from tintype.schedule import Schedule
 from tintype.seams import Draws, Place
 from tintype.techniques.technique import Technique
 
@@ -29,11 +29,10 @@ _EPSILON = 1e-6
 _SOME_GRID = (16, 16)
 
 
-class Options(AlignmentOptions):
+class Options(AlignmentOptions, Scheduled):
     alpha: float = Field(
         0.6, ge=0, le=1, description="How much of the mean goes: 0.6 in the authors' command, 1.0 in their function"
     )
-    schedule: Schedule = Field(Schedule(), description="How the weight changes with the step")
 
 
 class IrepaSettings(AlignmentPart, Options):

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
+from tintype.losses import Scheduled
 from tintype.losses.alignment import RepaOptions, RepaSettings
-from tintype.schedule import Schedule
 from tintype.techniques.technique import Technique
 
 if TYPE_CHECKING:
     from tintype.plan import Plan
 
 
-class Options(RepaOptions):
-    schedule: Schedule = Field(Schedule(), description="How the weight changes with the step")
+class Options(RepaOptions, Scheduled):
+    """REPA's, and a schedule of its weight."""
 
 
 def apply(plan: Plan, options: Options) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def train(
         state = new_state(parts)
         resume(folder, state)
         running = [term for term in parts.terms if not term.settings.schedule.over(state.step)]
-        folder.keep_identities({term.name: term.term.ready() for term in running}, state.step)
+        folder.keep_identities({term.name: term.part.ready() for term in running}, state.step)
         parameters = sum(parameter.numel() for parameter in parts.modules.parameters())
         write_json(path / "environment.json", {**environment(parts.device), "parameters": parameters})
         return _run(folder, parts, state, interrupt, on_progress, probe)
@@ -119,7 +119,7 @@ def _release(folder: RunFolder, parts: Parts, step: int) -> None:
     for term in parts.terms:
         over = term.settings.schedule.over
         if over(step) and not over(step - 1):
-            term.term.release()
+            term.part.release()
             folder.log_event("loss-over", step, loss=term.name)
 
 

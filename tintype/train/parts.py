@@ -33,7 +33,7 @@ class Term:
     """A loss term with its settings, which hold its weight."""
 
     settings: LossPart
-    term: LossTerm
+    part: LossTerm
 
     @property
     def name(self) -> str:
@@ -113,7 +113,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     objective = plan.objective.build(plan.time)
     place = Place(plan.model.width, token_grid(plan), device, source, plan.data.model_dump_json())
     terms = tuple(_build_term(plan, settings, place) for settings in plan.losses) if training else ()
-    owners = {"denoiser": denoiser, "text": text, **{LOSSES + term.name: term.term for term in terms}}
+    owners = {"denoiser": denoiser, "text": text, **{LOSSES + term.name: term.part for term in terms}}
     modules = nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
     return Parts(
         plan=plan,

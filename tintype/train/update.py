@@ -111,12 +111,12 @@ def micro_batch_losses(parts: Parts, first: int, count: int, step: int, clock: C
         with clock.part("tokenizer"), torch.no_grad():
             z_BCHW = parts.tokenizer.encode(image_BCHW)
         with clock.part("teacher"), torch.no_grad():
-            seen = {term.name: term.term.look(image_BCHW, ids) for term in terms}
+            seen = {term.name: term.part.look(image_BCHW, ids) for term in terms}
         with clock.part("forward"):
             sample = parts.objective.draw(z_BCHW, draws)
             grid = (z_BCHW.shape[2] // plan.model.patch, z_BCHW.shape[3] // plan.model.patch)
             route = parts.router.plan(grid, step, draws) if parts.router else None
-            taps = frozenset[int]().union(*(term.term.taps for term in terms))
+            taps = frozenset[int]().union(*(term.part.taps for term in terms))
             output = parts.denoiser(sample.x_t_BCHW, sample.t_B, text, route=route, taps=taps)
         with clock.part("losses"):
             velocity_BCHW = parts.objective.velocity(output.prediction_BCHW, sample.x_t_BCHW, sample.t_B)
@@ -127,7 +127,7 @@ def micro_batch_losses(parts: Parts, first: int, count: int, step: int, clock: C
             flow = (error_B if weight_B is None else weight_B * error_B).mean()
             losses = {"loss": flow, "flow": flow}
             for term in terms:
-                losses[term.name] = term.term.loss(replace(view, seen=seen[term.name])).mean()
+                losses[term.name] = term.part.loss(replace(view, seen=seen[term.name])).mean()
                 losses["loss"] = losses["loss"] + term.settings.weight_at(step) * losses[term.name]
     return Losses(losses, _by_time(error_B.detach(), sample.t_B))
 

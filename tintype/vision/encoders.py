@@ -18,7 +18,7 @@ from torch import Tensor
 from tintype.errors import UserError
 from tintype.seams import Encoder
 from tintype.settings import Part
-from tintype.vision import hub, inception, lpips
+from tintype.vision import hub, inception, lpips, towers
 from tintype.vision.frozen import Arithmetic, encode_filled, frozen_arithmetic
 from tintype.vision.preprocess import check_bytes
 from tintype.vision.scene_encoder import (
@@ -37,7 +37,7 @@ _CPU_BATCH, _CPU_BATCH_SMALL, _SMALL_PX = 8, 64, 128
 """Pictures that a network sees at once on a CPU, by the size of its input alone: kernels round by the batch's size."""
 
 
-_DINOV2: dict[hub.DinoForm, tuple[str, int]] = {
+_DINOV2: dict[towers.DinoForm, tuple[str, int]] = {
     "fd": ("facebook/dinov2-large", 224),
     "prx": ("facebook/dinov2-with-registers-large", 518),
 }
@@ -101,7 +101,7 @@ class InceptionSettings(EncoderPart):
 
 
 class VggSettings(EncoderPart):
-    """VGG16's conv5_3, from the weights of LPIPS: a teacher and a feature that need no hub."""
+    """VGG16's conv5_3, from the weights of LPIPS: a feature that needs no hub."""
 
     kind: Literal["vgg16"] = "vgg16"
     size_px: int = Field(256, ge=16, multiple_of=16, description="The input; one token for every 16 px")
@@ -129,7 +129,7 @@ class ClipSettings(_HubPart):
 
     kind: Literal["clip"] = "clip"
     source: str = Field("openai/clip-vit-large-patch14-336", min_length=1, description="Repository or local folder")
-    form: hub.ClipForm = Field(
+    form: towers.ClipForm = Field(
         "processor", description="processor: the short side resized, then cut; cmmd: the middle cut out, then resized"
     )
 
@@ -140,7 +140,7 @@ class ClipSettings(_HubPart):
         return {"mmd_published": {"cmmd": "CMMD", "processor": "CMMD (processor's crop)"}[self.form]}
 
     def _make(self, device: torch.device) -> Encoder:
-        return hub.ClipEncoder(self.title, self._checkpoint(self.source), self.form, device)
+        return towers.ClipEncoder(self.title, self._checkpoint(self.source), self.form, device)
 
 
 class SiglipSettings(_HubPart):
@@ -152,14 +152,14 @@ class SiglipSettings(_HubPart):
     source: str = Field("google/siglip-so400m-patch14-384", min_length=1, description="Repository or local folder")
 
     def _make(self, device: torch.device) -> Encoder:
-        return hub.SiglipEncoder(self.title, self._checkpoint(self.source), device)
+        return towers.SiglipEncoder(self.title, self._checkpoint(self.source), device)
 
 
 class Dinov2Settings(_HubPart):
     """DINOv2's class token. `fd` is FD-DINOv2's definition, `prx` that of PRX's DINO-MMD."""
 
     kind: Literal["dinov2"] = "dinov2"
-    form: hub.DinoForm = "fd"
+    form: towers.DinoForm = "fd"
     source: str | None = Field(None, min_length=1, description="Repository or local folder; by default the form's")
     size_px: int | None = Field(None, ge=14, description="The input; by default 224 for fd and 518 for prx")
 
@@ -179,7 +179,7 @@ class Dinov2Settings(_HubPart):
         return self.size_px or _DINOV2[self.form][1]
 
     def _make(self, device: torch.device) -> Encoder:
-        return hub.dinov2(self.title, self._checkpoint(self._source), self.form, self._size_px, device)
+        return towers.dinov2(self.title, self._checkpoint(self._source), self.form, self._size_px, device)
 
 
 class Dinov3Settings(_HubPart):
@@ -190,7 +190,7 @@ class Dinov3Settings(_HubPart):
     size_px: int = Field(224, ge=16, description="The input")
 
     def _make(self, device: torch.device) -> Encoder:
-        return hub.dinov3(self.title, self._checkpoint(self.source), self.size_px, device)
+        return towers.dinov3(self.title, self._checkpoint(self.source), self.size_px, device)
 
 
 def kind_alone(value: Any) -> Any:

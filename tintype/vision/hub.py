@@ -1,33 +1,24 @@
-"""Encoders of others, through transformers: CLIP, SigLIP, DINOv2 and DINOv3, from the hub or from a local folder.
+"""Models of others, through transformers, from the hub or from a local folder, and what they say of their input.
 
-Only safetensors are read and no code of a checkpoint is run. The preprocessing is ours (`preprocess.py`), with the
-numbers of the checkpoint's own `preprocessor_config.json` where the definition leaves them to it.
-
-B: pictures or texts. C: channels. H, W: rows, columns. L: tokens. D: their width. F: size of the feature vector.
+Only safetensors are read and no code of a checkpoint is run.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from tintype.errors import UserError
-from tintype.vision.frozen import Arithmetic, FrozenEncoder, frozen_arithmetic
-from tintype.vision.preprocess import Filter, Preprocess, Resampling
-from tintype.vision.weights import digest
+from tintype.vision.frozen import Arithmetic
+from tintype.vision.preprocess import Filter
 
-DinoForm = Literal["fd", "prx"]
-ClipForm = Literal["processor", "cmmd"]
 Triple = tuple[float, float, float]
 
 DINOV2 = {"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel"}
@@ -35,7 +26,6 @@ DINOV3 = {"dinov3_vit": "DINOv3ViTModel"}
 """Model types of transformers, and their classes."""
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_TEXT_BATCH = 64
 _FILTERS: dict[int, Filter] = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of the filters, as a preprocessor_config.json has them."""
 _TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",), ("tokenizer.model",))
@@ -44,8 +34,6 @@ _TOKENIZER_ADVICE = (
     "put the files of the model's own tokenizer beside its weights "
     "(`AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` writes them), and name that folder as the source"
 )
-_PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 50)
-"""Texts that show case, marks, padding and the cut."""
 
 
 @dataclass(frozen=True)
@@ -233,163 +221,6 @@ def _transformers() -> Any:
         raise UserError(f"this encoder needs transformers ({error}): pip install 'tintype[encoders]'") from None
 
 
-class _TransformersEncoder(FrozenEncoder):
-    def __init__(
-        self, name: str, checkpoint: Checkpoint, model: Any, preprocess: Preprocess, device: torch.device, output: str
-    ) -> None:
-        vision = getattr(model.config, "vision_config", model.config)
-        if preprocess.size_px % vision.patch_size:
-            raise UserError(
-                f"{checkpoint.words} has patches of {vision.patch_size} px; size_px ({preprocess.size_px}) must be a "
-                "multiple of that"
-            )
-        self._checkpoint = checkpoint
-        weights = digest(model.parameters())
-        super().__init__(
-            name,
-            model,
-            preprocess,
-            device,
-            words=checkpoint.words,
-            output=output,
-            weights_digest=weights,
-            arithmetic=checkpoint.arithmetic,
-        )
-
-    def _vision(self, input_BCHW: Tensor) -> Any:
-        """The output of the image tower."""
-        return self._network(pixel_values=input_BCHW)
-
-
-class _TextImageEncoder(_TransformersEncoder):
-    def encode_text(self, prompts: Sequence[str]) -> Tensor:
-        """One row for each text, cut off at the length that the model was trained for."""
-        rows = [self._texts(list(prompts[i : i + _TEXT_BATCH])) for i in range(0, len(prompts), _TEXT_BATCH)]
-        return torch.cat(rows)
-
-    @cached_property
-    def text_identity(self) -> str:
-        """SHA-256 over the vocabulary, the length at which texts are cut off, and what becomes of a few texts.
-
-        A vocabulary alone does not say whether capitals are kept or on which side a text is cut.
-        """
-        vocabulary = sorted(self._tokenizer.get_vocab().items())
-        content = json.dumps([vocabulary, self._most_tokens, self._encoded(list(_PROBES))["input_ids"].tolist()])
-        return hashlib.sha256(content.encode()).hexdigest()
-
-    @property
-    def _most_tokens(self) -> int:
-        return int(self._network.config.text_config.max_position_embeddings)
-
-    def _encoded(self, prompts: list[str]) -> Any:
-        return self._tokenizer(
-            prompts, padding="max_length", truncation=True, max_length=self._most_tokens, return_tensors="pt"
-        )
-
-    def _texts(self, prompts: list[str]) -> Tensor:
-        encoded = self._encoded(prompts).to(self._device)
-        with frozen_arithmetic(self._device, self.arithmetic):
-            return self._text_features(encoded["input_ids"], encoded.get("attention_mask")).to(torch.float32)
-
-    def _text_features(self, ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
-        raise NotImplementedError
-
-    def _vision(self, input_BCHW: Tensor) -> Any:
-        return self._network.vision_model(pixel_values=input_BCHW)
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        return self._checkpoint.tokenizer(self._network.config.text_config.vocab_size)
-
-
-class ClipEncoder(_TextImageEncoder):
-    """CLIP's projected embeddings, not normalised: a metric that needs unit vectors makes them.
-
-    `cmmd` brings pictures to the input as the code of CMMD does (arXiv 2401.09603, cmmd/io_util.py).
-    """
-
-    def __init__(self, name: str, checkpoint: Checkpoint, form: ClipForm, device: torch.device) -> None:
-        model = checkpoint.model({"clip": "CLIPModel"})
-        how = _published(checkpoint, model.config.vision_config.image_size, "short-side")
-        if form == "cmmd":
-            how = replace(how, fit="crop-first", resampling=Resampling("bicubic", quantise=True), scale=1.0 / 255.0)
-        super().__init__(name, checkpoint, model, how, device, "projected image embedding, not normalised,")
-
-    def _features(self, input_BCHW: Tensor) -> Tensor:
-        feature_BF: Tensor = self._network.visual_projection(self._vision(input_BCHW).pooler_output)
-        return feature_BF
-
-    def _text_features(self, ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
-        pooled_BD = self._network.text_model(input_ids=ids_BL, attention_mask=mask_BL).pooler_output
-        feature_BF: Tensor = self._network.text_projection(pooled_BD)
-        return feature_BF
-
-
-class SiglipEncoder(_TextImageEncoder):
-    """SigLIP's pooled embeddings. Its text tower was trained on padded texts without a mask."""
-
-    def __init__(self, name: str, checkpoint: Checkpoint, device: torch.device) -> None:
-        model = checkpoint.model({"siglip": "SiglipModel"})
-        how = _published(checkpoint, model.config.vision_config.image_size, "squash")
-        super().__init__(name, checkpoint, model, how, device, "pooled image embedding, not normalised,")
-
-    def _features(self, input_BCHW: Tensor) -> Tensor:
-        feature_BF: Tensor = self._vision(input_BCHW).pooler_output
-        return feature_BF
-
-    def _text_features(self, ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
-        feature_BF: Tensor = self._network.text_model(input_ids=ids_BL).pooler_output
-        return feature_BF
-
-
-class DinoEncoder(_TransformersEncoder):
-    """The class token after the last norm."""
-
-    def __init__(
-        self, name: str, checkpoint: Checkpoint, model: Any, preprocess: Preprocess, device: torch.device
-    ) -> None:
-        super().__init__(name, checkpoint, model, preprocess, device, "class token after the last norm")
-
-    def _features(self, input_BCHW: Tensor) -> Tensor:
-        feature_BF: Tensor = self._vision(input_BCHW).last_hidden_state[:, 0]
-        return feature_BF
-
-
-def dinov2(name: str, checkpoint: Checkpoint, form: DinoForm, size_px: int, device: torch.device) -> DinoEncoder:
-    """`fd`: dgm-eval's FD-DINOv2 (arXiv 2306.04675). `prx`: PRX's DINO-MMD, resized without antialiasing."""
-    model = checkpoint.model(DINOV2)
-    forms: dict[DinoForm, Resampling] = {
-        "fd": Resampling("bicubic", quantise=True),
-        "prx": Resampling("bicubic-0.75", antialias=False, clip=False),
-    }
-    how = Preprocess(size_px, forms[form], mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    return DinoEncoder(name, checkpoint, model, how, device)
-
-
-def dinov3(name: str, checkpoint: Checkpoint, size_px: int, device: torch.device) -> DinoEncoder:
-    """Squashed in floats, as the checkpoint's own processor does; its satellite models have other means."""
-    model = checkpoint.model(DINOV3)
-    said = checkpoint.image_settings()
-    how = Preprocess(size_px, Resampling(_filter(checkpoint, said)), "squash", *normalisation(checkpoint, said))
-    return DinoEncoder(name, checkpoint, model, how, device)
-
-
-def _published(checkpoint: Checkpoint, size_px: int, fit: Literal["short-side", "squash"]) -> Preprocess:
-    """The processor of transformers, which resizes pictures of bytes with Pillow."""
-    said = checkpoint.image_settings()
-    asked = {_side(said[key]) for key in ("size", "crop_size") if said.get(key)}
-    if asked - {size_px}:
-        raise UserError(
-            f"{checkpoint.words}: its preprocessor asks for {sorted(asked, key=str)} px, its network for {size_px} px"
-        )
-    return Preprocess(
-        size_px,
-        Resampling(_filter(checkpoint, said), quantise=True),
-        fit,
-        *normalisation(checkpoint, said),
-    )
-
-
 def normalisation(checkpoint: Checkpoint, said: Mapping[str, Any]) -> tuple[float, Triple, Triple]:
     """Scale, mean and deviation of the input; neutral where the preprocessor says that it leaves the step out."""
     scale = 1.0 if said.get("do_rescale") is False else _scale(checkpoint, said)
@@ -398,7 +229,7 @@ def normalisation(checkpoint: Checkpoint, said: Mapping[str, Any]) -> tuple[floa
     return scale, _triple(checkpoint, said, "image_mean"), _triple(checkpoint, said, "image_std")
 
 
-def _side(size: Any) -> float | str:
+def stated_side(size: Any) -> float | str:
     """One number out of `336`, `{"shortest_edge": 336}` or `{"height": 336, "width": 336}`; else what it says."""
     sides = list(size.values()) if isinstance(size, Mapping) else [size]
     if sides and all(_is_number(side) and side == sides[0] for side in sides):
@@ -418,7 +249,7 @@ def _scale(checkpoint: Checkpoint, said: Mapping[str, Any]) -> float:
     return float(value)
 
 
-def _filter(checkpoint: Checkpoint, said: Mapping[str, Any]) -> Filter:
+def resize_filter(checkpoint: Checkpoint, said: Mapping[str, Any]) -> Filter:
     number = said.get("resample", 3)
     if not _is_number(number) or number not in _FILTERS:
         raise UserError(f"{checkpoint.words}: its preprocessor resizes with Pillow's filter {number}; known: 2 and 3")

@@ -203,7 +203,7 @@ def test_training_aligns(tmp_path: Path) -> None:
     plan = tiny_plan("train.steps=60", "optimizer.lr=3e-3", techniques=["repa:teacher=scenes,hidden=32,cache=memory"])
     parts = build_parts(plan)
     for one in parts.terms:
-        one.term.ready()
+        one.part.ready()
     state = new_state(parts)
     losses = [float(update(parts, state, Clock(CPU)).losses["repa"]) for _ in range(60)]
     assert sum(losses[-5:]) / 5 < sum(losses[:5]) / 5 - 0.3

@@ -146,7 +146,7 @@ def test_the_network_is_no_part_of_what_is_trained_or_saved(kind: str, tmp_path:
 def test_the_loss_is_the_sum_with_its_weight(kind: str) -> None:
     plan = plan_with(kind)
     parts = build_parts(plan)
-    parts.terms[0].term.ready()
+    parts.terms[0].part.ready()
     losses = {name: float(value) for name, value in update(parts, new_state(parts), Clock(CPU)).losses.items()}
     weight = {"lpips": 0.1, "perceptual-dino": 0.01}[kind]
     assert losses["loss"] == pytest.approx(losses["flow"] + weight * losses[kind])
@@ -154,7 +154,7 @@ def test_the_loss_is_the_sum_with_its_weight(kind: str) -> None:
 
 @every_kind
 def test_building_loads_nothing_and_release_frees_the_network(kind: str) -> None:
-    term = build_parts(plan_with(kind)).terms[0].term
+    term = build_parts(plan_with(kind)).terms[0].part
     assert isinstance(term, PerceptualTerm)
     with pytest.raises(RuntimeError, match="ready"):
         term.loss(view_of(predictions(), pictures(0)))

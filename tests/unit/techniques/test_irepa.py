@@ -122,7 +122,7 @@ def routed_losses(plan: Plan, step: int) -> dict[str, Tensor]:
 
     parts = build_parts(plan)
     for one in parts.terms:
-        one.term.ready()
+        one.part.ready()
     return micro_batch_losses(parts, 0, 4, step, Clock(parts.device)).parts
 
 

@@ -23,7 +23,7 @@ def test_the_middle_block_is_aligned_by_default(depth: int, block: int) -> None:
 
 def test_blocks_are_counted_from_one() -> None:
     parts = build_parts(tiny_plan(techniques=["repa:block=1,teacher=scenes,hidden=8"]))
-    assert parts.terms[0].term.taps == {0}
+    assert parts.terms[0].part.taps == {0}
 
 
 @pytest.mark.parametrize("block", [0, 4, -1])

@@ -106,8 +106,8 @@ class Recorder(AlignmentTerm):
 def test_alignment_compares_the_kept_tokens() -> None:
     parts = build_parts(tiny_plan(techniques=["tread", "repa:teacher=scenes,hidden=8"]))
     (term,) = parts.terms
-    assert isinstance(term.term, AlignmentTerm)
-    recorder = Recorder(term.term._settings, term.term._place, term.term.projector)
+    assert isinstance(term.part, AlignmentTerm)
+    recorder = Recorder(term.part._settings, term.part._place, term.part.projector)
     recorder.ready()
     micro_batch_losses(replace(parts, terms=(Term(term.settings, recorder),)), 0, 4, 0, Clock(parts.device))
     assert recorder.shapes == (8, 8, 16)

@@ -170,7 +170,7 @@ def test_the_weight_of_a_term_follows_its_schedule(kind: Literal["ramp", "cosine
 def test_a_term_is_told_all_settings_of_its_data() -> None:
     for data in ("data.seed=0", "data.seed=1", "data.max_objects=1"):
         plan = tiny_plan(data, techniques=["repa:teacher=scenes,hidden=8"])
-        term = build_parts(plan).terms[0].term
+        term = build_parts(plan).terms[0].part
         assert isinstance(term, AlignmentTerm)
         assert DataSettings.model_validate_json(term._place.data_key) == plan.data
 
