@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.losses.alignment import AlignmentTerm
+from tintype.schedule import Schedule
 from tintype.seams import Draws, Route
 from tintype.techniques.tread import Tread, TreadSettings
 from tintype.train.clock import Clock
@@ -90,6 +92,11 @@ def test_blocks_are_numbers_from_one_or_shares_of_the_depth(depth: int, options:
 def test_a_range_that_cannot_be_is_refused(options: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         tiny_plan(techniques=[options])
+
+
+def test_a_share_that_changes_by_the_step_is_refused() -> None:
+    with pytest.raises(ValidationError, match="its schedule is constant or until"):
+        TreadSettings(first=2, last=3, schedule=Schedule(kind="ramp", end=5))
 
 
 class Recorder(AlignmentTerm):
