@@ -104,6 +104,12 @@ class Plan(Settings):
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    @property
+    def token_grid(self) -> tuple[int, int]:
+        """Rows and columns of the denoiser's tokens."""
+        side = self.data.size_px // (self.tokenizer.build().stride_px * self.model.patch)
+        return side, side
+
     def to_yaml(self) -> str:
         return write_yaml(plain(self))
 

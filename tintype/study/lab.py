@@ -21,7 +21,6 @@ from tintype.terminal import StudyDisplay, show_verdicts
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder, locked, refuse_foreign, write_bytes, write_text
 from tintype.train.interrupt import watch_signals
-from tintype.train.parts import token_grid
 
 _STUDY, _BASELINE = "study.yaml", "baseline.yaml"
 
@@ -46,7 +45,7 @@ def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
 
 def _fetch_losses(tasks: Sequence[Task]) -> None:
     """Finds what is wrong with teachers and perceptual losses before the first step, and gets their weights once."""
-    wanted = {(loss, token_grid(task.plan)): None for task in tasks if not _trained(task) for loss in task.plan.losses}
+    wanted = {(loss, task.plan.token_grid): None for task in tasks if not _trained(task) for loss in task.plan.losses}
     for loss, grid in wanted:
         loss.fetch(grid)
 

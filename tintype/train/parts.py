@@ -111,7 +111,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     with seeded(plan.seed, "denoiser"):
         denoiser = Transformer(plan.model, tokenizer.channels, text.dim)
     objective = plan.objective.build(plan.time)
-    place = Place(plan.model.width, token_grid(plan), device, source, plan.data.model_dump_json())
+    place = Place(plan.model.width, plan.token_grid, device, source, plan.data.model_dump_json())
     terms = tuple(_build_term(plan, settings, place) for settings in plan.losses) if training else ()
     owners = {"denoiser": denoiser, "text": text, **{LOSSES + term.name: term.part for term in terms}}
     modules = nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
@@ -129,12 +129,6 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
         terms=terms,
         modules=modules.to(device),
     )
-
-
-def token_grid(plan: Plan) -> tuple[int, int]:
-    """Rows and columns of the denoiser's tokens."""
-    side = plan.data.size_px // (plan.tokenizer.build().stride_px * plan.model.patch)
-    return side, side
 
 
 def _build_term(plan: Plan, settings: LossPart, place: Place) -> Term:
