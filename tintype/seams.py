@@ -38,13 +38,20 @@ class TextTokens:
     mask_BL: Tensor
 
 
+Merge = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""(all tokens before a range of blocks, the kept ones behind it, their indices or None for all) -> all tokens."""
+
+
 @dataclass(frozen=True)
 class Route:
-    """Blocks `start` to `end` - 1 see the kept tokens only; the others skip them and come back unchanged."""
+    """Blocks `start` to `end` - 1 see the kept tokens only, or do not run where none is kept."""
 
     start: int
     end: int
-    kept_BK: Tensor
+    kept_BK: Tensor | None
+    """None where all are kept."""
+    merge: Merge | None = None
+    """What becomes of the tokens behind the range. Without it those that skipped come back unchanged."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
@@ -163,7 +170,16 @@ class Weighting(Protocol):
 
 
 class Router(Protocol):
-    def plan(self, grid: tuple[int, int], step: int, draws: Draws) -> Route | None: ...
+    """Which tokens go through which blocks. One with parameters is an `nn.Module` too."""
+
+    def plan(self, grid: tuple[int, int], step: int, draws: Draws) -> Route | None:
+        """The way through a step of training."""
+
+    def whole(self) -> Route | None:
+        """The way of all tokens through all blocks, for sampling and validation."""
+
+    def sparse(self, kept_BK: Tensor) -> Route:
+        """The way on which only these tokens see the routed blocks: the weak branch of some guidances."""
 
 
 class LossTerm:

@@ -63,7 +63,11 @@ class RoutePart(Part):
     def check(self, plan: Plan) -> None:
         """Raises ValueError where the plan cannot have this route."""
 
-    def build(self, depth: int) -> Router:
+    def sparse_blocks(self, step: int) -> range:
+        """The blocks, counted from 0, that see a part of the tokens only at this step."""
+        raise NotImplementedError
+
+    def build(self, model: ModelSettings) -> Router:
         raise NotImplementedError
 
 
@@ -109,6 +113,9 @@ class ModelSettings(Settings):
     rope_theta: int = Field(10000, ge=1)
     time_factor: float = Field(1000.0, gt=0)
     time_max_period: int = Field(10000, ge=1)
+    resolution_embeds: bool = Field(
+        False, description="Add an embedding of the latents' height and width to that of the time"
+    )
     compile: bool = Field(False, description="torch.compile, block by block, of the denoiser and the text encoder")
     activation_checkpointing: bool = Field(False, description="Recompute each block in the backward pass")
 

@@ -37,8 +37,7 @@ def velocity_errors(parts: Parts, source: ImageSource, count: int, batch: int, s
             for t in TIMES:
                 t_B = x_BCHW.new_full((len(ids),), t)
                 x_t_BCHW = interpolate(x_BCHW, noise_BCHW, t_B)
-                output = parts.denoiser(x_t_BCHW, t_B, text)
-                predicted = parts.objective.velocity(output.prediction_BCHW, x_t_BCHW, t_B)
+                predicted = parts.velocity(x_t_BCHW, t_B, text)
                 at_time.append(mean_square(predicted, velocity(x_BCHW, noise_BCHW)).double().cpu())
         errors.append(torch.stack(at_time))
     return torch.cat(errors, dim=1)

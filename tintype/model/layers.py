@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+_SIDE_SIZE = 128
+
 
 def sinusoid(value_B: Tensor, size: int, max_period: int, factor: float = 1.0) -> Tensor:
     """Cosines, then sines, of `factor` × `value` at `size` / 2 geometric frequencies.
@@ -72,6 +74,21 @@ class VectorMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden: Tensor = self.out_layer(nn.functional.silu(self.in_layer(x)))
         return hidden
+
+
+class ResolutionEmbedder(nn.Module):
+    """A vector for the height and width of the latents: half of its sinusoids are the height's, half the width's."""
+
+    def __init__(self, width: int, max_period: int) -> None:
+        super().__init__()
+        self.max_period = max_period
+        self.mlp = VectorMLP(2 * _SIDE_SIZE, width)
+
+    def forward(self, height: int, width: int, like_B: Tensor) -> Tensor:
+        """[B, D], in the type and place of `like_B`."""
+        sides = [sinusoid(torch.full_like(like_B, side), _SIDE_SIZE, self.max_period) for side in (height, width)]
+        vector_BD: Tensor = self.mlp(torch.cat(sides, dim=-1))
+        return vector_BD
 
 
 class RMSNorm(nn.Module):

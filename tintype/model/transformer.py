@@ -18,6 +18,7 @@ from tintype.model.attention import Attention, KeyValue
 from tintype.model.layers import (
     FinalLayer,
     Modulation,
+    ResolutionEmbedder,
     VectorMLP,
     patchify,
     rotation_table,
@@ -28,6 +29,7 @@ from tintype.seams import Output, Route, TextTokens
 from tintype.settings import ModelSettings
 
 _TIME_SIZE = 256
+_MOST_SHAPES = 64
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,13 @@ class Transformer(nn.Module):
         self.txt_in = nn.Linear(text_dim, width)
         self.blocks = nn.ModuleList(Block(width, settings.heads, settings.mlp_ratio) for _ in range(settings.depth))
         self.final_layer = FinalLayer(width, patch_size)
+        # The last to draw its weights: the others' are the same with and without it.
+        embeds = settings.resolution_embeds
+        self.resolution_embedder = ResolutionEmbedder(width, settings.time_max_period) if embeds else None
         if settings.compile:
             for block in self.blocks:  # all blocks, of all runs of a process, share one compiled graph
                 block.compile(dynamic=False)
+            allow_shapes()
 
     def read_text(self, text: TextTokens) -> TextCache:
         """Projects the text and reads its keys and values in every block, once for all steps of sampling."""
@@ -97,6 +103,8 @@ class Transformer(nn.Module):
         """`taps` are blocks (counted from 0) whose output tokens come back in `Output.features`."""
         rows, columns = self._grid(x_t_BCHW)
         vector_BD = self._embed_time(t_B)
+        if self.resolution_embedder is not None:
+            vector_BD = vector_BD + self.resolution_embedder(*x_t_BCHW.shape[-2:], t_B)
         token_BLD = self.img_in(patchify(x_t_BCHW, self.settings.patch))
         rotation = self._rotation(rows, columns, x_t_BCHW.device)
         if isinstance(text, TextCache):
@@ -106,22 +114,27 @@ class Transformer(nn.Module):
             text_of_block = [self.txt_in(text.tokens_BLC)] * len(self.blocks)
             mask_BS = text.mask_BL
 
-        if route is not None and route.end > len(self.blocks):
-            raise ValueError(f"the route ends at block {route.end}, but there are {len(self.blocks)}")
+        depth = len(self.blocks)
+        if route is not None and route.end > depth:
+            raise ValueError(f"the route ends at block {route.end}, but there are {depth}")
         features: dict[int, Tensor] = {}
-        whole_BLD, whole_rotation = token_BLD, rotation
-        mask = _key_mask(mask_BS, rows * columns)
-        for index, block in enumerate(self.blocks):
-            if route is not None and index == route.start:
-                whole_BLD, token_BLD = token_BLD, _gather(token_BLD, route.kept_BK)
-                rotation = whole_rotation[0, 0][route.kept_BK][:, None]
-                mask = _key_mask(mask_BS, token_BLD.shape[1])
-            token_BLD = self._run(block, token_BLD, text_of_block[index], vector_BD, mask, rotation)
-            if index in taps:
-                features[index] = token_BLD
-            if route is not None and index == route.end - 1:
-                token_BLD = _scatter(whole_BLD, token_BLD, route.kept_BK)
-                rotation, mask = whole_rotation, _key_mask(mask_BS, rows * columns)
+
+        def through(blocks: range, token_BLD: Tensor, rotation: Tensor) -> Tensor:
+            mask = _key_mask(mask_BS, token_BLD.shape[1])
+            for index in blocks if token_BLD.shape[1] else ():
+                token_BLD = self._run(self.blocks[index], token_BLD, text_of_block[index], vector_BD, mask, rotation)
+                if index in taps:
+                    features[index] = token_BLD
+            return token_BLD
+
+        if route is None:
+            token_BLD = through(range(depth), token_BLD, rotation)
+        else:
+            token_BLD = through(range(route.start), token_BLD, rotation)
+            kept_BKD, kept_rotation = _keep(token_BLD, rotation, route.kept_BK)
+            kept_BKD = through(range(route.start, route.end), kept_BKD, kept_rotation)
+            token_BLD = (route.merge or _put_back)(token_BLD, kept_BKD, route.kept_BK)
+            token_BLD = through(range(route.end, depth), token_BLD, rotation)
 
         flat_BLP = self.final_layer(token_BLD, vector_BD)
         return Output(unpatchify(flat_BLP, self.settings.patch, rows, columns), features, route)
@@ -154,6 +167,11 @@ class Transformer(nn.Module):
         return _rotation(rows, columns, head_size, self.settings.rope_theta, device)
 
 
+def allow_shapes() -> None:
+    """Training, sampling and routes each have their own shapes: more than the eight that torch would compile."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_SHAPES)
+
+
 @lru_cache(maxsize=32)
 def _rotation(rows: int, columns: int, head_size: int, theta: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # a cached table may serve training after it was made while sampling
@@ -172,10 +190,16 @@ def _key_mask(mask_BS: Tensor, image_tokens: int) -> Tensor:
     return torch.cat([mask_BS, image], dim=1)[:, None, None, :]
 
 
-def _gather(token_BLD: Tensor, kept_BK: Tensor) -> Tensor:
-    return token_BLD.gather(1, kept_BK[:, :, None].expand(-1, -1, token_BLD.shape[-1]))
+def _keep(token_BLD: Tensor, rotation: Tensor, kept_BK: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The kept tokens, each with its own rotation."""
+    if kept_BK is None:
+        return token_BLD, rotation
+    kept_BKD = token_BLD.gather(1, kept_BK[:, :, None].expand(-1, -1, token_BLD.shape[-1]))
+    return kept_BKD, rotation[0, 0][kept_BK][:, None]
 
 
-def _scatter(whole_BLD: Tensor, kept_BKD: Tensor, kept_BK: Tensor) -> Tensor:
+def _put_back(whole_BLD: Tensor, kept_BKD: Tensor, kept_BK: Tensor | None) -> Tensor:
+    if kept_BK is None:
+        return kept_BKD
     index = kept_BK[:, :, None].expand(-1, -1, whole_BLD.shape[-1])
     return whole_BLD.scatter(1, index, kept_BKD.to(whole_BLD.dtype))

@@ -12,21 +12,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from tintype.errors import UserError
 from tintype.losses import Scheduled
 from tintype.losses.alignment import AlignmentOptions, AlignmentPart, AlignmentTerm, minus_mean_cosine
-from tintype.seams import Draws, Place
+from tintype.seams import Place
 from tintype.techniques.technique import Technique
 
 if TYPE_CHECKING:
     from tintype.plan import Plan
 
 _EPSILON = 1e-6
-_SOME_GRID = (16, 16)
 
 
 class Options(AlignmentOptions, Scheduled):
@@ -39,13 +37,9 @@ class IrepaSettings(AlignmentPart, Options):
     kind: Literal["irepa"] = "irepa"
 
     def check(self, plan: Plan) -> None:
-        """Asks the plan's router itself which blocks see all tokens, where the term begins."""
+        """Asks the plan's route which blocks see all tokens, where the term begins."""
         super().check(plan)
-        if plan.route is None:
-            return
-        router = plan.route.build(plan.model.depth)
-        route = router.plan(_SOME_GRID, self.schedule.start, Draws(plan.seed, torch.zeros(1, dtype=torch.int64)))
-        if route is not None and route.start < self.block <= route.end:
+        if plan.route is not None and self.block - 1 in plan.route.sparse_blocks(self.schedule.start):
             raise ValueError(_routed(self.block, f"a part of the tokens (route.kind '{plan.route.kind}')"))
 
     def build(self, place: Place) -> IrepaTerm:

@@ -7,22 +7,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tintype.data.scenes.source import scene_source
 from tintype.errors import UserError
 from tintype.losses import LossPart
-from tintype.model import Transformer
+from tintype.model import TextCache, Transformer
 from tintype.plan import Plan
 from tintype.rng import stream_key
+from tintype.routing import Unrouted
 from tintype.seams import (
     CaptionPolicy,
     ImageSource,
     LossTerm,
     Objective,
     Place,
+    Route,
     Router,
     TextEncoder,
+    TextTokens,
     Tokenizer,
     Weighting,
 )
@@ -51,7 +54,7 @@ class Parts:
     denoiser: Transformer
     objective: Objective
     weighting: Weighting | None
-    router: Router | None
+    router: Router
     terms: tuple[Term, ...]
     modules: nn.ModuleDict
     """All that is trained: optimizer, weight average, checkpoint and export see exactly this."""
@@ -61,6 +64,13 @@ class Parts:
     def terms_at(self, step: int) -> list[Term]:
         """The terms that have a weight at this step."""
         return [term for term in self.terms if term.settings.weight_at(step)]
+
+    def velocity(
+        self, x_t_BCHW: Tensor, t_B: Tensor, text: TextTokens | TextCache, route: Route | None = None
+    ) -> Tensor:
+        """The velocity as sampling and validation see it, where every token goes through every block by default."""
+        output = self.denoiser(x_t_BCHW, t_B, text, route=route or self.router.whole())
+        return self.objective.velocity(output.prediction_BCHW, x_t_BCHW, t_B)
 
     @contextmanager
     def compute(self) -> Iterator[None]:
@@ -110,10 +120,13 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
         text.compile_layers()
     with seeded(plan.seed, "denoiser"):
         denoiser = Transformer(plan.model, tokenizer.channels, text.dim)
+    with seeded(plan.seed, "router"):
+        router = plan.route.build(plan.model) if plan.route else Unrouted(plan.model.depth)
     objective = plan.objective.build(plan.time)
     place = Place(plan.model.width, plan.token_grid, device, source, plan.data.model_dump_json())
     terms = tuple(_build_term(plan, settings, place) for settings in plan.losses) if training else ()
-    owners = {"denoiser": denoiser, "text": text, **{LOSSES + term.name: term.part for term in terms}}
+    of_losses = {LOSSES + term.name: term.part for term in terms}
+    owners = {"denoiser": denoiser, "text": text, "router": router, **of_losses}
     modules = nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
     return Parts(
         plan=plan,
@@ -125,7 +138,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
         denoiser=denoiser,
         objective=objective,
         weighting=plan.weighting.build(plan.time, objective) if plan.weighting else None,
-        router=plan.route.build(plan.model.depth) if plan.route else None,
+        router=router,
         terms=terms,
         modules=modules.to(device),
     )

@@ -115,7 +115,7 @@ def micro_batch_losses(parts: Parts, first: int, count: int, step: int, clock: C
         with clock.part("forward"):
             sample = parts.objective.draw(z_BCHW, draws)
             grid = (z_BCHW.shape[2] // plan.model.patch, z_BCHW.shape[3] // plan.model.patch)
-            route = parts.router.plan(grid, step, draws) if parts.router else None
+            route = parts.router.plan(grid, step, draws)
             taps = frozenset[int]().union(*(term.part.taps for term in terms))
             output = parts.denoiser(sample.x_t_BCHW, sample.t_B, text, route=route, taps=taps)
         with clock.part("losses"):

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from tintype.model import Transformer
+from tintype.model.transformer import _put_back
 from tintype.seams import Output, Route, TextTokens
 from tintype.settings import ModelSettings
 
@@ -30,9 +31,10 @@ def inputs(batch: int = 3, side: int = 8) -> tuple[Tensor, Tensor, TextTokens]:
 
 
 @pytest.mark.parametrize("bottleneck", [None, 6])
-def test_equals_diffusers_with_the_same_weights(bottleneck: int | None) -> None:
+@pytest.mark.parametrize("resolution", [False, True])
+def test_equals_diffusers_with_the_same_weights(bottleneck: int | None, resolution: bool) -> None:
     diffusers = pytest.importorskip("diffusers")
-    model = random_model(SETTINGS.model_copy(update={"bottleneck": bottleneck}))
+    model = random_model(SETTINGS.model_copy(update={"bottleneck": bottleneck, "resolution_embeds": resolution}))
     theirs = diffusers.PRXTransformer2DModel(
         in_channels=CHANNELS,
         patch_size=2,
@@ -43,10 +45,12 @@ def test_equals_diffusers_with_the_same_weights(bottleneck: int | None) -> None:
         depth=3,
         axes_dim=[8, 8],
         bottleneck_size=bottleneck,
+        resolution_embeds=resolution,
     )
     assert set(theirs.state_dict()) == set(model.state_dict())
     theirs.load_state_dict(model.state_dict())
     x, t, text = inputs()
+    x = x[:, :, :, :6]  # height and width differ
     with torch.no_grad():
         ours = model(x, t, text).prediction_BCHW
         expected = theirs(x, t, text.tokens_BLC, text.mask_BL).sample
@@ -125,6 +129,32 @@ def test_routing_every_token_around_a_block_removes_the_block() -> None:
     assert torch.equal(routed.prediction_BCHW, predict(model, None).prediction_BCHW)
 
 
+def test_a_route_without_a_list_of_tokens_keeps_all_and_can_still_merge_them() -> None:
+    model = random_model()
+    dense = predict(model, None).prediction_BCHW
+    assert torch.equal(predict(model, Route(1, 2, None)).prediction_BCHW, dense)
+    first = predict(model, Route(1, 2, None, lambda whole, inside, kept: whole)).prediction_BCHW
+    del model.blocks[1]
+    assert torch.equal(first, predict(model, None).prediction_BCHW)
+
+
+def test_the_size_of_the_latents_matters_to_a_model_that_is_told() -> None:
+    x, t, text = inputs()
+    told, plain = random_model(SETTINGS.model_copy(update={"resolution_embeds": True})), random_model()
+    vectors = [told.resolution_embedder(height, 8, t) for height in (8, 12)]  # type: ignore[misc]
+    assert not torch.allclose(*vectors)
+    assert not torch.allclose(told(x, t, text).prediction_BCHW, plain(x, t, text).prediction_BCHW)
+
+
+def test_the_embedding_of_the_size_leaves_the_other_weights_alone() -> None:
+    models = []
+    for embeds in (False, True):
+        torch.manual_seed(0)
+        models.append(Transformer(SETTINGS.model_copy(update={"resolution_embeds": embeds}), CHANNELS, TEXT))
+    told = models[1].state_dict()
+    assert all(torch.equal(told[name], tensor) for name, tensor in models[0].state_dict().items())
+
+
 def test_taps_return_features_and_which_tokens_they_are() -> None:
     model, kept = random_model(), torch.tensor([[0, 3], [5, 1], [2, 9]])
     output = predict(model, Route(1, 2, kept), taps=(0, 1, 2))
@@ -133,13 +163,24 @@ def test_taps_return_features_and_which_tokens_they_are() -> None:
     assert output.tokens_at(0) is None and inside is not None and torch.equal(inside, kept)
 
 
-def test_skipped_tokens_pass_unchanged_and_carry_gradient() -> None:
+def test_skipped_tokens_and_their_gradients_pass_unchanged() -> None:
     model, (x, t, text) = random_model(), inputs()
     kept = torch.tensor([[0], [1], [2]])
-    output = model(x, t, text, route=Route(1, 2, kept), taps=(0, 1))
-    before, inside = output.features[0], output.features[1]
-    gradient = torch.autograd.grad(output.prediction_BCHW.sum(), [before, inside])
-    assert float(gradient[0][:, 15].abs().min()) > 0 and inside.shape[1] == 1
+    merged: list[Tensor] = []
+
+    def note(whole: Tensor, inside: Tensor, kept_BK: Tensor | None) -> Tensor:
+        merged.append(_put_back(whole, inside, kept_BK))
+        return merged[0]
+
+    output = model(x, t, text, route=Route(1, 2, kept, note), taps=(0, 1))
+    before, behind = output.features[0], merged[0]
+    gradient = torch.autograd.grad(output.prediction_BCHW.sum(), [before, behind])
+    skipped = torch.ones(3, 16, dtype=torch.bool).scatter(1, kept, False)
+    assert torch.equal(before[skipped], behind[skipped]) and output.features[1].shape[1] == 1
+    assert torch.equal(gradient[0][skipped], gradient[1][skipped]) and bool(gradient[0][skipped].any())
+    assert not torch.equal(gradient[0][~skipped], gradient[1][~skipped])
+    plain = model(x, t, text, route=Route(1, 2, kept)).prediction_BCHW
+    assert torch.equal(plain, output.prediction_BCHW)
 
 
 def test_recomputing_activations_changes_nothing() -> None:

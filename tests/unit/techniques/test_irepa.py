@@ -12,7 +12,7 @@ from tests.unit.losses.alignment_views import GRID, SAMPLES, WIDTH, normal, plac
 from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.seams import Draws, Route
-from tintype.settings import RoutePart
+from tintype.settings import ModelSettings, RoutePart
 from tintype.techniques.irepa import IrepaSettings, IrepaTerm, spatially_normalised
 from tintype.train.parts import build_parts
 from tintype.vision.teachers import SceneTeacherSettings
@@ -85,7 +85,10 @@ class HalfSettings(RoutePart):
     end: int
     from_step: int = 0
 
-    def build(self, depth: int) -> Half:
+    def sparse_blocks(self, step: int) -> range:
+        return range(self.start, self.end) if step >= self.from_step else range(0)
+
+    def build(self, model: ModelSettings) -> Half:
         return Half(self)
 
 
@@ -97,6 +100,12 @@ class Half:
         if step < self.settings.from_step:
             return None
         kept_BK = torch.arange(grid[0] * grid[1] // 2).expand(len(draws.position_B), -1)
+        return self.sparse(kept_BK)
+
+    def whole(self) -> Route | None:
+        return None
+
+    def sparse(self, kept_BK: Tensor) -> Route:
         return Route(self.settings.start, self.settings.end, kept_BK)
 
 

@@ -29,7 +29,7 @@ def routed(share: float = 0.5, step: int = 0, positions: Tensor | None = None, d
 
 def kept(share: float = 0.5, positions: Tensor | None = None) -> Tensor:
     route = routed(share, positions=positions)
-    assert route is not None
+    assert route is not None and route.kept_BK is not None
     return route.kept_BK
 
 
@@ -59,7 +59,6 @@ def test_the_draw_is_of_the_sample_and_not_of_its_batch() -> None:
 def test_the_last_steps_can_be_dense() -> None:
     plan = tiny_plan("train.steps=10", techniques=["tread:dense=0.3"])
     router = build_parts(plan).router
-    assert router is not None
     draws = Draws(0, torch.arange(2))
     assert [router.plan((4, 4), step, draws) is None for step in (0, 6, 7, 9)] == [False, False, True, True]
 
@@ -77,7 +76,7 @@ def test_the_last_steps_can_be_dense() -> None:
 def test_blocks_are_numbers_from_one_or_shares_of_the_depth(depth: int, options: str, blocks: tuple[int, int]) -> None:
     plan = tiny_plan(f"model.depth={depth}", techniques=[options])
     assert isinstance(plan.route, TreadSettings) and (plan.route.first, plan.route.last) == blocks
-    route = plan.route.build(depth).plan((4, 4), 0, Draws(0, torch.arange(2)))
+    route = plan.route.build(plan.model).plan((4, 4), 0, Draws(0, torch.arange(2)))
     assert route is not None and (route.start, route.end) == (blocks[0] - 1, blocks[1])
 
 
@@ -96,7 +95,7 @@ def test_a_range_that_cannot_be_is_refused(options: str, message: str) -> None:
 
 def test_a_share_that_changes_by_the_step_is_refused() -> None:
     with pytest.raises(ValidationError, match="its schedule is constant or until"):
-        TreadSettings(first=2, last=3, schedule=Schedule(kind="ramp", end=5))
+        TreadSettings(share=0.5, first=2, last=3, schedule=Schedule(kind="ramp", end=5))
 
 
 class Recorder(AlignmentTerm):

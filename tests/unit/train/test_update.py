@@ -13,7 +13,7 @@ from tests.tiny import tiny_plan
 from tintype.losses import LossPart
 from tintype.losses.alignment import AlignmentTerm
 from tintype.schedule import Schedule
-from tintype.seams import Draws, LossTerm, Route, Sample, View
+from tintype.seams import Draws, LossTerm, Sample, View
 from tintype.settings import DataSettings
 from tintype.train.clock import PARTS, Clock
 from tintype.train.optim.ema import Ema
@@ -114,14 +114,6 @@ class Spy(Poisoned):
         return self.samples[-1]
 
 
-class KeepHalf:
-    """A router: the first half of the tokens goes through the middle block."""
-
-    def plan(self, grid: tuple[int, int], step: int, draws: Draws) -> Route | None:
-        count = grid[0] * grid[1] // 2
-        return Route(1, 2, torch.arange(count).expand(len(draws.position_B), -1))
-
-
 class FeatureNormSettings(LossPart):
     kind: Literal["feature_norm"] = "feature_norm"
 
@@ -142,10 +134,10 @@ class FeatureNorm(nn.Module, LossTerm):
 
 
 def test_a_loss_term_sees_the_routed_tokens_and_its_weight_follows_the_step() -> None:
-    parts = build_parts(tiny_plan())
+    parts = build_parts(tiny_plan(techniques=["tread"]))
     term = FeatureNorm()
     settings = FeatureNormSettings(weight=2.0, schedule=Schedule(kind="until", end=1))
-    routed = replace(parts, router=KeepHalf(), terms=(Term(settings, term),))
+    routed = replace(parts, terms=(Term(settings, term),))
     first = micro_batch_losses(routed, 0, 4, 0, clock()).parts
     later = micro_batch_losses(routed, 0, 4, 1, clock()).parts
     assert set(later) == {"loss", "flow"}

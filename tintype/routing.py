@@ -1,0 +1,101 @@
+"""What the routes of all techniques share: their range of blocks, their schedule, and the draw of the kept tokens.
+
+B: samples, L: tokens, K: kept tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from tintype.schedule import Schedule
+from tintype.seams import Draws, Route
+from tintype.settings import RoutePart, Settings
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+Block = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]
+"""A block counted from 1, or a share of the depth."""
+
+
+class RouteOptions(Settings):
+    """What a user says of a route."""
+
+    share: float = Field(gt=0, lt=1, description="Share of the tokens that skip the range of blocks")
+    first: Block | None = Field(None, description="First block that they skip, counted from 1, or a share of the depth")
+    last: Block | None = Field(None, description="Last block that they skip, counted from 1, or a share of the depth")
+    dense: float = Field(0.0, ge=0, lt=1, description="Share of the steps, at the end, in which no token skips")
+
+    def resolved(self, plan: Plan) -> dict[str, Any]:
+        """The same as settings of a part: blocks and steps are numbers."""
+        depth, steps = plan.model.depth, plan.train.steps
+        usual = usual_range(depth)
+        first = usual[0] if self.first is None else _block(self.first, depth)
+        last = max(first, usual[1]) if self.last is None else _block(self.last, depth)
+        end = max(1, round(steps * (1 - self.dense)))
+        schedule = Schedule(kind="until", end=end) if self.dense else Schedule()
+        own = {key: getattr(self, key) for key in type(self).model_fields if key not in ("first", "last", "dense")}
+        return {**own, "first": first, "last": last, "schedule": schedule}
+
+
+def _block(block: int | float, depth: int) -> int:
+    return max(1, round(block * depth)) if isinstance(block, float) else block
+
+
+def usual_range(depth: int) -> tuple[int, int]:
+    """The first and last block of PRX's range, 3 to 13 of 16, in a model of this depth; counted from 1."""
+    first = min(depth, max(2, round(depth / 8) + 1))
+    return first, max(first, round(depth * 13 / 16))
+
+
+class RangePart(RoutePart):
+    """A route around one range of blocks; in the last steps the schedule can switch it off."""
+
+    share: float = Field(gt=0, lt=1)
+    first: int = Field(ge=1, description="First block that tokens skip, counted from 1")
+    last: int = Field(ge=1, description="Last block that tokens skip")
+    schedule: Schedule = Schedule()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RangePart:
+        if self.last < self.first:
+            raise ValueError(f"{self.kind}: the last block to skip ({self.last}) comes before the first ({self.first})")
+        if self.schedule.kind not in ("constant", "until"):
+            raise ValueError(f"{self.kind}: tokens skip or they do not: its schedule is constant or until")
+        return self
+
+    def check(self, plan: Plan) -> None:
+        if self.last > plan.model.depth:
+            raise ValueError(
+                f"{self.kind}: tokens skip blocks {self.first} to {self.last}, but model.depth is {plan.model.depth}"
+            )
+
+    def sparse_blocks(self, step: int) -> range:
+        return range(self.first - 1, self.last) if self.schedule.factor(step) else range(0)
+
+
+@dataclass(frozen=True)
+class Unrouted:
+    """Every token goes through every block. Guidance can still ask what the model says without some of them."""
+
+    depth: int
+
+    def plan(self, grid: tuple[int, int], step: int, draws: Draws) -> Route | None:
+        return None
+
+    def whole(self) -> Route | None:
+        return None
+
+    def sparse(self, kept_BK: Tensor) -> Route:
+        first, last = usual_range(self.depth)
+        return Route(first - 1, last, kept_BK)
+
+
+def random_kept(draws: Draws, tokens: int, count: int, stream: str = "route") -> Tensor:
+    """`count` of the tokens of each sample, in order, all choices equally likely."""
+    order_BL = draws.uniform(stream, (tokens,)).argsort(dim=1, stable=True)
+    return order_BL[:, tokens - count :].sort(dim=1).values
