@@ -2,23 +2,26 @@
 
 Image i starts from noise that is a function of (seed, i) alone, so it does not depend on the batch it is made in.
 
-B: images of a batch, C: channels, H, W: latent rows and columns.
+B: images of a batch, C: channels, H, W: latent rows and columns, K: kept tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from tintype.data.captions import NULL_CAPTION
-from tintype.flow.guidance import ClassifierFreeSettings
+from tintype.flow.guidance import ClassifierFreeSettings, Guidance
 from tintype.flow.path import sampling_times
 from tintype.flow.sampler import Method, integrate
 from tintype.model import TextCache
-from tintype.seams import Draws, TextTokens
+from tintype.routing import random_kept
+from tintype.seams import Draws, Route, TextTokens, VelocityFn
 from tintype.settings import Settings
 from tintype.train.parts import Parts
 from tintype.velocity_bias import velocity_bias
@@ -27,7 +30,7 @@ from tintype.velocity_bias import velocity_bias
 class SamplerSettings(Settings):
     method: Method = "euler"
     steps: int = Field(50, ge=1)
-    guidance: ClassifierFreeSettings = ClassifierFreeSettings()
+    guidance: Guidance = ClassifierFreeSettings()
     batch: int = Field(64, ge=1, description="Images made at a time; the images do not depend on it")
 
 
@@ -62,24 +65,49 @@ def _generate_batch(
     side = size_px // parts.tokenizer.stride_px
     noise_BCHW = draws.normal("sample", (parts.tokenizer.channels, side, side))
     with parts.compute():
-        captioned = parts.denoiser.read_text(parts.text.encode(captions))
+        caption = parts.denoiser.read_text(parts.text.encode(captions))
         null = parts.denoiser.read_text(_repeat(parts.text.encode([NULL_CAPTION]), len(captions)))
-        pair = _concatenate(captioned, null)
-
-        def velocity(x_BCHW: Tensor, t: float, text: TextCache) -> Tensor:
-            t_B = x_BCHW.new_full((x_BCHW.shape[0],), t)
-            output = parts.denoiser(x_BCHW, t_B, text)
-            return parts.objective.velocity(output.prediction_BCHW, x_BCHW, t_B)
-
-        def both(x_BCHW: Tensor, t: float) -> tuple[Tensor, Tensor]:
-            first, second = velocity(torch.cat([x_BCHW, x_BCHW]), t, pair).chunk(2)
-            return first, second
-
+        branches = TextBranches(parts, draws, (side // parts.plan.model.patch) ** 2, caption, null)
         bias = velocity_bias(parts, size_px) if settings.guidance.unbias else None
-        guided = settings.guidance.build(lambda x_BCHW, t: velocity(x_BCHW, t, captioned), both, bias)
+        guided = settings.guidance.build(branches, bias)
         times = sampling_times(settings.steps, parts.plan.time.shift)
         z_BCHW = integrate(guided, noise_BCHW, times, settings.method, lambda: on_step(len(captions)))
         return parts.tokenizer.decode(z_BCHW).cpu()
+
+
+@dataclass(frozen=True)
+class TextBranches:
+    """The velocities of a batch of images with their captions and with the null caption."""
+
+    parts: Parts
+    draws: Draws
+    tokens: int
+    caption: TextCache
+    null: TextCache
+
+    def captioned(self, x_t_BCHW: Tensor, t: float) -> Tensor:
+        return self._velocity(x_t_BCHW, t, self.caption)
+
+    def captioned_and_null(self, x_t_BCHW: Tensor, t: float) -> tuple[Tensor, Tensor]:
+        first, second = self._velocity(torch.cat([x_t_BCHW, x_t_BCHW]), t, self._both).chunk(2)
+        return first, second
+
+    def captioned_sparse(self, share: float) -> VelocityFn:
+        skipping = int(self.tokens * share)
+        kept_BK = random_kept(self.draws, self.tokens, self.tokens - skipping, "guidance")
+        route = self.parts.router.sparse(kept_BK)
+        return lambda x_t_BCHW, t: self._velocity(x_t_BCHW, t, self.caption, route)
+
+    def null_shallow(self, x_t_BCHW: Tensor, t: float) -> Tensor:
+        nothing_BK = torch.empty(len(x_t_BCHW), 0, dtype=torch.int64, device=x_t_BCHW.device)
+        return self._velocity(x_t_BCHW, t, self.null, self.parts.router.sparse(nothing_BK))
+
+    def _velocity(self, x_t_BCHW: Tensor, t: float, text: TextCache, route: Route | None = None) -> Tensor:
+        return self.parts.velocity(x_t_BCHW, x_t_BCHW.new_full((len(x_t_BCHW),), t), text, route)
+
+    @cached_property
+    def _both(self) -> TextCache:
+        return _concatenate(self.caption, self.null)
 
 
 def _repeat(text: TextTokens, count: int) -> TextTokens:

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from tintype.errors import UserError
 from tintype.evaluation.prompts import CAPTIONS, read_prompts
-from tintype.flow.guidance import ClassifierFreeSettings
+from tintype.flow.guidance import Guidance
 from tintype.flow.sampler import Method
 from tintype.generate import SamplerSettings
 from tintype.metrics import clip_score, scene_accuracy, throughput, validation
@@ -41,7 +41,7 @@ class Condition(Settings):
     per_prompt: int = Field(1, ge=1, description="Images for each prompt of a file")
     method: Method | None = None
     steps: int | None = Field(None, ge=1)
-    guidance: ClassifierFreeSettings | None = None
+    guidance: Guidance | None = None
     distances: bool = Field(True, description="Compare these images with the reference too; never for a prompt file")
 
     @model_validator(mode="after")
@@ -160,13 +160,8 @@ class Sampling:
     @property
     def words(self) -> str:
         """How it differs from nothing said: for the definition of its metrics."""
-        guidance = self.sampler.guidance
         asked = f"{self.prompts} captions" if self.prompts in CAPTIONS else f"the prompts of {Path(self.prompts).name}"
-        unbias = ", unbiased velocity" if guidance.unbias else ""
-        return (
-            f"{asked}, {self.sampler.method}, {self.sampler.steps} steps, {guidance.kind} guidance {guidance.scale:g}"
-            + unbias
-        )
+        return f"{asked}, {self.sampler.method}, {self.sampler.steps} steps, {self.sampler.guidance.words}"
 
 
 @dataclass(frozen=True)

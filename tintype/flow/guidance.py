@@ -1,5 +1,8 @@
 """Guidance belongs to the evaluation protocol, not to an arm: every arm is sampled with the same one by default.
 
+Each guidance extrapolates from a weak velocity through a strong one, v = weak + scale (strong - weak), for t inside its
+interval; elsewhere v = strong. The strong one is the model's with the caption; the kinds differ in the weak one.
+
 B: samples, C: channels, H, W: latent rows and columns.
 """
 
@@ -7,20 +10,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
 from tintype.seams import VelocityFn
 from tintype.settings import Part
 
+PairFn = Callable[[Tensor, float], tuple[Tensor, Tensor]]
+"""(x_t_BCHW, t) -> the strong and the weak velocity."""
 
-class ClassifierFreeSettings(Part):
-    """v = v_null + scale (v_caption - v_null) for t inside the interval; elsewhere v = v_caption."""
 
-    kind: Literal["classifier-free"] = "classifier-free"
+class Branches(Protocol):
+    """The ways in which a model can be asked for its velocity."""
+
+    def captioned(self, x_t_BCHW: Tensor, t: float) -> Tensor: ...
+
+    def captioned_and_null(self, x_t_BCHW: Tensor, t: float) -> tuple[Tensor, Tensor]:
+        """With the caption and without it, in one batch."""
+
+    def captioned_sparse(self, share: float) -> VelocityFn:
+        """With the caption, while this share of the tokens skips the routed blocks: the same ones at every t."""
+
+    def null_shallow(self, x_t_BCHW: Tensor, t: float) -> Tensor:
+        """Without the caption, while all tokens skip the routed blocks."""
+
+
+class GuidancePart(Part):
     scale: float = Field(3.5, ge=0)
     from_t: float = Field(0.0, ge=0, le=1)
     to_t: float = Field(1.0, ge=0, le=1)
@@ -29,18 +47,71 @@ class ClassifierFreeSettings(Part):
     )
 
     @model_validator(mode="after")
-    def _interval(self) -> ClassifierFreeSettings:
+    def _interval(self) -> GuidancePart:
         if self.from_t > self.to_t:
             raise ValueError(f"from_t ({self.from_t}) is above to_t ({self.to_t})")
         return self
 
-    def build(
-        self,
-        conditional: VelocityFn,
-        both: Callable[[Tensor, float], tuple[Tensor, Tensor]],
-        bias: VelocityBias | None = None,
-    ) -> VelocityFn:
-        return ClassifierFree(self, conditional, both, bias)
+    @property
+    def words(self) -> str:
+        """What it is, for the definition of a metric."""
+        interval = "" if (self.from_t, self.to_t) == (0, 1) else f" for t in {self.from_t:g}-{self.to_t:g}"
+        return f"{self.kind} guidance {self.scale:g}{interval}" + (", unbiased velocity" if self.unbias else "")
+
+    def pair(self, branches: Branches) -> PairFn:
+        raise NotImplementedError
+
+    def build(self, branches: Branches, bias: VelocityBias | None = None) -> VelocityFn:
+        return Guided(self, branches.captioned, self.pair(branches), bias)
+
+
+class ClassifierFreeSettings(GuidancePart):
+    """The weak velocity is that without the caption."""
+
+    kind: Literal["classifier-free"] = "classifier-free"
+
+    def pair(self, branches: Branches) -> PairFn:
+        return branches.captioned_and_null
+
+
+class SelfSettings(GuidancePart):
+    """The weak velocity is the model's own with the caption, while a part of the tokens skips the middle blocks.
+
+    TREAD's guidance: it needs no null caption. Which blocks is the run's own route; without one, PRX's range of blocks.
+    """
+
+    kind: Literal["self"] = "self"
+    share: float = Field(0.5, gt=0, lt=1, description="Share of the tokens that skip in the weak branch")
+
+    @property
+    def words(self) -> str:
+        return f"{super().words} ({self.share:g} of the tokens skip in the weak branch)"
+
+    def pair(self, branches: Branches) -> PairFn:
+        weak = branches.captioned_sparse(self.share)
+        return lambda x_t_BCHW, t: (branches.captioned(x_t_BCHW, t), weak(x_t_BCHW, t))
+
+
+class PathDropSettings(GuidancePart):
+    """The weak velocity is that without the caption and without the middle blocks: SPRINT's, about half the work."""
+
+    kind: Literal["path-drop"] = "path-drop"
+
+    def pair(self, branches: Branches) -> PairFn:
+        return lambda x_t_BCHW, t: (branches.captioned(x_t_BCHW, t), branches.null_shallow(x_t_BCHW, t))
+
+
+def _with_kind(value: Any) -> Any:
+    """A kind alone, or settings without a kind, which are classifier-free guidance's."""
+    if isinstance(value, str):
+        return {"kind": value}
+    return {"kind": "classifier-free", **value} if isinstance(value, dict) else value
+
+
+Guidance = Annotated[
+    ClassifierFreeSettings | SelfSettings | PathDropSettings, Field(discriminator="kind"), BeforeValidator(_with_kind)
+]
+"""Any guidance, as a user writes it: `{scale: 3.5}`, `{kind: self, scale: 2}`, or a kind alone."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +126,10 @@ class VelocityBias:
 
 
 @dataclass(frozen=True)
-class ClassifierFree:
-    settings: ClassifierFreeSettings
-    conditional: VelocityFn
-    both: Callable[[Tensor, float], tuple[Tensor, Tensor]]
+class Guided:
+    settings: GuidancePart
+    strong: VelocityFn
+    pair: PairFn
     bias: VelocityBias | None = None
     """Undone once, on the guided velocity: the bias is affine, and the weights of the two branches sum to one."""
 
@@ -69,6 +140,6 @@ class ClassifierFree:
     def _guided(self, x_t_BCHW: Tensor, t: float) -> Tensor:
         settings = self.settings
         if settings.scale == 1 or not settings.from_t <= t <= settings.to_t:
-            return self.conditional(x_t_BCHW, t)
-        captioned, null = self.both(x_t_BCHW, t)
-        return torch.lerp(null, captioned, settings.scale)
+            return self.strong(x_t_BCHW, t)
+        strong, weak = self.pair(x_t_BCHW, t)
+        return torch.lerp(weak, strong, settings.scale)

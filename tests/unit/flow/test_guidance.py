@@ -1,13 +1,22 @@
-"""`unbias` on the closed form of a Gaussian, whose contrastive minimiser is (v - λ m) / (1 - λ)."""
+"""The guidances on plain functions, and `unbias` on a Gaussian, whose contrastive minimiser is (v - λ m) / (1 - λ)."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
+from tests.branches import PlainBranches
 from tests.gaussian import MEAN, STD, best_velocity
-from tintype.flow.guidance import ClassifierFreeSettings, VelocityBias
+from tintype.flow.guidance import (
+    ClassifierFreeSettings,
+    Guidance,
+    GuidancePart,
+    PathDropSettings,
+    SelfSettings,
+    VelocityBias,
+)
 from tintype.flow.path import sampling_times
 from tintype.flow.sampler import integrate
 from tintype.seams import VelocityFn
@@ -28,11 +37,8 @@ def null_velocity(x: Tensor, t: float) -> Tensor:
 def guided(scale: float, bias: VelocityBias | None, trained_biased: bool) -> VelocityFn:
     through = biased if trained_biased else torch.clone
     settings = ClassifierFreeSettings(scale=scale, from_t=0.25, to_t=0.75)
-    return settings.build(
-        lambda x, t: through(best_velocity(x, t)),
-        lambda x, t: (through(best_velocity(x, t)), through(null_velocity(x, t))),
-        bias,
-    )
+    branches = PlainBranches(lambda x, t: through(best_velocity(x, t)), lambda x, t: through(null_velocity(x, t)))
+    return settings.build(branches, bias)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 3.5])
@@ -54,7 +60,51 @@ def test_undone_the_sampler_ends_at_the_data() -> None:
 
 def test_the_mean_is_that_of_each_place() -> None:
     mean_CHW = torch.arange(12.0).view(3, 2, 2)
-    velocity = ClassifierFreeSettings(scale=1.0).build(
-        lambda x, t: torch.zeros_like(x), lambda x, t: (x, x), VelocityBias(0.5, mean_CHW)
-    )
+    branches = PlainBranches(lambda x, t: torch.zeros_like(x))
+    velocity = ClassifierFreeSettings(scale=1.0).build(branches, VelocityBias(0.5, mean_CHW))
     assert torch.equal(velocity(torch.zeros(2, 3, 2, 2), 0.5), (mean_CHW / 2).expand(2, -1, -1, -1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "weak"),
+    [
+        (ClassifierFreeSettings(scale=3.0, to_t=0.9), 2.0),
+        (SelfSettings(scale=3.0, to_t=0.9, share=0.25), 0.25),
+        (PathDropSettings(scale=3.0, to_t=0.9), 4.0),
+    ],
+)
+def test_each_guidance_extrapolates_from_its_own_weak_velocity(settings: GuidancePart, weak: float) -> None:
+    """v = weak + 3 (strong - weak) inside the interval, the strong one alone outside."""
+
+    def constant(value: float) -> VelocityFn:
+        return lambda x, t: torch.full_like(x, value)
+
+    branches = PlainBranches(constant(5.0), constant(2.0), lambda x, t, share: torch.full_like(x, share), constant(4.0))
+    velocity = settings.build(branches)
+    assert float(velocity(NOISE, 0.5).unique()) == weak + 3 * (5 - weak)
+    assert float(velocity(NOISE, 0.95).unique()) == 5.0
+
+
+@pytest.mark.parametrize("settings", [SelfSettings(scale=1.0), PathDropSettings(scale=1.0)])
+def test_a_scale_of_one_asks_no_weak_branch(settings: GuidancePart) -> None:
+    assert torch.equal(settings.build(PlainBranches(lambda x, t: x + t))(NOISE, 0.5), NOISE + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ('{"scale": 2}', ClassifierFreeSettings(scale=2)),
+        ('"self"', SelfSettings()),
+        ('{"kind": "path-drop", "scale": 3}', PathDropSettings(scale=3)),
+    ],
+)
+def test_a_guidance_is_written_with_a_kind_or_without(written: str, meant: GuidancePart) -> None:
+    assert TypeAdapter[GuidancePart](Guidance).validate_json(written) == meant
+
+
+def test_the_words_of_a_guidance_say_all_that_differs_from_nothing_said() -> None:
+    assert ClassifierFreeSettings(scale=3).words == "classifier-free guidance 3"
+    assert PathDropSettings(scale=2, from_t=0.25, unbias=True).words == (
+        "path-drop guidance 2 for t in 0.25-1, unbiased velocity"
+    )
+    assert "0.75 of the tokens skip" in SelfSettings(share=0.75).words

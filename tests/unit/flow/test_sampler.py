@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from tests.branches import PlainBranches
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.flow.path import sampling_times
 from tintype.flow.sampler import Method, integrate
@@ -48,15 +49,12 @@ def test_heun_costs_two_evaluations_but_for_the_last_step() -> None:
 def test_guidance_interval_and_scale() -> None:
     x = torch.zeros(2, 1, 1, 1)
     settings = ClassifierFreeSettings(scale=3.0, from_t=0.25, to_t=0.75)
-    guided = settings.build(lambda x, t: torch.ones_like(x), lambda x, t: (torch.ones_like(x), torch.zeros_like(x)))
+    guided = settings.build(PlainBranches(lambda x, t: torch.ones_like(x), lambda x, t: torch.zeros_like(x)))
     assert guided(x, 0.5).unique().tolist() == [3.0]
     assert guided(x, 0.8).unique().tolist() == [1.0]
     assert math.isclose(float(guided(x, 0.2).mean()), 1.0)
 
 
 def test_scale_one_asks_for_the_caption_alone() -> None:
-    def never(x: torch.Tensor, t: float) -> tuple[torch.Tensor, torch.Tensor]:
-        raise AssertionError("the null branch is not needed")
-
-    guided = ClassifierFreeSettings(scale=1.0).build(lambda x, t: x + 1, never)
+    guided = ClassifierFreeSettings(scale=1.0).build(PlainBranches(lambda x, t: x + 1))
     assert float(guided(torch.zeros(1, 1, 1, 1), 0.5)) == 1
