@@ -197,3 +197,32 @@ def test_latents_that_do_not_fit_the_patch_are_refused() -> None:
     _, t, text = inputs()
     with pytest.raises(ValueError, match="patches"):
         random_model()(torch.zeros(3, CHANNELS, 7, 8), t, text)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, when dynamo is imported
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_routed_steps_compile_once_for_each_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No graph breaks, and nothing new to compile when only the choice of the tokens changes."""
+    from torch._dynamo.utils import counters
+
+    compile_block = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **how: compile_block(self, backend="eager", **how))
+    torch._dynamo.reset()
+    counters.clear()
+    model, (x, t, text) = random_model(SETTINGS.model_copy(update={"compile": True})), inputs()
+    graphs = []
+    for step in range(4):
+        kept = torch.stack(
+            [torch.randperm(16, generator=torch.Generator().manual_seed(9 * step + i))[:8] for i in range(3)]
+        )
+        model(x, t, text, route=Route(1, 2, kept)).prediction_BCHW.sum().backward()
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs == [2, 2, 2, 2] and not counters["graph_break"]
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, when dynamo is imported
+def test_more_shapes_are_compiled_than_torch_allows_by_itself() -> None:
+    """Past the limit torch runs a block uncompiled, with no more than a line in the log."""
+    Transformer(SETTINGS.model_copy(update={"compile": True}), CHANNELS, TEXT)
+    assert torch._dynamo.config.recompile_limit >= 64

@@ -211,6 +211,12 @@ def test_the_mask_is_drawn_once_or_learned_from_zero() -> None:
     assert not torch.equal(parts.router.mask_D, other.router.mask_D)
 
 
+def test_the_fusion_starts_as_the_papers() -> None:
+    """Xavier's uniform bound for 2 D inputs and D outputs, and no bias; torch's own start would be half as wide."""
+    fusion, bound = sprint().fusion, (6 / (3 * WIDTH)) ** 0.5
+    assert 0.95 * bound < float(fusion.weight.detach().abs().max()) <= bound and not fusion.bias.any()
+
+
 def test_the_fusion_leaves_the_other_weights_as_the_baselines() -> None:
     dense = build_parts(tiny_plan()).modules.state_dict()
     fused = build_parts(tiny_plan(techniques=["sprint"])).modules.state_dict()
