@@ -96,7 +96,8 @@ def sample(
     prompt_file: Annotated[Path | None, typer.Option(help="A text file with one prompt on each line")] = None,
     count: Annotated[int, typer.Option(min=1, help="Images for each prompt")] = 1,
     steps: Annotated[int, typer.Option(min=1)] = 50,
-    guidance: Annotated[float, typer.Option(min=0, help="Scale of classifier-free guidance; 1 switches it off")] = 3.5,
+    guidance: Annotated[float, typer.Option(min=0, help="Scale of the guidance; 1 switches it off")] = 3.5,
+    guidance_kind: Annotated[str, typer.Option(help="classifier-free, self or path-drop")] = "classifier-free",
     guidance_interval: Annotated[
         tuple[float, float], typer.Option(help="The times t between which guidance is used; t = 1 is noise")
     ] = (0.0, 1.0),
@@ -113,7 +114,7 @@ def sample(
     from tintype.strict import Document, parse
 
     from_t, to_t = guidance_interval
-    guided = {"kind": "classifier-free", "scale": guidance, "from_t": from_t, "to_t": to_t, "unbias": unbias}
+    guided = {"kind": guidance_kind, "scale": guidance, "from_t": from_t, "to_t": to_t, "unbias": unbias}
     values = {"method": method, "steps": steps, "guidance": guided, "batch": batch}
     settings = parse(SamplerSettings, Document("sample", values))
     written = sample_run(
@@ -347,15 +348,27 @@ def bench(
     recipe: Annotated[str, typer.Option(help="The plan to measure")] = "pocket",
     steps: Annotated[int, typer.Option(min=2, help="Training steps to time")] = 40,
     set_: Set = [],  # noqa: B006
+    technique: Annotated[
+        list[str], typer.Option("--technique", help="Measure training alone, without and with this (repeatable)")
+    ] = [],  # noqa: B006
+    tokens: Annotated[
+        str | None, typer.Option(help="Measure training alone, at these numbers of image tokens: 256,1024")
+    ] = None,
     metrics: Annotated[bool, typer.Option("--metrics", help="Time the metrics on 10,000 pictures instead")] = False,
     json_: Json = False,
 ) -> None:
-    """Measure training, sampling and rendering speed, with the time split by part; or the speed of the metrics."""
+    """Measure training, sampling and rendering speed, with the time split by part; or what techniques do to the speed
+    of training; or the speed of the metrics."""
     from tintype.bench import measure
     from tintype.metrics.speed import time_feature_metrics
     from tintype.train.parts import choose_device
 
     plan = _plan(recipe, set_, [])
+    if technique or tokens is not None:
+        if metrics:
+            raise UserError("--metrics times the metrics and no training; leave out --technique and --tokens")
+        _bench_training(plan, technique, tokens, steps, json_)
+        return
     if metrics:
         sizes, device = (768, 1024, 2048), choose_device(plan.run.device)
         result = {f"seconds, 10,000 × {size}": time_feature_metrics(10_000, size, device) for size in sizes}
@@ -369,6 +382,23 @@ def bench(
         rounded = {key: f"{v:.3g}" if isinstance(v, float) else v for key, v in inner.items()}
         shown = ", ".join(f"{key} {v}".strip() for key, v in rounded.items())
         console.print(f"{name}: {shown}", highlight=False, soft_wrap=True)
+
+
+def _bench_training(plan: Any, techniques: list[str], tokens: str | None, steps: int, json_: bool) -> None:
+    from tintype.bench import compare, show
+
+    counts = tokens.split(",") if tokens is not None else []
+    for count in counts:
+        if not count.strip().isdecimal():
+            raise UserError(f"--tokens {tokens}: '{count}' is no whole number; write it as --tokens 256,1024")
+    with Console(stderr=True).status("measuring") as status:
+        result = compare(
+            plan, techniques, [int(count) for count in counts], steps, lambda row: status.update(f"measuring: {row}")
+        )
+    if json_:
+        _print_json(result)
+        return
+    show(result, console)
 
 
 def _settings(model: type[S], name: str, assignments: list[str]) -> S:

@@ -1,7 +1,21 @@
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
 from tests.tiny import tiny_plan
-from tintype.bench import measure
+from tintype import bench
+from tintype.bench import at_tokens, compare, measure, show
+from tintype.cli import app
+from tintype.errors import UserError
+from tintype.train.parts import Parts
+from tintype.train.state import TrainState
+from tintype.train.update import update as real_update
 
 
 def test_the_bench_reports_speeds_and_a_split_that_adds_up() -> None:
@@ -13,3 +27,114 @@ def test_the_bench_reports_speeds_and_a_split_that_adds_up() -> None:
 
 def test_the_bench_measures_a_plan_with_a_teacher() -> None:
     assert measure(tiny_plan(techniques=["repa:teacher=scenes,hidden=8"]), steps=1)["time_split"]["teacher"] > 0
+
+
+def test_techniques_are_compared_with_the_plan_itself_at_each_number_of_tokens() -> None:
+    seen: list[str] = []
+    result = compare(tiny_plan(), ["tread", "ema"], [16, 64], 2, seen.append)
+    rows = result["rows"]
+    names = ["dense", "tread", "ema", "dense again"]
+    assert [(row["tokens"], row["size_px"], row["batch"]) for row in rows] == [(16, 16, 4)] * 4 + [(64, 32, 1)] * 4
+    assert [row["technique"] for row in rows] == names * 2 and seen[1] == "16 tokens, tread"
+    for row in rows:
+        dense = rows[0] if row["tokens"] == 16 else rows[4]
+        assert row["times_dense"] == row["images_per_s"] / dense["images_per_s"]
+        assert row["slowest_images_per_s"] <= row["images_per_s"] <= row["fastest_images_per_s"]
+        assert row["recompiled"] == row["graph_breaks"] == 0 and row["failed"] is row["peak_gib"] is None
+        assert row["data_share"] == row["time_split"]["data"]
+
+
+def test_without_techniques_or_tokens_only_what_is_asked_is_measured() -> None:
+    assert [row["technique"] for row in compare(tiny_plan(), [], [16], 2)["rows"]] == ["dense"]
+    assert {row["tokens"] for row in compare(tiny_plan(), ["tread"], [], 2)["rows"]} == {16}
+
+
+def test_a_micro_batch_keeps_its_tokens_and_its_images_fit_one_batch() -> None:
+    plan = tiny_plan("train.batch=64", "train.accumulate=2", "data.count=1000")
+    found = {tokens: at_tokens(plan, tokens) for tokens in (16, 25, 64, 4096)}
+    assert {tokens: one.train.batch for tokens, one in found.items()} == {16: 32, 25: 20, 64: 8, 4096: 1}
+    assert [one.data.size_px for one in found.values()] == [16, 20, 32, 256]
+    assert all(one.train.accumulate == 1 and one.data.count == one.train.batch for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "near"),
+    [(17, r"16 \(16 px\) and 25 \(20 px\)"), (9, r"Nearest: 16 \(16 px\);"), (10**6, r"Nearest: 65536 \(1024 px\);")],
+)
+def test_a_number_of_tokens_that_cannot_be_had_names_those_near_it(tokens: int, near: str) -> None:
+    with pytest.raises(UserError, match=near):
+        at_tokens(tiny_plan(), tokens)
+
+
+def test_mistakes_are_told_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "update", None)
+    with pytest.raises(UserError, match="unknown technique 'tred'"):
+        compare(tiny_plan(), ["tread", "tred"], [16], 2)
+    with pytest.raises(UserError, match="--tokens: 16 is given twice"):
+        compare(tiny_plan(), [], [16, 16], 2)
+
+
+def test_a_row_out_of_memory_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def update(parts: Parts, state: TrainState, clock: Any) -> None:
+        if parts.plan.route:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        real_update(parts, state, clock)
+
+    monkeypatch.setattr(bench, "update", update)
+    result = compare(tiny_plan(), ["tread", "ema"], [], 2)
+    assert [row["failed"] for row in result["rows"]] == [None, "out of memory", None, None]
+    assert result["rows"][1]["times_dense"] is None and result["rows"][2]["times_dense"] > 0
+    assert "out of memory" in _shown(result)
+
+
+def test_no_schedule_ends_while_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+
+    def update(parts: Parts, state: TrainState, clock: Any) -> None:
+        steps.append(state.step)
+        real_update(parts, state, clock)
+
+    monkeypatch.setattr(bench, "update", update)
+    compare(tiny_plan(), [], [16], 4)
+    assert set(steps) == {0}
+
+
+def test_compiled_graphs_and_graph_breaks_are_counted() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x + 1
+
+    before = bench._compiled()
+    torch.compile(broken, backend="eager", dynamic=False)(torch.ones(2))
+    after = bench._compiled()
+    assert (after[0] - before[0], after[1] - before[1]) == (1, 1)
+
+
+def test_the_table_shows_ratios_and_says_what_was_recompiled() -> None:
+    result = compare(tiny_plan(), ["tread"], [], 2)
+    result["rows"][1]["recompiled"] = 3
+    shown = _shown(result)
+    assert "dense again" in shown and f"{result['rows'][1]['times_dense']:.3f}" in shown
+    assert "16 tokens, tread: 3 graphs compiled in the timed steps" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--tokens", "16,x"], "'x' is no whole number"), (["--tokens", "16", "--metrics"], "--metrics")],
+)
+def test_the_command_refuses_what_it_cannot_measure(options: list[str], message: str) -> None:
+    outcome = CliRunner().invoke(app, ["bench", *options])
+    assert isinstance(outcome.exception, UserError) and message in str(outcome.exception)
+
+
+def test_the_command_prints_json() -> None:
+    tiny = ["--set", "model.depth=1", "--set", "train.batch=2", "--set", "run.device=cpu"]
+    outcome = CliRunner().invoke(app, ["bench", "--steps", "2", "--tokens", "16,25", "--json", *tiny])
+    assert [row["tokens"] for row in json.loads(outcome.stdout)["rows"]] == [16, 25]
+
+
+def _shown(result: dict[str, Any]) -> str:
+    console = Console(width=120)
+    with console.capture() as captured:
+        show(result, console)
+    return captured.get()

@@ -117,3 +117,9 @@ def test_alignment_compares_the_kept_tokens() -> None:
     recorder.ready()
     micro_batch_losses(replace(parts, terms=(Term(term.settings, recorder),)), 0, 4, 0, Clock(parts.device))
     assert recorder.shapes == (8, 8, 16)
+
+
+def test_a_route_says_which_blocks_miss_tokens_and_when() -> None:
+    route = tiny_plan("train.steps=10", "model.depth=5", techniques=["tread:first=2,last=4,dense=0.3"]).route
+    assert route is not None
+    assert [list(route.sparse_blocks(step)) for step in (0, 6, 7)] == [[1, 2, 3], [1, 2, 3], []]
