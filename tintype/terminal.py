@@ -14,9 +14,10 @@ from rich.table import Table
 
 from tintype.evaluation.protocol import Definition
 from tintype.plan import Plan
-from tintype.study.results import Comparison, MetricInfo, Results
+from tintype.study.report import findings
+from tintype.study.results import Arm, Comparison, MetricInfo, Results, Trend
 from tintype.study.runner import Message
-from tintype.study.study import Study
+from tintype.study.study import ArmPlan, Study
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import watch_signals
 from tintype.train.loop import Progress as TrainProgress
@@ -98,13 +99,23 @@ def step_progress(console: Console, steps: int) -> Iterator[Callable[[int, float
 
 def show_arms(study: Study, console: Console) -> None:
     """The resolved diff of every arm, before the first step."""
-    table = Table("arm", "seeds", "what differs from the baseline", title=escape(study.settings.question))
-    for arm in study.arms:
+    resolutions = study.by_resolution()
+    first = ["resolution"] if len(resolutions) > 1 else []
+    table = Table(*first, "arm", "seeds", "what differs from the baseline", title=escape(study.settings.question))
+    for arm in (arm for arms in resolutions for arm in arms):
         changes = [f"{key}: {old} → {new}" for key, (old, new) in arm.changes.items()]
         nothing = "nothing (other seeds)" if arm.role == "control" else "–"
         seeds = ", ".join(str(plan.seed) for plan in arm.plans)
-        table.add_row(escape(arm.name), seeds, escape("\n".join(changes) or nothing))
+        if arm.role == "baseline":
+            table.add_section()
+        where = [_where(arm)] if first else []
+        table.add_row(*where, escape(arm.name), seeds, escape("\n".join(changes) or nothing))
     console.print(table)
+
+
+def _where(arm: ArmPlan | Arm) -> str:
+    """Said once for each resolution, beside its baseline."""
+    return f"{arm.resolution}\n{arm.tokens:,} tokens" if arm.role == "baseline" else ""
 
 
 def show_evaluation(title: str, result: dict[str, Any], meanings: Mapping[str, Definition], console: Console) -> None:
@@ -182,16 +193,41 @@ class StudyDisplay:
 def show_verdicts(results: Results, console: Console) -> None:
     shown = [metric for metric in results.metrics if metric.primary] or results.metrics[:1]
     title = "Verdicts" if not results.sketch else "Sketch: one seed, no verdicts"
-    table = Table(
-        "arm", *(f"{metric.label} ({metric.direction} is better)" for metric in shown), "other verdicts", title=title
-    )
+    first = ["resolution"] if results.resolutions else []
+    heads = [f"{metric.label} ({metric.direction} is better)" for metric in shown]
+    table = Table(*first, "arm", *heads, "other verdicts", title=title)
     others = [metric for metric in results.metrics if metric not in shown]
-    baseline, *arms = results.arms
-    table.add_row("baseline", *(_mean_text([run.metrics.get(m.name) for run in baseline.runs]) for m in shown), "")
-    for arm in arms:
-        cells = [_verdict_text(arm.comparisons.get(metric.name)) for metric in shown]
-        table.add_row(escape(arm.name), *cells, _other_verdicts(arm.comparisons, others))
+    for view in results.by_resolution():
+        baseline, *arms = view.arms
+        means = [_mean_text([run.metrics.get(metric.name) for run in baseline.runs]) for metric in shown]
+        table.add_row(*([_where(baseline)] if first else []), "baseline", *means, "")
+        for arm in arms:
+            cells = [_verdict_text(arm.comparisons.get(metric.name)) for metric in shown]
+            table.add_row(*[""] * len(first), escape(arm.name), *cells, _other_verdicts(arm.comparisons, others))
+        table.add_section()
     console.print(table)
+    if results.trends:
+        _show_trends(results, console)
+
+
+def _show_trends(results: Results, console: Console) -> None:
+    counts = list(findings.token_counts(results).values())
+    cells: dict[str, list[str]] = {}
+    heads: dict[str, None] = {}
+    for trend, metric in findings.compared_trends(results):
+        heads[f"{metric.label} ({metric.direction} is better)"] = None
+        cells.setdefault(trend.arm, []).append(_trend_text(trend, metric))
+    title = f"With more tokens: relative effect at {counts[0]:,} → {counts[-1]:,}"
+    table = Table("arm", *heads, title=title)
+    for arm, row in cells.items():
+        table.add_row(escape(arm), *row)
+    console.print(table)
+
+
+def _trend_text(trend: Trend, metric: MetricInfo) -> str:
+    style = _VERDICT_STYLE.get(findings.trend_verdict(trend), "yellow")
+    words = f"[{style}]{findings.trend_words(trend, metric)}[/]"
+    return f"{words} {' → '.join(findings.effects_at_ends(trend))}" if trend.comparison else words
 
 
 def _mean_text(values: list[float | None]) -> str:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.tiny import TINY
+from tintype.study.lab import report_study
 
 STUDY = """
 question: Does the <b>target</b> matter?
@@ -192,3 +194,33 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     done = tintype("ablate", "pocket", "--out", str(tmp_path))
     assert done.returncode == 2 and "holds other files and no study.yaml" in done.stderr
     assert (tmp_path / "report.md").read_text() == "precious"
+
+
+def test_a_study_of_two_resolutions_compares_each_with_its_own_baseline_and_both_with_each_other(
+    tmp_path: Path,
+) -> None:
+    plan, file, out = tmp_path / "plan.yaml", tmp_path / "tiny.yaml", tmp_path / "out"
+    plan.write_text(TINY)
+    places = "resolutions: [{name: fine, set: [model.patch=2]}, {name: coarse}]\n"
+    file.write_text(STUDY.replace("PLAN", str(plan)).replace("control_seeds: [5, 6]\n", places))
+    done = tintype("ablate", str(file), "--out", str(out), "--arm", "x-prediction")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "x-prediction @ fine, seed 1: done" in done.stdout and "16 → 64" in done.stdout
+    results = json.loads((out / "results.json").read_text())
+    arms = {(arm["name"], arm["resolution"]): arm for arm in results["arms"]}
+    assert [(*key, arm["tokens"]) for key, arm in arms.items()] == [
+        ("baseline", "coarse", 16),
+        ("x-prediction", "coarse", 16),
+        ("baseline", "fine", 64),
+        ("x-prediction", "fine", 64),
+    ]
+    for where in ("coarse", "fine"):
+        values = [run["metrics"]["fd_scenes"] for run in arms["baseline", where]["runs"]]
+        stated = arms["x-prediction", where]["comparisons"]["fd_scenes"]["baseline_mean"]
+        assert abs(sum(values) / 2 - stated) < 1e-9
+        assert (out / "real" / where / "preview-0.png").exists()
+    assert {trend["metric"] for trend in results["trends"]} == {"scene_accuracy", "fd_scenes", "images_per_s"}
+    assert "Against the number of tokens" in (out / "report.html").read_text()
+    plan.unlink()
+    report_study(out, Console(quiet=True))
+    assert json.loads((out / "results.json").read_text()) == results

@@ -1,4 +1,4 @@
-"""Gathers a study's results from the files of its runs, and compares each arm with the baseline."""
+"""Gathers a study's results from the files of its runs, and compares each arm with the baseline of its resolution."""
 
 from __future__ import annotations
 
@@ -18,10 +18,30 @@ from tintype.images import save_png
 from tintype.plan import Plan
 from tintype.settings import plain
 from tintype.study import stats
-from tintype.study.results import Arm, Change, Comparison, Curve, EncoderInfo, MetricInfo, Results, Run
+from tintype.study.results import (
+    Arm,
+    Change,
+    Comparison,
+    Curve,
+    EncoderInfo,
+    MetricInfo,
+    Resolution,
+    Results,
+    Run,
+    Trend,
+)
 from tintype.study.runner import FAILURE_FILE
 from tintype.study.study import ArmPlan, Study
-from tintype.study.verdicts import compare, describe_method, pair_runs
+from tintype.study.trends import UNPAIRED, Level, relative_effect, trend_key, trend_pair
+from tintype.study.verdicts import (
+    Key,
+    Pair,
+    compare,
+    count_comparisons,
+    describe_method,
+    pair_runs,
+    trend_metrics,
+)
 from tintype.train.folder import RunFolder
 
 _CURVE_POINTS = 200
@@ -29,11 +49,13 @@ _CURVE_POINTS = 200
 
 def collect(study: Study, out: Path) -> Results:
     protocol, settings = study.settings.evaluation, study.settings
-    runs = {arm.name: [read_run(plan, protocol, out) for plan in arm.plans] for arm in study.arms}
+    runs = {arm.label: [read_run(plan, protocol, out) for plan in arm.plans] for arm in study.arms}
     encoders = _same_encoders(runs)
     meanings = definitions(protocol)
-    baseline = study.arms[0]
-    data = baseline.plans[0].data
+    resolutions = [_resolution(arms, protocol, out) for arms in study.by_resolution()]
+    only = resolutions[0] if len(resolutions) == 1 else _NO_RESOLUTION
+    trends = _trend_pairs(study, runs)
+    rows = _compared(study, runs, meanings, trends)
     return Results(
         name=study.name,
         question=settings.question,
@@ -42,14 +64,31 @@ def collect(study: Study, out: Path) -> Results:
         confidence=stats.CONFIDENCE,
         method=_method(study, meanings),
         metrics=[_metric_info(name, meaning, name in settings.primary) for name, meaning in meanings.items()],
-        arms=_arms(study, runs, meanings),
-        plan=baseline.plans[0].to_yaml(),
+        arms=[_arm(arm, runs, rows) for arm in study.arms],
+        plan=only.plan,
         protocol=plain(protocol),
         encoders=encoders,
         warnings=_warnings(runs),
-        prompts=list(sampling_prompts(data, protocol, protocol.conditions[0])[:PREVIEWS]),
-        real_previews=_real_previews(study, out),
-        reference=_reference(study, out),
+        prompts=only.prompts,
+        real_previews=only.real_previews,
+        reference=only.reference,
+        resolutions=resolutions if len(resolutions) > 1 else [],
+        trends=[_trend(arm, metric, study, runs, trends[arm, metric], rows) for arm, metric in trends],
+    )
+
+
+_NO_RESOLUTION = Resolution(name="", plan="", prompts=[], real_previews=[], reference={})
+
+
+def _resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path) -> Resolution:
+    plan = arms[0].plans[0]
+    prompts = sampling_prompts(plan.data, protocol, protocol.conditions[0])
+    return Resolution(
+        name=arms[0].resolution,
+        plan=plan.to_yaml(),
+        prompts=list(prompts[:PREVIEWS]),
+        real_previews=_real_previews(arms[0], protocol, out),
+        reference=_reference(arms, protocol, out),
     )
 
 
@@ -127,23 +166,28 @@ def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
     return Curve(step=[b[-1]["step"] for b in bins], value=[fmean(line[name] for line in b) for b in bins])
 
 
-def _arms(study: Study, runs: Mapping[str, list[Run]], meanings: Mapping[str, Definition]) -> list[Arm]:
-    baseline, *others = study.arms
-    old = runs[baseline.name]
-    pairs = {(arm.name, m): pair_runs(runs[arm.name], old, m, arm.role == "arm") for arm in others for m in meanings}
+def _compared(
+    study: Study,
+    runs: Mapping[str, list[Run]],
+    meanings: Mapping[str, Definition],
+    trends: Mapping[Key, Pair | str],
+) -> dict[Key, Comparison]:
+    """Every comparison of the study, by the arm's label and the metric, trends by their `trend_key`.
+
+    All of them are corrected together, whatever their resolution.
+    """
+    pairs = {trend_key(*key): pair for key, pair in trends.items() if isinstance(pair, Pair)}
+    for baseline, *others in study.by_resolution():
+        for arm in others:
+            new, old = runs[arm.label], runs[baseline.label]
+            pairs |= {(arm.label, metric): pair_runs(new, old, metric, arm.role == "arm") for metric in meanings}
     measured = {key: pair for key, pair in pairs.items() if pair.new}
     rows = compare(measured, meanings, study.settings.primary, study.settings.analysis)
-    found = [_arm(baseline, old, {})]
-    for arm in others:
-        comparisons = {
-            metric: rows[arm.name, metric].model_copy(
-                update={"sampling_error": _sampling_error(runs[arm.name], old, metric)}
-            )
-            for metric in meanings
-            if (arm.name, metric) in rows
-        }
-        found.append(_arm(arm, runs[arm.name], comparisons))
-    return found
+    for baseline, *others in study.by_resolution():
+        for arm, metric in ((arm, metric) for arm in others for metric in meanings if (arm.label, metric) in rows):
+            error = _sampling_error(runs[arm.label], runs[baseline.label], metric)
+            rows[arm.label, metric] = rows[arm.label, metric].model_copy(update={"sampling_error": error})
+    return rows
 
 
 def _sampling_error(new: Sequence[Run], old: Sequence[Run], metric: str) -> float | None:
@@ -153,15 +197,54 @@ def _sampling_error(new: Sequence[Run], old: Sequence[Run], metric: str) -> floa
     return math.sqrt(sum(a * a + b * b for a, b in known)) / len(known) if known else None
 
 
-def _method(study: Study, meanings: Mapping[str, Definition]) -> str:
-    settings, roles = study.settings, [arm.role for arm in study.arms]
-    others = len(meanings) - len(settings.primary)
-    return describe_method(
-        len(settings.seeds), len(roles) - 1, "control" in roles, settings.primary, others, settings.analysis
+def _levels(study: Study, runs: Mapping[str, list[Run]], name: str) -> list[Level]:
+    """An arm's runs at each resolution, beside the baseline's there."""
+    return [
+        Level(arm.resolution, runs[arm.label], runs[baseline.label])
+        for baseline, *others in study.by_resolution()
+        for arm in others
+        if arm.name == name
+    ]
+
+
+def _trend_pairs(study: Study, runs: Mapping[str, list[Run]]) -> dict[Key, Pair | str]:
+    """What is compared between the most and the fewest tokens, by the arm's name and the metric."""
+    resolutions = study.by_resolution()
+    if len(resolutions) == 1:
+        return {}
+    found: dict[Key, Pair | str] = {}
+    for arm in resolutions[0][1:]:
+        levels = _levels(study, runs, arm.name)
+        for metric in trend_metrics(study.settings.primary):
+            paired = arm.role == "arm"
+            found[arm.name, metric] = trend_pair(levels[0], levels[-1], metric) if paired else UNPAIRED
+    return found
+
+
+def _trend(
+    arm: str, metric: str, study: Study, runs: Mapping[str, list[Run]], pair: Pair | str, rows: Mapping[Key, Comparison]
+) -> Trend:
+    paired, analysis = pair != UNPAIRED, study.settings.analysis
+    effects = [relative_effect(level, metric, paired, analysis) for level in _levels(study, runs, arm)]
+    return Trend(
+        arm=arm,
+        metric=metric,
+        effects=[effect for effect in effects if effect is not None],
+        comparison=rows.get(trend_key(arm, metric)),
+        undefined=pair if isinstance(pair, str) else "",
     )
 
 
-def _arm(arm: ArmPlan, runs: list[Run], comparisons: dict[str, Comparison]) -> Arm:
+def _method(study: Study, meanings: Mapping[str, Definition]) -> str:
+    settings, resolutions = study.settings, study.by_resolution()
+    roles = [arm.role for arm in resolutions[0]]
+    control, arms = "control" in roles, roles.count("arm")
+    counts = count_comparisons(arms, control, len(resolutions), settings.primary, len(meanings))
+    tokens = [arms[0].tokens for arms in resolutions] if len(resolutions) > 1 else []
+    return describe_method(len(settings.seeds), counts, control, settings.primary, settings.analysis, tokens)
+
+
+def _arm(arm: ArmPlan, runs: Mapping[str, list[Run]], rows: Mapping[Key, Comparison]) -> Arm:
     papers = [application.technique.paper for application in arm.applications if application.technique.paper]
     return Arm(
         name=arm.name,
@@ -170,8 +253,10 @@ def _arm(arm: ArmPlan, runs: list[Run], comparisons: dict[str, Comparison]) -> A
         techniques=[application.technique.name for application in arm.applications],
         papers=papers,
         changes=[Change(key=key, before=old, after=new) for key, (old, new) in arm.changes.items()],
-        runs=runs,
-        comparisons=comparisons,
+        runs=runs[arm.label],
+        comparisons={metric: row for (label, metric), row in rows.items() if label == arm.label},
+        resolution=arm.resolution,
+        tokens=arm.tokens if arm.resolution else None,
     )
 
 
@@ -185,21 +270,21 @@ def _metric_info(name: str, meaning: Definition, primary: bool) -> MetricInfo:
     )
 
 
-def _real_previews(study: Study, out: Path) -> list[str]:
-    protocol = study.settings.evaluation
-    source = held_out(study.arms[0].plans[0].data, protocol)
+def _real_previews(baseline: ArmPlan, protocol: Protocol, out: Path) -> list[str]:
+    source = held_out(baseline.plans[0].data, protocol)
     images = source.images(range(min(PREVIEWS, protocol.count)))
-    (out / "real").mkdir(exist_ok=True)
-    names = [f"real/preview-{index}.png" for index in range(len(images))]
+    folder = f"real/{baseline.resolution}" if baseline.resolution else "real"
+    (out / folder).mkdir(parents=True, exist_ok=True)
+    names = [f"{folder}/preview-{index}.png" for index in range(len(images))]
     for name, image in zip(names, images, strict=True):
         save_png(image, out / name)
     return names
 
 
-def _reference(study: Study, out: Path) -> dict[str, dict[str, float]]:
-    """What the evaluations measured on real images: the same for every run."""
-    for plan in (plan for arm in study.arms for plan in arm.plans):
-        stored = result_file(out / "runs" / plan.hash, study.settings.evaluation, plan.train.steps)
+def _reference(arms: Sequence[ArmPlan], protocol: Protocol, out: Path) -> dict[str, dict[str, float]]:
+    """What the evaluations measured on real images: the same for every run of a resolution."""
+    for plan in (plan for arm in arms for plan in arm.plans):
+        stored = result_file(out / "runs" / plan.hash, protocol, plan.train.steps)
         if stored.exists():
             reference: dict[str, dict[str, float]] = read_result(stored)["real"]
             return reference

@@ -10,13 +10,13 @@ from rich.console import Console
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import check_ready, sampling_file
-from tintype.plan import plan_from_document
+from tintype.plan import Plan, plan_from_document
 from tintype.settings import plain
 from tintype.strict import read_file, write_yaml
 from tintype.study.compare import collect
 from tintype.study.report import write_report
 from tintype.study.runner import Message, Task, run_tasks, tasks_of
-from tintype.study.study import Study, resolve
+from tintype.study.study import Study, StudySettings, read_settings, resolve
 from tintype.terminal import StudyDisplay, show_verdicts
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder, locked, refuse_foreign, write_bytes, write_text
@@ -61,17 +61,35 @@ def report_study(out: Path, console: Console) -> None:
 
 
 def _claim(study: Study, out: Path) -> None:
-    """Makes the folder this study's. A study may grow arms and seeds in place; another baseline may not move in."""
-    mine = study.arms[0].plans[0].model_copy(update={"seed": 0})
+    """Makes the folder this study's. It may grow arms, seeds and resolutions; another baseline may not move in."""
     if (out / _STUDY).exists():
-        there = _stored_study(out)
-        if there.arms[0].plans[0].model_copy(update={"seed": 0}).hash != mine.hash:
-            raise UserError(f"{out} holds a study of another baseline ('{there.name}'); choose another --out")
+        _refuse_another_baseline(study, _stored_study(out), out)
     else:
         refuse_foreign(out, _STUDY)
-    write_text(out / _BASELINE, mine.to_yaml())
+    for resolution, plan in study.baselines.items():
+        file = _baseline_file(out, resolution)
+        file.parent.mkdir(exist_ok=True)
+        write_text(file, plan.to_yaml())
     settings = study.settings.model_copy(update={"evaluation": _keep_prompts(study.settings.evaluation, out)})
     write_text(out / _STUDY, write_yaml({"name": study.name, **plain(settings)}))
+
+
+def _refuse_another_baseline(study: Study, there: Study, out: Path) -> None:
+    """A resolution of both studies must have one baseline; and without any in common they are different studies."""
+    mine, stored = ({name: plan.hash for name, plan in one.baselines.items()} for one in (study, there))
+    changed = [name for name in mine if name in stored and mine[name] != stored[name]]
+    if changed or not set(mine.values()) & set(stored.values()):
+        where = f" at the resolution {changed[0]}" if changed and changed[0] else ""
+        raise UserError(f"{out} holds a study of another baseline{where} ('{there.name}'); choose another --out")
+
+
+def _baseline_file(out: Path, resolution: str) -> Path:
+    return out / "baselines" / f"{resolution}.yaml" if resolution else out / _BASELINE
+
+
+def _stored_baselines(settings: StudySettings, out: Path) -> dict[str, Plan]:
+    names = [one.name for one in settings.resolutions] or [""]
+    return {name: plan_from_document(read_file(_baseline_file(out, name))) for name in names}
 
 
 def _keep_prompts(protocol: Protocol, out: Path) -> Protocol:
@@ -88,11 +106,12 @@ def _keep_prompts(protocol: Protocol, out: Path) -> Protocol:
 
 
 def _stored_study(out: Path) -> Study:
-    """The study of a folder, with the baseline as it was resolved when the study began."""
+    """The study of a folder, with its baselines as they were resolved when the study began."""
     document = read_file(out / _STUDY)
     if not isinstance(document.data, dict) or not isinstance(document.data.get("name"), str):
         raise UserError(f"{out / _STUDY} is not what `tintype ablate` wrote; take another --out")
-    return resolve(document.data.pop("name"), document, out, plan_from_document(read_file(out / _BASELINE)))
+    name, settings = document.data.pop("name"), read_settings(document, out)
+    return resolve(name, settings, _stored_baselines(settings, out))
 
 
 def _report(study: Study, out: Path, console: Console) -> None:

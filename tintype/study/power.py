@@ -21,7 +21,7 @@ from tintype.errors import UserError
 from tintype.strict import nearest
 from tintype.study import stats
 from tintype.study.report import findings
-from tintype.study.results import Arm, MetricInfo, Results
+from tintype.study.results import Arm, MetricInfo, Results, arm_label
 from tintype.study.verdicts import confidence_of, weights_of
 
 MOST_SEEDS = 1_000
@@ -112,11 +112,11 @@ def plan_power(
     useful: list[Results] = []
     skipped: list[str] = []
     for path in _files(paths):
-        one = _read(path)
-        if reason := _useless(one, without) or _repeated(one, useful):
-            skipped.append(f"{path.parent.name}: {reason}")
-        else:
-            useful.append(one)
+        for one in _read(path).by_resolution():
+            if reason := _useless(one, without) or _repeated(one, useful):
+                skipped.append(f"{_at_resolution(path.parent.name, one)}: {reason}")
+            else:
+                useful.append(one.model_copy(update={"name": _at_resolution(one.name, one)}))
     if not useful:
         raise UserError(
             f"no spread is known from {', '.join(map(str, paths))} ({'; '.join(skipped)}); "
@@ -160,6 +160,11 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     for path in found:
         distinct.setdefault(path.resolve(), path)
     return list(distinct.values())
+
+
+def _at_resolution(name: str, results: Results) -> str:
+    """The study's name. Each of several resolutions has a baseline of its own, and so counts as a study."""
+    return arm_label(name, next((arm.resolution for arm in results.arms), ""))
 
 
 def _read(path: Path) -> Results:

@@ -10,6 +10,8 @@ TestName = Literal["paired Student", "Welch", "sign-flip permutation", "label pe
 IntervalName = Literal["Student", "Welch", "bootstrap"]
 Verdict = Literal["better", "worse", "not shown", "sketch", "incomplete"]
 Role = Literal["baseline", "control", "arm"]
+SPEED = "images_per_s"
+"""The metric that is the throughput of training."""
 
 
 class _Data(BaseModel):
@@ -101,7 +103,52 @@ class Arm(_Data):
     changes: list[Change]
     runs: list[Run]
     comparisons: dict[str, Comparison]
-    """By metric; empty for the baseline."""
+    """By metric, with the baseline of the same resolution; empty for the baseline."""
+    resolution: str = ""
+    """Empty in a study of one resolution."""
+    tokens: int | None = None
+    """How many tokens its denoiser sees; None in a study of one resolution."""
+
+    @property
+    def label(self) -> str:
+        """Its name in the whole study, where every resolution has an arm of this name."""
+        return arm_label(self.name, self.resolution)
+
+
+def arm_label(name: str, resolution: str) -> str:
+    return f"{name} @ {resolution}" if resolution else name
+
+
+class Resolution(_Data):
+    """One of several resolutions: the baseline there, and the pictures that its arms are shown beside."""
+
+    name: str
+    plan: str
+    prompts: list[str]
+    real_previews: list[str]
+    reference: dict[str, dict[str, float]]
+
+
+class RelativeEffect(_Data):
+    """log(arm / baseline) at one resolution: the mean over seeds, and its interval."""
+
+    resolution: str
+    value: float
+    low: float | None
+    high: float | None
+
+
+class Trend(_Data):
+    """How one arm's relative effect on one metric changes with the number of tokens."""
+
+    arm: str
+    metric: str
+    effects: list[RelativeEffect]
+    """Fewest tokens first; a resolution is left out where the effect is not defined there."""
+    comparison: Comparison | None
+    """The effect at the most tokens (`mean`) against that at the fewest (`baseline_mean`), seed by seed."""
+    undefined: str = ""
+    """Why there is no comparison."""
 
 
 class Results(_Data):
@@ -116,9 +163,9 @@ class Results(_Data):
     """How intervals and verdicts were made, in words."""
     metrics: list[MetricInfo]
     arms: list[Arm]
-    """The baseline first, then the others in the study's order."""
+    """The baseline first, then the others in the study's order; so at each resolution, that of fewest tokens first."""
     plan: str
-    """The baseline's resolved plan, as YAML."""
+    """The baseline's resolved plan, as YAML. With several resolutions, this and the last three are in each of them."""
     protocol: dict[str, Any]
     encoders: dict[str, EncoderInfo] = {}
     """What read the pictures."""
@@ -130,3 +177,27 @@ class Results(_Data):
     """The real images of those prompts."""
     reference: dict[str, dict[str, float]]
     """What the same measurement gives on real images, for example the encoder's own accuracy, by metric and part."""
+    resolutions: list[Resolution] = []
+    """Fewest tokens first; empty where the study has one only."""
+    trends: list[Trend] = []
+
+    def to_json(self) -> str:
+        """Without the keys of resolutions where there is one only."""
+        several: dict[str, Any] = {"resolutions": True, "trends": True, "arms": {"__all__": {"resolution", "tokens"}}}
+        return self.model_dump_json(indent=1, exclude=None if self.resolutions else several) + "\n"
+
+    def by_resolution(self) -> list[Results]:
+        """What was found at each resolution, as if it were a study of its own."""
+        if not self.resolutions:
+            return [self]
+        return [
+            self.model_copy(
+                update={
+                    "arms": [arm for arm in self.arms if arm.resolution == one.name],
+                    **{key: getattr(one, key) for key in ("plan", "prompts", "real_previews", "reference")},
+                    "resolutions": [],
+                    "trends": [],
+                }
+            )
+            for one in self.resolutions
+        ]

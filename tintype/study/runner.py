@@ -44,6 +44,7 @@ _PROBE_IMAGES = 32
 @dataclass(frozen=True)
 class Task:
     arm: str
+    """The arm's label: its name, and its resolution where there are several."""
     plan: Plan
     folder: Path
 
@@ -67,7 +68,7 @@ class Message:
 
 def tasks_of(study: Study, out: Path) -> list[Task]:
     return [
-        Task(arm.name, arm.plans[index], out / "runs" / arm.plans[index].hash)
+        Task(arm.label, arm.plans[index], out / "runs" / arm.plans[index].hash)
         for index in range(len(study.settings.seeds))
         for arm in study.arms
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +17,8 @@ from tintype.evaluation.protocol import Protocol, definitions
 from tintype.plan import Application, Change, Plan, apply_techniques, check_arm, plan_from_document
 from tintype.settings import Settings
 from tintype.strict import Document, nearest, parse
-from tintype.study.results import Role
-from tintype.study.verdicts import AnalysisSettings, check_seeds
+from tintype.study.results import Role, arm_label
+from tintype.study.verdicts import AnalysisSettings, check_seeds, count_comparisons
 
 BASELINE, CONTROL = "baseline", "control"
 Seed = Annotated[int, Field(ge=0)]
@@ -31,11 +33,21 @@ class ArmSettings(Settings):
         return self.name or " + ".join(self.techniques)
 
 
+class ResolutionSettings(Settings):
+    """The baseline with another number of tokens: larger pictures, or smaller patches."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Stands behind the arms' names")
+    set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value, after the study's")
+
+
 class StudySettings(Settings):
     question: str
     recipe: str = Field(description="The baseline: a named recipe or the path of a plan")
     set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value")
     seeds: tuple[Seed, ...] = Field(min_length=1)
+    resolutions: tuple[ResolutionSettings, ...] = Field(
+        (), description="Runs every arm at each; two or more, or none for the baseline as it is"
+    )
     control_seeds: tuple[Seed, ...] = Field((), description="Seeds of the A/A control; as many as seeds, or none")
     arms: tuple[ArmSettings, ...] = ()
     primary: tuple[str, ...] = Field(("scene_accuracy", "fd_scenes"), min_length=1, description="What the study asks")
@@ -53,24 +65,46 @@ class StudySettings(Settings):
         for name in self.primary:
             if name not in known:
                 raise ValueError(f"primary: unknown metric '{name}'; {nearest(name, known)}")
-        arms = len(self.arms) + bool(self.control_seeds)
-        check_seeds(len(self.seeds), arms, len(self.primary), len(known) - len(self.primary), self.analysis)
+        self._check_resolutions()
+        counts = count_comparisons(
+            len(self.arms), bool(self.control_seeds), max(1, len(self.resolutions)), self.primary, len(known)
+        )
+        check_seeds(len(self.seeds), counts, self.analysis)
         labels = [BASELINE, CONTROL, *(arm.label for arm in self.arms)]
         twice = {label for label in labels if labels.count(label) > 1}
         if twice:
             raise ValueError(f"two arms are called {', '.join(sorted(twice))}; give one of them another name")
         return self
 
+    def _check_resolutions(self) -> None:
+        names = [resolution.name for resolution in self.resolutions]
+        if len(names) == 1:
+            raise ValueError(f"resolutions: '{names[0]}' is the only one; give another, or put its overrides into set")
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"two resolutions are called {', '.join(sorted(twice))}; give one of them another name")
+
 
 @dataclass(frozen=True)
 class ArmPlan:
-    """An arm with one plan for each of its seeds."""
+    """An arm at one resolution, with one plan for each of its seeds."""
 
     name: str
     role: Role
     applications: tuple[Application, ...]
     changes: dict[str, Change]
     plans: tuple[Plan, ...]
+    resolution: str = ""
+    """Empty in a study of one."""
+
+    @property
+    def label(self) -> str:
+        """Its name in the whole study."""
+        return arm_label(self.name, self.resolution)
+
+    @property
+    def tokens(self) -> int:
+        return token_count(self.plans[0])
 
     @property
     def summary(self) -> str:
@@ -84,7 +118,21 @@ class Study:
     name: str
     settings: StudySettings
     arms: tuple[ArmPlan, ...]
-    """The baseline, the control if there is one, then the others."""
+    """The baseline, the control if there is one, then the others; so at each resolution, fewest tokens first."""
+
+    def by_resolution(self) -> list[list[ArmPlan]]:
+        """The arms of each resolution, the baseline first."""
+        names = dict.fromkeys(arm.resolution for arm in self.arms)
+        return [[arm for arm in self.arms if arm.resolution == name] for name in names]
+
+    @property
+    def baselines(self) -> dict[str, Plan]:
+        """By resolution, with the seed 0; a study of one resolution calls it ''."""
+        return {arms[0].resolution: _seeded(arms[0].plans[0], [0])[0] for arms in self.by_resolution()}
+
+
+def token_count(plan: Plan) -> int:
+    return prod(plan.token_grid)
 
 
 def load_study(name: str, assignments: Sequence[str] = ()) -> Study:
@@ -92,36 +140,60 @@ def load_study(name: str, assignments: Sequence[str] = ()) -> Study:
     document = recipes.find("studies", name)
     for assignment in assignments:
         document.override(assignment)
-    return resolve(Path(name).stem, document, Path(name).parent)
+    return resolve(Path(name).stem, read_settings(document, Path(name).parent))
 
 
-def resolve(name: str, document: Document, folder: Path, baseline: Plan | None = None) -> Study:
-    """The study with all its plans. Prompt files are looked for from `folder`.
-
-    `baseline` is given for a study that was begun: its recipe may have changed.
-    """
+def read_settings(document: Document, folder: Path) -> StudySettings:
+    """The study as it was written. Prompt files are looked for from `folder`."""
     settings = parse(StudySettings, document)
-    settings = settings.model_copy(update={"evaluation": settings.evaluation.with_prompts_in(folder)})
-    baseline = baseline or plan_from_document(recipes.find("plans", settings.recipe), settings.set)
-    arms = [ArmPlan(BASELINE, "baseline", (), {}, _seeded(baseline, settings.seeds))]
-    if settings.control_seeds:
-        arms.append(ArmPlan(CONTROL, "control", (), {}, _seeded(baseline, settings.control_seeds)))
-    arms += [_resolve_arm(arm, baseline, settings.seeds) for arm in settings.arms]
+    return settings.model_copy(update={"evaluation": settings.evaluation.with_prompts_in(folder)})
+
+
+def resolve(name: str, settings: StudySettings, baselines: Mapping[str, Plan] | None = None) -> Study:
+    """The study with all its plans.
+
+    `baselines` are given, by resolution, for a study that was begun: its recipe may have changed.
+    """
+    baselines = baselines or _baselines(settings)
+    ordered = sorted(baselines.items(), key=lambda item: token_count(item[1]))
+    for (first, plan), (second, other) in pairwise(ordered):
+        if token_count(plan) == token_count(other):
+            raise UserError(
+                f"the resolutions '{first}' and '{second}' both have {token_count(plan)} tokens; "
+                "change data.size_px or model.patch in one of them"
+            )
+    arms = [arm for resolution, baseline in ordered for arm in _arms_at(resolution, baseline, settings)]
     _refuse_twins(arms)
     return Study(name, settings, tuple(arms))
+
+
+def _baselines(settings: StudySettings) -> dict[str, Plan]:
+    """By resolution; without any, the one baseline is called ''."""
+    overrides = {one.name: (*settings.set, *one.set) for one in settings.resolutions} or {"": settings.set}
+    return {
+        name: plan_from_document(recipes.find("plans", settings.recipe), assignments)
+        for name, assignments in overrides.items()
+    }
+
+
+def _arms_at(resolution: str, baseline: Plan, settings: StudySettings) -> list[ArmPlan]:
+    arms = [ArmPlan(BASELINE, "baseline", (), {}, _seeded(baseline, settings.seeds), resolution)]
+    if settings.control_seeds:
+        arms.append(ArmPlan(CONTROL, "control", (), {}, _seeded(baseline, settings.control_seeds), resolution))
+    return arms + [_resolve_arm(arm, baseline, settings.seeds, resolution) for arm in settings.arms]
 
 
 def _refuse_twins(arms: Sequence[ArmPlan]) -> None:
     first_with: dict[str, str] = {}
     for arm in arms:
-        twin = first_with.setdefault(arm.plans[0].hash, arm.name)
-        if twin != arm.name:
-            raise UserError(f"the arms '{twin}' and '{arm.name}' have the same plan; take one of them out")
+        twin = first_with.setdefault(arm.plans[0].hash, arm.label)
+        if twin != arm.label:
+            raise UserError(f"the arms '{twin}' and '{arm.label}' have the same plan; take one of them out")
 
 
 def choose_arms(study: Study, names: Sequence[str]) -> Study:
-    """The study with only these arms (and the baseline)."""
-    known = [arm.name for arm in study.arms]
+    """The study with only these arms, at all its resolutions (and the baselines)."""
+    known = dict.fromkeys(arm.name for arm in study.arms)
     for name in names:
         if name not in known:
             raise UserError(f"unknown arm '{name}'; {nearest(name, known)}")
@@ -129,12 +201,12 @@ def choose_arms(study: Study, names: Sequence[str]) -> Study:
     return Study(study.name, study.settings, kept)
 
 
-def _resolve_arm(arm: ArmSettings, baseline: Plan, seeds: Sequence[int]) -> ArmPlan:
+def _resolve_arm(arm: ArmSettings, baseline: Plan, seeds: Sequence[int], resolution: str) -> ArmPlan:
     applications = tuple(map(Application.parse, arm.techniques))
     plan = apply_techniques(baseline, arm.techniques)
     declared = {application.technique.seam for application in applications}
-    changes = check_arm(f"arm '{arm.label}'", baseline, plan, declared)
-    return ArmPlan(arm.label, "arm", applications, changes, _seeded(plan, seeds))
+    changes = check_arm(f"arm '{arm_label(arm.label, resolution)}'", baseline, plan, declared)
+    return ArmPlan(arm.label, "arm", applications, changes, _seeded(plan, seeds), resolution)
 
 
 def _seeded(plan: Plan, seeds: Sequence[int]) -> tuple[Plan, ...]:

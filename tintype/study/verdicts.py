@@ -20,13 +20,13 @@ from pydantic import Field
 from tintype.seams import Direction
 from tintype.settings import Settings
 from tintype.study import stats
-from tintype.study.results import Comparison, IntervalName, Run, TestName, Verdict
+from tintype.study.results import SPEED, Comparison, IntervalName, Run, TestName, Verdict
 
 PRIMARY_SHARE = 0.8
 """How much of the study's 5% the primary metrics' comparisons share."""
 
 Key = tuple[str, str]
-"""(arm, metric)."""
+"""(arm's label, metric)."""
 
 
 class Directed(Protocol):
@@ -77,6 +77,34 @@ def pair_runs(new: Sequence[Run], old: Sequence[Run], metric: str, shared_seeds:
     return Pair([a for a, _ in good], [b for _, b in good], shared_seeds, len(good) == len(values))
 
 
+@dataclass(frozen=True)
+class Counts:
+    """How many comparisons a study makes, on its primary metrics and on all others."""
+
+    primary: int
+    others: int
+
+    @property
+    def all(self) -> int:
+        return self.primary + self.others
+
+
+def count_comparisons(arms: int, control: bool, resolutions: int, primary: Sequence[str], metrics: int) -> Counts:
+    """`arms` does not count the control; `metrics` counts all of them.
+
+    With several resolutions, each arm's trend over them is one more comparison for each of `trend_metrics`.
+    """
+    compared = resolutions * (arms + control)
+    trends = arms if resolutions > 1 else 0
+    others = compared * (metrics - len(primary)) + trends * (len(trend_metrics(primary)) - len(primary))
+    return Counts(compared * len(primary) + trends * len(primary), others)
+
+
+def trend_metrics(primary: Sequence[str]) -> list[str]:
+    """What is looked at against the number of tokens: the primary metrics and the throughput."""
+    return list(dict.fromkeys([*primary, SPEED]))
+
+
 def weights_of(keys: Collection[Key], primary: Collection[str]) -> dict[Key, float]:
     """Each comparison's share of the study's 5%. They sum to one; without both kinds of metric, all are the same."""
     kinds = [[key for key in keys if (key[1] in primary) == wanted] for wanted in (True, False)]
@@ -99,7 +127,7 @@ def compare(
     rows = {}
     for key, pair in pairs.items():
         one = differences[key]
-        low, high = _interval(pair, one, analysis) or (None, None)
+        low, high = interval_of(pair, analysis) or (None, None)
         rows[key] = Comparison(
             mean=fmean(pair.new),
             baseline_mean=fmean(pair.old),
@@ -135,9 +163,9 @@ def _p(pair: Pair, difference: stats.Difference, analysis: AnalysisSettings) -> 
     return stats.sign_flip_p(pair.per_seed) if pair.shared_seeds else stats.label_p(pair.new, pair.old)
 
 
-def _interval(pair: Pair, difference: stats.Difference, analysis: AnalysisSettings) -> tuple[float, float] | None:
+def interval_of(pair: Pair, analysis: AnalysisSettings) -> tuple[float, float] | None:
     if analysis.interval == "student":
-        return difference.interval(stats.CONFIDENCE)
+        return pair.difference.interval(stats.CONFIDENCE)
     return stats.bootstrap_interval(pair.new, pair.old, pair.shared_seeds, stats.CONFIDENCE)
 
 
@@ -164,19 +192,16 @@ def _verdict(difference: float, p_adjusted: float | None, complete: bool, meanin
     return "better" if (difference < 0) == (meaning.direction == "lower") else "worse"
 
 
-def check_seeds(seeds: int, arms: int, primary: int, others: int, analysis: AnalysisSettings) -> None:
-    """Refuses an analysis that this many seeds cannot serve. One seed is a sketch, which is not analysed.
-
-    `arms` counts the control; `primary` and `others` are numbers of metrics.
-    """
-    if seeds == 1 or arms == 0:
+def check_seeds(seeds: int, counts: Counts, analysis: AnalysisSettings) -> None:
+    """Refuses an analysis that this many seeds cannot serve. One seed is a sketch, which is not analysed."""
+    if seeds == 1 or counts.all == 0:
         return
     if analysis.interval == "bootstrap" and seeds < stats.BOOTSTRAP_SEEDS:
         raise ValueError(
             f"analysis.interval: a bootstrap interval needs at least {stats.BOOTSTRAP_SEEDS} seeds, and the study has "
             f"{seeds}; resamples of so few often hold one seed only. Give more seeds, or set interval: student"
         )
-    effective = arms * primary / (PRIMARY_SHARE if others else 1.0)
+    effective = counts.primary / (PRIMARY_SHARE if counts.others else 1.0)
     smallest = stats.smallest_permutation_p(seeds, effective)
     if analysis.test == "permutation" and smallest >= 1 - stats.CONFIDENCE:
         needed = stats.seeds_for_permutation(effective)
@@ -184,15 +209,20 @@ def check_seeds(seeds: int, arms: int, primary: int, others: int, analysis: Anal
         raise ValueError(
             f"analysis.test: a permutation test of {seeds} seeds can never give a verdict. It knows {2**seeds} "
             f"patterns of signs, so its smallest p is {stats.smallest_permutation_p(seeds):.2g}, and after the "
-            f"correction for {arms * primary} comparisons on the primary metrics {smallest:.2g}. {more}, or set "
+            f"correction for {counts.primary} comparisons on the primary metrics {smallest:.2g}. {more}, or set "
             "test: student"
         )
 
 
 def describe_method(
-    seeds: int, arms: int, control: bool, primary: Sequence[str], others: int, analysis: AnalysisSettings
+    seeds: int,
+    counts: Counts,
+    control: bool,
+    primary: Sequence[str],
+    analysis: AnalysisSettings,
+    tokens: Sequence[int] = (),
 ) -> str:
-    """How intervals and verdicts were made, for the report. `arms` counts the control; `others` counts metrics."""
+    """How intervals and verdicts were made, for the report. `tokens` are those of several resolutions."""
     if seeds == 1:
         return (
             "One seed for each arm: a sketch. Nothing is known of the spread, so there is no interval and no verdict."
@@ -203,8 +233,9 @@ def describe_method(
         f"{_about_interval(seeds, analysis)}.",
         _about_test(seeds, analysis),
         _about_control(analysis) if control else "",
-        _about_correction(arms, primary, others),
-        _about_reach(seeds, arms, others) if analysis.test == "permutation" else "",
+        _about_trends(tokens) if tokens else "",
+        _about_correction(counts, primary, bool(tokens)),
+        _about_reach(seeds, counts) if analysis.test == "permutation" else "",
         "The smallest detectable difference is the true difference that this many seeds would find with a power of 80% "
         "at the measured spread and at the level of the correction's first step.",
     ]
@@ -233,27 +264,38 @@ def _about_control(analysis: AnalysisSettings) -> str:
     )
 
 
-def _about_correction(arms: int, primary: Sequence[str], others: int) -> str:
-    first = arms * len(primary)
+def _about_trends(tokens: Sequence[int]) -> str:
+    return (
+        "Every arm was trained at each resolution, and is compared with the baseline of its own. Whether it helps more "
+        "with more tokens is one more comparison for each primary metric and for the throughput: for each seed the "
+        f"logarithm of arm over baseline at {max(tokens):,} tokens minus that at {min(tokens):,}, tested over the "
+        "seeds like any other difference; it is not defined where a value is not positive. The control has no pairs, "
+        "so it has no such comparison."
+    )
+
+
+def _about_correction(counts: Counts, primary: Sequence[str], trends: bool) -> str:
+    whole = ", those between resolutions among them" if trends else ""
     text = (
-        f"A verdict needs p below 0.05 after Holm's correction for all {first + arms * others} comparisons of the "
-        "study, so the chance of any false verdict in the study is at most 5%, as long as values over seeds scatter "
+        f"A verdict needs p below 0.05 after Holm's correction for all {counts.all} comparisons of the study{whole}, "
+        "so the chance of any false verdict in the study is at most 5%, as long as values over seeds scatter "
         "about symmetrically, or about alike in all arms and the baseline (where neither held, simulations gave up to "
         "12%)."
     )
-    if not others:
+    if not counts.others:
         return text
     share = 100 * (1 - stats.CONFIDENCE) * PRIMARY_SHARE
     rest = 100 * (1 - stats.CONFIDENCE) * (1 - PRIMARY_SHARE)
     return (
-        f"{text} Of the 5%, the {first} on the primary metrics ({', '.join(primary)}) share {share:.0f}%, the "
-        f"{arms * others} on all other metrics {rest:.0f}%, and what a verdict no longer needs goes to those left."
+        f"{text} Of the 5%, the {counts.primary} on the primary metrics ({', '.join(primary)}) share {share:.0f}%, the "
+        f"{counts.others} on all other metrics {rest:.0f}%, and what a verdict no longer needs goes to those left."
     )
 
 
-def _about_reach(seeds: int, arms: int, others: int) -> str:
+def _about_reach(seeds: int, counts: Counts) -> str:
     """A permutation test that reaches verdicts on the primary metrics may be out of reach of them on the others."""
-    smallest = stats.smallest_permutation_p(seeds, arms * others / (1 - PRIMARY_SHARE)) if others else 0.0
+    others = counts.others
+    smallest = stats.smallest_permutation_p(seeds, others / (1 - PRIMARY_SHARE)) if others else 0.0
     if smallest < 1 - stats.CONFIDENCE:
         return ""
     return (

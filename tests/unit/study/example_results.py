@@ -9,9 +9,21 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from tintype.study.results import Arm, Change, Comparison, Curve, MetricInfo, Results, Role, Run
+from tintype.study.results import (
+    Arm,
+    Change,
+    Comparison,
+    Curve,
+    MetricInfo,
+    Resolution,
+    Results,
+    Role,
+    Run,
+    Trend,
+)
 from tintype.study.stats import CONFIDENCE
-from tintype.study.verdicts import Pair, compare
+from tintype.study.trends import UNPAIRED, Level, relative_effect, trend_pair
+from tintype.study.verdicts import DEFAULT, Pair, compare, trend_metrics
 
 METRICS = [
     MetricInfo(
@@ -142,6 +154,63 @@ def example(seeds: tuple[int, ...] = (0, 1, 2)) -> Results:
     )
 
 
+RESOLUTIONS = {"coarse": 64, "fine": 1024}
+
+
+def several(seeds: tuple[int, ...] = (0, 1, 2)) -> Results:
+    """The study at two resolutions; at the fine one short captions harm less and the baseline is twice as slow."""
+    results = example(seeds)
+    milder = {name: shift / 5 for name, shift in SHORT_CAPTIONS.items()}
+    arms = []
+    for resolution, tokens in RESOLUTIONS.items():
+        shifts = {"short_captions": SHORT_CAPTIONS if resolution == "coarse" else milder, "uniform_time": UNIFORM_TIME}
+        runs = {
+            arm.name: _scaled(
+                _runs(f"{arm.name} {resolution}", tuple(run.seed for run in arm.runs), shifts.get(arm.name, {})),
+                "images_per_s",
+                1.0 if resolution == "coarse" else 0.5,
+            )
+            for arm in results.arms
+        }
+        compared = _compared(runs)
+        here = {"resolution": resolution, "tokens": tokens}
+        arms += [_arm(name, of_arm, compared[name]).model_copy(update=here) for name, of_arm in runs.items()]
+    shared = {"prompts": results.prompts, "reference": results.reference}
+    places = [
+        Resolution(name=name, plan=results.plan + f"patch: {tokens}\n", real_previews=[f"real/{name}/0.png"], **shared)
+        for name, tokens in RESOLUTIONS.items()
+    ]
+    empty: dict[str, Any] = {"plan": "", "prompts": [], "real_previews": [], "reference": {}}
+    return results.model_copy(update={**empty, "arms": arms, "resolutions": places, "trends": _trends(arms)})
+
+
+def _scaled(runs: list[Run], metric: str, factor: float) -> list[Run]:
+    return [run.model_copy(update={"metrics": {**run.metrics, metric: factor * run.metrics[metric]}}) for run in runs]
+
+
+def _trends(arms: list[Arm]) -> list[Trend]:
+    runs = {(arm.name, arm.resolution): arm.runs for arm in arms}
+    primary = [metric.name for metric in METRICS if metric.primary]
+    found = []
+    for name in ("control", "short_captions", "uniform_time"):
+        for metric in trend_metrics(primary):
+            levels = [Level(where, runs[name, where], runs["baseline", where]) for where in RESOLUTIONS]
+            pair = trend_pair(levels[0], levels[-1], metric)
+            assert isinstance(pair, Pair)
+            rows = compare({(name, metric): pair}, {metric.name: metric for metric in METRICS}, primary)
+            effects = [relative_effect(level, metric, name != "control", DEFAULT) for level in levels]
+            found.append(
+                Trend(
+                    arm=name,
+                    metric=metric,
+                    effects=[effect for effect in effects if effect is not None],
+                    comparison=None if name == "control" else rows[name, metric],
+                    undefined=UNPAIRED if name == "control" else "",
+                )
+            )
+    return found
+
+
 def with_failed_run() -> Results:
     results = example()
     broken = results.arms[3]
@@ -206,7 +275,8 @@ def hostile() -> Results:
 
 
 def draw_previews(results: Results, folder: Path) -> None:
-    paths = [*results.real_previews, *(path for arm in results.arms for run in arm.runs for path in run.previews)]
+    real = [path for view in results.by_resolution() for path in view.real_previews]
+    paths = [*real, *(path for arm in results.arms for run in arm.runs for path in run.previews)]
     for index, path in enumerate(paths):
         picture = Image.new("RGB", (32, 32), (60, 60, 70))
         ImageDraw.Draw(picture).ellipse((6, 6, 24, 24), fill=(40 * index % 256, 130, 200))

@@ -10,9 +10,9 @@ from tests.tiny import TINY
 from tests.tiny_clip import write, write_clip
 from tests.tiny_dino import write_dino
 from tintype.errors import UserError
-from tintype.study.lab import report_study, run_study
+from tintype.study.lab import _claim, _stored_study, report_study, run_study
 from tintype.study.report import read_results
-from tintype.study.study import load_study
+from tintype.study.study import Study, load_study
 
 STUDY = """
 question: Does it follow a benchmark's prompts?
@@ -81,3 +81,66 @@ def test_a_study_that_is_done_needs_its_teacher_no_more(tmp_path: Path) -> None:
     assert run_study(study, tmp_path / "out", 1, Console(quiet=True)) == 0
     teacher.rename(tmp_path / "gone")
     assert run_study(study, tmp_path / "out", 1, Console(quiet=True)) == 0
+
+
+SCALED = """
+question: Does it help more with more tokens?
+recipe: PLAN
+set: [train.batch=4]
+seeds: [0, 1]
+arms: [{techniques: [x-prediction]}]
+resolutions: [{name: fine, set: [model.patch=2]}, {name: coarse}]
+"""
+
+
+def scaled(folder: Path, *assignments: str, plan: str = TINY) -> Study:
+    (folder / "plan.yaml").write_text(plan)
+    (folder / "scaled.yaml").write_text(SCALED.replace("PLAN", str(folder / "plan.yaml")))
+    return load_study(str(folder / "scaled.yaml"), assignments)
+
+
+def test_a_study_keeps_the_baseline_of_each_resolution(tmp_path: Path) -> None:
+    study, out = scaled(tmp_path), tmp_path / "out"
+    out.mkdir()
+    _claim(study, out)
+    scaled(tmp_path, plan=TINY.replace("depth: 3", "depth: 4"))  # the recipe changes later
+    there = _stored_study(out)
+    assert there.baselines == study.baselines and [*there.baselines] == ["coarse", "fine"]
+    assert [arm.label for arm in there.arms] == [arm.label for arm in study.arms]
+    assert [arm.plans for arm in there.arms] == [arm.plans for arm in study.arms]
+
+
+def test_a_study_may_grow_arms_seeds_and_resolutions(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    _claim(load_study(str(scaled_alone(tmp_path))), out)
+    _claim(scaled(tmp_path), out)  # the baseline as it was is now called 'coarse'
+    places = "{name: fine, set: [model.patch=2]}, {name: coarse}, {name: finest, set: [model.patch=1]}"
+    grown = scaled(tmp_path, f"resolutions=[{places}]", "seeds=[0,1,2]", "arms=[{techniques: [ema]}]")
+    _claim(grown, out)
+    assert _stored_study(out).baselines == grown.baselines
+    assert [*grown.baselines] == ["coarse", "fine", "finest"]
+
+
+def scaled_alone(folder: Path) -> Path:
+    scaled(folder)
+    alone = folder / "alone.yaml"
+    lines = (folder / "scaled.yaml").read_text().splitlines()
+    alone.write_text("\n".join(line for line in lines if not line.startswith("resolutions")))
+    return alone
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("resolutions=[{name: fine, set: [model.patch=1]}, {name: coarse}]", "baseline at the resolution fine"),
+        ("set=[train.batch=2]", "study of another baseline at the resolution coarse"),
+        ("resolutions=[{name: a, set: [model.patch=1]}, {name: b, set: [model.patch=8]}]", "another baseline \\("),
+    ],
+)
+def test_another_baseline_of_one_resolution_may_not_move_in(tmp_path: Path, change: str, message: str) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    _claim(scaled(tmp_path), out)
+    with pytest.raises(UserError, match=message):
+        _claim(scaled(tmp_path, change), out)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from scipy import stats as scipy_stats
 
-from tests.unit.study.example_results import example
+from tests.unit.study.example_results import example, several
 from tintype.errors import UserError
 from tintype.study import power
 from tintype.study.power import plan_power
@@ -113,6 +113,16 @@ def test_studies_of_one_baseline_are_pooled_and_others_kept_apart(tmp_path: Path
     plan = plan_power([tmp_path], "5%", 3, None, 3)
     assert [len(group.studies) for group in plan.groups] == [2, 1]
     assert [group.metrics[0].differences.freedom for group in plan.groups] == pytest.approx([6.4, 3.2])
+
+
+def test_each_resolution_is_a_study_of_its_own(tmp_path: Path) -> None:
+    results = several()
+    plan = plan_power([stored(results, tmp_path)], "5%", 3, "fd_scenes", 3)
+    assert [group.studies for group in plan.groups] == [[f"{results.name} @ coarse"], [f"{results.name} @ fine"]]
+    for group, view in zip(plan.groups, results.by_resolution(), strict=True):
+        variances = [np.var(arm.comparisons["fd_scenes"].differences, ddof=1) for arm in view.arms[2:]]
+        assert group.metrics[0].differences.deviation == pytest.approx(np.sqrt(np.mean(variances)))
+    assert "Spread measured in: pocket: captions and times @ fine" in shown(plan)
 
 
 @pytest.mark.parametrize(("arms", "seeds"), [((1,), 3), ((6,), 3), ((6,), 5), ((1, 6), 5)])

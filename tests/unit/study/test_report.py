@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import re
@@ -11,18 +12,22 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from tests.unit.study.example_results import (
     HOSTILE,
     draw_previews,
     example,
     hostile,
+    several,
     with_differing_control,
     with_failed_run,
 )
 from tintype.study.report import charts, findings, numerals, read_results, svg, write_report
 from tintype.study.report.markdown import escaped
 from tintype.study.results import Curve, EncoderInfo, Results
+from tintype.study.trends import NOT_POSITIVE
+from tintype.terminal import show_verdicts
 
 _VOID = {"meta", "img", "br", "hr", "link", "input"}
 
@@ -229,6 +234,16 @@ def test_lost_runs_are_named(tmp_path: Path) -> None:
     assert "1 is incomplete (uniform_time)" in text
 
 
+def test_hostile_names_stay_text_against_the_tokens(tmp_path: Path) -> None:
+    results = several()
+    arms = [arm.model_copy(update={"name": HOSTILE}) if arm.name == "uniform_time" else arm for arm in results.arms]
+    update: dict[str, object] = {"arm": HOSTILE, "comparison": None, "undefined": HOSTILE}
+    trends = [one.model_copy(update=update) if one.arm == "uniform_time" else one for one in results.trends]
+    page = _page(results.model_copy(update={"arms": arms, "trends": trends}), tmp_path)
+    assert "script" not in page.tags and page.text.count(" ".join(HOSTILE.split())) > 8
+    assert "<script" not in (tmp_path / "report.md").read_text()
+
+
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     results = hostile()
     draw_previews(results, tmp_path)
@@ -376,3 +391,137 @@ def test_decimals_show_two_digits_of_the_interval() -> None:
 def test_settings_are_written_in_one_line() -> None:
     assert findings.plain("a word") == "a word"
     assert json.loads(findings.plain({"key": [1, None, True]})) == {"key": [1, None, True]}
+
+
+def _shown(results: Results) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    show_verdicts(results, console)
+    return console.export_text()
+
+
+def test_one_resolution_leaves_no_trace_of_several(results: Results, folder: Path) -> None:
+    """Neither in the files nor on the terminal; and results from before there were several can be read."""
+    stored = json.loads((folder / "results.json").read_text())
+    assert not {"resolutions", "trends"} & set(stored) and not {"resolution", "tokens"} & set(stored["arms"][0])
+    assert Results.model_validate(stored) == results and results.by_resolution() == [results]
+    assert (folder / "results.csv").read_text().startswith("arm,role,seed,")
+    html, markdown = (folder / "report.html").read_text(), (folder / "report.md").read_text()
+    for words in ("number of tokens", "esolution"):
+        assert words not in html.split("</style>")[1] and words not in markdown and words not in _shown(results)
+
+
+@pytest.fixture(scope="module")
+def fine_and_coarse() -> Results:
+    return several()
+
+
+def test_each_resolution_has_its_verdicts_figures_and_pictures(fine_and_coarse: Results, tmp_path: Path) -> None:
+    draw_previews(fine_and_coarse, tmp_path)
+    page = _page(fine_and_coarse, tmp_path)
+    assert read_results(tmp_path) == fine_and_coarse
+    html = (tmp_path / "report.html").read_text()
+    assert html.count('<table class="verdicts">') == html.count('<table class="samples">') == 2
+    for words in ("coarse 64 tokens", "fine 1,024 tokens", "The baseline’s plan at fine"):
+        assert words in page.text
+    assert "resolutions2" in page.text
+    assert page.tags.count("img") == 2 * (1 + 4 * 4)
+    assert page.text.count("Draw training times evenly instead of from a logit-normal.") == 3  # two tables, one card
+
+
+def test_effects_and_speeds_stand_against_the_tokens(fine_and_coarse: Results, tmp_path: Path) -> None:
+    page = _page(fine_and_coarse, tmp_path)
+    section = page.text[page.text.index("Does an arm help more") : page.text.index("Images trained on each second")]
+    assert "○ not shown" in section and "hurts less" in section and "control" not in section
+    speeds = page.text[page.text.index("Images trained on each second") :]
+    assert re.search(r"baseline41\d\.\d 1\.00×20\d\.\d 1\.00×", speeds)
+    for words in ("scene accuracy against the number", "images per second against the number"):
+        assert words in page.text.lower()
+    markdown = (tmp_path / "report.md").read_text()
+    assert "| Resolution | Tokens | Arm |" in markdown and "| fine | 1,024 | uniform_time |" in markdown
+    assert "| short_captions | Scene accuracy |" in markdown and "hurts less" in markdown
+    shown = _shown(fine_and_coarse)
+    assert "1,024 tokens" in shown and "relative effect at 64 → 1,024" in shown and "hurts less" in shown
+
+
+def test_rows_of_the_sheet_begin_with_their_resolution(fine_and_coarse: Results, tmp_path: Path) -> None:
+    write_report(fine_and_coarse, tmp_path)
+    with (tmp_path / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["resolution"], row["tokens"]) for row in rows} == {("coarse", "64"), ("fine", "1024")}
+    assert len(rows) == 2 * 4 * 3 * len(fine_and_coarse.metrics)
+
+
+def test_the_answer_names_resolutions_where_they_differ(fine_and_coarse: Results) -> None:
+    answer = findings.answer(fine_and_coarse)
+    assert answer[0].startswith("At coarse (64 tokens), Scene accuracy (higher is better): of 2 arms, 1 is worse")
+    between = next(sentence for sentence in answer if "effects on Scene accuracy" in sentence)
+    assert between.startswith("From 64 to 1,024 tokens") and "short_captions hurts less with more tokens (−" in between
+    assert answer.count("In brackets: 95% Student interval, 3 paired seeds.") == 1
+    control = fine_and_coarse.arms[5]
+    row = control.comparisons["precision"].model_copy(update={"verdict": "worse"})
+    changed = control.model_copy(update={"comparisons": {**control.comparisons, "precision": row}})
+    arms = [changed if arm is control else arm for arm in fine_and_coarse.arms]
+    told = findings.answer(fine_and_coarse.model_copy(update={"arms": arms}))
+    assert any(sentence.startswith("At fine (1,024 tokens): The control") for sentence in told)
+
+
+def test_a_trend_that_is_not_defined_says_why(fine_and_coarse: Results, tmp_path: Path) -> None:
+    update: dict[str, object] = {"comparison": None, "effects": [], "undefined": NOT_POSITIVE}
+    trends = [trend.model_copy(update=update) for trend in fine_and_coarse.trends]
+    page = _page(fine_and_coarse.model_copy(update={"trends": trends}), tmp_path)
+    assert f"Not defined: {NOT_POSITIVE}." in page.text and "without a relative effect (short_captions" in page.text
+    assert f"not defined: {NOT_POSITIVE}" in (tmp_path / "report.md").read_text()
+    assert "not defined" in _shown(fine_and_coarse.model_copy(update={"trends": trends}))
+
+
+def test_a_sketch_at_several_resolutions_has_no_verdict_on_tokens(tmp_path: Path) -> None:
+    page = _page(several((0,)), tmp_path)
+    assert "helps" not in page.text and "hurts" not in page.text and "◌ sketch" in page.text
+    assert re.search(
+        r"effects on Scene accuracy \(higher is better\): short_captions \(−\d+\.\d % → −\d+\.\d %\)", page.text
+    )
+
+
+def test_an_arm_that_changes_other_keys_elsewhere_has_a_card_for_each(fine_and_coarse: Results, tmp_path: Path) -> None:
+    arm = fine_and_coarse.arms[-1]
+    changed = arm.model_copy(update={"changes": [*arm.changes[:1]]})
+    results = fine_and_coarse.model_copy(update={"arms": [*fine_and_coarse.arms[:-1], changed]})
+    cards = [(card.name, where) for card, where in findings.distinct_arms(results)]
+    assert sorted(cards) == [
+        ("control", ""),
+        ("short_captions", ""),
+        ("uniform_time", "coarse"),
+        ("uniform_time", "fine"),
+    ]
+    assert "uniform_time at fine" in _page(results, tmp_path).text
+
+
+def _token_figure(lower_is_better: bool, high: float = 1.4) -> str:
+    points = [charts.AtTokens(64, 1.1, 0.9, 1.3), charts.AtTokens(256, 1.2, 1.0, high)]
+    drawn = charts.against_tokens(
+        "m", [charts.TokenLine("arm", "arm-0", points)], {"a": 64, "b": 256, "c": 4096},
+        lower_is_better=lower_is_better, percents=True,
+    )  # fmt: skip
+    assert drawn is not None
+    return drawn
+
+
+def test_tokens_are_ticks_and_up_is_better_whichever_way_the_metric_points() -> None:
+    for lower in (False, True):
+        drawn = _token_figure(lower)
+        first, second = (float(y) for y in re.findall(r'cy="([\d.]+)"', drawn))
+        assert (second < first) == (not lower)
+        assert re.findall(r'class="tick">([\d,]+)<', drawn)[-3:] == ["64", "256", "4,096"]
+    x = [float(at) for at in re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle" class="tick"', drawn)]
+    assert (x[1] - x[0]) / (x[2] - x[0]) == pytest.approx(math.log(4) / math.log(64), abs=0.01)
+
+
+def test_an_interval_without_end_is_cut_at_the_edge() -> None:
+    whole, cut = _token_figure(False), _token_figure(False, high=1e21)
+    assert whole.count('class="reach"') == 6 and cut.count('class="reach"') == 5
+    assert all(-1 < float(y) < 300 for y in re.findall(r'y[12]="([-\d.]+)"', cut))
+
+
+def test_an_effect_beyond_all_sense_is_a_dash() -> None:
+    assert findings.log_percent(math.log(1.5)) == "+50.0\u00a0%"
+    assert findings.log_percent(700.0) == numerals.UNKNOWN == findings.log_percent(None)

@@ -10,7 +10,7 @@ from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.study.lab import run_study
-from tintype.study.runner import Task, _run
+from tintype.study.runner import Task, _run, tasks_of
 from tintype.study.study import load_study
 from tintype.train import checkpoint
 from tintype.train.folder import locked
@@ -28,6 +28,13 @@ def test_a_run_whose_study_is_gone_is_saved_and_left(tmp_path: Path, monkeypatch
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [3]
     went_on = _run(task, PROTOCOL, parent=1, interrupt=Interrupt(), send=lambda message: None)
     assert went_on.state == "done"
+
+
+def test_runs_go_seed_by_seed_through_all_arms_and_resolutions(tmp_path: Path) -> None:
+    chosen = ["resolutions=[{name: b, set: [model.patch=2]}, {name: a}]", "seeds=[0, 1]", "control_seeds=[]"]
+    keys = [task.key for task in tasks_of(load_study("pocket", chosen), tmp_path)]
+    arms = [f"{arm} @ {where}" for where in "ab" for arm in ("baseline", "short-captions", "x-prediction")]
+    assert keys == [(arm, seed) for seed in (0, 1) for arm in arms]
 
 
 def test_two_studies_cannot_work_in_one_folder(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tintype import recipes
 from tintype.errors import UserError
 from tintype.strict import read_yaml
-from tintype.study.study import Study, choose_arms, load_study, resolve
+from tintype.study.study import Study, choose_arms, load_study, read_settings, resolve
 
 TEXT = """
 question: why?
@@ -22,7 +22,7 @@ arms:
 
 
 def study(text: str = TEXT) -> Study:
-    return resolve("test", read_yaml(text, "study.yaml"), Path())
+    return resolve("test", read_settings(read_yaml(text, "study.yaml"), Path()))
 
 
 def test_arms_are_resolved_with_paired_seeds() -> None:
@@ -74,6 +74,65 @@ def test_bad_studies_are_refused_in_words(old: str, new: str, message: str) -> N
     with pytest.raises(UserError) as refused:
         study(TEXT.replace(old, new, 1))
     assert message in str(refused.value)
+
+
+RESOLUTIONS = """
+resolutions:
+  - {name: fine, set: [model.patch=2, train.batch=8]}
+  - {name: coarse, set: [model.patch=8]}
+"""
+
+
+def test_every_arm_exists_at_each_resolution_fewest_tokens_first() -> None:
+    arms = study(TEXT + RESOLUTIONS).arms
+    assert [(arm.label, arm.tokens) for arm in arms] == [
+        ("baseline @ coarse", 4),
+        ("control @ coarse", 4),
+        ("x-prediction @ coarse", 4),
+        ("both @ coarse", 4),
+        ("baseline @ fine", 64),
+        ("control @ fine", 64),
+        ("x-prediction @ fine", 64),
+        ("both @ fine", 64),
+    ]
+    assert {arm.name for arm in arms} == {"baseline", "control", "x-prediction", "both"}
+    assert all((arm.plans[0].model.patch, arm.plans[0].train.batch) == (2, 8) for arm in arms[4:])
+    assert len({plan.hash for arm in arms for plan in arm.plans}) == 16
+    assert set(arms[7].changes) == {"objective.kind", "objective.clamp", "captions.column"}
+
+
+def test_the_studys_own_overrides_come_before_those_of_a_resolution() -> None:
+    text = (TEXT + RESOLUTIONS).replace("recipe: pocket", "recipe: pocket\nset: [train.batch=4, train.steps=9]")
+    coarse, fine = study(text).baselines.values()
+    assert (coarse.train.batch, fine.train.batch) == (4, 8) and {coarse.train.steps, fine.train.steps} == {9}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("  - {name: coarse, set: [model.patch=8]}\n", "", "'fine' is the only one; give another"),
+        ("name: coarse", "name: fine", "two resolutions are called fine"),
+        ("name: coarse", "name: so coarse", "resolutions.1.name: string should match pattern"),
+        ("model.patch=8", "model.patch=2", "the resolutions 'fine' and 'coarse' both have 64 tokens"),
+        ("model.patch=8", "data.size_px=32,model.patch=4", "both have 64 tokens; change data.size_px or model.patch"),
+        ("model.patch=8", "model.patsh=8", "model.patsh: unknown key; did you mean 'patch'"),
+        ("model.patch=8", "model.patch=8, objective.kind=x-prediction", "'x-prediction' changes nothing"),
+        ("resolutions:", "analysis: {test: permutation}\nresolutions:", "Give 10 seeds, or set test: student"),
+    ],
+)
+def test_bad_resolutions_are_refused_in_words(old: str, new: str, message: str) -> None:
+    new = new.replace(",model", ", model")
+    with pytest.raises(UserError) as refused:
+        study(TEXT + RESOLUTIONS.replace(old, new, 1))
+    assert message in str(refused.value)
+
+
+def test_an_arm_is_chosen_at_all_resolutions() -> None:
+    chosen = choose_arms(study(TEXT + RESOLUTIONS), ["both"])
+    labels = ["baseline @ coarse", "both @ coarse", "baseline @ fine", "both @ fine"]
+    assert [arm.label for arm in chosen.arms] == labels
+    with pytest.raises(UserError, match="unknown arm 'bothh'; did you mean 'both'"):
+        choose_arms(chosen, ["bothh"])
 
 
 def test_arms_can_be_chosen_by_name() -> None:

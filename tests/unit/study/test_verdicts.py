@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tintype.study.verdicts import AnalysisSettings, check_seeds, describe_method
+from tintype.study.verdicts import AnalysisSettings, Counts, check_seeds, count_comparisons, describe_method
 
 
 def _analysed(seeds: int, arms: int, primary: int, others: int, **analysis: str) -> None:
-    check_seeds(seeds, arms, primary, others, AnalysisSettings.model_validate(analysis))
+    check_seeds(seeds, Counts(arms * primary, arms * others), AnalysisSettings.model_validate(analysis))
 
 
 def test_a_permutation_test_is_refused_just_below_the_seeds_that_it_asks_for() -> None:
@@ -27,8 +27,25 @@ def test_a_sketch_is_not_analysed_so_it_is_not_refused() -> None:
     _analysed(5, 3, 2, 7, interval="bootstrap")
 
 
+def test_comparisons_between_resolutions_are_counted() -> None:
+    """Two arms and a control, one of nine metrics is primary: at three resolutions, and then the trend of each arm."""
+    assert count_comparisons(2, True, 1, ["accuracy"], 9) == Counts(3, 24)
+    assert count_comparisons(2, True, 3, ["accuracy"], 9) == Counts(9 + 2, 72 + 2)
+    assert count_comparisons(2, False, 3, ["images_per_s"], 9) == Counts(6 + 2, 48)
+    text = describe_method(3, Counts(11, 74), True, ["accuracy"], AnalysisSettings(), [64, 256, 1024])
+    for words in (
+        "baseline of its own",
+        "at 1,024 tokens minus that at 64",
+        "all 85 comparisons",
+        "the 11 on the primary",
+    ):
+        assert words in text
+    assert "those between resolutions among them" in text
+    assert "tokens" not in describe_method(3, Counts(3, 24), True, ["accuracy"], AnalysisSettings())
+
+
 def test_the_method_says_what_was_done() -> None:
-    usual = describe_method(3, 3, True, ["accuracy"], 8, AnalysisSettings())
+    usual = describe_method(3, Counts(3, 24), True, ["accuracy"], AnalysisSettings())
     for words in (
         "95% Student interval (2 degrees",
         "Welch's",
@@ -39,11 +56,11 @@ def test_the_method_says_what_was_done() -> None:
     ):
         assert words in usual
     chosen = AnalysisSettings(test="permutation", interval="bootstrap")
-    other = describe_method(10, 3, True, ["accuracy"], 8, chosen)
+    other = describe_method(10, Counts(3, 24), True, ["accuracy"], chosen)
     for words in ("all 1,024 patterns", "percentile-t", "label permutation", "cannot reach a verdict on the other"):
         assert words in other
     assert "Student" not in other
     condition = "at most 5%, as long as values over seeds scatter about symmetrically, or about alike in all arms"
     assert condition in usual and condition in other
-    assert "sketch" in describe_method(1, 3, True, ["accuracy"], 8, chosen)
-    assert "share" not in describe_method(3, 2, False, ["accuracy"], 0, AnalysisSettings())
+    assert "sketch" in describe_method(1, Counts(3, 24), True, ["accuracy"], chosen)
+    assert "share" not in describe_method(3, Counts(2, 0), False, ["accuracy"], AnalysisSettings())

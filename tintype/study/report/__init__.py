@@ -16,7 +16,7 @@ def write_report(results: Results, folder: Path) -> Path:
     """Writes all four files, each whole or not at all, and gives the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "report.html"
-    write_text(folder / "results.json", results.model_dump_json(indent=1) + "\n")
+    write_text(folder / "results.json", results.to_json())
     write_text(folder / "results.csv", to_csv(results))
     write_text(folder / "report.md", to_markdown(results))
     write_text(page, to_html(results, folder))
@@ -28,13 +28,18 @@ def read_results(folder: Path) -> Results:
 
 
 def to_csv(results: Results) -> str:
-    """One row for each arm, seed and metric; the value is empty where the run has none."""
+    """One row for each arm, seed and metric; the value is empty where the run has none.
+
+    With several resolutions, each row begins with its resolution and the number of tokens.
+    """
     sheet = io.StringIO()
     writer = csv.writer(sheet, lineterminator="\n")
-    writer.writerow(["arm", "role", "seed", "metric", "value", "hash", "state"])
+    first = ["resolution", "tokens"] if results.resolutions else []
+    writer.writerow([*first, "arm", "role", "seed", "metric", "value", "hash", "state"])
     for arm in results.arms:
+        where = [arm.resolution, arm.tokens] if results.resolutions else []
         for run in arm.runs:
             for metric in results.metrics:
                 value = run.metrics.get(metric.name, "")
-                writer.writerow([arm.name, arm.role, run.seed, metric.name, value, run.hash, run.state])
+                writer.writerow([*where, arm.name, arm.role, run.seed, metric.name, value, run.hash, run.state])
     return sheet.getvalue()

@@ -33,6 +33,8 @@ _PANEL_PX = 360
 _FIGURE_PX = 430
 _TEXT_PX = 14
 _LONGEST_NAME_PX = 150
+_CUT = 3.0
+"""How far beyond all ratios a panel reaches for the ends of their intervals."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +283,102 @@ def _band_names(bands: Sequence[_Band], x: Scale, y: Scale, top: float, bottom: 
         name_x = x.end_px + 16
         name = text(name_x, height + 4, band.traces.name, class_="name", room_px=_FIGURE_PX - name_x)
         yield tag("g", line(end_x + 2, end_y, name_x - 3, height, "thread"), name, class_=band.traces.css)
+
+
+@dataclass(frozen=True)
+class AtTokens:
+    """An arm over the baseline, at the number of tokens of one resolution."""
+
+    tokens: int
+    ratio: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class TokenLine:
+    name: str
+    css: str
+    points: Sequence[AtTokens]
+
+
+def against_tokens(
+    label: str, lines: Sequence[TokenLine], resolutions: dict[str, int], *, lower_is_better: bool, percents: bool
+) -> Markup | None:
+    """Ratios to the baseline over the number of tokens, with intervals; up is better. Both scales are logarithmic.
+
+    An interval that reaches far beyond all ratios is cut at the panel's edge and has no end there.
+    """
+    shown = [each for each in lines if each.points]
+    if not shown:
+        return None
+    width, height, left, top = _FIGURE_PX, 290, 56, 22
+    right, bottom = width - 96, height - 52
+    y = _ratio_scale([point for each in shown for point in each.points], bottom, top, lower_is_better)
+    counts = list(resolutions.values())
+    x = Scale(min(counts), max(counts), left + 26, right - 26, log=True)
+    parts = [
+        text(left, 11, "up is better", class_="quiet"),
+        *_ratio_axis(y, left, right, percents),
+        *_token_axis(x, resolutions, top, bottom),
+        text(right, height - 4, "tokens →", anchor="end", class_="quiet"),
+        line(left, y(1), right, y(1), "zero"),
+        *(_token_marks(each, x, y, 6 * (index - (len(shown) - 1) / 2)) for index, each in enumerate(shown)),
+        *_token_names(shown, x, y, right),
+    ]
+    return drawing(width, height, f"{label} against the number of tokens, relative to the baseline", parts)
+
+
+def _ratio_scale(points: Sequence[AtTokens], bottom: float, top: float, lower_is_better: bool) -> Scale:
+    ratios = [1.0, *(point.ratio for point in points)]
+    furthest = min(ratios) / _CUT, max(ratios) * _CUT
+    ends = [end for point in points for end in (point.low, point.high) if end is not None]
+    logs = [math.log(min(max(value, furthest[0]), furthest[1])) for value in (*ratios, *ends)]
+    low, high = (math.exp(end) for end in padded(logs))
+    return Scale(low, high, top, bottom, log=True) if lower_is_better else Scale(low, high, bottom, top, log=True)
+
+
+def _ratio_axis(scale: Scale, left: float, right: float, percents: bool) -> Iterator[Markup]:
+    for tick in scale.ticks(5):
+        label = percent(tick - 1, whole=True) if percents else f"{significant(tick)}×"
+        yield line(left, scale(tick), right, scale(tick), "grid")
+        yield text(left - 7, scale(tick) + 4, label, anchor="end", class_="tick")
+
+
+def _token_axis(scale: Scale, resolutions: dict[str, int], top: float, bottom: float) -> Iterator[Markup]:
+    end = -math.inf
+    for name, count in resolutions.items():
+        at, label = scale(count), f"{count:,}"
+        yield line(at, top, at, bottom, "grid")
+        half = CHARACTER_PX * max(len(label), len(name)) / 2
+        if at - half >= end:  # a label that would touch the one before it is left out
+            yield text(at, bottom + 15, label, anchor="middle", class_="tick")
+            yield text(at, bottom + 29, name, anchor="middle", class_="quiet")
+            end = at + half + CHARACTER_PX
+
+
+def _token_marks(each: TokenLine, x: Scale, y: Scale, aside: float) -> Markup:
+    """`aside` keeps the intervals of several arms apart."""
+    places = [(x(point.tokens) + aside, y(point.ratio)) for point in each.points]
+    marks = [tag("polyline", points=_written(places), class_="curve")]
+    for point, (at, height) in zip(each.points, places, strict=True):
+        if point.low is not None and point.high is not None:
+            ends = [min(max(end, y.low), y.high) for end in (point.low, point.high)]
+            marks.append(line(at, y(ends[0]), at, y(ends[1]), "reach"))
+            whole = [end for end, reached in zip((point.low, point.high), ends, strict=True) if end == reached]
+            marks += [line(at - 2.5, y(end), at + 2.5, y(end), "reach") for end in whole]
+        tooltip = tag("title", f"{each.name}: {significant(point.ratio)}× at {point.tokens:,} tokens")
+        marks.append(tag("circle", tooltip, cx=at, cy=height, r=4.2, class_="mean"))
+    return tag("g", *marks, class_=each.css)
+
+
+def _token_names(lines: Sequence[TokenLine], x: Scale, y: Scale, right: float) -> Iterator[Markup]:
+    ends = [(x(each.points[-1].tokens), y(each.points[-1].ratio)) for each in lines]
+    top, bottom = sorted((y.start_px, y.end_px))
+    heights = kept_apart([end_y for _, end_y in ends], _TEXT_PX, top + 4, bottom - 4)
+    for each, (end_x, end_y), height in zip(lines, ends, heights, strict=True):
+        name = text(right + 14, height + 4, each.name, class_="name", room_px=_FIGURE_PX - right - 14)
+        yield tag("g", line(end_x + 16, end_y, right + 11, height, "thread"), name, class_=each.css)
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from statistics import fmean, median, stdev
-from typing import Any
+from typing import Any, Literal
 
-from tintype.study.report.numerals import NO_BREAK, decimals_showing, fixed, interval
-from tintype.study.results import Arm, Comparison, MetricInfo, Results, Run, Verdict
+from tintype.study.report.numerals import NO_BREAK, UNKNOWN, decimals_showing, fixed, interval, percent
+from tintype.study.results import Arm, Comparison, MetricInfo, Results, Run, Trend, Verdict
 
-SPEED = "images_per_s"
+_SENSELESS = 20.0
 GLYPHS: dict[Verdict, str] = {"better": "✓", "worse": "✗", "not shown": "○", "sketch": "◌", "incomplete": "…"}
 
 
 def baseline_of(results: Results) -> Arm:
     return next(arm for arm in results.arms if arm.role == "baseline")
+
+
+def resolution_title(results: Results) -> str:
+    """The resolution of results at one of several, with its tokens; empty where there is one only."""
+    baseline = baseline_of(results)
+    return f"{baseline.resolution} ({baseline.tokens:,} tokens)" if baseline.resolution else ""
+
+
+def token_counts(results: Results) -> dict[str, int]:
+    """Tokens of each of several resolutions, fewest first."""
+    return {arm.resolution: arm.tokens for arm in results.arms if arm.role == "baseline" and arm.tokens is not None}
 
 
 def compared_arms(results: Results) -> list[Arm]:
@@ -111,13 +122,46 @@ def differing_controls(results: Results) -> list[tuple[Arm, list[MetricInfo]]]:
 
 
 def answer(results: Results) -> list[str]:
-    """The study's answer, one sentence for each primary metric and one for the control."""
+    """The study's answer: at each resolution a sentence for each primary metric, then what the tokens change."""
+    if not results.resolutions:
+        return _answer_at_one(results)
+    views = results.by_resolution()
+    verdicts = [
+        f"At {where or 'every resolution'}, {sentence}" for where, sentence in _said_at_each(views, _verdict_sentences)
+    ]
+    closing = _said_at_each(views, _closing_sentences)
+    return [
+        *verdicts,
+        *_trend_sentences(results),
+        *(f"At {where}: {sentence}" if where else sentence for where, sentence in closing),
+    ]
+
+
+def _said_at_each(views: list[Results], say: Callable[[Results], list[str]]) -> list[tuple[str, str]]:
+    """(resolutions, sentence), each sentence once; no resolutions are named where it is said of all."""
+    said: dict[str, list[str]] = {}
+    for view in views:
+        for sentence in say(view):
+            said.setdefault(sentence, []).append(resolution_title(view))
+    return [("" if len(where) == len(views) else " and ".join(where), text) for text, where in said.items()]
+
+
+def _answer_at_one(results: Results) -> list[str]:
+    """One sentence for each primary metric and one for the control."""
+    every = (*_verdict_sentences(results), *_closing_sentences(results))
+    return [sentence[0].upper() + sentence[1:] for sentence in every]
+
+
+def _verdict_sentences(results: Results) -> list[str]:
     arms = _with_role(results, "arm")
     if not arms:
         return ["The study has no arm to compare with the baseline."]
-    sentences = [_sentence(results, arms, metric) for metric in primary_metrics(results)]
-    every = (*sentences, *_interval_sentences(results, arms), *_control_sentences(results))
-    return [sentence[0].upper() + sentence[1:] for sentence in every]
+    return [_sentence(results, arms, metric) for metric in primary_metrics(results)]
+
+
+def _closing_sentences(results: Results) -> list[str]:
+    arms = _with_role(results, "arm")
+    return [*_interval_sentences(results, arms), *_control_sentences(results)] if arms else []
 
 
 def _sentence(results: Results, arms: list[Arm], metric: MetricInfo) -> str:
@@ -189,6 +233,87 @@ def _is(arms: list[Arm]) -> str:
 
 def _listed(clauses: list[str]) -> str:
     return " and ".join([", ".join(clauses[:-1]), clauses[-1]]) if len(clauses) > 1 else "".join(clauses)
+
+
+def compared_trends(results: Results) -> list[tuple[Trend, MetricInfo]]:
+    """By metric; without the control's, which has no pairs to be compared."""
+    controls = {arm.name for arm in _with_role(results, "control")}
+    return [
+        (trend, metric)
+        for metric in results.metrics
+        for trend in results.trends
+        if trend.metric == metric.name and trend.arm not in controls
+    ]
+
+
+def trend_verdict(trend: Trend) -> Verdict | Literal["not defined"]:
+    return trend.comparison.verdict if trend.comparison else "not defined"
+
+
+def trend_words(trend: Trend, metric: MetricInfo) -> str:
+    """What an arm does with more tokens, or the verdict. Whether it helps or hurts at all is by the means alone."""
+    comparison = trend.comparison
+    if comparison is None or comparison.verdict not in ("better", "worse"):
+        return trend_verdict(trend)
+    at_fewest, at_most = (improvement(metric, one) for one in (comparison.baseline_mean, comparison.mean))
+    if comparison.verdict == "better":
+        return "helps more" if at_most > 0 else "hurts less"
+    return "helps less" if at_fewest > 0 else "hurts more"
+
+
+def log_percent(logarithm: float | None) -> str:
+    """A logarithm of a ratio as a signed percentage; one beyond all sense as a dash."""
+    return percent(None if logarithm is None or logarithm > _SENSELESS else math.expm1(logarithm))
+
+
+def log_interval(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"[{log_percent(low)}, {log_percent(high)}]"
+
+
+def effects_at_ends(trend: Trend) -> tuple[str, str]:
+    """The relative effect at the fewest and at the most tokens, by the seeds that the comparison has."""
+    one = trend.comparison
+    return (log_percent(one.baseline_mean), log_percent(one.mean)) if one else (UNKNOWN, UNKNOWN)
+
+
+def _trend_sentences(results: Results) -> Iterator[str]:
+    counts = list(token_counts(results).values())
+    compared = compared_trends(results)
+    for metric in results.metrics:
+        trends = [trend for trend, info in compared if info == metric]
+        if trends:
+            clauses = _listed(list(_trend_clauses(trends, metric)))
+            about = f"effects on {metric.label} ({metric.direction} is better)"
+            yield f"From {counts[0]:,} to {counts[-1]:,} tokens, {about}: {clauses}."
+
+
+def _trend_clauses(trends: list[Trend], metric: MetricInfo) -> Iterator[str]:
+    """Arms whose effect changes, or seems to in a sketch, with both effects; then the others by name."""
+    for trend in trends:
+        if trend_verdict(trend) in ("better", "worse", "sketch"):
+            first, last = effects_at_ends(trend)
+            words = "" if trend_verdict(trend) == "sketch" else f" {trend_words(trend, metric)} with more tokens"
+            yield f"{trend.arm}{words} ({first} → {last})"
+    said = {"not shown": "not shown to change", "incomplete": "incomplete", "not defined": "without a relative effect"}
+    for verdict, words in said.items():
+        names = [trend.arm for trend in trends if trend_verdict(trend) == verdict]
+        if names:
+            yield f"{len(names)} {'is' if len(names) == 1 else 'are'} {words} ({', '.join(names)})"
+
+
+def distinct_arms(results: Results) -> list[tuple[Arm, str]]:
+    """Each compared arm once, with the resolutions that it is said of where it changes other keys elsewhere."""
+    found: dict[str, list[Arm]] = {}
+    for arm in ranked_arms(results.by_resolution()[0]):
+        found[arm.name] = [other for other in results.arms if other.name == arm.name]
+    cards = []
+    for arms in found.values():
+        groups: list[list[Arm]] = []
+        for arm in arms:
+            same = next((group for group in groups if group[0].changes == arm.changes), None)
+            groups.append([arm]) if same is None else same.append(arm)
+        cards += [(group[0], ", ".join(one.resolution for one in group) if groups[1:] else "") for group in groups]
+    return cards
 
 
 def environment(results: Results) -> dict[str, list[str]]:

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from tintype.study.report import charts, findings, numerals
-from tintype.study.results import Arm, Comparison, MetricInfo, Results, Run, Verdict
+from tintype.study.results import SPEED, Arm, Comparison, MetricInfo, Results, Run, Trend, Verdict
 
 _LARGEST_PREVIEW_PX = 320
 _ARM_COLOURS = 8
@@ -54,8 +54,6 @@ def _part_of_the_page(name: str) -> str:
 
 
 def _page(results: Results, folder: Path) -> dict[str, Any]:
-    metrics = [_column(results, metric) for metric in results.metrics]
-    primary = {metric.name for metric in findings.primary_metrics(results)}
     colours = arm_colours(results)
     return {
         "results": results,
@@ -65,27 +63,44 @@ def _page(results: Results, folder: Path) -> dict[str, Any]:
         "lost": findings.lost_runs(results),
         "run_count": sum(len(arm.runs) for arm in results.arms),
         "confidence": f"{100 * results.confidence:g} %",
-        "metrics": metrics,
-        "primary": [column for column in metrics if column.info.name in primary],
-        "arms": findings.ranked_arms(results),
-        "everyone": [findings.baseline_of(results), *findings.ranked_arms(results)],
         "colours": colours,
-        "speed_figure": _speed_figure(results, colours),
-        "curve_figures": list(_curve_figures(results, colours)),
-        "samples": _samples(results, folder),
-        "part_figures": list(_part_figures(results, colours)),
+        "several": bool(results.resolutions),
+        "views": [_view(view, folder, colours) for view in results.by_resolution()],
+        "tokens": _tokens(results, colours),
+        "cards": findings.distinct_arms(results),
         "papers": {arm.name: [(paper, _link(paper)) for paper in arm.papers] for arm in results.arms},
-        "costs": [_cost(arm) for arm in [findings.baseline_of(results), *findings.ranked_arms(results)]],
-        "time_parts": _time_parts(results),
-        "time_figure": _time_figure(results),
         "environment": findings.environment(results),
         "events": [(arm, run, event, findings.event_details(event)) for arm, run, event in findings.events(results)],
     }
 
 
+def _view(results: Results, folder: Path, colours: dict[str, str]) -> dict[str, Any]:
+    """What the page shows of one resolution."""
+    metrics = [_column(results, metric) for metric in results.metrics]
+    primary = {metric.name for metric in findings.primary_metrics(results)}
+    ranked, baseline = findings.ranked_arms(results), findings.baseline_of(results)
+    return {
+        "resolution": baseline.resolution,
+        "token_count": baseline.tokens,
+        "plan": results.plan,
+        "metrics": metrics,
+        "primary": [column for column in metrics if column.info.name in primary],
+        "listed": results.arms,
+        "arms": ranked,
+        "everyone": [baseline, *ranked],
+        "speed_figure": _speed_figure(results, colours),
+        "curve_figures": list(_curve_figures(results, colours)),
+        "samples": _samples(results, folder),
+        "part_figures": list(_part_figures(results, colours)),
+        "costs": [_cost(arm) for arm in [baseline, *ranked]],
+        "time_parts": _time_parts(results),
+        "time_figure": _time_figure(results),
+    }
+
+
 def arm_colours(results: Results) -> dict[str, str]:
     """The style sheet's class for each arm. The study's order decides, so an arm keeps its colour in every figure."""
-    named = [arm.name for arm in results.arms if arm.role == "arm"]
+    named = dict.fromkeys(arm.name for arm in results.arms if arm.role == "arm")
     colours = {name: f"arm-{index % _ARM_COLOURS}" for index, name in enumerate(named)}
     return {arm.name: colours.get(arm.name, f"arm-{arm.role}") for arm in results.arms}
 
@@ -93,10 +108,12 @@ def arm_colours(results: Results) -> dict[str, str]:
 def _facts(results: Results) -> Iterator[tuple[str, str]]:
     """(number, what it counts), for the head of the page."""
     runs = [run for arm in results.arms for run in arm.runs]
-    arms = [arm.role for arm in results.arms]
+    arms = [arm.role for arm in results.by_resolution()[0].arms]
     yield str(arms.count("arm")), "arm against a baseline" if arms.count("arm") == 1 else "arms against a baseline"
     if "control" in arms:
         yield str(arms.count("control")), "control"
+    if results.resolutions:
+        yield str(len(results.resolutions)), "resolutions"
     yield str(len(results.seeds)), "seeds each" if len(results.seeds) > 1 else "seed each"
     yield str(sum(run.state == "done" for run in runs)), "runs done"
     yield numerals.duration(sum(run.train_s for run in runs)), "of training"
@@ -196,8 +213,113 @@ def _effect(arm: Arm, comparison: Comparison) -> charts.Effect:
     )
 
 
+@dataclass(frozen=True)
+class _TrendRow:
+    """What more tokens do to one arm's effect on one metric, in writing."""
+
+    trend: Trend
+    metric: MetricInfo
+    verdict: str
+    glyph: str
+    words: str
+    at_fewest: str
+    at_most: str
+    change: str
+    interval: str
+    p_adjusted: str
+    detectable: str
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """The arms against the number of tokens."""
+
+    counts: list[int]
+    figures: list[tuple[MetricInfo, Markup]]
+    rows: list[_TrendRow]
+    undefined: list[str]
+    """Why some have no relative effect."""
+    speeds: list[tuple[Arm, list[tuple[str, str]]]]
+    """For each arm (images per second, ratio to the baseline) at each resolution."""
+
+
+def _tokens(results: Results, colours: dict[str, str]) -> _Tokens | None:
+    if not results.resolutions:
+        return None
+    infos = [metric for metric in results.metrics if any(trend.metric == metric.name for trend in results.trends)]
+    figures = [(info, _token_figure(results, info, colours)) for info in infos]
+    return _Tokens(
+        counts=list(findings.token_counts(results).values()),
+        figures=[(info, figure) for info, figure in figures if figure is not None],
+        rows=[_trend_row(trend, info) for trend, info in findings.compared_trends(results)],
+        undefined=list(dict.fromkeys(one.undefined for one, _ in findings.compared_trends(results) if one.undefined)),
+        speeds=_speeds(results),
+    )
+
+
+def _token_figure(results: Results, info: MetricInfo, colours: dict[str, str]) -> Markup | None:
+    resolutions = findings.token_counts(results)
+    lines = [
+        charts.TokenLine(
+            trend.arm,
+            colours[trend.arm],
+            [
+                charts.AtTokens(
+                    resolutions[one.resolution],
+                    _ratio(one.value),
+                    None if one.low is None else _ratio(one.low),
+                    None if one.high is None else _ratio(one.high),
+                )
+                for one in trend.effects
+            ],
+        )
+        for trend in results.trends
+        if trend.metric == info.name
+    ]
+    lower, speed = info.direction == "lower", info.name == SPEED
+    return charts.against_tokens(info.label, lines, resolutions, lower_is_better=lower, percents=not speed)
+
+
+def _ratio(logarithm: float) -> float:
+    """An interval of two seeds can reach beyond what a float holds; no figure shows that much of it."""
+    return math.exp(min(max(logarithm, -50.0), 50.0))
+
+
+def _trend_row(trend: Trend, metric: MetricInfo) -> _TrendRow:
+    verdict, one = findings.trend_verdict(trend), trend.comparison
+    at_fewest, at_most = findings.effects_at_ends(trend)
+    return _TrendRow(
+        trend=trend,
+        metric=metric,
+        verdict=verdict,
+        glyph="–" if verdict == "not defined" else findings.GLYPHS[verdict],
+        words=findings.trend_words(trend, metric),
+        at_fewest=at_fewest,
+        at_most=at_most,
+        change=findings.log_percent(one.difference) if one else numerals.UNKNOWN,
+        interval=findings.log_interval(one.low, one.high) if one else "",
+        p_adjusted=numerals.probability(one.p_adjusted if one else None),
+        detectable=findings.log_percent(one.detectable if one else None),
+    )
+
+
+def _speeds(results: Results) -> list[tuple[Arm, list[tuple[str, str]]]]:
+    views = results.by_resolution()
+    means = {arm.label: findings.mean_of(findings.metric_values(arm, SPEED)) for arm in results.arms}
+    rows = []
+    for arm in views[0].arms:
+        cells = []
+        for view in views:
+            mine = next(means[other.label] for other in view.arms if other.name == arm.name)
+            base = means[findings.baseline_of(view).label]
+            ratio = f"{numerals.fixed(mine / base, 2)}×" if mine is not None and base else numerals.UNKNOWN
+            cells.append((numerals.significant(mine, 4), ratio))
+        rows.append((arm, cells))
+    return rows
+
+
 def _speed_figure(results: Results, colours: dict[str, str]) -> Markup | None:
-    speed = next((metric for metric in results.metrics if metric.name == findings.SPEED), None)
+    speed = next((metric for metric in results.metrics if metric.name == SPEED), None)
     quality = next((metric for metric in findings.primary_metrics(results) if metric != speed), None)
     if speed is None or quality is None:
         return None
@@ -325,7 +447,7 @@ def _cost(arm: Arm) -> _Cost | None:
         parameters=max(run.parameters for run in done),
         train_s=sum(run.train_s for run in done) / len(done),
         evaluate_s=sum(run.evaluate_s for run in done) / len(done),
-        images_per_s=findings.mean_of(findings.metric_values(arm, findings.SPEED)),
+        images_per_s=findings.mean_of(findings.metric_values(arm, SPEED)),
     )
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from tintype.study.report import findings, numerals
-from tintype.study.results import Arm, Comparison, MetricInfo, Results
+from tintype.study.results import SPEED, Arm, Comparison, MetricInfo, Results, Trend
 
 _MEANINGFUL = re.compile(r"([\\|`*]|\](?=[(\[]))")
 
@@ -15,6 +15,7 @@ def to_markdown(results: Results) -> str:
     sections = [
         _head(results),
         _verdicts(results),
+        *([_tokens(results)] if results.resolutions else []),
         *(_metric_section(results, metric) for metric in results.metrics),
         _changes(results),
         _definitions(results),
@@ -54,17 +55,64 @@ def _warnings(results: Results) -> Iterator[str]:
     if findings.differing_controls(results):
         yield "The control differs: treat this study's verdicts with suspicion."
     for arm, run in findings.lost_runs(results):
-        yield f"Run {run.state}: {arm.name}, seed {run.seed}" + (f" – {run.error}" if run.error else "")
+        yield f"Run {run.state}: {arm.label}, seed {run.seed}" + (f" – {run.error}" if run.error else "")
 
 
 def _verdicts(results: Results) -> Iterator[str]:
     primary = findings.primary_metrics(results)
     yield "## Verdicts\n"
     rows = [
-        [findings.titled(arm), arm.summary, *(_short(results, arm, metric) for metric in primary)]
-        for arm in findings.ranked_arms(results)
+        [*_where(arm), findings.titled(arm), arm.summary, *(_short(results, arm, metric) for metric in primary)]
+        for view in results.by_resolution()
+        for arm in findings.ranked_arms(view)
     ]
-    yield from _table(["Arm", "What it does", *(_headed(metric) for metric in primary)], rows)
+    heads = [*_where_heads(results), "Arm", "What it does", *(_headed(metric) for metric in primary)]
+    yield from _table(heads, rows)
+
+
+def _where(arm: Arm) -> list[str]:
+    """The first cells of a row where the study has several resolutions."""
+    return [arm.resolution, f"{arm.tokens:,}"] if arm.resolution else []
+
+
+def _where_heads(results: Results) -> list[str]:
+    return ["Resolution", "Tokens"] if results.resolutions else []
+
+
+def _tokens(results: Results) -> Iterator[str]:
+    counts = list(findings.token_counts(results).values())
+    yield "## Against the number of tokens\n"
+    yield (
+        "Effects are arm over the baseline of the same resolution. The change is the effect at the most tokens over "
+        "that at the fewest.\n"
+    )
+    rows = [_trend_row(trend, metric) for trend, metric in findings.compared_trends(results)]
+    heads = ["Arm", "Metric", f"Effect at {counts[0]:,} tokens", f"At {counts[-1]:,} tokens", "Change", "p, corrected"]
+    yield from _table([*heads, "With more tokens"], rows)
+    yield ""
+    views = results.by_resolution()
+    speeds = [[arm.name, *(_speed(view, arm.name) for view in views)] for arm in views[0].arms]
+    yield from _table(["Images per second", *map(findings.resolution_title, views)], speeds)
+
+
+def _trend_row(trend: Trend, metric: MetricInfo) -> list[str]:
+    one, verdict = trend.comparison, findings.trend_verdict(trend)
+    change = f"{findings.log_percent(one.difference)} {findings.log_interval(one.low, one.high)}".strip() if one else ""
+    words = findings.trend_words(trend, metric)
+    said = f"{words}: {trend.undefined}" if verdict == "not defined" else f"{findings.GLYPHS[verdict]} {words}"
+    return [
+        trend.arm,
+        metric.label,
+        *findings.effects_at_ends(trend),
+        change,
+        numerals.probability(one.p_adjusted if one else None),
+        said,
+    ]
+
+
+def _speed(results: Results, name: str) -> str:
+    arm = next(arm for arm in results.arms if arm.name == name)
+    return numerals.significant(findings.mean_of(findings.metric_values(arm, SPEED)), 4)
 
 
 def _short(results: Results, arm: Arm, metric: MetricInfo) -> str:
@@ -76,19 +124,25 @@ def _short(results: Results, arm: Arm, metric: MetricInfo) -> str:
 
 
 def _metric_section(results: Results, metric: MetricInfo) -> Iterator[str]:
-    decimals, baseline = findings.metric_decimals(results, metric.name), findings.baseline_of(results)
+    decimals = findings.metric_decimals(results, metric.name)
+    rows = []
+    for view in results.by_resolution():
+        baseline = findings.baseline_of(view)
+        rows.append([*_where(baseline), *_baseline_row(baseline, metric, decimals)])
+        for arm in findings.ranked_arms(view):
+            if metric.name in arm.comparisons:
+                rows.append([*_where(arm), *_metric_row(results, arm, metric, decimals)])
+    yield f"### {escaped(_headed(metric))}\n"
+    heads = ["Arm", "Mean", "Difference", "Interval", "Relative", "Verdict", "Finds ≥", "± sampling", "Seeds"]
+    yield from _table([*_where_heads(results), *heads], rows)
+
+
+def _baseline_row(baseline: Arm, metric: MetricInfo, decimals: int) -> list[str]:
     values = findings.metric_values(baseline, metric.name)
     spread = findings.spread_of(values)
     mean = numerals.fixed(findings.mean_of(values), decimals)
     first = mean if spread is None else f"{mean} ± {numerals.fixed(spread, decimals)}"
-    rows = [[findings.titled(baseline), first, "", "", "", "", "", "", _seeds(baseline, metric, decimals)]]
-    for arm in findings.ranked_arms(results):
-        if metric.name in arm.comparisons:
-            rows.append(_metric_row(results, arm, metric, decimals))
-    yield f"### {escaped(_headed(metric))}\n"
-    yield from _table(
-        ["Arm", "Mean", "Difference", "Interval", "Relative", "Verdict", "Finds ≥", "± sampling", "Seeds"], rows
-    )
+    return [findings.titled(baseline), first, "", "", "", "", "", "", _seeds(baseline, metric, decimals)]
 
 
 def _metric_row(results: Results, arm: Arm, metric: MetricInfo, decimals: int) -> list[str]:
@@ -126,14 +180,13 @@ def _headed(metric: MetricInfo) -> str:
 def _changes(results: Results) -> Iterator[str]:
     yield "## Arms\n"
     rows = []
-    for arm in findings.ranked_arms(results):
+    for arm, where in findings.distinct_arms(results):
+        name = f"{findings.titled(arm)} @ {where}" if where else findings.titled(arm)
         sources = ", ".join([*arm.techniques, *arm.papers])
         for change in arm.changes:
-            rows.append(
-                [findings.titled(arm), change.key, findings.plain(change.before), findings.plain(change.after), sources]
-            )
+            rows.append([name, change.key, findings.plain(change.before), findings.plain(change.after), sources])
         if not arm.changes:
-            rows.append([findings.titled(arm), "no change but the seeds", "", "", sources])
+            rows.append([name, "no change but the seeds", "", "", sources])
     yield from _table(["Arm", "Key", "Before", "After", "Techniques and papers"], rows)
 
 
@@ -167,7 +220,7 @@ def _events(results: Results) -> Iterator[str]:
         return
     rows = (
         [
-            arm.name,
+            arm.label,
             str(run.seed),
             str(event.get("step", "")),
             str(event.get("event", "")),

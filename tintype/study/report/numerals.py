@@ -40,12 +40,13 @@ def significant(value: float | None, digits: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def percent(ratio: float | None) -> str:
-    """A signed percentage; its digits fit its size."""
+def percent(ratio: float | None, *, whole: bool = False) -> str:
+    """A signed percentage; its digits fit its size, and `whole` leaves out zeros behind the point."""
     if ratio is None or not math.isfinite(ratio):
         return UNKNOWN
     share = 100 * ratio
-    return fixed(share, 0 if abs(share) >= 100 else 1, signed=True) + NO_BREAK + "%"
+    digits = fixed(share, 0 if abs(share) >= 100 else 1, signed=True)
+    return (digits.removesuffix(".0") if whole else digits) + NO_BREAK + "%"
 
 
 def interval(low: float | None, high: float | None, decimals: int) -> str:

@@ -1,0 +1,178 @@
+"""Whether an arm helps more with more tokens: the numbers against scipy, and one correction for the whole study."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+from tests.unit.study.example_results import METRICS, example, several
+from tintype.evaluation.protocol import definitions
+from tintype.strict import read_yaml
+from tintype.study import stats
+from tintype.study.compare import _compared, _trend_pairs
+from tintype.study.report import findings
+from tintype.study.results import Comparison, Run, Trend
+from tintype.study.study import Study, read_settings, resolve
+from tintype.study.trends import NO_RUNS, NOT_POSITIVE, UNPAIRED, Level, relative_effect, trend_key, trend_pair
+from tintype.study.verdicts import DEFAULT, AnalysisSettings, Pair, weights_of
+
+STUDY = """
+question: why?
+recipe: pocket
+resolutions:
+  - {name: fine, set: [model.patch=2]}
+  - {name: coarse, set: [model.patch=8]}
+  - {name: middle}
+seeds: [0, 1, 2]
+control_seeds: [7, 8, 9]
+arms: [{techniques: [x-prediction]}, {techniques: [ema]}]
+"""
+
+
+def study(text: str = STUDY) -> Study:
+    return resolve("test", read_settings(read_yaml(text, "study.yaml"), Path()))
+
+
+def runs_of(values: list[float], metric: str = "m") -> list[Run]:
+    return [
+        Run(seed=seed, hash=str(seed), folder="", state="done", metrics={metric: value})
+        for seed, value in enumerate(values)
+    ]
+
+
+def level(new: list[float], old: list[float], resolution: str = "r") -> Level:
+    return Level(resolution, runs_of(new), runs_of(old))
+
+
+FEW = level([2.0, 2.4, 2.1], [1.9, 2.2, 2.2], "coarse")
+MOST = level([9.0, 12.0, 10.5], [6.0, 7.0, 8.0], "fine")
+
+
+def test_a_trend_is_the_paired_test_of_the_logarithms_of_the_ratios() -> None:
+    pair = trend_pair(FEW, MOST, "m")
+    assert isinstance(pair, Pair) and pair.complete and pair.shared_seeds
+    fewest = np.log([2.0 / 1.9, 2.4 / 2.2, 2.1 / 2.2])
+    most = np.log([9.0 / 6.0, 12.0 / 7.0, 10.5 / 8.0])
+    expected = scipy_stats.ttest_rel(most, fewest)
+    assert pair.difference.value == pytest.approx(float(np.mean(most - fewest)))
+    assert pair.difference.p == pytest.approx(float(expected.pvalue))
+    assert pair.difference.interval(0.95) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+
+
+def test_a_relative_effect_has_the_interval_of_the_logarithms() -> None:
+    effect = relative_effect(MOST, "m", True, DEFAULT)
+    assert effect is not None and effect.resolution == "fine"
+    logs = np.log([9.0 / 6.0, 12.0 / 7.0, 10.5 / 8.0])
+    expected = scipy_stats.ttest_1samp(logs, 0).confidence_interval(0.95)
+    assert (effect.value, effect.low, effect.high) == pytest.approx((float(logs.mean()), *expected))
+    many = level([1.0, 1.1, 1.3, 1.1, 2.0], [1.0] * 5)
+    student, bootstrap = (
+        relative_effect(many, "m", True, analysis) for analysis in (DEFAULT, AnalysisSettings(interval="bootstrap"))
+    )
+    assert student is not None and bootstrap is not None
+    assert student.value == bootstrap.value and student.high != bootstrap.high
+
+
+@pytest.mark.parametrize("bad", [0.0, -0.1])
+def test_where_a_value_is_not_positive_there_is_no_relative_effect(bad: float) -> None:
+    assert trend_pair(FEW, level([9.0, bad, 10.5], [6.0, 7.0, 8.0]), "m") == NOT_POSITIVE
+    assert trend_pair(level([1.0, 1.0, 1.0], [1.0, 1.0, bad]), MOST, "m") == NOT_POSITIVE
+    assert relative_effect(level([1.0, 2.0], [1.0, bad]), "m", True, DEFAULT) is None
+
+
+def test_a_seed_that_lost_a_run_leaves_the_trend_incomplete() -> None:
+    pair = trend_pair(FEW, level([9.0, math.nan, 10.5], [6.0, 7.0, 8.0]), "m")
+    assert isinstance(pair, Pair) and not pair.complete and len(pair.new) == len(pair.old) == 2
+    assert trend_pair(FEW, MOST, "another metric") == NO_RUNS
+
+
+def made_up(one: Study) -> dict[str, list[Run]]:
+    """Runs with every metric; each baseline has a level of its own, so a wrong partner would be seen."""
+    draw, meanings = np.random.default_rng(0), definitions(one.settings.evaluation)
+    scale = {"coarse": 1.0, "middle": 10.0, "fine": 100.0}
+    return {
+        arm.label: [
+            Run(
+                seed=plan.seed,
+                hash=plan.hash,
+                folder="",
+                state="done",
+                metrics={name: scale[arm.resolution] * (1 + 0.01 * draw.normal()) for name in meanings},
+            )
+            for plan in arm.plans
+        ]
+        for arm in one.arms
+    }
+
+
+def test_every_arm_is_compared_with_the_baseline_of_its_resolution_and_all_are_corrected_together() -> None:
+    one = study()
+    runs, meanings = made_up(one), definitions(one.settings.evaluation)
+    trends = _trend_pairs(one, runs)
+    rows = _compared(one, runs, meanings, trends)
+    primary = one.settings.primary
+    between = [(arm, metric) for arm in ("x-prediction", "ema") for metric in (*primary, "images_per_s")]
+    assert {trend_key(*key) for key in between} <= set(rows)
+    assert len(rows) == 3 * 3 * len(meanings) + len(between)
+    assert all(trends["control", metric] == UNPAIRED for metric in primary)
+    for (label, _), row in rows.items():
+        if label.endswith(("coarse", "middle", "fine")):
+            assert abs(row.difference / row.baseline_mean) < 0.1
+    weights = weights_of(rows, primary)
+    corrected = stats.holm([row.p or 0.0 for row in rows.values()], [weights[key] for key in rows])
+    assert [row.p_adjusted for row in rows.values()] == pytest.approx(corrected)
+
+
+def test_the_trend_is_between_the_fewest_and_the_most_tokens() -> None:
+    one = study()
+    runs = made_up(one)
+    pair = _trend_pairs(one, runs)["ema", "fd_scenes"]
+    assert isinstance(pair, Pair)
+    for effects, where in ((pair.new, "fine"), (pair.old, "coarse")):
+        arm, baseline = (
+            [run.metrics["fd_scenes"] for run in runs[f"{name} @ {where}"]] for name in ("ema", "baseline")
+        )
+        assert effects == pytest.approx(np.log(np.array(arm) / np.array(baseline)))
+
+
+def test_without_resolutions_there_is_no_trend() -> None:
+    one = study(STUDY[: STUDY.index("resolutions")] + STUDY[STUDY.index("seeds") :])
+    assert _trend_pairs(one, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("direction", "at_fewest", "at_most", "verdict", "words"),
+    [
+        ("higher", 0.1, 0.3, "better", "helps more"),
+        ("higher", -0.3, -0.1, "better", "hurts less"),
+        ("higher", 0.3, 0.1, "worse", "helps less"),
+        ("higher", -0.1, -0.3, "worse", "hurts more"),
+        ("lower", -0.1, -0.3, "better", "helps more"),
+        ("lower", 0.1, 0.3, "worse", "hurts more"),
+        ("lower", 0.1, 0.3, "not shown", "not shown"),
+        ("lower", 0.1, 0.3, "sketch", "sketch"),
+    ],
+)
+def test_the_verdict_in_words(direction: str, at_fewest: float, at_most: float, verdict: str, words: str) -> None:
+    row = (
+        example()
+        .arms[2]
+        .comparisons["recall"]
+        .model_copy(update={"mean": at_most, "baseline_mean": at_fewest, "verdict": verdict})
+    )
+    metric = METRICS[0].model_copy(update={"direction": direction})
+    trend = Trend(arm="a", metric=metric.name, effects=[], comparison=Comparison.model_validate(row.model_dump()))
+    assert findings.trend_words(trend, metric) == words
+    none = trend.model_copy(update={"comparison": None, "undefined": NOT_POSITIVE})
+    assert findings.trend_words(none, metric) == "not defined"
+
+
+def test_the_made_up_study_finds_its_trend() -> None:
+    """Short captions harm five times less at the fine resolution."""
+    found = {(t.arm, t.metric): findings.trend_words(t, m) for t, m in findings.compared_trends(several())}
+    assert found["short_captions", "scene_accuracy"] == "hurts less"
+    assert "control" not in {arm for arm, _ in found}

@@ -1,0 +1,60 @@
+"""Whether an arm helps more with more tokens: its effects at a study's resolutions, beside each other.
+
+Baselines of several resolutions differ in every metric, so an effect is taken relative to its own: log(arm / baseline),
+seed by seed. A trend is that at the most tokens minus that at the fewest, and it is compared with zero like any
+other difference of the study. Where a value is zero or below, a relative effect means nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tintype.study.results import RelativeEffect, Run, arm_label
+from tintype.study.verdicts import AnalysisSettings, Key, Pair, interval_of, pair_runs
+
+NOT_POSITIVE = "a value is not positive, so there is no relative effect"
+NO_RUNS = "there are no runs to compare"
+UNPAIRED = "the control has seeds of its own, so it has no pairs"
+
+
+@dataclass(frozen=True)
+class Level:
+    """An arm's and the baseline's runs at one resolution, seed by seed."""
+
+    resolution: str
+    new: Sequence[Run]
+    old: Sequence[Run]
+
+
+def trend_key(arm: str, metric: str) -> Key:
+    """Names a trend among a study's comparisons. No resolution can have this name, so no arm has this label."""
+    return arm_label(arm, "more tokens"), metric
+
+
+def relative_effect(level: Level, metric: str, shared_seeds: bool, analysis: AnalysisSettings) -> RelativeEffect | None:
+    """The arm's effect at one resolution; None where it is not defined or not measured."""
+    pair = pair_runs(level.new, level.old, metric, shared_seeds)
+    if not pair.new or min(pair.new + pair.old) <= 0:
+        return None
+    logs = Pair([math.log(v) for v in pair.new], [math.log(v) for v in pair.old], shared_seeds, pair.complete)
+    low, high = interval_of(logs, analysis) or (None, None)
+    return RelativeEffect(resolution=level.resolution, value=logs.difference.value, low=low, high=high)
+
+
+def trend_pair(fewest: Level, most: Level, metric: str) -> Pair | str:
+    """The effects at the most tokens as new, at the fewest as old; or why there are none.
+
+    A seed that lost one of its four runs leaves the comparison, which is then incomplete.
+    """
+    seeds = zip(most.new, most.old, fewest.new, fewest.old, strict=True)
+    values = [[run.metrics.get(metric, math.nan) for run in runs] for runs in seeds]
+    good = [four for four in values if all(map(math.isfinite, four))]
+    if not good:
+        return NO_RUNS
+    if min(map(min, good)) <= 0:
+        return NOT_POSITIVE
+    new = [math.log(arm / baseline) for arm, baseline, _, _ in good]
+    old = [math.log(arm / baseline) for _, _, arm, baseline in good]
+    return Pair(new, old, True, len(good) == len(values))
