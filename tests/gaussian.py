@@ -63,6 +63,9 @@ class Numbers:
     def __len__(self) -> int:
         return COUNT
 
+    def prepare(self, ids: Sequence[int]) -> None:
+        pass
+
     def images(self, ids: Sequence[int]) -> Tensor:
         return MEAN + STD * rng.normal(0, "numbers", torch.tensor(ids), (1, 1, 1)).double()
 

@@ -126,6 +126,9 @@ class Record:
 
 class ImageSource(Protocol):
     def __len__(self) -> int: ...
+    def prepare(self, ids: Sequence[int]) -> None:
+        """Makes the images now, where it keeps them: they will be asked for."""
+
     def images(self, ids: Sequence[int]) -> Tensor: ...
     def records(self, ids: Sequence[int]) -> list[Record]: ...
 

@@ -14,6 +14,7 @@ from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder, environment, write_json
 from tintype.train.interrupt import Interrupt
 from tintype.train.parts import Parts, build_parts, exact_fp32
+from tintype.train.prepare import prepare_images
 from tintype.train.state import StateMismatchError, TrainState, new_state
 from tintype.train.update import StepResult, update
 from tintype.train.window import window_line
@@ -61,6 +62,7 @@ def train(
         folder.keep_identities({term.name: term.part.ready() for term in running}, state.step)
         parameters = sum(parameter.numel() for parameter in parts.modules.parameters())
         write_json(path / "environment.json", {**environment(parts.device), "parameters": parameters})
+        prepare_images(parts, state.images_seen, interrupt)
         return _run(folder, parts, state, interrupt, on_progress, probe)
 
 

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tests.tiny import tiny_plan
 from tests.tiny_dino import write_dino
+from tintype.data.scenes.source import SceneSource, scene_source
 from tintype.errors import UserError
 from tintype.train import checkpoint, loop
 from tintype.train import interrupt as interrupt_module
@@ -29,6 +32,26 @@ def test_metrics_have_one_line_for_each_window_and_the_probe_at_saves(tmp_path: 
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in lines if "probed" in line] == [3, 6]
     assert all(line["images"] == 4 * line["step"] and line["loss"] > 0 for line in lines)
+
+
+def test_no_step_pays_for_the_making_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    render = SceneSource._render
+
+    def noted(self: SceneSource, ids: Sequence[int]) -> Tensor:
+        made.extend(ids)
+        return render(self, ids)
+
+    monkeypatch.setattr(SceneSource, "_render", noted)
+    plan, before = tiny_plan("data.seed=77", "train.steps=3"), list[int]()
+    train(plan, tmp_path / "run", Interrupt(), lambda progress: before.append(len(made)))
+    assert before == [12] * 4 and sorted(set(made)) == sorted(made)  # 3 steps of 4, of the 24 that there are
+    scene_source.cache_clear()
+    stopped = Interrupt()
+    stopped.signal = signal.SIGTERM
+    made.clear()
+    train(tiny_plan("data.seed=78"), tmp_path / "other", stopped)
+    assert not made
 
 
 def test_non_finite_steps_are_events_and_too_many_end_the_run(tmp_path: Path) -> None:

@@ -47,12 +47,18 @@ class SceneSource:
     def images(self, ids: Sequence[int]) -> Tensor:
         if self._kept is None:
             return self._render(ids)
+        self.prepare(ids)
+        return self._kept[send(torch.tensor(ids, dtype=torch.int64), self._device)]
+
+    def prepare(self, ids: Sequence[int]) -> None:
+        """Renders those of the images that are to be kept and are not there."""
+        if self._kept is None:
+            return
         index = torch.tensor(ids, dtype=torch.int64)
         missing = index[~self._have[index]].unique()
         if len(missing):
             self._kept[missing.to(self._device)] = self._render(missing.tolist())
             self._have[missing] = True
-        return self._kept[send(index, self._device)]
 
     def _render(self, ids: Sequence[int]) -> Tensor:
         scenes = [record.attributes for record in self.records(ids)]

@@ -1,0 +1,24 @@
+"""Makes the images of a run before its clock starts, where the source keeps them.
+
+Otherwise the first arm of a study would pay for all of them, and a step that lacks one image nearly as much as one that
+lacks them all.
+"""
+
+from __future__ import annotations
+
+from tintype.data.order import ids_at
+from tintype.train.interrupt import Interrupt
+from tintype.train.parts import Parts
+
+_CHUNK_IMAGES = 256
+
+
+def prepare_images(parts: Parts, images_seen: int, interrupt: Interrupt) -> None:
+    """The images that training will ask for from here on, one epoch at most. A signal ends it."""
+    train, size = parts.plan.train, len(parts.source)
+    end = min(train.steps * train.batch, images_seen + size)
+    for first in range(images_seen, end, _CHUNK_IMAGES):
+        if interrupt.signal is not None:
+            return
+        count = min(_CHUNK_IMAGES, end - first)
+        parts.source.prepare(ids_at(parts.plan.seed, first, count, size).tolist())
