@@ -23,7 +23,7 @@ def test_every_recipe_resolves_and_round_trips(name: str) -> None:
 
 def test_the_hash_is_stable_and_leaves_out_housekeeping() -> None:
     plan = tiny_plan()
-    assert plan.hash == "53fef6287ebc6ff9"
+    assert plan.hash == "146ca29a0068a38d"
     assert tiny_plan("run.save_every_steps=7", "run.device=auto").hash == plan.hash
     assert plan_from_yaml(plan.to_yaml(), "again").hash == plan.hash
 
