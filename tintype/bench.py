@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch._dynamo.utils import counters
 
+from tintype.data.order import ids_at
 from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import STYLES, draw_scenes
 from tintype.data.scenes.source import scene_source
@@ -51,6 +52,8 @@ def measure(plan: Plan, steps: int) -> dict[str, Any]:
         term.part.ready()
     state = new_state(parts)
     clock = Clock(parts.device)
+    images = min(len(parts.source), (_WARM_UP_STEPS + steps) * plan.train.batch)
+    parts.source.prepare(ids_at(plan.seed, 0, images, len(parts.source)).tolist())
     for _ in range(_WARM_UP_STEPS):
         update(parts, state, clock)
     clock.read()
@@ -141,9 +144,9 @@ def compare(
     _refuse_twice("--technique", techniques)
     _refuse_twice("--tokens", tokens)
     cases = [
-        (name, apply_techniques(sized, [] if name in (DENSE, AGAIN) else [name]))
+        (name, apply_techniques(sized, specs))
         for sized in [at_tokens(plan, count) for count in tokens or [_tokens(plan)]]
-        for name in [DENSE, *techniques, *([AGAIN] if techniques else [])]
+        for name, specs in [(DENSE, []), *((one, [one]) for one in techniques), *([(AGAIN, [])] if techniques else [])]
     ]
     rows = []
     for name, case in cases:

@@ -93,7 +93,7 @@ class TextBranches:
         return first, second
 
     def captioned_sparse(self, share: float) -> VelocityFn:
-        skipping = int(self.tokens * share)
+        skipping = max(1, int(self.tokens * share))
         kept_BK = random_kept(self.draws, self.tokens, self.tokens - skipping, "guidance")
         route = self.parts.router.sparse(kept_BK)
         return lambda x_t_BCHW, t: self._velocity(x_t_BCHW, t, self.caption, route)

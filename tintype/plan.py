@@ -34,6 +34,8 @@ from tintype.text.words import WordsSettings
 from tintype.tokenizers.pixels import PixelsSettings
 from tintype.train.optim.adamw import AdamWSettings
 
+_CAME_LATER = [("model", "resolution_embeds", False)]
+"""Settings that older plans do not have: at these values the hash leaves them out, so that runs keep their names."""
 UNHASHED = "run"
 """The housekeeping section: it is no part of what a run is."""
 
@@ -91,6 +93,11 @@ class Plan(Settings):
         for kind in kinds:
             if kinds.count(kind) > 1:
                 raise ValueError(f"losses: '{kind}' is given twice")
+        unit = self.tokenizer.build().stride_px * self.model.patch
+        if self.data.size_px % unit:
+            raise ValueError(
+                f"data.size_px ({self.data.size_px}) must be a multiple of {unit} (tokenizer stride × model.patch)"
+            )
         if self.route:
             self.route.check(self)
         for loss in self.losses:
@@ -101,6 +108,9 @@ class Plan(Settings):
     def hash(self) -> str:
         """Names the run: a digest of the resolved plan without its housekeeping."""
         content = {key: value for key, value in plain(self).items() if key != UNHASHED}
+        for section, key, value in _CAME_LATER:
+            if content[section][key] == value:
+                del content[section][key]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
 from tintype.schedule import Schedule
@@ -18,8 +18,15 @@ from tintype.settings import RoutePart, Settings
 if TYPE_CHECKING:
     from tintype.plan import Plan
 
-Block = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]
-"""A block counted from 1, or a share of the depth."""
+
+def _is_block(value: int | float) -> int | float:
+    if value >= 1 if isinstance(value, int) else 0 < value <= 1:
+        return value
+    raise ValueError("a block is a whole number from 1 on, or a share of the depth above 0 and up to 1.0")
+
+
+Block = Annotated[int | float, AfterValidator(_is_block)]
+"""A block counted from 1, or a share of the depth: 1 is the first block, 1.0 the last."""
 
 
 class RouteOptions(Settings):
@@ -36,7 +43,7 @@ class RouteOptions(Settings):
         usual = usual_range(depth)
         first = usual[0] if self.first is None else _block(self.first, depth)
         last = max(first, usual[1]) if self.last is None else _block(self.last, depth)
-        end = max(1, round(steps * (1 - self.dense)))
+        end = max(1, min(steps - 1, round(steps * (1 - self.dense))))  # one dense step at least
         schedule = Schedule(kind="until", end=end) if self.dense else Schedule()
         own = {key: getattr(self, key) for key in type(self).model_fields if key not in ("first", "last", "dense")}
         return {**own, "first": first, "last": last, "schedule": schedule}
@@ -73,6 +80,9 @@ class RangePart(RoutePart):
             raise ValueError(
                 f"{self.kind}: tokens skip blocks {self.first} to {self.last}, but model.depth is {plan.model.depth}"
             )
+        tokens = plan.token_grid[0] * plan.token_grid[1]
+        if int(tokens * self.share) == 0:
+            raise ValueError(f"{self.kind}: a share of {self.share:g} is less than one of {tokens} tokens")
 
     def sparse_blocks(self, step: int) -> range:
         return range(self.first - 1, self.last) if self.schedule.factor(step) else range(0)

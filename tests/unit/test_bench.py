@@ -70,6 +70,8 @@ def test_mistakes_are_told_before_anything_is_measured(monkeypatch: pytest.Monke
     monkeypatch.setattr(bench, "update", None)
     with pytest.raises(UserError, match="unknown technique 'tred'"):
         compare(tiny_plan(), ["tread", "tred"], [16], 2)
+    with pytest.raises(UserError, match="unknown technique 'dense'"):
+        compare(tiny_plan(), ["dense"], [16], 2)
     with pytest.raises(UserError, match="--tokens: 16 is given twice"):
         compare(tiny_plan(), [], [16, 16], 2)
 
@@ -138,3 +140,17 @@ def _shown(result: dict[str, Any]) -> str:
     with console.capture() as captured:
         show(result, console)
     return captured.get()
+
+
+def test_a_row_begins_with_no_graphs_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is a limit to the graphs of one function: past it a block would run uncompiled."""
+    resets: list[int] = []
+    real = torch._dynamo.reset
+
+    def reset() -> None:
+        resets.append(1)
+        real()
+
+    monkeypatch.setattr(torch._dynamo, "reset", reset)
+    compare(tiny_plan(), ["ema"], [], 2)
+    assert len(resets) >= 3

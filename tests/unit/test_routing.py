@@ -12,7 +12,7 @@ from tintype.flow.guidance import PathDropSettings, SelfSettings
 from tintype.generate import SamplerSettings, TextBranches, generate
 from tintype.model.transformer import Block
 from tintype.routing import usual_range
-from tintype.seams import Draws
+from tintype.seams import Draws, Route
 from tintype.train.parts import Parts, build_parts
 
 PROMPTS = ["a red ball", "a blue ring", "a green star"]
@@ -85,7 +85,15 @@ def test_self_guidance_drops_the_same_tokens_at_every_t_and_of_each_image_its_ow
         weak(X, t)
     (kept_BK,) = seen
     assert kept_BK.shape == (3, 12) and not torch.equal(kept_BK[0], kept_BK[1])
+    by_hand = parts.velocity(X, torch.full((3,), 0.5), parts.text.encode(PROMPTS), Route(1, 2, kept_BK))
+    assert torch.allclose(weak(X, 0.5), by_hand, atol=1e-6)  # with the caption
     assert not torch.equal(weak(X, 0.5), asked.captioned(X, 0.5))
+
+
+@torch.no_grad()
+def test_self_guidance_drops_one_token_at_least() -> None:
+    asked = branches(random_parts())
+    assert not torch.equal(asked.captioned_sparse(0.01)(X, 0.5), asked.captioned(X, 0.5))
 
 
 @pytest.mark.parametrize("techniques", [(), ("tread",), ("sprint",)])

@@ -31,7 +31,10 @@ DEFAULT_METRICS = ("fd", "kid", "mmd", "precision", "recall")
 
 
 class Condition(Settings):
-    """One more sampling of the model beside the main one. What is not said is as in the main one."""
+    """One more sampling of the model beside the main one. What is not said is as in the main one.
+
+    A guidance is said as a whole: of its own settings, those that are not said have their defaults.
+    """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Stands behind the metrics' names")
     prompts: str = Field("long", description="long, short, or the path of a prompt file (.txt, .jsonl, .tsv)")

@@ -9,19 +9,24 @@ from typing import Any
 from tintype.train.clock import PARTS
 
 WARM_UP_SHARE = 0.1
+_OUTLIER = 5
 DEFINITION = (
-    "training images per second: median over the logged windows after the first tenth; the host's time for data, which "
-    "runs of a study share and which stands in the time split, left out"
+    "training images per second: all images after the first tenth of the run over the time of the step's parts except "
+    "that of the data, which runs of a study share and which stands in the time split; windows that took five times as "
+    "long as the median one (a compilation, a pause) are left out"
 )
 
 
 def images_per_s(lines: Sequence[dict[str, Any]]) -> float:
-    return float(median(_without_data(line) for line in _warm(lines)))
+    """The parts of a GPU's step follow each other, so they can be summed; the host's work on data runs beside them."""
+    windows = [(line["images_per_s"] * line["seconds"], _parts_s(line)) for line in _warm(lines)]
+    usual = median(seconds / images for images, seconds in windows)
+    kept = [(images, seconds) for images, seconds in windows if seconds / images < _OUTLIER * usual]
+    return float(sum(images for images, _ in kept) / sum(seconds for _, seconds in kept))
 
 
-def _without_data(line: dict[str, Any]) -> float:
-    images, data_s = line["images_per_s"] * line["seconds"], line["parts"].get("data", 0.0)
-    return float(images / (line["seconds"] - data_s))
+def _parts_s(line: dict[str, Any]) -> float:
+    return float(sum(seconds for part, seconds in line["parts"].items() if part != "data"))
 
 
 def time_split(lines: Sequence[dict[str, Any]]) -> dict[str, float]:

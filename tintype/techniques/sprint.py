@@ -62,8 +62,6 @@ class SprintSettings(_Own, RangePart):
                 f"sprint: {rows} × {columns} tokens cannot be cut into squares of {side} × {side}, as share "
                 f"{self.share:g} needs; change model.patch or data.size_px, or take sampling=random"
             )
-        if int(rows * columns * self.share) == 0:
-            raise ValueError(f"sprint: a share of {self.share:g} is less than one of {rows * columns} tokens")
 
     def build(self, model: ModelSettings) -> Sprint:
         return Sprint(self, model.width)

@@ -40,10 +40,9 @@ class Tread:
 
     def plan(self, grid: tuple[int, int], step: int, draws: Draws) -> Route | None:
         tokens = grid[0] * grid[1]
-        skipping = int(tokens * self.settings.share)
-        if not skipping or not self.settings.schedule.factor(step):
+        if not self.settings.schedule.factor(step):
             return None
-        return self.sparse(random_kept(draws, tokens, tokens - skipping))
+        return self.sparse(random_kept(draws, tokens, tokens - int(tokens * self.settings.share)))
 
     def whole(self) -> Route | None:
         return None

@@ -62,7 +62,8 @@ def train(
         folder.keep_identities({term.name: term.part.ready() for term in running}, state.step)
         parameters = sum(parameter.numel() for parameter in parts.modules.parameters())
         write_json(path / "environment.json", {**environment(parts.device), "parameters": parameters})
-        prepare_images(parts, state.images_seen, interrupt)
+        here = Progress(state.step, plan.train.steps, None, None)
+        prepare_images(parts, state.images_seen, interrupt, lambda: on_progress(here))
         return _run(folder, parts, state, interrupt, on_progress, probe)
 
 

@@ -57,7 +57,7 @@ class Parts:
     router: Router
     terms: tuple[Term, ...]
     modules: nn.ModuleDict
-    """All that is trained: optimizer, weight average, checkpoint and export see exactly this."""
+    """All that is trained: optimizer, weight average and checkpoint see exactly this."""
     trained_steps: int | None = None
     """How long the weights were trained, where they were loaded."""
 
@@ -111,7 +111,6 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     """All parts of a run; without its loss terms where nothing is trained."""
     device = choose_device(plan.run.device)
     tokenizer = plan.tokenizer.build()
-    _check_sizes(plan, tokenizer)
     source = scene_source(plan.data, "train", device)
     _check_column(plan, source)
     with seeded(plan.seed, "text"):
@@ -155,14 +154,6 @@ def seeded(seed: int, name: str) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_key(seed, f"init/{name}"))
         yield
-
-
-def _check_sizes(plan: Plan, tokenizer: Tokenizer) -> None:
-    unit = tokenizer.stride_px * plan.model.patch
-    if plan.data.size_px % unit:
-        raise UserError(
-            f"data.size_px ({plan.data.size_px}) must be a multiple of {unit} (tokenizer stride × model.patch)"
-        )
 
 
 def _check_column(plan: Plan, source: ImageSource) -> None:

@@ -6,6 +6,8 @@ lacks them all.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tintype.data.order import ids_at
 from tintype.train.interrupt import Interrupt
 from tintype.train.parts import Parts
@@ -13,12 +15,15 @@ from tintype.train.parts import Parts
 _CHUNK_IMAGES = 256
 
 
-def prepare_images(parts: Parts, images_seen: int, interrupt: Interrupt) -> None:
+def prepare_images(
+    parts: Parts, images_seen: int, interrupt: Interrupt, on_chunk: Callable[[], None] = lambda: None
+) -> None:
     """The images that training will ask for from here on, one epoch at most. A signal ends it."""
     train, size = parts.plan.train, len(parts.source)
     end = min(train.steps * train.batch, images_seen + size)
     for first in range(images_seen, end, _CHUNK_IMAGES):
         if interrupt.signal is not None:
             return
+        on_chunk()
         count = min(_CHUNK_IMAGES, end - first)
         parts.source.prepare(ids_at(parts.plan.seed, first, count, size).tolist())

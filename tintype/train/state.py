@@ -66,7 +66,8 @@ class TrainState:
             slots.setdefault(name, {})[slot] = tensor
         names = self._parameter_names()
         if slots:  # before the first update there is none
-            idle = {name for name in names if name.startswith(LOSSES)} - set(slots)  # a loss whose schedule starts late
+            late = (LOSSES, "router.")  # what a schedule can leave without a gradient up to here
+            idle = {name for name in names if name.startswith(late)} - set(slots)
             _same_names("the optimizer", slots, set(names) - idle)
             for name in slots:
                 _same_names(f"the optimizer's {name}", slots[name], slots[names[0]])

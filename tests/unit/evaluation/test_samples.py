@@ -11,7 +11,8 @@ from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.evaluation import samples as module
 from tintype.evaluation.protocol import Protocol, Sampling
-from tintype.evaluation.samples import Samples, samples_of
+from tintype.evaluation.samples import Samples, samples_hash, samples_of
+from tintype.flow.guidance import ClassifierFreeSettings, PathDropSettings, SelfSettings
 from tintype.generate import SamplerSettings
 from tintype.seams import Draws
 from tintype.train.parts import Parts, build_parts
@@ -137,3 +138,26 @@ def test_a_condition_has_its_own_guidance_and_steps() -> None:
         ("free", "long", 20, 9, 1),
         ("fast", "short", 8, 3, 3.5),
     ]
+
+
+def test_images_are_named_by_all_that_decides_them() -> None:
+    """Two samplings that differ in any of it must never share a folder: that would be a silent wrong score."""
+
+    def name(
+        guidance: ClassifierFreeSettings | SelfSettings | PathDropSettings, size_px: int = 16, steps: int = 4
+    ) -> str:
+        sampler = SamplerSettings(steps=steps, guidance=guidance)
+        return samples_hash(Sampling("", "long", 8, 1, sampler, True), 0, size_px)
+
+    names = [
+        name(ClassifierFreeSettings(scale=3)),
+        name(SelfSettings(scale=3)),
+        name(SelfSettings(scale=3, share=0.25)),
+        name(PathDropSettings(scale=3)),
+        name(PathDropSettings(scale=3, to_t=0.9)),
+        name(PathDropSettings(scale=3, unbias=True)),
+        name(PathDropSettings(scale=2)),
+        name(PathDropSettings(scale=2), size_px=32),
+        name(PathDropSettings(scale=2), steps=5),
+    ]
+    assert len(set(names)) == len(names)

@@ -81,7 +81,7 @@ def test_each_guidance_extrapolates_from_its_own_weak_velocity(settings: Guidanc
 
     branches = PlainBranches(constant(5.0), constant(2.0), lambda x, t, share: torch.full_like(x, share), constant(4.0))
     velocity = settings.build(branches)
-    assert float(velocity(NOISE, 0.5).unique()) == weak + 3 * (5 - weak)
+    assert float(velocity(NOISE, 0.5).unique()) == float(velocity(NOISE, 0.9).unique()) == weak + 3 * (5 - weak)
     assert float(velocity(NOISE, 0.95).unique()) == 5.0
 
 

@@ -161,6 +161,7 @@ def test_taps_return_features_and_which_tokens_they_are() -> None:
     assert {block: features.shape[1] for block, features in output.features.items()} == {0: 16, 1: 2, 2: 16}
     inside = output.tokens_at(1)
     assert output.tokens_at(0) is None and inside is not None and torch.equal(inside, kept)
+    assert output.tokens_at(2) is None
 
 
 def test_skipped_tokens_and_their_gradients_pass_unchanged() -> None:

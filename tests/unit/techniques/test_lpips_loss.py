@@ -103,10 +103,10 @@ def test_the_defaults_are_prxs() -> None:
 @pytest.mark.parametrize("net", get_args(Net))
 def test_pictures_that_are_too_small_are_refused_before_the_run(net: Net) -> None:
     least = SMALLEST_PX[net]
-    assert plan_with(f"data.size_px={max(16, least)}", options=f"net={net}").losses
+    assert plan_with(f"data.size_px={max(16, least)}", "model.patch=1", options=f"net={net}").losses
     if least > 16:  # the data has no smaller pictures
         with pytest.raises(UserError, match=f"'lpips' with net '{net}' takes .* at least {least} px, but data.size_px"):
-            plan_with(f"data.size_px={least - 1}", options=f"net={net}")
+            plan_with(f"data.size_px={least - 1}", "model.patch=1", options=f"net={net}")
 
 
 def test_pictures_that_would_be_brought_down_too_far_are_refused() -> None:

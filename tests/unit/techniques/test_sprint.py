@@ -19,7 +19,7 @@ from tintype.techniques.sprint import Sprint, SprintSettings, grouped_kept
 from tintype.train.clock import Clock
 from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
-from tintype.train.loop import train
+from tintype.train.loop import Progress, train
 from tintype.train.parts import Parts, build_parts
 from tintype.train.update import micro_batch_losses
 
@@ -158,6 +158,13 @@ def test_the_deep_stream_of_some_samples_is_dropped_in_both_stages(step: int) ->
     assert not dropped(sprint_parts("path_drop=0", "dense=0.5"), 1000, step).any()
 
 
+def test_the_drop_does_not_look_at_the_time_of_a_sample() -> None:
+    parts, draws = sprint_parts("path_drop=0.25"), Draws(0, torch.arange(1000))
+    t_B = parts.objective.draw(torch.zeros(1000, 3, 4, 4), draws).t_B
+    gone = dropped(parts, 1000)
+    assert abs(float(t_B[gone].mean() - t_B[~gone].mean())) < 4 * float(t_B.std()) * (1 / 250 + 1 / 750) ** 0.5
+
+
 def test_nothing_is_dropped_outside_of_training() -> None:
     parts = sprint_parts("path_drop=0.9")
     assert torch.equal(
@@ -261,3 +268,16 @@ def test_the_fusion_of_the_small_prx_has_its_known_size() -> None:
         router = Sprint(SprintSettings(share=0.75, first=3, last=13), ModelSettings().width)
         Transformer(ModelSettings(), 16, 2304)
     assert sum(parameter.numel() for parameter in router.parameters()) == 2 * 1792 * 1792 + 1792
+
+
+def test_a_route_that_begins_late_resumes(tmp_path: Path) -> None:
+    """Before it the learned mask has no gradient, and the optimizer nothing to restore for it."""
+    schedule = "schedule: {kind: until, start: 4, end: 6}"
+    plan = tiny_plan(f"route={{kind: sprint, share: 0.75, first: 2, last: 2, mask: learned, path_drop: 0, {schedule}}}")
+    interrupt = Interrupt()
+
+    def stop(progress: Progress) -> None:
+        interrupt.signal = 15 if progress.step == 2 else None
+
+    assert not train(plan, tmp_path / "run", interrupt, stop).finished
+    assert train(plan, tmp_path / "run", Interrupt()).finished

@@ -41,10 +41,6 @@ def test_the_papers_number_of_tokens_is_left(share: float, left: int) -> None:
     assert all(len(set(row)) == left and 0 <= min(row) <= max(row) < 20 for row in kept_BK.tolist())
 
 
-def test_a_share_too_small_for_one_token_leaves_the_model_dense() -> None:
-    assert routed(0.04) is None
-
-
 def test_every_token_is_kept_equally_often_and_each_sample_has_its_own() -> None:
     kept_BK = kept(positions=torch.arange(4000))
     shares = torch.bincount(kept_BK.flatten(), minlength=20) / 4000
@@ -54,6 +50,11 @@ def test_every_token_is_kept_equally_often_and_each_sample_has_its_own() -> None
 
 def test_the_draw_is_of_the_sample_and_not_of_its_batch() -> None:
     assert torch.equal(kept()[100:200], kept(positions=torch.arange(100, 200)))
+
+
+def test_a_dense_end_has_one_step_at_least() -> None:
+    route = tiny_plan("train.steps=6", techniques=["tread:dense=0.05"]).route
+    assert route is not None and route.sparse_blocks(4) and not route.sparse_blocks(5)
 
 
 def test_the_last_steps_can_be_dense() -> None:
@@ -86,6 +87,9 @@ def test_blocks_are_numbers_from_one_or_shares_of_the_depth(depth: int, options:
         ("tread:last=4", "skip blocks 2 to 4, but model.depth is 3"),
         ("tread:first=3,last=2", r"the last block to skip \(2\) comes before the first \(3\)"),
         ("tread:share=1.0", "share"),
+        ("tread:share=0.05", "a share of 0.05 is less than one of 16 tokens"),
+        ("tread:first=2.5", r"first: a block is a whole number from 1 on, or a share of the depth"),
+        ("tread:first=0", r"first: a block is a whole number from 1 on, or a share of the depth"),
     ],
 )
 def test_a_range_that_cannot_be_is_refused(options: str, message: str) -> None:

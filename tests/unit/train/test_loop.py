@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.tiny import tiny_plan
 from tests.tiny_dino import write_dino
+from tintype.data.order import ids_at
 from tintype.data.scenes.source import SceneSource, scene_source
 from tintype.errors import UserError
 from tintype.train import checkpoint, loop
@@ -20,6 +21,8 @@ from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt, watch_signals
 from tintype.train.load import load_run
 from tintype.train.loop import Progress, train
+from tintype.train.parts import build_parts
+from tintype.train.prepare import prepare_images
 
 
 def test_the_loop_is_one_file_that_can_be_read_at_once() -> None:
@@ -45,7 +48,14 @@ def test_no_step_pays_for_the_making_of_images(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(SceneSource, "_render", noted)
     plan, before = tiny_plan("data.seed=77", "train.steps=3"), list[int]()
     train(plan, tmp_path / "run", Interrupt(), lambda progress: before.append(len(made)))
-    assert before == [12] * 4 and sorted(set(made)) == sorted(made)  # 3 steps of 4, of the 24 that there are
+    assert before == [0] + [12] * 4 and sorted(set(made)) == sorted(made)  # 3 steps of 4, of the 24 that there are
+    scene_source.cache_clear()
+    made.clear()
+    later = before[:]
+    longer = tiny_plan("data.seed=77", "train.steps=6")
+    parts = build_parts(longer)
+    prepare_images(parts, 12, Interrupt(), lambda: later.append(0))
+    assert sorted(made) == sorted(ids_at(longer.seed, 12, 12, 24).tolist()) and len(later) == len(before) + 1
     scene_source.cache_clear()
     stopped = Interrupt()
     stopped.signal = signal.SIGTERM
