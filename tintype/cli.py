@@ -223,6 +223,8 @@ def power(
     seeds: Annotated[int, typer.Option(min=2, help="Seeds of each arm in the new study")] = 3,
     metric: Annotated[str | None, typer.Option(help="Only this metric")] = None,
     arms: Annotated[int, typer.Option(min=1, help="Arms of the new study, its control included")] = 3,
+    control: Annotated[bool, typer.Option(help="Whether one of the arms is the control")] = True,
+    resolutions: Annotated[int, typer.Option(min=1, help="Resolutions of the new study")] = 1,
     without: Annotated[list[str], typer.Option(help="Leave this arm out of the measured spread (repeatable)")] = [],  # noqa: B006
     json_: Json = False,
 ) -> None:
@@ -232,7 +234,7 @@ def power(
     from tintype.study.power import PowerPlan, plan_power
     from tintype.study.power_table import show_power
 
-    plan = plan_power(studies or [Path("studies")], effect, seeds, metric, arms, without)
+    plan = plan_power(studies or [Path("studies")], effect, seeds, metric, arms, without, resolutions, control)
     if json_:
         _print_json(TypeAdapter(PowerPlan).dump_python(plan, mode="json"))
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,10 +15,12 @@ from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.run import PREVIEWS, read_result, result_file, sampling_prompts
 from tintype.images import save_png
+from tintype.metrics.throughput import images_per_s
 from tintype.plan import Plan
 from tintype.settings import plain
 from tintype.study import stats
 from tintype.study.results import (
+    SPEED,
     Arm,
     Change,
     Comparison,
@@ -37,7 +39,7 @@ from tintype.study.verdicts import (
     Key,
     Pair,
     compare,
-    count_comparisons,
+    counts_of,
     describe_method,
     pair_runs,
     trend_metrics,
@@ -55,14 +57,15 @@ def collect(study: Study, out: Path) -> Results:
     resolutions = [_resolution(arms, protocol, out) for arms in study.by_resolution()]
     only = resolutions[0] if len(resolutions) == 1 else _NO_RESOLUTION
     trends = _trend_pairs(study, runs)
-    rows = _compared(study, runs, meanings, trends)
+    planned = planned_comparisons(study, meanings)
+    rows = _compared(study, runs, meanings, trends, planned)
     return Results(
         name=study.name,
         question=settings.question,
         seeds=list(settings.seeds),
         sketch=len(settings.seeds) == 1,
         confidence=stats.CONFIDENCE,
-        method=_method(study, meanings),
+        method=_method(study, planned),
         metrics=[_metric_info(name, meaning, name in settings.primary) for name, meaning in meanings.items()],
         arms=[_arm(arm, runs, rows) for arm in study.arms],
         plan=only.plan,
@@ -117,7 +120,7 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
         hash=plan.hash,
         folder=folder,
         state="done",
-        metrics=result["metrics"],
+        metrics=_metrics(result, lines),
         errors=result["errors"],
         warnings=result["warnings"],
         encoders=result["encoders"],
@@ -131,6 +134,12 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
         environment=environment,
         previews=[f"{folder}/{name}" for name in result["previews"]],
     )
+
+
+def _metrics(result: Mapping[str, Any], lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """As scored, but for the throughput: by today's definition, so that runs of several versions can be compared."""
+    scored = {name: value for name, value in result["metrics"].items() if name != SPEED}
+    return {**scored, SPEED: images_per_s(lines)} if lines else scored
 
 
 def _same_encoders(runs: Mapping[str, Sequence[Run]]) -> dict[str, EncoderInfo]:
@@ -166,23 +175,31 @@ def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
     return Curve(step=[b[-1]["step"] for b in bins], value=[fmean(line[name] for line in b) for b in bins])
 
 
+def planned_comparisons(study: Study, metrics: Iterable[str]) -> list[Key]:
+    """Every comparison that the study is to make, by the arm's label and the metric, trends by their `trend_key`."""
+    resolutions = study.by_resolution()
+    compared = [arm for _, *others in resolutions for arm in others]
+    trended = [arm for arm in resolutions[0] if arm.role == "arm"] if len(resolutions) > 1 else []
+    return [(arm.label, metric) for arm in compared for metric in metrics] + [
+        trend_key(arm.name, metric) for arm in trended for metric in trend_metrics(study.settings.primary)
+    ]
+
+
 def _compared(
     study: Study,
     runs: Mapping[str, list[Run]],
     meanings: Mapping[str, Definition],
     trends: Mapping[Key, Pair | str],
+    planned: Sequence[Key],
 ) -> dict[Key, Comparison]:
-    """Every comparison of the study, by the arm's label and the metric, trends by their `trend_key`.
-
-    All of them are corrected together, whatever their resolution.
-    """
+    """What is measured of the planned comparisons. All of them are corrected together, whatever their resolution."""
     pairs = {trend_key(*key): pair for key, pair in trends.items() if isinstance(pair, Pair)}
     for baseline, *others in study.by_resolution():
         for arm in others:
             new, old = runs[arm.label], runs[baseline.label]
             pairs |= {(arm.label, metric): pair_runs(new, old, metric, arm.role == "arm") for metric in meanings}
     measured = {key: pair for key, pair in pairs.items() if pair.new}
-    rows = compare(measured, meanings, study.settings.primary, study.settings.analysis)
+    rows = compare(measured, meanings, study.settings.primary, study.settings.analysis, planned)
     for baseline, *others in study.by_resolution():
         for arm, metric in ((arm, metric) for arm in others for metric in meanings if (arm.label, metric) in rows):
             error = _sampling_error(runs[arm.label], runs[baseline.label], metric)
@@ -235,11 +252,10 @@ def _trend(
     )
 
 
-def _method(study: Study, meanings: Mapping[str, Definition]) -> str:
+def _method(study: Study, planned: Sequence[Key]) -> str:
     settings, resolutions = study.settings, study.by_resolution()
-    roles = [arm.role for arm in resolutions[0]]
-    control, arms = "control" in roles, roles.count("arm")
-    counts = count_comparisons(arms, control, len(resolutions), settings.primary, len(meanings))
+    control = any(arm.role == "control" for arm in study.arms)
+    counts = counts_of(planned, settings.primary)
     tokens = [arms[0].tokens for arms in resolutions] if len(resolutions) > 1 else []
     return describe_method(len(settings.seeds), counts, control, settings.primary, settings.analysis, tokens)
 
@@ -270,10 +286,15 @@ def _metric_info(name: str, meaning: Definition, primary: bool) -> MetricInfo:
     )
 
 
+def real_folder(resolution: str) -> str:
+    """Of the real images that stand beside a resolution's pictures, relative to the study's folder."""
+    return f"real/{resolution}" if resolution else "real"
+
+
 def _real_previews(baseline: ArmPlan, protocol: Protocol, out: Path) -> list[str]:
     source = held_out(baseline.plans[0].data, protocol)
     images = source.images(range(min(PREVIEWS, protocol.count)))
-    folder = f"real/{baseline.resolution}" if baseline.resolution else "real"
+    folder = real_folder(baseline.resolution)
     (out / folder).mkdir(parents=True, exist_ok=True)
     names = [f"{folder}/preview-{index}.png" for index in range(len(images))]
     for name, image in zip(names, images, strict=True):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
-from tintype.evaluation.run import check_ready, sampling_file
+from tintype.evaluation.run import check_ready, result_file, sampling_file
 from tintype.plan import Plan, plan_from_document
 from tintype.settings import plain
 from tintype.strict import read_file, write_yaml
-from tintype.study.compare import collect
+from tintype.study.compare import collect, real_folder
 from tintype.study.report import write_report
 from tintype.study.runner import Message, Task, run_tasks, tasks_of
 from tintype.study.study import Study, StudySettings, read_settings, resolve
@@ -36,7 +37,10 @@ def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
             last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, display.on_message)
         failed = [message for message in last.values() if message.state == "failed"]
         _say_failures(failed, console)
-        _report(study, out, console)
+        if loss := _loss_of_results(study, out):
+            console.print(f"no report: {loss}", style="yellow", markup=False, soft_wrap=True, highlight=False)
+        else:
+            _report(study, out, console)
     if interrupt.signal is not None:
         console.print("interrupted: run the same command to go on", highlight=False)
         return interrupt.exit_code
@@ -57,7 +61,34 @@ def _trained(task: Task) -> bool:
 def report_study(out: Path, console: Console) -> None:
     if not (out / _STUDY).is_file():
         raise UserError(f"{out} holds no study (no {_STUDY}); `tintype ablate STUDY --out DIR` makes one")
-    _report(_stored_study(out), out, console)
+    study = _stored_study(out)
+    if loss := _loss_of_results(study, out):
+        raise UserError(loss)
+    _report(study, out, console)
+
+
+def _loss_of_results(study: Study, out: Path) -> str:
+    """Why a report would lose what is known: it would have no finished run where the last one had some. Or ''."""
+    plans = [plan for arm in study.arms for plan in arm.plans]
+    files = [result_file(out / "runs" / plan.hash, study.settings.evaluation, plan.train.steps) for plan in plans]
+    stored = out / "results.json"
+    if any(file.exists() for file in files) or not (finished := _finished_runs(stored)):
+        return ""
+    return (
+        f"{stored} has {finished} finished runs, and none of the study's {len(files)} was found. They were looked for "
+        f"in {out / 'runs'}, the first as {files[0].relative_to(out)}. If they lie elsewhere, put them there; if "
+        "another version of tintype made them, their plans may hash otherwise: use that version. The results and the "
+        "report were left as they are"
+    )
+
+
+def _finished_runs(stored: Path) -> int:
+    """Of a results.json, whatever version wrote it; 0 where there is none to read."""
+    try:
+        arms = json.loads(stored.read_text(encoding="utf-8"))["arms"]
+        return sum(run["state"] == "done" for arm in arms for run in arm["runs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def _claim(study: Study, out: Path) -> None:
@@ -72,6 +103,20 @@ def _claim(study: Study, out: Path) -> None:
         write_text(file, plan.to_yaml())
     settings = study.settings.model_copy(update={"evaluation": _keep_prompts(study.settings.evaluation, out)})
     write_text(out / _STUDY, write_yaml({"name": study.name, **plain(settings)}))
+    _remove_leftovers(out, study.baselines)
+
+
+def _remove_leftovers(out: Path, resolutions: Collection[str]) -> None:
+    """Baselines and real pictures of resolutions that the study had once and has no more."""
+    kept = {_baseline_file(out, name) for name in resolutions}
+    kept_folders = {out / real_folder(name) for name in resolutions}
+    baselines = {out / _BASELINE, *(out / "baselines").glob("*.yaml")} - kept
+    pictures = {file for file in (out / "real").rglob("preview-*.png") if file.parent not in kept_folders}
+    for file in baselines | pictures:
+        file.unlink(missing_ok=True)
+    for folder in {file.parent for file in baselines | pictures} - {out}:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _refuse_another_baseline(study: Study, there: Study, out: Path) -> None:

@@ -22,7 +22,7 @@ from tintype.strict import nearest
 from tintype.study import stats
 from tintype.study.report import findings
 from tintype.study.results import Arm, MetricInfo, Results, arm_label
-from tintype.study.verdicts import confidence_of, weights_of
+from tintype.study.verdicts import Counts, confidence_of, count_comparisons
 
 MOST_SEEDS = 1_000
 FEW_DEGREES = 10
@@ -82,22 +82,45 @@ class Group:
     """Studies of one baseline and one protocol: their spreads can be pooled."""
 
     studies: list[str]
+    comparisons: Counts
+    """Of the new study on these metrics; the levels are for so many."""
     metrics: list[MetricPower]
     notes: list[str]
 
 
 @dataclass(frozen=True)
-class PowerPlan:
+class Question:
     effect: Effect
     seeds: int
     arms: int
+    control: bool
+    """Whether one of the arms is the control, which has no trend over resolutions."""
+    resolutions: int
+
+    def comparisons(self, metrics: Sequence[MetricInfo]) -> Counts:
+        control = self.control and self.arms > 1
+        primary = [info.name for info in metrics if info.primary]
+        return count_comparisons(self.arms - control, control, self.resolutions, primary, len(metrics))
+
+
+@dataclass(frozen=True)
+class PowerPlan(Question):
+    """The answer."""
+
     groups: list[Group]
     skipped: list[str]
     """Studies that told nothing, and why."""
 
 
 def plan_power(
-    paths: Sequence[Path], effect: str, seeds: int, metric: str | None, arms: int, without: Sequence[str] = ()
+    paths: Sequence[Path],
+    effect: str,
+    seeds: int,
+    metric: str | None,
+    arms: int,
+    without: Sequence[str] = (),
+    resolutions: int = 1,
+    control: bool = True,
 ) -> PowerPlan:
     """What `seeds` seeds would find of `effect` in a study of `arms` arms (the control counts), by past studies.
 
@@ -109,6 +132,8 @@ def plan_power(
         raise UserError(f"--seeds {seeds}: a comparison needs at least two seeds; give 2 or more")
     if arms < 1:
         raise UserError(f"--arms {arms}: a study compares at least one arm; give 1 or more")
+    if resolutions < 1:
+        raise UserError(f"--resolutions {resolutions}: a study has at least one resolution; give 1 or more")
     useful: list[Results] = []
     skipped: list[str] = []
     for path in _files(paths):
@@ -123,9 +148,10 @@ def plan_power(
             "give a study with at least two seeds and one arm, or run one with `tintype ablate`"
         )
     _check_names(useful, metric, without)
-    groups = [_group(of_one, wanted, seeds, metric, arms, without) for of_one in _alike(useful)]
+    question = Question(wanted, seeds, arms, control, resolutions)
+    groups = [_group(of_one, question, metric, without) for of_one in _alike(useful)]
     groups = [group for group in groups if group.metrics]
-    return PowerPlan(wanted, seeds, arms, groups, skipped)
+    return PowerPlan(wanted, seeds, arms, control, resolutions, groups, skipped)
 
 
 def parse_effect(text: str) -> Effect:
@@ -229,48 +255,40 @@ def _identity(results: Results) -> str:
     return repr((plan, results.protocol))
 
 
-def _group(
-    studies: list[Results], effect: Effect, seeds: int, metric: str | None, arms: int, without: Sequence[str]
-) -> Group:
+def _group(studies: list[Results], question: Question, metric: str | None, without: Sequence[str]) -> Group:
     infos: dict[str, MetricInfo] = {}
     for info in (info for results in studies for info in results.metrics):
         infos.setdefault(info.name, info)
     ordered = sorted(infos.values(), key=lambda info: not info.primary)
-    levels = _levels(ordered, arms)
+    counts = question.comparisons(ordered)
     rows = [
         row
         for info in ordered
-        if metric in (None, info.name)
-        and (row := _metric_power(studies, info, effect, seeds, levels[info.name], without)) is not None
+        if metric in (None, info.name) and (row := _metric_power(studies, info, question, counts, without)) is not None
     ]
-    return Group([results.name for results in studies], rows, list(_notes(rows, without)))
-
-
-def _levels(metrics: Sequence[MetricInfo], arms: int) -> dict[str, float]:
-    """The confidence of each metric's comparisons at the first step of the correction that a real study makes."""
-    keys = [(str(arm), info.name) for info in metrics for arm in range(arms)]
-    weights = weights_of(keys, {info.name for info in metrics if info.primary})
-    return {name: confidence_of(weight) for (_, name), weight in weights.items()}
+    return Group([results.name for results in studies], counts, rows, list(_notes(rows, without)))
 
 
 def _metric_power(
     studies: Sequence[Results],
     info: MetricInfo,
-    effect: Effect,
-    seeds: int,
-    confidence: float,
+    question: Question,
+    counts: Counts,
     without: Sequence[str],
 ) -> MetricPower | None:
     """None where the metric was not measured, or where its seeds cannot be told apart."""
+    seeds = question.seeds
     changed = _once(arm for results in studies for arm in _arms(results, without) if info.name in arm.comparisons)
     differences = pooled([_differences(arms, info.name) for arms in _sharing(changed)])
     unchanged = _once(arm for results in studies for arm in results.arms if arm.role != "arm")
     runs = pooled([[findings.metric_values(arm, info.name)] for arm in unchanged])
     baselines = _once(findings.baseline_of(results) for results in studies)
-    if differences is None or runs is None or differences.deviation == 0:
+    values = [value for arm in baselines for value in findings.metric_values(arm, info.name)]
+    if differences is None or runs is None or differences.deviation <= stats.rounding_of(values):
         return None
-    baseline = fmean(value for arm in baselines for value in findings.metric_values(arm, info.name))
-    target = effect.on(baseline)
+    baseline = fmean(values)
+    target = question.effect.on(baseline)
+    confidence = confidence_of(counts.weight(info.primary))  # at the correction's first step
     likely = (differences.deviation, *differences.range)
     reach = stats.detectable_in_errors(seeds - 1, confidence) / math.sqrt(seeds)
     return MetricPower(

@@ -24,12 +24,20 @@ def show_power(plan: PowerPlan, console: Console) -> None:
                 _say(console, advice(plan, row))
         for note in group.notes:
             _say(console, f"Note: {note}")
+        _say(console, _about_levels(group))
+    where = f" at {plan.resolutions} resolutions" if plan.resolutions > 1 else ""
     _say(
         console,
-        f"For a study of {plan.arms} arms (the control counts), tested by the paired Student test at the level that "
-        "the correction for all its comparisons has at its first step. In brackets: the range that the uncertainty of "
-        "the measured spread allows (95%).",
+        f"For a study of {plan.arms} arms ({'the control counts' if plan.control else 'no control'}){where}, tested by "
+        "the paired Student test at the level that the correction for all its comparisons has at its first step. In "
+        "brackets: the range that the uncertainty of the measured spread allows (95%).",
     )
+
+
+def _about_levels(group: Group) -> str:
+    counts = group.comparisons
+    kinds = f": {counts.primary} on primary metrics, {counts.others} on others" if counts.primary else ""
+    return f"The levels are for {counts.all} comparisons{kinds}."
 
 
 def _say(console: Console, text: str) -> None:

@@ -84,6 +84,7 @@ class Comparison(_Data):
     high: float | None
     p: float | None
     p_adjusted: float | None
+    """None where a run is missing: there is no verdict on a part."""
     detectable: float | None
     """The smallest true difference that this many seeds would find with a power of 80%."""
     verdict: Verdict
@@ -148,7 +149,7 @@ class Trend(_Data):
     comparison: Comparison | None
     """The effect at the most tokens (`mean`) against that at the fewest (`baseline_mean`), seed by seed."""
     undefined: str = ""
-    """Why there is no comparison."""
+    """Why there is no comparison: values that are not positive, no pairs, or no runs (yet)."""
 
 
 class Results(_Data):

@@ -10,7 +10,7 @@ P: patterns of a permutation test, or resamples of a bootstrap. N: values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -39,7 +39,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference with its standard error and degrees of freedom; both None with one seed."""
+    """A mean difference with its standard error and degrees of freedom; both None with one seed.
+
+    An error that rounding alone could have made is zero (see `rounding_of`).
+    """
 
     value: float
     error: float | None
@@ -67,21 +70,32 @@ class Difference:
         return detectable_in_errors(self.freedom, confidence) * self.error
 
 
-def paired(new: Sequence[float], old: Sequence[float]) -> Difference:
+def rounding_of(values: Iterable[float], scale: float = 0.0) -> float:
+    """How large an error between these values can come from rounding alone.
+
+    `scale` is for values that were made from larger ones: a logarithm is as wrong as its ratio, however small it is.
+    """
+    return _ROUNDING * max(scale, float(max(map(abs, values))))
+
+
+def paired(new: Sequence[float], old: Sequence[float], scale: float = 0.0) -> Difference:
     differences = [a - b for a, b in zip(new, old, strict=True)]
     if len(differences) < 2:
         return Difference(fmean(differences), None, None)
-    return Difference(fmean(differences), math.sqrt(variance(differences) / len(differences)), len(differences) - 1)
+    error = math.sqrt(variance(differences) / len(differences))
+    if error <= rounding_of([*new, *old], scale):
+        error = 0.0
+    return Difference(fmean(differences), error, len(differences) - 1)
 
 
-def unpaired(new: Sequence[float], old: Sequence[float]) -> Difference:
+def unpaired(new: Sequence[float], old: Sequence[float], scale: float = 0.0) -> Difference:
     """Welch's: the spreads of the two sets may differ."""
     value = fmean(new) - fmean(old)
     if min(len(new), len(old)) < 2:
         return Difference(value, None, None)
     shares = [variance(values) / len(values) for values in (new, old)]
     total = sum(shares)
-    if total == 0:
+    if math.sqrt(total) <= rounding_of([*new, *old], scale):
         return Difference(value, 0.0, len(new) + len(old) - 2)
     freedom = total**2 / sum(s**2 / (len(v) - 1) for s, v in zip(shares, (new, old), strict=True))
     return Difference(value, math.sqrt(total), freedom)
@@ -151,27 +165,28 @@ def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> l
     return adjusted
 
 
-def sign_flip_p(differences: Sequence[float]) -> float:
+def sign_flip_p(differences: Sequence[float], rounding: float = 0.0) -> float:
     """Two-sided p of the paired permutation test: without an effect, each difference could as well have the other sign.
 
-    Exact over all 2^n patterns of signs up to 14 seeds, and over 10,000 drawn ones from there on.
+    Exact over all 2^n patterns of signs up to 14 seeds, and over 10,000 drawn ones from there on. Means that differ by
+    no more than `rounding` are the same.
     """
-    return _pattern_p(np.asarray(differences, float), sign_patterns(len(differences)))
+    return _pattern_p(np.asarray(differences, float), sign_patterns(len(differences)), rounding)
 
 
-def label_p(new: Sequence[float], old: Sequence[float]) -> float:
+def label_p(new: Sequence[float], old: Sequence[float], rounding: float = 0.0) -> float:
     """Two-sided p of the unpaired permutation test: without an effect, the labels could as well be dealt out anew.
 
     Exact where there are at most 20,000 ways to deal them, and over 10,000 drawn ones where there are more.
     """
     values = np.asarray([*new, *old], float)
-    return _pattern_p(values - values.mean(), label_patterns(len(new), len(old)))
+    return _pattern_p(values - values.mean(), label_patterns(len(new), len(old)), rounding)
 
 
-def _pattern_p(values: Array, patterns_PN: Array) -> float:
+def _pattern_p(values: Array, patterns_PN: Array, rounding: float) -> float:
     """The share of patterns that give as large a difference as the first one, which is the one that was seen."""
     sizes = np.abs(patterns_PN @ values)
-    return float((sizes >= sizes[0] - _ROUNDING * np.abs(values).max()).mean())
+    return float((sizes >= sizes[0] - max(rounding, rounding_of(values))).mean())
 
 
 @lru_cache(maxsize=16)

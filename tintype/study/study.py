@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -62,6 +63,8 @@ class StudySettings(Settings):
         if self.control_seeds and len(self.control_seeds) != len(self.seeds):
             raise ValueError(f"control_seeds needs {len(self.seeds)} seeds like seeds, or none")
         known = definitions(self.evaluation)
+        if again := {name for name in self.primary if self.primary.count(name) > 1}:
+            raise ValueError(f"primary: {', '.join(sorted(again))} is given twice; name each metric once")
         for name in self.primary:
             if name not in known:
                 raise ValueError(f"primary: unknown metric '{name}'; {nearest(name, known)}")
@@ -170,10 +173,22 @@ def resolve(name: str, settings: StudySettings, baselines: Mapping[str, Plan] | 
 def _baselines(settings: StudySettings) -> dict[str, Plan]:
     """By resolution; without any, the one baseline is called ''."""
     overrides = {one.name: (*settings.set, *one.set) for one in settings.resolutions} or {"": settings.set}
-    return {
-        name: plan_from_document(recipes.find("plans", settings.recipe), assignments)
-        for name, assignments in overrides.items()
-    }
+    plans = {}
+    for name, assignments in overrides.items():
+        with _named(name):
+            plans[name] = plan_from_document(recipes.find("plans", settings.recipe), assignments)
+    return plans
+
+
+@contextmanager
+def _named(resolution: str) -> Iterator[None]:
+    """Names the resolution in what is refused at one of several."""
+    try:
+        yield
+    except UserError as error:
+        if not resolution:
+            raise
+        raise UserError(f"at resolution '{resolution}': {error}") from None
 
 
 def _arms_at(resolution: str, baseline: Plan, settings: StudySettings) -> list[ArmPlan]:
@@ -203,9 +218,10 @@ def choose_arms(study: Study, names: Sequence[str]) -> Study:
 
 def _resolve_arm(arm: ArmSettings, baseline: Plan, seeds: Sequence[int], resolution: str) -> ArmPlan:
     applications = tuple(map(Application.parse, arm.techniques))
-    plan = apply_techniques(baseline, arm.techniques)
     declared = {application.technique.seam for application in applications}
-    changes = check_arm(f"arm '{arm_label(arm.label, resolution)}'", baseline, plan, declared)
+    with _named(resolution):
+        plan = apply_techniques(baseline, arm.techniques)
+        changes = check_arm(f"arm '{arm.label}'", baseline, plan, declared)
     return ArmPlan(arm.label, "arm", applications, changes, _seeded(plan, seeds), resolution)
 
 

@@ -38,7 +38,8 @@ def relative_effect(level: Level, metric: str, shared_seeds: bool, analysis: Ana
     pair = pair_runs(level.new, level.old, metric, shared_seeds)
     if not pair.new or min(pair.new + pair.old) <= 0:
         return None
-    logs = Pair([math.log(v) for v in pair.new], [math.log(v) for v in pair.old], shared_seeds, pair.complete)
+    new, old = ([math.log(value) for value in values] for values in (pair.new, pair.old))
+    logs = Pair(new, old, shared_seeds, pair.complete, scale=1.0)
     low, high = interval_of(logs, analysis) or (None, None)
     return RelativeEffect(resolution=level.resolution, value=logs.difference.value, low=low, high=high)
 
@@ -57,4 +58,4 @@ def trend_pair(fewest: Level, most: Level, metric: str) -> Pair | str:
         return NOT_POSITIVE
     new = [math.log(arm / baseline) for arm, baseline, _, _ in good]
     old = [math.log(arm / baseline) for _, _, arm, baseline in good]
-    return Pair(new, old, True, len(good) == len(values))
+    return Pair(new, old, True, len(good) == len(values), scale=1.0)

@@ -5,6 +5,9 @@ on the primary metrics share four fifths of that, those on all other metrics one
 corrects all of them together: what a verdict no longer needs goes to the comparisons that are left. Two families of 5%
 each would nearly double the chance, and one family would let the many other metrics take the primary ones' power
 (docs/statistics.md has the simulation).
+
+What is corrected for is what the study planned. A comparison that is not there yet counts with a p of 1, so a verdict
+that was given stays when the rest comes in.
 """
 
 from __future__ import annotations
@@ -58,10 +61,16 @@ class Pair:
     old: list[float]
     shared_seeds: bool
     complete: bool
+    scale: float = 0.0
+    """See `stats.rounding_of`."""
 
     @property
     def difference(self) -> stats.Difference:
-        return (stats.paired if self.shared_seeds else stats.unpaired)(self.new, self.old)
+        return (stats.paired if self.shared_seeds else stats.unpaired)(self.new, self.old, self.scale)
+
+    @property
+    def rounding(self) -> float:
+        return stats.rounding_of([*self.new, *self.old], self.scale)
 
     @property
     def per_seed(self) -> list[float]:
@@ -88,6 +97,11 @@ class Counts:
     def all(self) -> int:
         return self.primary + self.others
 
+    def weight(self, primary: bool) -> float:
+        """The share of the study's 5% that each comparison of a kind has; without both kinds, all are the same."""
+        share = PRIMARY_SHARE if primary else 1 - PRIMARY_SHARE
+        return (share if self.primary and self.others else 1.0) / (self.primary if primary else self.others)
+
 
 def count_comparisons(arms: int, control: bool, resolutions: int, primary: Sequence[str], metrics: int) -> Counts:
     """`arms` does not count the control; `metrics` counts all of them.
@@ -106,10 +120,14 @@ def trend_metrics(primary: Sequence[str]) -> list[str]:
 
 
 def weights_of(keys: Collection[Key], primary: Collection[str]) -> dict[Key, float]:
-    """Each comparison's share of the study's 5%. They sum to one; without both kinds of metric, all are the same."""
-    kinds = [[key for key in keys if (key[1] in primary) == wanted] for wanted in (True, False)]
-    shares = (PRIMARY_SHARE, 1 - PRIMARY_SHARE) if all(kinds) else (1.0, 1.0)
-    return {key: share / len(kind) for kind, share in zip(kinds, shares, strict=True) for key in kind}
+    """Each comparison's share of the study's 5%; they sum to one. The keys are all that the study planned."""
+    counts = counts_of(keys, primary)
+    return {key: counts.weight(key[1] in primary) for key in keys}
+
+
+def counts_of(keys: Collection[Key], primary: Collection[str]) -> Counts:
+    asked = sum(metric in primary for _, metric in keys)
+    return Counts(asked, len(keys) - asked)
 
 
 def compare(
@@ -117,13 +135,19 @@ def compare(
     meanings: Mapping[str, Directed],
     primary: Collection[str] = (),
     analysis: AnalysisSettings = DEFAULT,
+    planned: Collection[Key] | None = None,
 ) -> dict[Key, Comparison]:
-    """Compares all (arm, metric) pairs of a study; their p values are corrected together, by Holm's weighted method."""
+    """Compares all (arm, metric) pairs of a study; their p values are corrected together, by Holm's weighted method.
+
+    `planned` are all comparisons that the study is to make; by default those that are given.
+    """
+    family = dict.fromkeys(pairs if planned is None else planned)
     differences = {key: pair.difference for key, pair in pairs.items()}
     p_values = {key: p for key, pair in pairs.items() if (p := _p(pair, differences[key], analysis)) is not None}
-    weights = weights_of(p_values, primary)
-    corrected = stats.holm(list(p_values.values()), [weights[key] for key in p_values])
-    adjusted = dict(zip(p_values, corrected, strict=True))
+    weights = weights_of(family, primary)
+    whole = {key: p for key, p in p_values.items() if pairs[key].complete}
+    corrected = stats.holm([whole.get(key, 1.0) for key in family], [weights[key] for key in family])
+    adjusted = {key: p for key, p in zip(family, corrected, strict=True) if key in whole}
     rows = {}
     for key, pair in pairs.items():
         one = differences[key]
@@ -137,7 +161,7 @@ def compare(
             high=high,
             p=p_values.get(key),
             p_adjusted=adjusted.get(key),
-            detectable=_detectable(pair, one, weights[key], analysis) if key in weights else None,
+            detectable=_detectable(pair, one, weights[key], analysis) if key in p_values else None,
             verdict=_verdict(one.value, adjusted.get(key), pair.complete, meanings[key[1]]),
             test=used_test(pair.shared_seeds, analysis),
             interval=used_interval(pair.shared_seeds, analysis),
@@ -160,7 +184,9 @@ def used_interval(shared_seeds: bool, analysis: AnalysisSettings) -> IntervalNam
 def _p(pair: Pair, difference: stats.Difference, analysis: AnalysisSettings) -> float | None:
     if analysis.test == "student" or len(pair.new) < 2:
         return difference.p
-    return stats.sign_flip_p(pair.per_seed) if pair.shared_seeds else stats.label_p(pair.new, pair.old)
+    if pair.shared_seeds:
+        return stats.sign_flip_p(pair.per_seed, pair.rounding)
+    return stats.label_p(pair.new, pair.old, pair.rounding)
 
 
 def interval_of(pair: Pair, analysis: AnalysisSettings) -> tuple[float, float] | None:
@@ -201,7 +227,7 @@ def check_seeds(seeds: int, counts: Counts, analysis: AnalysisSettings) -> None:
             f"analysis.interval: a bootstrap interval needs at least {stats.BOOTSTRAP_SEEDS} seeds, and the study has "
             f"{seeds}; resamples of so few often hold one seed only. Give more seeds, or set interval: student"
         )
-    effective = counts.primary / (PRIMARY_SHARE if counts.others else 1.0)
+    effective = 1 / counts.weight(primary=True)
     smallest = stats.smallest_permutation_p(seeds, effective)
     if analysis.test == "permutation" and smallest >= 1 - stats.CONFIDENCE:
         needed = stats.seeds_for_permutation(effective)
@@ -233,7 +259,7 @@ def describe_method(
         f"{_about_interval(seeds, analysis)}.",
         _about_test(seeds, analysis),
         _about_control(analysis) if control else "",
-        _about_trends(tokens) if tokens else "",
+        _about_trends(tokens, control) if tokens else "",
         _about_correction(counts, primary, bool(tokens)),
         _about_reach(seeds, counts) if analysis.test == "permutation" else "",
         "The smallest detectable difference is the true difference that this many seeds would find with a power of 80% "
@@ -264,13 +290,13 @@ def _about_control(analysis: AnalysisSettings) -> str:
     )
 
 
-def _about_trends(tokens: Sequence[int]) -> str:
+def _about_trends(tokens: Sequence[int], control: bool) -> str:
+    without = " The control has no pairs, so it has no such comparison." if control else ""
     return (
         "Every arm was trained at each resolution, and is compared with the baseline of its own. Whether it helps more "
         "with more tokens is one more comparison for each primary metric and for the throughput: for each seed the "
         f"logarithm of arm over baseline at {max(tokens):,} tokens minus that at {min(tokens):,}, tested over the "
-        "seeds like any other difference; it is not defined where a value is not positive. The control has no pairs, "
-        "so it has no such comparison."
+        f"seeds like any other difference; it is not defined where a value is not positive.{without}"
     )
 
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import io
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,11 @@ from tests.tiny import TINY
 from tests.tiny_clip import write, write_clip
 from tests.tiny_dino import write_dino
 from tintype.errors import UserError
+from tintype.metrics.throughput import images_per_s
 from tintype.study.lab import _claim, _stored_study, report_study, run_study
 from tintype.study.report import read_results
 from tintype.study.study import Study, load_study
+from tintype.train.folder import RunFolder
 
 STUDY = """
 question: Does it follow a benchmark's prompts?
@@ -83,6 +88,80 @@ def test_a_study_that_is_done_needs_its_teacher_no_more(tmp_path: Path) -> None:
     assert run_study(study, tmp_path / "out", 1, Console(quiet=True)) == 0
 
 
+FINISHED = """
+question: How fast is it?
+recipe: PLAN
+seeds: [0]
+evaluation: {count: 8, also: [], reference_count: 8, validation_count: 2, metrics: [fd], sampler: {steps: 1}}
+"""
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("once")
+    (folder / "plan.yaml").write_text(TINY)
+    (folder / "study.yaml").write_text(FINISHED.replace("PLAN", str(folder / "plan.yaml")))
+    assert run_study(load_study(str(folder / "study.yaml")), folder / "out", 1, Console(quiet=True)) == 0
+    return folder / "out"
+
+
+@pytest.fixture
+def finished(once: Path, tmp_path: Path) -> Path:
+    """A study of one run, that a test may change."""
+    return Path(shutil.copytree(once, tmp_path / "out"))
+
+
+def test_the_throughput_is_that_of_the_runs_own_lines(finished: Path) -> None:
+    """An older version may have stored another one, by another definition."""
+    (stored,) = finished.glob("runs/*/evaluation/*/result.json")
+    result = json.loads(stored.read_text())
+    result["metrics"]["images_per_s"] = 1e9
+    stored.write_text(json.dumps(result))
+    report_study(finished, Console(quiet=True))
+    (run,) = read_results(finished).arms[0].runs
+    assert run.metrics == {
+        **result["metrics"],
+        "images_per_s": images_per_s(RunFolder(finished / run.folder).metrics()),
+    }
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_report_does_not_replace_finished_runs_by_none(finished: Path) -> None:
+    (finished / "runs").rename(finished.parent / "elsewhere")
+    shutil.rmtree(finished / "real")
+    before = contents(finished)
+    with pytest.raises(UserError) as refused:
+        report_study(finished, Console(quiet=True))
+    assert "has 1 finished runs, and none of the study's 1 was found" in str(refused.value)
+    assert f"looked for in {finished / 'runs'}, the first as runs/" in str(refused.value)
+    assert contents(finished) == before
+    (finished.parent / "elsewhere").rename(finished / "runs")
+    report_study(finished, Console(quiet=True))
+    assert (finished / "real" / "preview-0.png").exists()
+
+
+def test_a_study_without_any_finished_run_keeps_the_results_of_before(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (finished / "results.json").read_bytes()
+    shutil.rmtree(finished / "runs")
+    monkeypatch.setattr("tintype.study.lab.run_tasks", lambda *arguments: {})
+    console = Console(record=True, width=400, file=io.StringIO())
+    run_study(_stored_study(finished), finished, 1, console)
+    assert "no report: " in console.export_text() and (finished / "results.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"arms": 3}', '{"arms": [{"runs": [{"state": "missing"}]}]}'])
+def test_results_without_finished_runs_are_replaced(finished: Path, text: str) -> None:
+    shutil.rmtree(finished / "runs")
+    (finished / "results.json").write_text(text)
+    report_study(finished, Console(quiet=True))
+    assert read_results(finished).arms[0].runs[0].state == "missing"
+
+
 SCALED = """
 question: Does it help more with more tokens?
 recipe: PLAN
@@ -120,6 +199,32 @@ def test_a_study_may_grow_arms_seeds_and_resolutions(tmp_path: Path) -> None:
     _claim(grown, out)
     assert _stored_study(out).baselines == grown.baselines
     assert [*grown.baselines] == ["coarse", "fine", "finest"]
+
+
+def claimed(study: Study, out: Path) -> list[str]:
+    """What is in the folder after a claim and the pictures of a report."""
+    _claim(study, out)
+    for resolution in study.baselines:
+        (out / "real" / resolution).mkdir(parents=True, exist_ok=True)
+        (out / "real" / resolution / "preview-0.png").touch()
+    return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.name != "study.yaml")
+
+
+def test_what_a_study_of_other_resolutions_left_is_removed(tmp_path: Path) -> None:
+    out, alone = tmp_path / "out", load_study(str(scaled_alone(tmp_path)))
+    out.mkdir()
+    claimed(alone, out)
+    (out / "real" / "mine.png").touch()
+    one = ["baseline.yaml", "real", "real/mine.png", "real/preview-0.png"]
+    assert claimed(alone, out) == one
+    two = ["real", "real/coarse", "real/coarse/preview-0.png", "real/fine", "real/fine/preview-0.png", "real/mine.png"]
+    assert claimed(scaled(tmp_path), out) == ["baselines", "baselines/coarse.yaml", "baselines/fine.yaml", *two]
+    (out / "real" / "coarse" / "preview-0.png").write_text("kept")
+    other = scaled(tmp_path, "resolutions=[{name: finest, set: [model.patch=1]}, {name: coarse}]")
+    assert claimed(other, out)[:3] == ["baselines", "baselines/coarse.yaml", "baselines/finest.yaml"]
+    assert not (out / "real" / "fine").exists()
+    assert (out / "real" / "coarse" / "preview-0.png").read_text() == "kept"
+    assert claimed(alone, out) == one
 
 
 def scaled_alone(folder: Path) -> Path:

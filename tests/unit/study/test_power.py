@@ -89,6 +89,32 @@ def test_power_and_seeds_against_the_noncentral_t(tmp_path: Path) -> None:
     )
 
 
+def test_the_level_is_for_all_comparisons_of_all_resolutions_and_between_them(tmp_path: Path) -> None:
+    """Two arms and a control on 2 primary of 9 metrics: 3 × 2 × 2 and 2 × 2 trends; without a control 3 × 2 trends."""
+    folder = stored(example(), tmp_path)
+    for control, primary, others in ((True, 16, 42 + 2), (False, 18, 42 + 3)):
+        plan = plan_power([folder], "5%", 3, None, 3, resolutions=2, control=control)
+        assert row(plan, "fd_scenes").level == pytest.approx(0.04 / primary)
+        assert row(plan, "recall").level == pytest.approx(0.01 / others)
+        said = f"The levels are for {primary + others} comparisons: {primary} on primary metrics, {others} on others."
+        assert said in shown(plan) and "at 2 resolutions" in shown(plan)
+    assert "The levels are for 27 comparisons" in shown(plan_power([folder], "5%", 3, None, 3))
+    lone = plan_power([folder], "5%", 3, None, 1, resolutions=2)
+    assert row(lone, "fd_scenes").level == pytest.approx(0.04 / (4 + 2))  # one arm is no control
+
+
+def test_a_spread_that_rounding_made_is_none(tmp_path: Path) -> None:
+    results = example()
+    arms = []
+    for arm in results.arms:
+        rows = dict(arm.comparisons)
+        if rows:
+            rows["recall"] = rows["recall"].model_copy(update={"differences": [0.1, 0.1 + 3e-16, 0.1 - 2e-16]})
+        arms.append(arm.model_copy(update={"comparisons": rows}))
+    plan = plan_power([stored(results.model_copy(update={"arms": arms}), tmp_path)], "5%", 3, None, 3)
+    assert "recall" not in {one.metric.name for group in plan.groups for one in group.metrics}
+
+
 def test_relative_and_absolute_effects_agree(tmp_path: Path) -> None:
     folder = stored(example(), tmp_path)
     relative = row(plan_power([folder], "10%", 3, "recall", 3), "recall")

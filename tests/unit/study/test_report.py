@@ -9,6 +9,7 @@ import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -26,7 +27,7 @@ from tests.unit.study.example_results import (
 from tintype.study.report import charts, findings, numerals, read_results, svg, write_report
 from tintype.study.report.markdown import escaped
 from tintype.study.results import Curve, EncoderInfo, Results
-from tintype.study.trends import NOT_POSITIVE
+from tintype.study.trends import NO_RUNS, NOT_POSITIVE
 from tintype.terminal import show_verdicts
 
 _VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -472,6 +473,19 @@ def test_a_trend_that_is_not_defined_says_why(fine_and_coarse: Results, tmp_path
     assert f"Not defined: {NOT_POSITIVE}." in page.text and "without a relative effect (short_captions" in page.text
     assert f"not defined: {NOT_POSITIVE}" in (tmp_path / "report.md").read_text()
     assert "not defined" in _shown(fine_and_coarse.model_copy(update={"trends": trends}))
+
+
+def test_a_trend_without_runs_is_incomplete(fine_and_coarse: Results, tmp_path: Path) -> None:
+    update: dict[str, Any] = {"comparison": None, "effects": [], "undefined": NO_RUNS}
+    changed = fine_and_coarse.model_copy(
+        update={"trends": [trend.model_copy(update=update) for trend in fine_and_coarse.trends]}
+    )
+    page = _page(changed, tmp_path)
+    markdown = (tmp_path / "report.md").read_text()
+    assert f"… incomplete: {NO_RUNS}" in markdown and "2 are incomplete (short_captions, uniform_time)" in page.text
+    assert "incomplete" in _shown(changed)
+    for text in (page.text, markdown, _shown(changed)):
+        assert "not defined" not in text.lower()
 
 
 def test_a_sketch_at_several_resolutions_has_no_verdict_on_tokens(tmp_path: Path) -> None:

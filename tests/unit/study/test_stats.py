@@ -86,6 +86,40 @@ def test_a_metric_too_coarse_to_tell_seeds_apart_claims_nothing() -> None:
         assert verdicts({"a": pair([0.5] * 3, [0.25] * 3, shared)}) == {"a": "not shown"}
 
 
+def test_an_error_that_is_zero_up_to_rounding_is_zero() -> None:
+    """Counts of 48: three times one more, though the floats differ in their last digit."""
+    new, old = [17 / 48, 21 / 48, 30 / 48], [16 / 48, 20 / 48, 29 / 48]
+    assert len({a - b for a, b in zip(new, old, strict=True)}) > 1
+    found = stats.paired(new, old)
+    assert found.p == 1 and found.interval(0.95) == (found.value, found.value)
+    assert stats.unpaired([0.1 + 0.2, 0.3, 0.3], [0.5] * 3).p == 1
+    small = stats.paired([1e-9 * value for value in NEW], [1e-9 * value for value in OLD])
+    assert small.p == pytest.approx(stats.paired(NEW, OLD).p)  # small values are no rounding
+
+
+def test_values_that_differ_by_rounding_only_are_the_same_to_a_permutation_test() -> None:
+    old = [0.3] * 8
+    new = [value * (1 + 1e-15 * (index + 1)) for index, value in enumerate(old)]
+    analysis = AnalysisSettings(test="permutation")
+    for shared in (True, False):
+        (row,) = compare({("a", "m"): pair(new, old, shared)}, {"m": LOWER}, analysis=analysis).values()
+        assert row.p == 1
+
+
+def test_what_is_planned_and_missing_counts_with_a_p_of_one() -> None:
+    """Alone it is better; of twenty it is not, and neither while the others are missing or in part."""
+    arm = pair([9.0, 9.4, 8.8], [10.0, 10.2, 9.9])
+    planned = [(str(index), "m") for index in range(20)]
+    (alone,) = compare({("0", "m"): arm}, {"m": LOWER}).values()
+    (early,) = compare({("0", "m"): arm}, {"m": LOWER}, planned=planned).values()
+    assert alone.verdict == "better" and early.verdict == "not shown"
+    assert alone.p_adjusted == alone.p and early.p_adjusted == pytest.approx(20 * (alone.p or 0))
+    clear = pair([5.0, 5.0001], [10.0, 10.0], complete=False)
+    begun = compare({("0", "m"): arm} | dict.fromkeys(planned[1:], clear), {"m": LOWER}, planned=planned)
+    assert begun["0", "m"].p_adjusted == early.p_adjusted
+    assert begun["1", "m"].p is not None and begun["1", "m"].p_adjusted is None
+
+
 def test_runs_that_failed_or_diverged_leave_the_comparison() -> None:
     baseline = [Run(seed=i, hash="h", folder="f", state="done", metrics={"m": 1.0}) for i in range(3)]
     arm = [

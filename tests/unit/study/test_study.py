@@ -62,6 +62,7 @@ def test_every_packaged_study_resolves(name: str) -> None:
         ),
         ("arms:", "evaluation: {cuont: 3}\narms:", "evaluation.cuont: unknown key; did you mean 'count'"),
         ("arms:", "primary: [scene_acuracy]\narms:", "unknown metric 'scene_acuracy'; did you mean 'scene_accuracy'"),
+        ("arms:", "primary: [fd_scenes, fd_scenes]\narms:", "primary: fd_scenes is given twice; name each metric once"),
         ("arms:", "evaluation: {encoders: [dino]}\narms:", "unknown kind 'dino'; did you mean"),
         ("recipe: pocket", "recipe: pocket\nset: [objective.kind=x-prediction]", "changes nothing"),
         ("arms:", "analysis: {test: bayes}\narms:", "analysis.test"),
@@ -115,8 +116,13 @@ def test_the_studys_own_overrides_come_before_those_of_a_resolution() -> None:
         ("name: coarse", "name: so coarse", "resolutions.1.name: string should match pattern"),
         ("model.patch=8", "model.patch=2", "the resolutions 'fine' and 'coarse' both have 64 tokens"),
         ("model.patch=8", "data.size_px=32,model.patch=4", "both have 64 tokens; change data.size_px or model.patch"),
+        ("model.patch=8", "model.patsh=8", "at resolution 'coarse': "),
         ("model.patch=8", "model.patsh=8", "model.patsh: unknown key; did you mean 'patch'"),
-        ("model.patch=8", "model.patch=8, objective.kind=x-prediction", "'x-prediction' changes nothing"),
+        (
+            "model.patch=8",
+            "model.patch=8, objective.kind=x-prediction",
+            "at resolution 'coarse': technique 'x-prediction' changes nothing",
+        ),
         ("resolutions:", "analysis: {test: permutation}\nresolutions:", "Give 10 seeds, or set test: student"),
     ],
 )

@@ -13,12 +13,20 @@ from tests.unit.study.example_results import METRICS, example, several
 from tintype.evaluation.protocol import definitions
 from tintype.strict import read_yaml
 from tintype.study import stats
-from tintype.study.compare import _compared, _trend_pairs
+from tintype.study.compare import _compared, _trend_pairs, planned_comparisons
 from tintype.study.report import findings
 from tintype.study.results import Comparison, Run, Trend
 from tintype.study.study import Study, read_settings, resolve
 from tintype.study.trends import NO_RUNS, NOT_POSITIVE, UNPAIRED, Level, relative_effect, trend_key, trend_pair
-from tintype.study.verdicts import DEFAULT, AnalysisSettings, Pair, weights_of
+from tintype.study.verdicts import (
+    DEFAULT,
+    AnalysisSettings,
+    Key,
+    Pair,
+    count_comparisons,
+    counts_of,
+    weights_of,
+)
 
 STUDY = """
 question: why?
@@ -109,11 +117,15 @@ def made_up(one: Study) -> dict[str, list[Run]]:
     }
 
 
+def all_rows(one: Study, runs: dict[str, list[Run]]) -> dict[Key, Comparison]:
+    meanings = definitions(one.settings.evaluation)
+    return _compared(one, runs, meanings, _trend_pairs(one, runs), planned_comparisons(one, meanings))
+
+
 def test_every_arm_is_compared_with_the_baseline_of_its_resolution_and_all_are_corrected_together() -> None:
     one = study()
     runs, meanings = made_up(one), definitions(one.settings.evaluation)
-    trends = _trend_pairs(one, runs)
-    rows = _compared(one, runs, meanings, trends)
+    trends, rows = _trend_pairs(one, runs), all_rows(one, runs)
     primary = one.settings.primary
     between = [(arm, metric) for arm in ("x-prediction", "ema") for metric in (*primary, "images_per_s")]
     assert {trend_key(*key) for key in between} <= set(rows)
@@ -125,6 +137,35 @@ def test_every_arm_is_compared_with_the_baseline_of_its_resolution_and_all_are_c
     weights = weights_of(rows, primary)
     corrected = stats.holm([row.p or 0.0 for row in rows.values()], [weights[key] for key in rows])
     assert [row.p_adjusted for row in rows.values()] == pytest.approx(corrected)
+
+
+ALONE = STUDY[: STUDY.index("resolutions")] + STUDY[STUDY.index("seeds") :]
+
+
+def test_what_is_planned_is_what_is_counted() -> None:
+    """By the formula that a study is checked with before it has plans, and by the list that is corrected."""
+    without = STUDY.replace("control_seeds: [7, 8, 9]\n", "")
+    for text, resolutions in ((STUDY, 3), (without, 3), (STUDY + "primary: [images_per_s]\n", 3), (ALONE, 1)):
+        one = study(text)
+        control, primary = bool(one.settings.control_seeds), one.settings.primary
+        meanings = definitions(one.settings.evaluation)
+        expected = count_comparisons(2, control, resolutions, primary, len(meanings))
+        assert counts_of(planned_comparisons(one, meanings), primary) == expected
+
+
+def test_a_verdict_stays_when_the_missing_runs_come_in() -> None:
+    """While one arm at one resolution was run, its corrected p is as large as it can become."""
+    one = study()
+    runs = made_up(one)
+    missing = [Run(seed=seed, hash="", folder="", state="missing") for seed in range(3)]
+    present = ("baseline @ coarse", "ema @ coarse")
+    early = all_rows(one, {label: of_arm if label in present else missing for label, of_arm in runs.items()})
+    late = all_rows(one, runs)
+    assert {label for label, _ in early} == {"ema @ coarse"}
+    for key, row in early.items():
+        now, then = row.p_adjusted, late[key].p_adjusted
+        assert now is not None and then is not None and now >= then
+        assert row.p == late[key].p and row.detectable == late[key].detectable
 
 
 def test_the_trend_is_between_the_fewest_and_the_most_tokens() -> None:
@@ -140,8 +181,7 @@ def test_the_trend_is_between_the_fewest_and_the_most_tokens() -> None:
 
 
 def test_without_resolutions_there_is_no_trend() -> None:
-    one = study(STUDY[: STUDY.index("resolutions")] + STUDY[STUDY.index("seeds") :])
-    assert _trend_pairs(one, {}) == {}
+    assert _trend_pairs(study(ALONE), {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -169,6 +209,17 @@ def test_the_verdict_in_words(direction: str, at_fewest: float, at_most: float, 
     assert findings.trend_words(trend, metric) == words
     none = trend.model_copy(update={"comparison": None, "undefined": NOT_POSITIVE})
     assert findings.trend_words(none, metric) == "not defined"
+    for reason in (NO_RUNS, ""):
+        assert findings.trend_words(none.model_copy(update={"undefined": reason}), metric) == "incomplete"
+
+
+def test_effects_that_are_the_same_up_to_rounding_are_no_trend() -> None:
+    few, three_times = level([0.1, 0.2, 0.3], [0.1, 0.2, 0.3]), level([0.3, 0.6, 0.9], [0.1, 0.2, 0.3])
+    pair = trend_pair(few, three_times, "m")
+    assert isinstance(pair, Pair) and pair.difference.value > 1 and pair.difference.p == 1
+    close = [1 + 1e-15, 1 + 3e-15, 1 + 2e-15]
+    nearly = trend_pair(few, level(close, [1.0] * 3), "m")  # the logarithms are as small as their rounding
+    assert isinstance(nearly, Pair) and nearly.difference.p == 1
 
 
 def test_the_made_up_study_finds_its_trend() -> None:

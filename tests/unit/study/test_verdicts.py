@@ -41,6 +41,9 @@ def test_comparisons_between_resolutions_are_counted() -> None:
     ):
         assert words in text
     assert "those between resolutions among them" in text
+    assert "The control has no pairs" in text
+    without = describe_method(3, Counts(8, 50), False, ["accuracy"], AnalysisSettings(), [64, 256, 1024])
+    assert "at 1,024 tokens" in without and "control" not in without
     assert "tokens" not in describe_method(3, Counts(3, 24), True, ["accuracy"], AnalysisSettings())
 
 

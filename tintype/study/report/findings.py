@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from tintype.study.report.numerals import NO_BREAK, UNKNOWN, decimals_showing, fixed, interval, percent
 from tintype.study.results import Arm, Comparison, MetricInfo, Results, Run, Trend, Verdict
+from tintype.study.trends import NOT_POSITIVE
 
 _SENSELESS = 20.0
 GLYPHS: dict[Verdict, str] = {"better": "✓", "worse": "✗", "not shown": "○", "sketch": "◌", "incomplete": "…"}
@@ -247,7 +248,9 @@ def compared_trends(results: Results) -> list[tuple[Trend, MetricInfo]]:
 
 
 def trend_verdict(trend: Trend) -> Verdict | Literal["not defined"]:
-    return trend.comparison.verdict if trend.comparison else "not defined"
+    if trend.comparison:
+        return trend.comparison.verdict
+    return "not defined" if trend.undefined == NOT_POSITIVE else "incomplete"
 
 
 def trend_words(trend: Trend, metric: MetricInfo) -> str:

@@ -247,12 +247,15 @@ def _tokens(results: Results, colours: dict[str, str]) -> _Tokens | None:
     if not results.resolutions:
         return None
     infos = [metric for metric in results.metrics if any(trend.metric == metric.name for trend in results.trends)]
+    compared = findings.compared_trends(results)
     figures = [(info, _token_figure(results, info, colours)) for info in infos]
     return _Tokens(
         counts=list(findings.token_counts(results).values()),
         figures=[(info, figure) for info, figure in figures if figure is not None],
-        rows=[_trend_row(trend, info) for trend, info in findings.compared_trends(results)],
-        undefined=list(dict.fromkeys(one.undefined for one, _ in findings.compared_trends(results) if one.undefined)),
+        rows=[_trend_row(trend, info) for trend, info in compared],
+        undefined=list(
+            dict.fromkeys(one.undefined for one, _ in compared if findings.trend_verdict(one) == "not defined")
+        ),
         speeds=_speeds(results),
     )
 

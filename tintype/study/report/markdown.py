@@ -99,14 +99,15 @@ def _trend_row(trend: Trend, metric: MetricInfo) -> list[str]:
     one, verdict = trend.comparison, findings.trend_verdict(trend)
     change = f"{findings.log_percent(one.difference)} {findings.log_interval(one.low, one.high)}".strip() if one else ""
     words = findings.trend_words(trend, metric)
-    said = f"{words}: {trend.undefined}" if verdict == "not defined" else f"{findings.GLYPHS[verdict]} {words}"
+    reason = f": {trend.undefined}" if trend.undefined else ""
+    glyph = "" if verdict == "not defined" else f"{findings.GLYPHS[verdict]} "
     return [
         trend.arm,
         metric.label,
         *findings.effects_at_ends(trend),
         change,
         numerals.probability(one.p_adjusted if one else None),
-        said,
+        f"{glyph}{words}{reason}",
     ]
 
 
