@@ -11,7 +11,7 @@ from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from tintype.data.captions import ColumnSettings
 from tintype.errors import UserError
@@ -40,11 +40,23 @@ UNHASHED = "run"
 """The housekeeping section: it is no part of what a run is."""
 
 
-def _kinds(seam: str, *built_in: type[Part]) -> Any:
-    """The type of a seam's field: any of the built-in parts and of those that techniques bring."""
+def _kinds(seam: str, *built_in: type[Part], usual: str | None = None) -> Any:
+    """The type of a seam's field: any of the built-in parts and of those that techniques bring.
+
+    Settings that do not say their kind are of the `usual` one, where there is one.
+    """
     brought = [technique.part for technique in TECHNIQUES.values() if technique.seam == seam and technique.part]
     parts = list(dict.fromkeys([*built_in, *brought]))
-    return parts[0] if len(parts) == 1 else Annotated[reduce(or_, parts), Field(discriminator="kind")]
+    if len(parts) == 1:
+        return parts[0]
+    if usual is None:
+        return Annotated[reduce(or_, parts), Field(discriminator="kind")]
+    tagged = [Annotated[part, Tag(part.model_fields["kind"].default)] for part in parts]
+    return Annotated[reduce(or_, tagged), Discriminator(lambda value: _kind_of(value, usual))]
+
+
+def _kind_of(value: Any, usual: str) -> Any:
+    return value.get("kind", usual) if isinstance(value, dict) else getattr(value, "kind", None)
 
 
 if TYPE_CHECKING:
@@ -61,7 +73,7 @@ else:
     Text = _kinds("text", WordsSettings)
     Tokenizer = _kinds("tokenizer", PixelsSettings)
     Objective = _kinds("objective", VelocitySettings)
-    Optimizer = _kinds("optimizer", AdamWSettings)
+    Optimizer = _kinds("optimizer", AdamWSettings, usual="adamw")
     Route = _kinds("route")
     Loss = _kinds("losses")
     Weighting = _kinds("weighting")

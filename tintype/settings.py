@@ -7,7 +7,7 @@ them); the plain settings live here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -77,6 +77,10 @@ class WeightingPart(Part):
 
 
 class OptimizerPart(Part):
+    def groups(self, named: Mapping[str, torch.nn.Parameter]) -> dict[str, list[str]]:
+        """Which parameters are optimized how, by name."""
+        return {self.kind: list(named)}
+
     def build(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
         raise NotImplementedError
 

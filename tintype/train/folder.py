@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +21,9 @@ import tintype
 from tintype.errors import UserError
 from tintype.plan import Plan, diff, plan_from_folder
 from tintype.train import fault
+
+if TYPE_CHECKING:
+    from tintype.train.parts import Parts
 
 
 class RunFolder:
@@ -60,6 +63,17 @@ class RunFolder:
         known = {name: identity for name, identity in loaded.items() if identity}
         if known:
             write_json(self.loaded_file, {**before, **known})
+
+    def write_about(self, parts: Parts) -> None:
+        """What the run is made on, and which of its parameters are optimized how."""
+        sizes = {name: parameter.numel() for name, parameter in parts.modules.named_parameters()}
+        write_json(self.path / "environment.json", {**environment(parts.device), "parameters": sum(sizes.values())})
+        groups = parts.plan.optimizer.groups(dict(parts.modules.named_parameters()))
+        about = {
+            kind: {"tensors": len(names), "parameters": sum(sizes[name] for name in names), "names": names}
+            for kind, names in groups.items()
+        }
+        write_json(self.path / "optimizer.json", about)
 
     def _check_same_plan(self, plan: Plan) -> None:
         there = plan_from_folder(self.path)

@@ -11,7 +11,7 @@ from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.train import checkpoint, fault
 from tintype.train.clock import Clock
-from tintype.train.folder import RunFolder, environment, write_json
+from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.parts import Parts, build_parts, exact_fp32
 from tintype.train.prepare import prepare_images
@@ -60,8 +60,7 @@ def train(
         resume(folder, state)
         running = [term for term in parts.terms if not term.settings.schedule.over(state.step)]
         folder.keep_identities({term.name: term.part.ready() for term in running}, state.step)
-        parameters = sum(parameter.numel() for parameter in parts.modules.parameters())
-        write_json(path / "environment.json", {**environment(parts.device), "parameters": parameters})
+        folder.write_about(parts)
         here = Progress(state.step, plan.train.steps, None, None)
         prepare_images(parts, state.images_seen, interrupt, lambda: on_progress(here))
         return _run(folder, parts, state, interrupt, on_progress, probe)

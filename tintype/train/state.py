@@ -69,16 +69,21 @@ class TrainState:
             late = (LOSSES, "router.")  # what a schedule can leave without a gradient up to here
             idle = {name for name in names if name.startswith(late)} - set(slots)
             _same_names("the optimizer", slots, set(names) - idle)
-            for name in slots:
-                _same_names(f"the optimizer's {name}", slots[name], slots[names[0]])
+            for group in self._parameter_names_by_group():
+                held = [name for name in group if name in slots]
+                for name in held:
+                    _same_names(f"the optimizer's {name}", slots[name], slots[held[0]])
         fresh = self.optimizer.state_dict()
         fresh["state"] = {index: slots[name] for index, name in enumerate(names) if name in slots}
         self.optimizer.load_state_dict(fresh)
 
     def _parameter_names(self) -> list[str]:
         """Names of the parameters in the optimizer's order."""
+        return [name for group in self._parameter_names_by_group() for name in group]
+
+    def _parameter_names_by_group(self) -> list[list[str]]:
         name_of = {id(parameter): name for name, parameter in self.modules.named_parameters()}
-        return [name_of[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
+        return [[name_of[id(one)] for one in group["params"]] for group in self.optimizer.param_groups]
 
 
 def new_state(parts: Parts) -> TrainState:

@@ -1,0 +1,47 @@
+"""muon: the 2-D weights of the blocks are optimized by Muon, all others by the plan's own AdamW (arXiv 2502.16982).
+
+With `scaling=matched` a step has the size of AdamW's, so the plan's own learning rate is the default.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from tintype.settings import Settings
+from tintype.techniques.technique import Technique
+from tintype.train.optim.adamw import AdamWSettings
+from tintype.train.optim.muon import MuonSettings
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+
+class Options(Settings):
+    lr: float | None = Field(None, gt=0, description="By default the plan's own")
+    momentum: float = Field(0.95, ge=0, lt=1)
+    nesterov: bool = True
+    weight_decay: float = Field(0.0, ge=0)
+    scaling: Literal["matched", "original"] = "matched"
+    fused: Literal["whole", "parts"] = "whole"
+    modulation: bool = True
+
+
+def apply(plan: Plan, options: Options) -> dict[str, Any]:
+    adamw = plan.optimizer
+    if not isinstance(adamw, AdamWSettings):
+        raise ValueError(f"muon: the plan's optimizer is '{adamw.kind}' and not adamw")
+    own = options.model_dump(exclude={"lr"})
+    return {"optimizer": MuonSettings(**own, lr=options.lr or adamw.lr, adamw=adamw)}
+
+
+TECHNIQUE = Technique(
+    name="muon",
+    seam="optimizer",
+    summary="orthogonalised momentum for the matrices of the blocks, AdamW as it was for the rest",
+    apply=apply,
+    options=Options,
+    paper="arXiv:2502.16982",
+    part=MuonSettings,
+)

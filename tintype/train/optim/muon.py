@@ -1,0 +1,220 @@
+"""Muon: the 2-D weights of the blocks move along their orthogonalised momentum, the rest by AdamW (arXiv 2502.16982).
+
+Newton and Schulz's iteration replaces the singular values of a matrix by numbers near one. It runs on batches of
+matrices of equal shape.
+
+N: matrices of a batch, R: rows, C: columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.optim.adamw import adamw as fused_adamw
+
+from tintype.errors import UserError
+from tintype.settings import OptimizerPart
+from tintype.train.optim.adamw import AdamWSettings
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic x -> a x + b x^3 + c x^5, steepest at zero: five steps bring [0.01, 1] to about [0.7, 1.2]."""
+_SMALLEST_NORM = 1e-7
+_FUSED = {"img_qkv_proj.weight": 3, "txt_kv_proj.weight": 2, "modulation.lin.weight": 6}
+"""Matrices that are several in one, stacked by rows."""
+
+
+class MuonSettings(OptimizerPart):
+    kind: Literal["muon"] = "muon"
+    lr: float = Field(1e-3, gt=0)
+    momentum: float = Field(0.95, ge=0, lt=1)
+    nesterov: bool = True
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled")
+    scaling: Literal["matched", "original"] = Field(
+        "matched",
+        description="Times 0.2 sqrt(max(rows, columns)), the size of AdamW's steps; or sqrt(max(1, rows / columns))",
+    )
+    newton_schulz_steps: int = Field(5, ge=1, le=20)
+    compute: Literal["bf16", "fp32"] = Field("bf16", description="The type of the iteration")
+    fused: Literal["whole", "parts"] = Field(
+        "whole", description="Fused projections (QKV, KV, modulation) as one matrix, or each of their parts by itself"
+    )
+    modulation: bool = Field(True, description="Take the modulation matrices too; without, AdamW has them")
+    matrices: tuple[str, ...] = Field(
+        ("denoiser.blocks.",), min_length=1, description="Beginnings of the names whose 2-D weights it takes"
+    )
+    adamw: AdamWSettings = Field(AdamWSettings(), description="For all other parameters")
+
+    def build(self, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        named = list(named)
+        taken = self.taken(dict(named))
+        return Muon(self, [(n, p) for n, p in named if n in taken], [p for n, p in named if n not in taken])
+
+    def groups(self, named: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
+        taken = self.taken(named)
+        return {self.kind: [n for n in named if n in taken], self.adamw.kind: [n for n in named if n not in taken]}
+
+    def taken(self, named: Mapping[str, Tensor]) -> set[str]:
+        """Names of the parameters that are orthogonalised: a matrix of one row or column has no directions to even."""
+        found = {name for name, parameter in named.items() if name.startswith(self.matrices) and _is_matrix(parameter)}
+        if not self.modulation:
+            found = {name for name in found if not name.endswith("modulation.lin.weight")}
+        for beginning in self.matrices:
+            if not any(name.startswith(beginning) for name in found):
+                raise UserError(
+                    f"optimizer.matrices: no 2-D weight has a name that begins with '{beginning}'; names begin with "
+                    + ", ".join(sorted({".".join(name.split(".")[:2]) + "." for name in named}))
+                )
+        return found
+
+
+def _is_matrix(parameter: Tensor) -> bool:
+    return parameter.ndim == 2 and min(parameter.shape) > 1
+
+
+class Muon(torch.optim.Optimizer):
+    """The first group holds the matrices, the second, where there is one, what AdamW has in torch's fused form."""
+
+    def __init__(
+        self, settings: MuonSettings, matrices: Sequence[tuple[str, nn.Parameter]], others: Sequence[nn.Parameter]
+    ) -> None:
+        groups: list[dict[str, Any]] = [{"params": [parameter for _, parameter in matrices], "lr": settings.lr}]
+        groups += [{"params": list(others), "lr": settings.adamw.lr}] if others else []
+        super().__init__(groups, {"fused": True})  # by which torch loads AdamW's step counts as they must be
+        self.settings = settings
+        self._batches = _batches_of(settings, matrices)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One step of all parameters. Where `found_inf` is 1 nothing moves, as in torch's fused optimizers."""
+        if closure is not None:
+            raise NotImplementedError("a step without a closure only")
+        matrices, *others = self.param_groups
+        for group in others:
+            self._step_adamw(group)
+        for batch in self._batches:
+            self._move(batch, matrices["lr"])
+
+    def _step_adamw(self, group: dict[str, Any]) -> None:
+        adamw, parameters = self.settings.adamw, [one for one in group["params"] if one.grad is not None]
+        states = [self._adamw_state(parameter) for parameter in parameters]
+        fused_adamw(
+            parameters,
+            [parameter.grad for parameter in parameters],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            found_inf=getattr(self, "found_inf", None),
+            amsgrad=False,
+            beta1=adamw.beta1,
+            beta2=adamw.beta2,
+            lr=group["lr"],
+            weight_decay=adamw.weight_decay,
+            eps=adamw.eps,
+            maximize=False,
+        )
+
+    def _adamw_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        return state
+
+    def _move(self, batch: _Batch, lr: float) -> None:
+        settings, parameters = self.settings, batch.parameters
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if len(gradients) < len(parameters):
+            raise RuntimeError("muon: a matrix has no gradient")
+        skipped: Tensor | None = getattr(self, "found_inf", None)
+        moves = 1.0 if skipped is None else 1 - skipped
+        if skipped is not None:  # a gradient that is not finite times zero is not zero
+            gradients = [torch.where(skipped > 0, 0.0, gradient) for gradient in gradients]
+        momenta = [self._momentum(parameter) for parameter in parameters]
+        towards = torch._foreach_sub(gradients, momenta)
+        torch._foreach_mul_(towards, (1 - settings.momentum) * moves)
+        torch._foreach_add_(momenta, towards)
+        directions = torch._foreach_lerp(gradients, momenta, settings.momentum) if settings.nesterov else momenta
+        steps = batch.join(
+            orthogonalise(batch.split(directions), settings.newton_schulz_steps, _TYPES[settings.compute])
+        )
+        torch._foreach_mul_(parameters, 1 - lr * settings.weight_decay * moves)
+        torch._foreach_mul_(steps, -lr * batch.scale * moves)
+        torch._foreach_add_(parameters, steps)
+
+    def _momentum(self, parameter: Tensor) -> Tensor:
+        state = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter)
+        momentum: Tensor = state["momentum"]
+        return momentum
+
+
+_TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Parameters whose matrices have one shape once the wide side lies along the columns."""
+
+    parameters: list[Tensor]
+    parts: list[int]
+    """Of how many matrices, stacked by rows, each is made."""
+    scale: float
+
+    def split(self, tensors: Sequence[Tensor]) -> Tensor:
+        """All matrices, wide, [N, R, C]."""
+        cut = [tensor.unflatten(0, (parts, -1)) for tensor, parts in zip(tensors, self.parts, strict=True)]
+        return torch.cat([one if one.shape[1] <= one.shape[2] else one.mT for one in cut])
+
+    def join(self, matrix_NRC: Tensor) -> list[Tensor]:
+        """The inverse of `split`, in the parameters' shapes and types."""
+        found = []
+        for parameter, cut in zip(self.parameters, matrix_NRC.split(self.parts), strict=True):
+            tall = parameter.shape[0] // len(cut) > parameter.shape[1]
+            found.append((cut.mT if tall else cut).reshape(parameter.shape).to(parameter.dtype))
+        return found
+
+
+def _batches_of(settings: MuonSettings, matrices: Sequence[tuple[str, nn.Parameter]]) -> list[_Batch]:
+    found: dict[tuple[int, int, float], _Batch] = {}
+    for name, parameter in matrices:
+        parts = _parts(name) if settings.fused == "parts" else 1
+        rows, columns = parameter.shape[0] // parts, parameter.shape[1]
+        scale = step_scale(settings.scaling, rows, columns)
+        key = (min(rows, columns), max(rows, columns), scale)
+        batch = found.setdefault(key, _Batch([], [], scale))
+        batch.parameters.append(parameter)
+        batch.parts.append(parts)
+    return list(found.values())
+
+
+def _parts(name: str) -> int:
+    return next((parts for ending, parts in _FUSED.items() if name.endswith(ending)), 1)
+
+
+def step_scale(scaling: str, rows: int, columns: int) -> float:
+    """What an orthogonal step is multiplied with besides the learning rate."""
+    if scaling == "matched":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1.0, rows / columns))
+
+
+def orthogonalise(matrix_NRC: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+    """Each matrix with its singular values brought near one; rows must not be more than columns."""
+    a, b, c = COEFFICIENTS
+    x_NRC = matrix_NRC.to(dtype)
+    norm_N = torch.linalg.vector_norm(x_NRC, dim=(1, 2), keepdim=True)
+    x_NRC = x_NRC / norm_N.clamp(min=_SMALLEST_NORM)
+    for _ in range(steps):
+        gram_NRR = x_NRC @ x_NRC.mT
+        gram_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=b, alpha=c)
+        x_NRC = torch.baddbmm(x_NRC, gram_NRR, x_NRC, beta=a)
+    return x_NRC
