@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tintype.plan import Plan
     from tintype.seams import CaptionPolicy, Objective, Router, TextEncoder, Tokenizer, Weighting
+    from tintype.train.optim.storage import Storage
 
 
 class Settings(BaseModel):
@@ -81,7 +82,7 @@ class OptimizerPart(Part):
         """Which parameters are optimized how, by name."""
         return {self.kind: list(named)}
 
-    def build(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
+    def build(self, named: Iterable[tuple[str, torch.nn.Parameter]], storage: Storage) -> torch.optim.Optimizer:
         raise NotImplementedError
 
 
@@ -160,10 +161,24 @@ class TrainSettings(Settings):
 
 
 class PrecisionSettings(Settings):
-    """Parameters and optimizer state are stored in fp32; `compute` is the type of the matrix products."""
+    """`storage` is the type of the trained weights and their moments, `compute` that of the matrix products.
 
-    storage: Literal["fp32"] = "fp32"
+    Losses with weights of their own and weight averages are fp32 always.
+    """
+
+    storage: Literal["fp32", "bf16"] = "fp32"
+    rounding: Literal["nearest", "stochastic", "kahan"] = Field(
+        "nearest", description="How a moved weight comes back into bf16"
+    )
     compute: Literal["fp32", "bf16"] = "bf16"
+
+    @model_validator(mode="after")
+    def _fits(self) -> PrecisionSettings:
+        if self.storage == "bf16" and self.compute == "fp32":
+            raise ValueError("weights stored in bf16 are computed with in bf16: set compute to bf16")
+        if self.storage == "fp32" and self.rounding != "nearest":
+            raise ValueError(f"rounding '{self.rounding}' is for storage bf16; fp32 is not rounded")
+        return self
 
 
 class EmaSettings(Settings):

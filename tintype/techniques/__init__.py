@@ -1,6 +1,7 @@
 """Techniques: one file per idea, and this table of them. Adding one means its file, its line here, and its test."""
 
 from tintype.techniques import (
+    bf16_storage,
     contrastive,
     ema,
     irepa,
@@ -22,6 +23,7 @@ from tintype.techniques.technique import SHARED_SEAMS, Technique
 TECHNIQUES: dict[str, Technique] = {
     technique.name: technique
     for technique in (
+        bf16_storage.TECHNIQUE,
         contrastive.TECHNIQUE,
         ema.TECHNIQUE,
         irepa.TECHNIQUE,

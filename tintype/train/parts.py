@@ -127,6 +127,8 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     of_losses = {LOSSES + term.name: term.part for term in terms}
     owners = {"denoiser": denoiser, "text": text, "router": router, **of_losses}
     modules = nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
+    if training and plan.precision.storage == "bf16":
+        _store_in_bf16(modules)
     return Parts(
         plan=plan,
         device=device,
@@ -141,6 +143,12 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
         terms=terms,
         modules=modules.to(device),
     )
+
+
+def _store_in_bf16(modules: nn.ModuleDict) -> None:
+    for name, parameter in modules.named_parameters():
+        if not name.startswith(LOSSES):
+            parameter.data = parameter.data.bfloat16()
 
 
 def _build_term(plan: Plan, settings: LossPart, place: Place) -> Term:

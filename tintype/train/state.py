@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tintype.train.optim.ema import Ema
+from tintype.train.optim.storage import Storage
 from tintype.train.parts import LOSSES, Parts
 
 
@@ -87,7 +88,8 @@ class TrainState:
 
 
 def new_state(parts: Parts) -> TrainState:
-    optimizer = parts.plan.optimizer.build(parts.modules.named_parameters())
+    storage = Storage(parts.plan.precision.rounding, parts.plan.seed)
+    optimizer = parts.plan.optimizer.build(parts.modules.named_parameters(), storage)
     for group in optimizer.param_groups:
         group["base_lr"] = group["lr"]
     ema = Ema(parts.plan.ema.decay, dict(parts.modules.named_parameters())) if parts.plan.ema else None

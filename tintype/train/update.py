@@ -74,7 +74,7 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
         skipped = grad_norm.isfinite().logical_not().float()
         for group in state.optimizer.param_groups:
             group["lr"] = group["base_lr"] * lr_factor(plan, state.step)
-        state.optimizer.found_inf = skipped  # type: ignore[attr-defined]
+        state.optimizer.found_inf, state.optimizer.update_number = skipped, state.step  # type: ignore[attr-defined]
         state.optimizer.step()
         if state.ema:
             state.ema.update(skipped)
@@ -153,4 +153,7 @@ def _clip(state: TrainState, plan: Plan) -> Tensor:
     """Clips the global norm and returns what it was before."""
     most = plan.train.clip_norm if plan.train.clip_norm is not None else math.inf
     parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
-    return torch.nn.utils.clip_grad_norm_(parameters, most)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)))
+    torch._foreach_mul_(gradients, torch.clamp(most / (norm + 1e-6), max=1.0))
+    return norm

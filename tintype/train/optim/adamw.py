@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
+from torch.optim.adamw import adamw as fused_adamw
 
 from tintype.settings import OptimizerPart
+from tintype.train.optim.storage import EXACT, Storage
+
+_CHUNK_NUMBERS = 1 << 26
+"""Weights that are opened at a time."""
 
 
 class AdamWSettings(OptimizerPart):
@@ -19,12 +25,95 @@ class AdamWSettings(OptimizerPart):
     eps: float = Field(1e-15, gt=0)
     weight_decay: float = Field(0.0, ge=0)
 
-    def build(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            [parameter for _, parameter in named],
-            lr=self.lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            fused=True,
-        )
+    def build(self, named: Iterable[tuple[str, torch.nn.Parameter]], storage: Storage = EXACT) -> torch.optim.Optimizer:
+        return AdamW(self, [parameter for _, parameter in named], storage)
+
+
+class AdamW(torch.optim.Optimizer):
+    """The moments are stored in the type of their weights. Where `found_inf` is 1 nothing moves."""
+
+    found_inf: Tensor | None = None
+    update_number: int = 0
+
+    def __init__(self, settings: AdamWSettings, parameters: Sequence[torch.nn.Parameter], storage: Storage) -> None:
+        super().__init__(
+            parameters, {"lr": settings.lr, "fused": True}
+        )  # fused: torch loads step counts as they must be
+        self.settings, self.storage = settings, storage
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            step_adamw(self, self.settings, group["params"], group["lr"], self.storage)
+
+
+def step_adamw(
+    optimizer: Any, settings: AdamWSettings, parameters: Sequence[Tensor], lr: float, storage: Storage
+) -> None:
+    """A step of those parameters of an optimizer that have a gradient."""
+    moving = [parameter for parameter in parameters if parameter.grad is not None]
+    for device in {parameter.device for parameter in moving}:
+        generator = storage.generator(device, optimizer.update_number)
+        here = [parameter for parameter in moving if parameter.device == device]
+        for chunk in [here] if storage.rounding == "nearest" else _chunks(here):
+            _step_chunk(optimizer, settings, chunk, lr, storage, generator)
+
+
+def _step_chunk(
+    optimizer: Any,
+    settings: AdamWSettings,
+    parameters: Sequence[Tensor],
+    lr: float,
+    storage: Storage,
+    generator: torch.Generator | None,
+) -> None:
+    states = [_state(optimizer, parameter) for parameter in parameters]
+    exact = storage.rounding == "nearest"  # then torch's kernel reads, computes in fp32 and rounds by itself
+    weights = list(parameters) if exact else storage.open(parameters, states)
+    opened = {slot: [state[slot] if exact else state[slot].float() for state in states] for slot in _MOMENTS}
+    gradients = [p.grad if exact else p.grad.float() for p in parameters if p.grad is not None]
+    fused_adamw(
+        weights,
+        gradients,
+        opened["exp_avg"],
+        opened["exp_avg_sq"],
+        [],
+        [state["step"] for state in states],
+        fused=True,
+        found_inf=optimizer.found_inf,
+        amsgrad=False,
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        lr=lr,
+        weight_decay=settings.weight_decay,
+        eps=settings.eps,
+        maximize=False,
+    )
+    if exact:
+        return
+    for slot in _MOMENTS:
+        torch._foreach_copy_([state[slot] for state in states], opened[slot])
+    storage.close(parameters, weights, states, generator, optimizer.found_inf)
+
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def _state(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = optimizer.state[parameter]
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        state |= {slot: torch.zeros_like(parameter) for slot in _MOMENTS}
+    return state
+
+
+def _chunks(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+    found: list[list[Tensor]] = []
+    room = 0
+    for parameter in parameters:
+        if parameter.numel() > room or not found:
+            found.append([])
+            room = _CHUNK_NUMBERS
+        found[-1].append(parameter)
+        room -= parameter.numel()
+    return found

@@ -16,11 +16,11 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.optim.adamw import adamw as fused_adamw
 
 from tintype.errors import UserError
 from tintype.settings import OptimizerPart
-from tintype.train.optim.adamw import AdamWSettings
+from tintype.train.optim.adamw import AdamWSettings, step_adamw
+from tintype.train.optim.storage import EXACT, Storage
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic x -> a x + b x^3 + c x^5, steepest at zero: five steps bring [0.01, 1] to about [0.7, 1.2]."""
@@ -50,10 +50,11 @@ class MuonSettings(OptimizerPart):
     )
     adamw: AdamWSettings = Field(AdamWSettings(), description="For all other parameters")
 
-    def build(self, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    def build(self, named: Iterable[tuple[str, nn.Parameter]], storage: Storage = EXACT) -> torch.optim.Optimizer:
         named = list(named)
         taken = self.taken(dict(named))
-        return Muon(self, [(n, p) for n, p in named if n in taken], [p for n, p in named if n not in taken])
+        matrices = [(name, parameter) for name, parameter in named if name in taken]
+        return Muon(self, matrices, [parameter for name, parameter in named if name not in taken], storage)
 
     def groups(self, named: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
         taken = self.taken(named)
@@ -80,13 +81,20 @@ def _is_matrix(parameter: Tensor) -> bool:
 class Muon(torch.optim.Optimizer):
     """The first group holds the matrices, the second, where there is one, what AdamW has in torch's fused form."""
 
+    found_inf: Tensor | None = None
+    update_number: int = 0
+
     def __init__(
-        self, settings: MuonSettings, matrices: Sequence[tuple[str, nn.Parameter]], others: Sequence[nn.Parameter]
+        self,
+        settings: MuonSettings,
+        matrices: Sequence[tuple[str, nn.Parameter]],
+        others: Sequence[nn.Parameter],
+        storage: Storage,
     ) -> None:
         groups: list[dict[str, Any]] = [{"params": [parameter for _, parameter in matrices], "lr": settings.lr}]
         groups += [{"params": list(others), "lr": settings.adamw.lr}] if others else []
         super().__init__(groups, {"fused": True})  # by which torch loads AdamW's step counts as they must be
-        self.settings = settings
+        self.settings, self.storage = settings, storage
         self._batches = _batches_of(settings, matrices)
 
     @torch.no_grad()
@@ -96,58 +104,37 @@ class Muon(torch.optim.Optimizer):
             raise NotImplementedError("a step without a closure only")
         matrices, *others = self.param_groups
         for group in others:
-            self._step_adamw(group)
+            step_adamw(self, self.settings.adamw, group["params"], group["lr"], self.storage)
+        device = matrices["params"][0].device
+        generator = self.storage.generator(device, -1 - self.update_number)  # other numbers than AdamW's part draws
         for batch in self._batches:
-            self._move(batch, matrices["lr"])
+            self._move(batch, matrices["lr"], generator)
 
-    def _step_adamw(self, group: dict[str, Any]) -> None:
-        adamw, parameters = self.settings.adamw, [one for one in group["params"] if one.grad is not None]
-        states = [self._adamw_state(parameter) for parameter in parameters]
-        fused_adamw(
-            parameters,
-            [parameter.grad for parameter in parameters],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            found_inf=getattr(self, "found_inf", None),
-            amsgrad=False,
-            beta1=adamw.beta1,
-            beta2=adamw.beta2,
-            lr=group["lr"],
-            weight_decay=adamw.weight_decay,
-            eps=adamw.eps,
-            maximize=False,
-        )
-
-    def _adamw_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        return state
-
-    def _move(self, batch: _Batch, lr: float) -> None:
+    def _move(self, batch: _Batch, lr: float, generator: torch.Generator | None) -> None:
         settings, parameters = self.settings, batch.parameters
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = [parameter.grad.float() for parameter in parameters if parameter.grad is not None]
         if len(gradients) < len(parameters):
             raise RuntimeError("muon: a matrix has no gradient")
-        skipped: Tensor | None = getattr(self, "found_inf", None)
+        skipped = self.found_inf
         moves = 1.0 if skipped is None else 1 - skipped
         if skipped is not None:  # a gradient that is not finite times zero is not zero
             gradients = [torch.where(skipped > 0, 0.0, gradient) for gradient in gradients]
-        momenta = [self._momentum(parameter) for parameter in parameters]
+        stored = [self._momentum(parameter) for parameter in parameters]
+        momenta = [momentum.float() for momentum in stored]
         towards = torch._foreach_sub(gradients, momenta)
         torch._foreach_mul_(towards, (1 - settings.momentum) * moves)
         torch._foreach_add_(momenta, towards)
+        torch._foreach_copy_(stored, momenta)
         directions = torch._foreach_lerp(gradients, momenta, settings.momentum) if settings.nesterov else momenta
         steps = batch.join(
             orthogonalise(batch.split(directions), settings.newton_schulz_steps, _TYPES[settings.compute])
         )
-        torch._foreach_mul_(parameters, 1 - lr * settings.weight_decay * moves)
+        states = [self.state[parameter] for parameter in parameters]
+        weights = self.storage.open(parameters, states)
+        torch._foreach_mul_(weights, 1 - lr * settings.weight_decay * moves)
         torch._foreach_mul_(steps, -lr * batch.scale * moves)
-        torch._foreach_add_(parameters, steps)
+        torch._foreach_add_(weights, steps)
+        self.storage.close(parameters, weights, states, generator, skipped)
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -175,11 +162,11 @@ class _Batch:
         return torch.cat([one if one.shape[1] <= one.shape[2] else one.mT for one in cut])
 
     def join(self, matrix_NRC: Tensor) -> list[Tensor]:
-        """The inverse of `split`, in the parameters' shapes and types."""
+        """The inverse of `split`, in the parameters' shapes and in fp32."""
         found = []
         for parameter, cut in zip(self.parameters, matrix_NRC.split(self.parts), strict=True):
             tall = parameter.shape[0] // len(cut) > parameter.shape[1]
-            found.append((cut.mT if tall else cut).reshape(parameter.shape).to(parameter.dtype))
+            found.append((cut.mT if tall else cut).reshape(parameter.shape).float())
         return found
 
 

@@ -1,0 +1,36 @@
+"""bf16-storage: the trained weights and their moments are stored in bf16, where the plan has fp32.
+
+What is lost is the small step: one below about 1/256 of a weight is rounded away. `rounding=stochastic` and
+`rounding=kahan` are the two usual remedies. Weight averages and the weights of losses stay in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from tintype.settings import PrecisionSettings, Settings
+from tintype.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+
+class Options(Settings):
+    rounding: Literal["nearest", "stochastic", "kahan"] = Field(
+        "nearest", description="How a moved weight comes back into bf16"
+    )
+
+
+def apply(plan: Plan, options: Options) -> dict[str, Any]:
+    return {"precision": PrecisionSettings(storage="bf16", rounding=options.rounding, compute="bf16")}
+
+
+TECHNIQUE = Technique(
+    name="bf16-storage",
+    seam="precision",
+    summary="store the trained weights and their moments in bf16",
+    apply=apply,
+    options=Options,
+)
