@@ -38,6 +38,10 @@ Techniques = Annotated[
     list[str], typer.Option("--technique", help="Apply a technique: name or name:key=value (repeatable)")
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; by default as the run's plan says")]
+EmaLength = Annotated[
+    float | None,
+    typer.Option(help="Use the weight average of this length, made of the snapshots of a run with power-ema"),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 
@@ -106,6 +110,7 @@ def sample(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     size: Annotated[int | None, typer.Option(min=1, help="Width and height in pixels; by default as trained")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images made at a time")] = 16,
+    ema_length: EmaLength = None,
     device: Device = None,
 ) -> None:
     """Generate images from prompts: PNGs with their settings inside, and a contact sheet."""
@@ -118,7 +123,16 @@ def sample(
     values = {"method": method, "steps": steps, "guidance": guided, "batch": batch}
     settings = parse(SamplerSettings, Document("sample", values))
     written = sample_run(
-        run, list(prompts or []), prompt_file, out, settings, count=count, seed=seed, size_px=size, device=device
+        run,
+        list(prompts or []),
+        prompt_file,
+        out,
+        settings,
+        count=count,
+        seed=seed,
+        size_px=size,
+        device=device,
+        ema_length=ema_length,
     )
     console.print(f"images: {len(written) - 1}, all on {written[-1]}", soft_wrap=True, highlight=False)
 
@@ -136,6 +150,7 @@ def evaluate(
     set_: Annotated[
         list[str], typer.Option("--set", help="Override the protocol: count=256, sampler.steps=20, encoders=[clip]")
     ] = [],  # noqa: B006
+    ema_length: EmaLength = None,
     device: Device = None,
     json_: Json = False,
 ) -> None:
@@ -144,20 +159,24 @@ def evaluate(
         raise UserError("give the folder of a run, or --images A --reference B")
     if run is not None and save_reference is not None:
         raise UserError("--save-reference goes with --images and --reference; a run keeps its reference by itself")
+    if run is None and ema_length is not None:
+        raise UserError("--ema-length chooses among the weights of a run; --images have none")
     if images is not None and reference is not None:
         _evaluate_images(images, reference, save_reference, set_, device, json_)
     elif run is not None:
-        _evaluate_run(run, set_, device, json_)
+        _evaluate_run(run, set_, ema_length, device, json_)
 
 
-def _evaluate_run(run: Path, assignments: list[str], device: str | None, json_: bool) -> None:
+def _evaluate_run(run: Path, assignments: list[str], ema_length: float | None, device: str | None, json_: bool) -> None:
     from tintype.evaluation.protocol import Protocol, definitions
     from tintype.evaluation.run import evaluate as score
     from tintype.terminal import sampling_progress, show_evaluation
+    from tintype.train.reconstruct import reconstruction
 
     protocol = _settings(Protocol, "evaluation", assignments)
+    average = reconstruction(run, ema_length) if ema_length is not None else None
     with sampling_progress(Console(stderr=True)) as on_step:
-        result = score(run, protocol, on_step, device)
+        result = score(run, protocol, on_step, device, average)
     if json_:
         _print_json(result)
         return
@@ -180,6 +199,35 @@ def _evaluate_images(
         return
     counts = f"{result['images']['count']:,} against {result['reference']['count']:,} pictures"
     show_evaluation(f"{images} against {reference}: {counts}", result, image_definitions(protocol), console)
+
+
+@app.command()
+def ema(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that was trained with power-ema")],
+    lengths: Annotated[
+        str, typer.Option(help="Lengths of the weight average, as shares of the training")
+    ] = "0.03,0.05,0.075,0.1,0.15,0.2,0.25",
+    metric: Annotated[str | None, typer.Option(help="What the curve shows; by default the protocol's first")] = None,
+    set_: Annotated[
+        list[str], typer.Option("--set", help="Override the protocol: count=256, sampler.steps=20, encoders=[clip]")
+    ] = [],  # noqa: B006
+    device: Device = None,
+    json_: Json = False,
+) -> None:
+    """Score a run with weight averages of several lengths. Running it again goes on where it stopped."""
+    from tintype.evaluation.ema_curve import check_metric, read_lengths
+    from tintype.evaluation.protocol import Protocol
+    from tintype.terminal import ema_with_progress, show_ema_curve
+
+    protocol = _settings(Protocol, "evaluation", set_)
+    wanted = check_metric(protocol, metric)
+    curve, code = ema_with_progress(run, read_lengths(lengths), protocol, wanted, Console(stderr=True), device)
+    if json_:
+        _print_json(curve.as_json())
+    else:
+        show_ema_curve(curve, console)
+    if code:
+        sys.exit(code)
 
 
 @app.command()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
@@ -34,7 +35,7 @@ from tintype.text.words import WordsSettings
 from tintype.tokenizers.pixels import PixelsSettings
 from tintype.train.optim.adamw import AdamWSettings
 
-_CAME_LATER = [("model", "resolution_embeds", False)]
+_CAME_LATER = [("model", "resolution_embeds", False), ("precision", "rounding", "nearest")]
 """Settings that older plans do not have: at these values the hash leaves them out, so that runs keep their names."""
 UNHASHED = "run"
 """The housekeeping section: it is no part of what a run is."""
@@ -59,8 +60,25 @@ def _kind_of(value: Any, usual: str) -> Any:
     return value.get("kind", usual) if isinstance(value, dict) else getattr(value, "kind", None)
 
 
+_FIXED_DECAY = "fixed-decay"
+
+
+def _averages() -> Any:
+    """The type of the seam `ema`. The average of a fixed decay has no `kind`: plans that were hashed without stay."""
+    brought = {t.part.model_fields["kind"].default: t.part for t in TECHNIQUES.values() if t.seam == "ema" and t.part}
+
+    def kind(value: Any) -> str:
+        if not isinstance(value, Mapping):
+            return str(getattr(value, "kind", _FIXED_DECAY))
+        return next((kind for kind, part in brought.items() if set(value) & set(part.model_fields)), _FIXED_DECAY)
+
+    tagged = [Annotated[part, Tag(name)] for name, part in {_FIXED_DECAY: EmaSettings, **brought}.items()]
+    return Annotated[Union[tuple(tagged)], Discriminator(kind)]  # noqa: UP007
+
+
 if TYPE_CHECKING:
     from tintype.losses import LossPart as Loss
+    from tintype.settings import AverageSettings as Average
     from tintype.settings import CaptionsPart as Captions
     from tintype.settings import ObjectivePart as Objective
     from tintype.settings import OptimizerPart as Optimizer
@@ -77,6 +95,7 @@ else:
     Route = _kinds("route")
     Loss = _kinds("losses")
     Weighting = _kinds("weighting")
+    Average = _averages()
 
 
 class Plan(Settings):
@@ -96,7 +115,7 @@ class Plan(Settings):
     optimizer: Optimizer = AdamWSettings()
     train: TrainSettings = TrainSettings()
     precision: PrecisionSettings = PrecisionSettings()
-    ema: EmaSettings | None = None
+    ema: Average | None = None
     run: RunSettings = RunSettings()
 
     @model_validator(mode="after")
@@ -152,6 +171,8 @@ def plan_from_document(document: Document, assignments: Sequence[str] = ()) -> P
 
 def plan_from_folder(folder: Path) -> Plan:
     """The plan of a run's folder."""
+    if (folder / "study.yaml").is_file():
+        raise UserError(f"{folder} is a study; its runs are the folders in {folder / 'runs'}")
     file = folder / "plan.yaml"
     if not file.is_file():
         raise UserError(f"{folder} is not a run: it has no plan.yaml; `tintype train RECIPE --out {folder}` makes one")
@@ -184,6 +205,10 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix: value}
 
 
+_OUTER_COMMA = re.compile(r",(?![^\[]*\])")
+"""A comma that does not stand in a list."""
+
+
 @dataclass(frozen=True)
 class Application:
     """A technique with the options that it is applied with."""
@@ -193,12 +218,12 @@ class Application:
 
     @classmethod
     def parse(cls, spec: str) -> Application:
-        """Reads `name` or `name:key=value,key=value`."""
+        """Reads `name` or `name:key=value,key=[value,value]`."""
         name, _, rest = spec.partition(":")
         if name not in TECHNIQUES:
             raise UserError(f"unknown technique '{name}'; {nearest(name, TECHNIQUES)}")
         document = Document(f"technique {spec}", {})
-        for assignment in filter(None, rest.split(",")):
+        for assignment in filter(None, _OUTER_COMMA.split(rest)):
             document.override(assignment, option=f"technique {name}:")
         return cls(TECHNIQUES[name], parse(TECHNIQUES[name].options, document))
 

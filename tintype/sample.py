@@ -10,6 +10,7 @@ from tintype.generate import SamplerSettings, generate
 from tintype.images import contact_sheet, save_png
 from tintype.settings import plain
 from tintype.train.load import load_run
+from tintype.train.reconstruct import reconstruction
 
 
 def sample_run(
@@ -23,12 +24,17 @@ def sample_run(
     seed: int,
     size_px: int | None,
     device: str | None = None,
+    ema_length: float | None = None,
 ) -> list[Path]:
-    """Writes `count` images for each prompt and a contact sheet; returns the paths, the sheet last."""
+    """Writes `count` images for each prompt and a contact sheet; returns the paths, the sheet last.
+
+    Those of an average of another length carry it in their names.
+    """
     prompts = [*prompts, *(_read_prompts(prompt_file) if prompt_file else [])]
     if not prompts:
         raise UserError("no prompt: give prompts after the run's folder, or --prompt-file FILE")
-    parts, step = load_run(run, device)
+    average = reconstruction(run, ema_length) if ema_length is not None else None
+    parts, step = load_run(run, device, average)
     size_px = size_px or parts.plan.data.size_px
     unit = parts.tokenizer.stride_px * parts.plan.model.patch
     if size_px % unit:
@@ -39,13 +45,14 @@ def sample_run(
         raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
     repeated = [prompt for prompt in prompts for _ in range(count)]
     images = generate(parts, repeated, settings, seed=seed, size_px=size_px)
-    written = []
+    written, behind = [], f"-ema-{average.length!r}" if average else ""
     for index, (image, prompt) in enumerate(zip(images, repeated, strict=True)):
         details = {"run": str(run), "plan": parts.plan.hash, "step": step, "seed": seed, "index": index}
+        details |= {"ema_length": average.length} if average else {}
         metadata = {"prompt": prompt, "tintype": json.dumps({**details, "size_px": size_px, **plain(settings)})}
-        written.append(out / f"{index:04d}.png")
+        written.append(out / f"{index:04d}{behind}.png")
         save_png(image, written[-1], metadata)
-    sheet = out / "contact-sheet.png"
+    sheet = out / f"contact-sheet{behind}.png"
     save_png(contact_sheet(images), sheet)
     return [*written, sheet]
 

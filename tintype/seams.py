@@ -172,6 +172,16 @@ class Weighting(Protocol):
     def __call__(self, t_B: Tensor) -> Tensor: ...
 
 
+class WeightAverage(Protocol):
+    """Follows the weights that it was built with, in fp32; they are updated in place by the optimizer."""
+
+    def update(self, skipped: Tensor) -> None:
+        """Takes the weights in, unless `skipped` (a scalar on their device) is 1. The host does not wait."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that it is: a checkpoint saves these and restores them in place."""
+
+
 class Router(Protocol):
     """Which tokens go through which blocks. One with parameters is an `nn.Module` too."""
 

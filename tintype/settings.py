@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from tintype.plan import Plan
-    from tintype.seams import CaptionPolicy, Objective, Router, TextEncoder, Tokenizer, Weighting
+    from tintype.seams import CaptionPolicy, Objective, Router, TextEncoder, Tokenizer, WeightAverage, Weighting
     from tintype.train.optim.storage import Storage
 
 
@@ -181,10 +182,30 @@ class PrecisionSettings(Settings):
         return self
 
 
-class EmaSettings(Settings):
+class AverageSettings(Settings):
+    """Settings of a weight average. Those of a fixed decay have no `kind`; all others are a `Part` too."""
+
+    def build(self, weights: Mapping[str, Tensor]) -> WeightAverage:
+        raise NotImplementedError
+
+    def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of the tensors that a checkpoint has of the average, the weights that sampling loads."""
+        return dict(stored)
+
+    def snapshot_due(self, step: int, steps: int) -> bool:
+        """Whether the average is written down for good after this step of so many."""
+        return False
+
+
+class EmaSettings(AverageSettings):
     """A weight average in fp32. `decay` is per update."""
 
     decay: float = Field(0.999, ge=0, lt=1)
+
+    def build(self, weights: Mapping[str, Tensor]) -> WeightAverage:
+        from tintype.train.optim.ema import Ema
+
+        return Ema(self.decay, weights)
 
 
 class RunSettings(Settings):

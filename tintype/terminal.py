@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tintype.evaluation.protocol import Definition
+from tintype.evaluation.ema_curve import Curve, StoppedError, score_lengths
+from tintype.evaluation.protocol import Definition, Protocol
 from tintype.plan import Plan
 from tintype.study.report import findings
 from tintype.study.results import Arm, Comparison, MetricInfo, Results, Trend
@@ -116,6 +117,48 @@ def show_arms(study: Study, console: Console) -> None:
 def _where(arm: ArmPlan | Arm) -> str:
     """Said once for each resolution, beside its baseline."""
     return f"{arm.resolution}\n{arm.tokens:,} tokens" if arm.role == "baseline" else ""
+
+
+def ema_with_progress(
+    run: Path, lengths: Sequence[float], protocol: Protocol, metric: str, console: Console, device: str | None
+) -> tuple[Curve, int]:
+    """Scores the lengths with a progress bar; returns what is known of the curve and the exit code."""
+    curve = Curve(run, lengths, protocol, metric)
+    with watch_signals() as interrupt, _bars(console) as bars:
+        bar = bars.add_task("EMA lengths", total=1, note="")
+
+        def on_step(length: float, share: float) -> None:
+            if interrupt.signal is not None:
+                raise StoppedError
+            bars.update(bar, completed=share, note=f"scoring length {length:g}")
+
+        try:
+            score_lengths(curve, on_step, device)
+        except StoppedError:
+            console.print(
+                f"interrupted: {len(curve.points)} of {len(lengths)} lengths are done; run the same command to go on",
+                highlight=False,
+                soft_wrap=True,
+            )
+    return curve, interrupt.exit_code if interrupt.signal is not None else 0
+
+
+def show_ema_curve(curve: Curve, console: Console) -> None:
+    meaning = curve.meaning
+    table = Table("EMA length", f"{meaning.label} ({meaning.direction} is better)", "± sampling", "residual", "")
+    table.title = escape(f"{curve.run} at step {curve.step}: weight averages")
+    for point in curve.points:
+        best = point is curve.best
+        row = [f"{point.length:g}", _number(point.value(curve.metric)), _number(point.error(curve.metric), ".2g")]
+        note = "best" if best else "" if point.result else "not representable"
+        table.add_row(*row, f"{point.residual:.2%}", note, style="green" if best else None)
+    console.print(table)
+    console.print(
+        "residual: the share of the average's profile that the snapshots miss; ± sampling: one standard error",
+        highlight=False,
+        style="dim",
+        soft_wrap=True,
+    )
 
 
 def show_evaluation(title: str, result: dict[str, Any], meanings: Mapping[str, Definition], console: Console) -> None:

@@ -35,7 +35,7 @@ OFFLINE: dict[str, str] = {
     "perceptual-dino": f"perceptual-dino:source={tiny_dino.FOLDER},size_px={tiny_dino.SIZE_PX}",
 }
 """How a technique is applied here whose default weights come from a hub."""
-TOGETHER = [("repa", "tread"), ("ema", "sprint"), ("repa-burn-in", "sprint")]
+TOGETHER = [("repa", "tread"), ("ema", "sprint"), ("repa-burn-in", "sprint"), ("power-ema", "repa-burn-in")]
 """Pairs that share state with each other: resumed together too."""
 PAIRS = list(itertools.combinations(NAMES, 2))
 
@@ -119,6 +119,7 @@ def test_resume_is_bit_exact_from_every_step(names: tuple[str, ...], tmp_path: P
     for stop in range(1, plan.train.steps):
         _stop_and_go_on(plan, tmp_path / f"stop-{stop}", stop)
         assert _states_equal(tmp_path / "whole", tmp_path / f"stop-{stop}")
+        assert _snapshots(tmp_path / "whole") == _snapshots(tmp_path / f"stop-{stop}")
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
@@ -155,6 +156,10 @@ def _stop_and_go_on(plan: Plan, folder: Path, stop: int) -> None:
 
     assert train(plan, folder, interrupt, at).step == stop
     assert train(plan, folder, Interrupt()).finished
+
+
+def _snapshots(folder: Path) -> dict[str, str]:
+    return {path.parent.name: path.read_text() for path in (folder / "snapshots").glob("*/manifest.json")}
 
 
 def _states_equal(first: Path, second: Path) -> bool:

@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.fault.harness import KILLS
+from tests.fault.harness import KILLS, SNAPSHOT_KILLS
 from tintype.train import fault
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_every_named_point_is_tried() -> None:
-    assert {point for point, _ in KILLS} == set(fault.POINTS)
+    assert {point for point, _ in KILLS + SNAPSHOT_KILLS} == set(fault.POINTS)
     assert len(KILLS) >= 20
 
 
@@ -24,7 +24,7 @@ def test_a_killed_run_ends_bit_identical(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
-    assert len(rows) == len(KILLS)
+    assert len(rows) == len(KILLS) + len(SNAPSHOT_KILLS)
     bad = [row for row in rows if not (row["killed"] and row["resumed"] and row["identical"] and not row["leftovers"])]
     assert not bad
 

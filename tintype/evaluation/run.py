@@ -19,7 +19,7 @@ from tintype.errors import UserError
 from tintype.evaluation.prompts import CAPTIONS, PromptFile, read_prompts
 from tintype.evaluation.protocol import Protocol, Sampling, definitions, numbers_of, refuse_nonfinite, warnings_of
 from tintype.evaluation.reference import chunks, data_reference, held_out
-from tintype.evaluation.samples import Samples, digest, samples_of
+from tintype.evaluation.samples import Samples, digest, samples_of, step_name
 from tintype.images import save_png
 from tintype.metrics import clip_score, scene_accuracy, throughput, validation
 from tintype.metrics.feature_metrics import FEATURE_METRICS
@@ -32,6 +32,7 @@ from tintype.train import checkpoint
 from tintype.train.folder import RunFolder, write_json
 from tintype.train.load import load_run
 from tintype.train.parts import Parts, choose_device
+from tintype.train.reconstruct import Reconstruction
 from tintype.vision.encoders import EncoderPart, feature_matrix, forget_encoders, scene_features
 from tintype.vision.scene_encoder import SceneReading
 
@@ -66,21 +67,26 @@ def evaluate(
     protocol: Protocol,
     on_step: Callable[[int, int], None] = lambda done, total: None,
     device: str | None = None,
+    average: Reconstruction | None = None,
 ) -> dict[str, Any]:
-    """The evaluation of a run's newest checkpoint. Images are made once; `on_step` is told the progress."""
-    whole = checkpoint.newest_whole_step(RunFolder(path).checkpoints)
-    if whole is not None and (stored := result_file(path, protocol, whole)).exists():
+    """The evaluation of a run's newest checkpoint, or of an average made of its snapshots.
+
+    Images are made once; `on_step` is told the progress.
+    """
+    name = average.name if average else ""
+    whole = average.step if average else checkpoint.newest_whole_step(RunFolder(path).checkpoints)
+    if whole is not None and (stored := result_file(path, protocol, whole, name)).exists():
         result = read_result(stored)
         if _read_by(result, protocol, choose_device(device or plan_from_folder(path).run.device)):
             return result
-    parts, step = load_run(path, device)
-    stored = result_file(path, protocol, step)
+    parts, step = load_run(path, device, average)
+    stored = result_file(path, protocol, step, name)
     try:
         stored.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {stored.parent}: {error.strerror}") from None
     began = time.perf_counter()
-    samples = [_samples(path, step, parts.plan.data, protocol, sampling) for sampling in protocol.conditions]
+    samples = [_samples(path, step, parts.plan.data, protocol, sampling, name) for sampling in protocol.conditions]
     count = _progress(protocol, samples, on_step)
     for one in samples:
         one.make(parts, count)
@@ -92,7 +98,8 @@ def evaluate(
     result = {
         "format": FORMAT,
         "step": step,
-        "weights": "average" if parts.plan.ema else "raw",
+        "weights": average.words if average else "average" if parts.plan.ema else "raw",
+        **({"ema": {"length": average.length, "residual": average.residual}} if average else {}),
         "protocol": plain(protocol),
         "protocol_hash": protocol.hash,
         "encoders": card.encoders,
@@ -123,8 +130,8 @@ def _about(settings: EncoderPart, encoder: Encoder) -> dict[str, str]:
     return {**about, "text": cast(TextImageEncoder, encoder).text_identity} if settings.reads_text else about
 
 
-def result_file(path: Path, protocol: Protocol, step: int) -> Path:
-    return path / "evaluation" / f"{protocol.hash}-step-{step:09d}" / "result.json"
+def result_file(path: Path, protocol: Protocol, step: int, weights: str = "") -> Path:
+    return path / "evaluation" / f"{protocol.hash}-{step_name(step, weights)}" / "result.json"
 
 
 def read_result(file: Path) -> dict[str, Any]:
@@ -134,9 +141,11 @@ def read_result(file: Path) -> dict[str, Any]:
     return result
 
 
-def _samples(path: Path, step: int, data: DataSettings, protocol: Protocol, sampling: Sampling) -> Samples:
+def _samples(
+    path: Path, step: int, data: DataSettings, protocol: Protocol, sampling: Sampling, weights: str
+) -> Samples:
     prompts = sampling_prompts(data, protocol, sampling)
-    return samples_of(path / "evaluation" / "samples", step, sampling, prompts, protocol.seed, data.size_px)
+    return samples_of(path / "evaluation" / "samples", step, sampling, prompts, protocol.seed, data.size_px, weights)
 
 
 def sampling_prompts(data: DataSettings, protocol: Protocol, sampling: Sampling) -> Sequence[str]:

@@ -75,10 +75,20 @@ class Samples:
         return torch.cat(list(self.shards()))
 
 
-def samples_of(folder: Path, step: int, sampling: Sampling, prompts: Sequence[str], seed: int, size_px: int) -> Samples:
-    """The samples of a run's step under a condition; `folder` holds those of all conditions."""
-    name = f"{samples_hash(sampling, seed, size_px)}-step-{step:09d}"
+def samples_of(
+    folder: Path, step: int, sampling: Sampling, prompts: Sequence[str], seed: int, size_px: int, weights: str = ""
+) -> Samples:
+    """The samples of a run's step under a condition; `folder` holds those of all conditions.
+
+    `weights` names those that are not the run's usual ones.
+    """
+    name = f"{samples_hash(sampling, seed, size_px)}-{step_name(step, weights)}"
     return Samples(folder / name, sampling, tuple(prompts), seed, size_px)
+
+
+def step_name(step: int, weights: str = "") -> str:
+    """Stands in the names of all that is made with a run's weights."""
+    return f"step-{step:09d}-{weights}" if weights else f"step-{step:09d}"
 
 
 def samples_hash(sampling: Sampling, seed: int, size_px: int) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tintype.train.state import TrainState
 
 FORMAT = 1
 _TENSORS, _SCALARS, _MANIFEST = "state.safetensors", "state.json", "manifest.json"
+_WRITING = ".writing-"
 
 
 class DamagedError(Exception):
@@ -33,27 +34,35 @@ class DamagedError(Exception):
 
 def save(folder: Path, state: TrainState, keep: int) -> Path:
     """Commits the state as `folder/step-N` and prunes all but the newest `keep`."""
-    fault.point("save.begin")
-    target = folder_of(folder, state.step)
-    temporary = folder / f".writing-{target.name}"
+    target = commit(folder, state.step, state.tensors(), state.scalars(), what="checkpoint", stage="save")
+    fault.point("save.prune")
+    for step in steps(folder)[:-keep]:
+        shutil.rmtree(folder_of(folder, step), ignore_errors=True)  # what stays is pruned by the next save
+    return target
+
+
+def commit(
+    folder: Path, step: int, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any], *, what: str, stage: str
+) -> Path:
+    """Writes `folder/step-N` whole or not at all. `what` is its name in messages, `stage` that of its fault points."""
+    fault.point(f"{stage}.begin")
+    target = folder_of(folder, step)
+    temporary = folder / f"{_WRITING}{target.name}"
     try:
         remove_leftovers(folder)
         temporary.mkdir(parents=True)
-        _write_files(temporary, state)
-        fault.point("save.rename")
+        _write_files(temporary, tensors, scalars, stage)
+        fault.point(f"{stage}.rename")
         temporary.rename(target)
         _flush(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         kept = steps(folder)
-        intact = f"the checkpoint of step {kept[-1]} is intact" if kept else "no checkpoint was written before"
+        intact = f"the {what} of step {kept[-1]} is intact" if kept else f"no {what} was written before"
         raise UserError(
-            f"cannot write the checkpoint of step {state.step} to {folder}: {error}; {intact}. "
+            f"cannot write the {what} of step {step} to {folder}: {error}; {intact}. "
             "Make room or mend the permissions, then run the same command again to go on"
         ) from error
-    fault.point("save.prune")
-    for step in steps(folder)[:-keep]:
-        shutil.rmtree(folder_of(folder, step), ignore_errors=True)  # what stays is pruned by the next save
     return target
 
 
@@ -79,10 +88,26 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def verify(path: Path) -> dict[str, Any]:
     """What `state.json` holds, after all checksums were found right."""
+    return _verify(path, (_TENSORS, _SCALARS))[0]
+
+
+def describe(path: Path) -> tuple[dict[str, Any], str]:
+    """The verified scalars, and the SHA-256 that the tensors should have: quick, since they are not read."""
+    stored, wanted = _verify(path, (_SCALARS,))
+    return stored["scalars"], wanted[_TENSORS]
+
+
+def tensors_file(path: Path) -> Path:
+    return path / _TENSORS
+
+
+def _verify(path: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What `state.json` and the manifest hold, after the checksums of the named files were found right."""
     try:
-        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
-        wanted = manifest["sha256"]
-        for name in (_TENSORS, _SCALARS):
+        wanted: dict[str, str] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))["sha256"]
+        if set(wanted) != {_TENSORS, _SCALARS}:
+            raise DamagedError(f"{_MANIFEST} does not name the files")
+        for name in names:
             if _digest(path / name) != wanted[name]:
                 raise DamagedError(f"{name} does not match its checksum")
         stored: dict[str, Any] = json.loads((path / _SCALARS).read_text(encoding="utf-8"))
@@ -92,7 +117,7 @@ def verify(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} was written in format {stored['format']}; this version of tintype reads format {FORMAT}"
         )
-    return stored
+    return stored, wanted
 
 
 def steps(folder: Path) -> list[int]:
@@ -111,21 +136,29 @@ def newest_whole_step(folder: Path) -> int | None:
 
 def remove_leftovers(folder: Path) -> None:
     """Removes what a process that died while saving left behind."""
-    for leftover in folder.glob(".writing-*"):
+    for leftover in folder.glob(f"{_WRITING}*"):
         shutil.rmtree(leftover)
+
+
+def remove_after(folder: Path, step: int) -> None:
+    """Removes what was written of later steps. Each goes at once: what is half removed is a leftover."""
+    remove_leftovers(folder)
+    for later in [one for one in steps(folder) if one > step]:
+        path = folder_of(folder, later)
+        path.rename(path.with_name(f"{_WRITING}{path.name}"))
+    remove_leftovers(folder)
 
 
 def folder_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:09d}"
 
 
-def _write_files(temporary: Path, state: TrainState) -> None:
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors().items()}
-    save_file(tensors, temporary / _TENSORS)
-    fault.point("save.state")
-    _write_json(temporary / _SCALARS, {"format": FORMAT, "scalars": state.scalars()})
+def _write_files(temporary: Path, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any], stage: str) -> None:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary / _TENSORS)
+    fault.point(f"{stage}.state")
+    _write_json(temporary / _SCALARS, {"format": FORMAT, "scalars": dict(scalars)})
     digests = {name: _digest(temporary / name) for name in (_TENSORS, _SCALARS)}
-    fault.point("save.manifest")
+    fault.point(f"{stage}.manifest")
     _write_json(temporary / _MANIFEST, {"sha256": digests})
     for name in (_TENSORS, _SCALARS, _MANIFEST):
         _flush(temporary / name)

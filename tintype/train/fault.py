@@ -15,6 +15,10 @@ POINTS = (
     "save.manifest",
     "save.rename",
     "save.prune",
+    "snapshot.begin",
+    "snapshot.state",
+    "snapshot.manifest",
+    "snapshot.rename",
 )
 
 _armed: dict[str, Callable[[], None]] = {}

@@ -30,6 +30,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
+        self.snapshots = path / "snapshots"
         self.metrics_file = path / "metrics.jsonl"
         self.events_file = path / "events.jsonl"
         self.loaded_file = path / "loaded.json"

@@ -13,24 +13,39 @@ from tintype.plan import Plan, plan_from_folder
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.parts import LOSSES, Parts, build_parts
+from tintype.train.reconstruct import Reconstruction
 
 
-def load_run(path: Path, device: str | None = None) -> tuple[Parts, int]:
-    """The parts of a run with its newest good weights (the average, if it keeps one), and their step."""
-    if (path / "study.yaml").is_file():
-        raise UserError(f"{path} is a study; its runs are the folders in {path / 'runs'}")
+def load_run(path: Path, device: str | None = None, average: Reconstruction | None = None) -> tuple[Parts, int]:
+    """The parts of a run with its newest good weights (its average, if it keeps one), and their step.
+
+    Of several averages it is that of the first length; `average` is any other, made of the run's snapshots.
+    """
     plan = plan_from_folder(path)
     if device is not None:
         plan = Plan(**{**dict(plan), "run": plan.run.model_copy(update={"device": device})})
     tensors, scalars = _newest_good(path)
     parts = build_parts(plan, training=False)
     weights = {name.removeprefix("modules/"): t for name, t in tensors.items() if name.startswith("modules/")}
-    weights |= {name.removeprefix("ema/"): t for name, t in tensors.items() if name.startswith("ema/")}
+    stored = {name.removeprefix("ema/"): t for name, t in tensors.items() if name.startswith("ema/")}
+    if average is not None:
+        weights |= _all_parameters(parts, average)
+    elif plan.ema is not None:
+        weights |= plan.ema.sampled(stored)
     weights = {name: tensor for name, tensor in weights.items() if not name.startswith(LOSSES)}
     parts.modules.load_state_dict(weights)
     parts.modules.eval()
-    step = int(scalars["step"])
+    step = int(scalars["step"]) if average is None else average.step
     return replace(parts, trained_steps=step), step
+
+
+def _all_parameters(parts: Parts, average: Reconstruction) -> dict[str, Tensor]:
+    """The average's weights: every parameter, or some would silently not be averaged."""
+    weights = average.weights()
+    different = set(weights) ^ {name for name, _ in parts.modules.named_parameters()}
+    if different:
+        raise UserError(f"the snapshots do not fit this plan and version: {sorted(different)[:3]}")
+    return weights
 
 
 def _newest_good(path: Path) -> tuple[dict[str, Tensor], dict[str, int]]:

@@ -15,6 +15,7 @@ from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.parts import Parts, build_parts, exact_fp32
 from tintype.train.prepare import prepare_images
+from tintype.train.snapshots import take_snapshot
 from tintype.train.state import StateMismatchError, TrainState, new_state
 from tintype.train.update import StepResult, update
 from tintype.train.window import window_line
@@ -67,7 +68,7 @@ def train(
 
 
 def resume(folder: RunFolder, state: TrainState) -> None:
-    """Restores the newest good checkpoint, if any, and cuts the logs back to it."""
+    """Restores the newest good checkpoint, if any, and cuts the logs and snapshots back to it."""
 
     def on_damage(moved_to: Path, reason: str) -> None:
         folder.log_event("damaged-checkpoint", 0, moved_to=str(moved_to), reason=reason)
@@ -77,6 +78,7 @@ def resume(folder: RunFolder, state: TrainState) -> None:
     except StateMismatchError as error:
         raise UserError(f"the checkpoint in {folder.checkpoints} does not fit this plan and version: {error}") from None
     folder.forget_after(state.step)
+    checkpoint.remove_after(folder.snapshots, state.step)
 
 
 def _run(
@@ -101,6 +103,7 @@ def _run(
                     _check_finite(folder, plan, state, window[-2])
                 _release(folder, parts, state.step)
                 fault.point("step.done")
+                take_snapshot(folder.snapshots, plan, state)  # before the checkpoint, which vouches for it
             saving = not working or state.step % run.save_every_steps == 0 or state.step == steps
             if window and (saving or state.step % run.log_every_steps == 0):
                 _check_finite(folder, plan, state, window[-1])

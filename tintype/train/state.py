@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tintype.train.optim.ema import Ema
+from tintype.seams import WeightAverage
 from tintype.train.optim.storage import Storage
 from tintype.train.parts import LOSSES, Parts
 
@@ -26,7 +26,7 @@ class StateMismatchError(Exception):
 class TrainState:
     modules: nn.ModuleDict
     optimizer: torch.optim.Optimizer
-    ema: Ema | None
+    ema: WeightAverage | None
     step: int = 0
     images_seen: int = 0
     skips_in_a_row: int = 0
@@ -37,7 +37,7 @@ class TrainState:
         for index, slots in self.optimizer.state_dict()["state"].items():
             flat |= {f"optimizer/{names[index]}/{slot}": torch.as_tensor(value) for slot, value in slots.items()}
         if self.ema:
-            flat |= {f"ema/{name}": tensor for name, tensor in self.ema.average.items()}
+            flat |= {f"ema/{name}": tensor for name, tensor in self.ema.tensors().items()}
         return flat
 
     def scalars(self) -> dict[str, int]:
@@ -50,13 +50,13 @@ class TrainState:
             groups.setdefault(room, {})[rest] = tensor
         _same_names("the state", groups, ("modules", "optimizer", "ema"))
         _same_names("modules", groups["modules"], self.modules.state_dict())
-        _same_names("the weight average", groups["ema"], self.ema.average if self.ema else ())
+        _same_names("the weight average", groups["ema"], self.ema.tensors() if self.ema else ())
         _same_names("the counters", scalars, self.scalars())
         self._load_optimizer(groups["optimizer"])
         self.modules.load_state_dict(groups["modules"])
         if self.ema:
-            for name, tensor in groups["ema"].items():
-                self.ema.average[name].copy_(tensor)
+            for name, tensor in self.ema.tensors().items():
+                tensor.copy_(groups["ema"][name])
         self.step, self.images_seen = int(scalars["step"]), int(scalars["images_seen"])
         self.skips_in_a_row = int(scalars["skips_in_a_row"])
 
@@ -92,7 +92,7 @@ def new_state(parts: Parts) -> TrainState:
     optimizer = parts.plan.optimizer.build(parts.modules.named_parameters(), storage)
     for group in optimizer.param_groups:
         group["base_lr"] = group["lr"]
-    ema = Ema(parts.plan.ema.decay, dict(parts.modules.named_parameters())) if parts.plan.ema else None
+    ema = parts.plan.ema.build(dict(parts.modules.named_parameters())) if parts.plan.ema else None
     return TrainState(parts.modules, optimizer, ema)
 
 

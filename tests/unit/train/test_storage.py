@@ -16,6 +16,7 @@ from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import Progress, train
 from tintype.train.optim.adamw import AdamWSettings
+from tintype.train.optim.ema import Ema
 from tintype.train.optim.muon import MuonSettings
 from tintype.train.optim.storage import Rounding, Storage, round_stochastically
 from tintype.train.parts import LOSSES, build_parts
@@ -128,7 +129,7 @@ def test_everything_trained_is_in_bf16_but_losses_and_averages() -> None:
     assert {dtype for name, dtype in kinds.items() if name.startswith(LOSSES)} == {torch.float32}
     assert {dtype for name, dtype in kinds.items() if not name.startswith(LOSSES)} == {torch.bfloat16}
     state = new_state(parts)
-    assert state.ema is not None and {tensor.dtype for tensor in state.ema.average.values()} == {torch.float32}
+    assert isinstance(state.ema, Ema) and {tensor.dtype for tensor in state.ema.average.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize("technique", ["bf16-storage:rounding=stochastic", "bf16-storage:rounding=kahan"])

@@ -16,6 +16,9 @@ class Ema:
         self.average = {name: weight.detach().to(torch.float32, copy=True) for name, weight in weights.items()}
         self._weights = [weight.detach() for weight in weights.values()]
 
+    def tensors(self) -> dict[str, Tensor]:
+        return self.average
+
     @torch.no_grad()
     def update(self, skipped: Tensor) -> None:
         """Moves the average towards the weights, unless `skipped` (a scalar on their device) is 1."""

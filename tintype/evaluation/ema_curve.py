@@ -1,0 +1,116 @@
+"""A metric over the length of the weight average: each length of one run is scored by the same protocol.
+
+Every score is kept in the run's folder as any other evaluation is: what was interrupted goes on with the next length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tintype.errors import UserError
+from tintype.evaluation.protocol import Definition, Protocol, definitions
+from tintype.evaluation.run import evaluate
+from tintype.strict import nearest
+from tintype.train.reconstruct import MOST_RESIDUAL, Reconstruction, reconstruction, try_reconstruction
+
+
+class StoppedError(Exception):
+    """Scoring was asked to stop."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A length, what the snapshots miss of its profile, and its evaluation, if that is little enough."""
+
+    length: float
+    residual: float
+    result: dict[str, Any] | None
+
+    def value(self, metric: str) -> float | None:
+        return self.result["metrics"][metric] if self.result else None
+
+    def error(self, metric: str) -> float | None:
+        return self.result["errors"].get(metric) if self.result else None
+
+
+@dataclass
+class Curve:
+    """The points as they come in."""
+
+    run: Path
+    lengths: Sequence[float]
+    protocol: Protocol
+    metric: str
+    points: list[Point] = field(default_factory=list)
+    step: int = 0
+
+    @property
+    def meaning(self) -> Definition:
+        return definitions(self.protocol)[self.metric]
+
+    @property
+    def best(self) -> Point | None:
+        sign = 1 if self.meaning.direction == "higher" else -1
+        scored = [(value, point) for point in self.points if (value := point.value(self.metric)) is not None]
+        return max(scored, key=lambda pair: sign * pair[0])[1] if scored else None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "run": str(self.run),
+            "step": self.step,
+            "metric": self.metric,
+            "direction": self.meaning.direction,
+            "best": self.best.length if self.best else None,
+            "finished": len(self.points) == len(self.lengths),
+            "protocol_hash": self.protocol.hash,
+            "points": [
+                {
+                    "length": point.length,
+                    "residual": point.residual,
+                    "value": point.value(self.metric),
+                    "error": point.error(self.metric),
+                    "metrics": point.result["metrics"] if point.result else None,
+                }
+                for point in self.points
+            ],
+        }
+
+
+def score_lengths(curve: Curve, on_step: Callable[[float, float], None], device: str | None = None) -> None:
+    """Scores each length that the snapshots can represent. `on_step` is told the length and the share that is done.
+
+    All lengths are looked at before the first is scored.
+    """
+    found = [try_reconstruction(curve.run, length) for length in curve.lengths]
+    curve.step = found[0].step
+    if all(one.residual > MOST_RESIDUAL for one in found):
+        nearest_one = min(found, key=lambda one: one.residual)
+        reconstruction(curve.run, nearest_one.length)  # says why not
+    for index, average in enumerate(found):
+
+        def tell(done: int, total: int, index: int = index, average: Reconstruction = average) -> None:
+            on_step(average.length, (index + done / max(1, total)) / len(found))
+
+        tell(0, 1)
+        usable = average.residual <= MOST_RESIDUAL
+        result = evaluate(curve.run, curve.protocol, tell, device, average) if usable else None
+        curve.points.append(Point(average.length, average.residual, result))
+
+
+def check_metric(protocol: Protocol, name: str | None) -> str:
+    """The metric's name, or that of the most important one."""
+    names = list(definitions(protocol))
+    if name is not None and name not in names:
+        raise UserError(f"--metric {name}: the protocol does not measure it; {nearest(name, names)}")
+    return name or names[0]
+
+
+def read_lengths(text: str) -> list[float]:
+    """`0.05,0.1` as numbers, each once."""
+    try:
+        return list(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError:
+        raise UserError(f"--lengths {text}: write it as --lengths 0.05,0.1,0.15") from None

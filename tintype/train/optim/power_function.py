@@ -1,0 +1,93 @@
+"""The mathematics of power-function averages (EDM2, arXiv 2312.02696, section 3), in float64.
+
+After T updates the average weighs the weights of update t by the profile p(t) = (γ + 1) t^γ / T^(γ + 1) on [0, T]. Its
+standard deviation is the same share of T at every T: the average's *length*,
+
+    length² = (γ + 1) / ((γ + 2)² (γ + 3)).
+
+The update (1 - 1/t)^(γ + 1) makes this exact, not only in the limit: the weights of update k have the weight
+(k^(γ + 1) - (k - 1)^(γ + 1)) / T^(γ + 1), which is p's integral over [k - 1, k].
+
+A profile of another length is fitted by those that were stored: least squares in L2, where every product is known in
+closed form.
+
+P: stored profiles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+LONGEST = 1 / math.sqrt(12)
+"""The length of the plain mean (γ = 0). Beyond it early weights would count more than late ones."""
+
+
+@lru_cache(maxsize=256)
+def exponent(length: float) -> float:
+    """γ: the largest real root of γ³ + 7γ² + (16 - s⁻²)γ + (12 - s⁻²) = 0, for a length s below LONGEST.
+
+    Only the last coefficients are negative, so there is one positive root; it lies below 1/s.
+    """
+    if not 0 < length < LONGEST:
+        raise ValueError(f"the length of an average lies between 0 and {LONGEST:.4f}, the plain mean; found {length:g}")
+    inverse = length**-2
+    root = brentq(lambda g: ((g + 7) * g + 16 - inverse) * g + 12 - inverse, 0.0, 1 / length, xtol=1e-14, rtol=1e-15)
+    return float(root)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What an average of this length has of the past, after `updates` updates."""
+
+    length: float
+    updates: int
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The weights with which stored profiles make another, and what is left: the share of its norm that is missed."""
+
+    weights: tuple[float, ...]
+    residual: float
+
+
+def fit(stored: Sequence[Profile], wanted: Profile) -> Mixture:
+    """The least-squares fit, with weights that sum to one. A profile that is stored is returned as it is."""
+    if wanted in stored:
+        first = stored.index(wanted)
+        return Mixture(tuple(float(index == first) for index in range(len(stored))), 0.0)
+    product_PP = products(stored, stored)
+    product_P = products(stored, [wanted])[:, 0]
+    norm_P = np.sqrt(np.diagonal(product_PP))
+    cosine_PP = product_PP / np.outer(norm_P, norm_P)
+    # A profile that is stored twice, since all steps between were skipped, makes this singular.
+    scaled_P = np.linalg.lstsq(cosine_PP, product_P / norm_P, rcond=None)[0]
+    weight_P = scaled_P / norm_P
+    weight_P = weight_P / weight_P.sum()
+    whole = float(products([wanted], [wanted])[0, 0])
+    missed = whole - 2 * weight_P @ product_P + weight_P @ product_PP @ weight_P
+    return Mixture(tuple(weight_P.tolist()), math.sqrt(max(0.0, float(missed)) / whole))
+
+
+def products(first: Sequence[Profile], second: Sequence[Profile]) -> NDArray[np.float64]:
+    """∫ p q dt for each pair: (γ + 1)(δ + 1) / (γ + δ + 1) · (T / U)^δ / U, where p, with γ, ends first (T ≤ U)."""
+    gamma, end = (column[:, None] for column in _columns(first))
+    delta, last = (column[None, :] for column in _columns(second))
+    earlier, later = np.minimum(end, last), np.maximum(end, last)
+    of_later = np.where(end <= last, delta, gamma)
+    product: NDArray[np.float64] = (
+        (gamma + 1) * (delta + 1) / (gamma + delta + 1) * (earlier / later) ** of_later / later
+    )
+    return product
+
+
+def _columns(profiles: Sequence[Profile]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    gammas = np.array([exponent(profile.length) for profile in profiles], dtype=np.float64)
+    return gammas, np.array([profile.updates for profile in profiles], dtype=np.float64)
