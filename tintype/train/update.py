@@ -153,6 +153,8 @@ def _clip(state: TrainState, plan: Plan) -> Tensor:
     """Clips the global norm and returns what it was before."""
     most = plan.train.clip_norm if plan.train.clip_norm is not None else math.inf
     parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
+    if plan.precision.storage == "fp32":
+        return torch.nn.utils.clip_grad_norm_(parameters, most)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)))
     torch._foreach_mul_(gradients, torch.clamp(most / (norm + 1e-6), max=1.0))

@@ -21,6 +21,7 @@ from tintype.train.optim.muon import MuonSettings
 from tintype.train.optim.storage import Rounding, Storage, round_stochastically
 from tintype.train.parts import LOSSES, build_parts
 from tintype.train.state import new_state
+from tintype.train.update import _clip
 
 ADAMW = AdamWSettings(lr=1e-4, eps=1e-8)
 MUON = MuonSettings(lr=1e-4, matrices=("w",), adamw=ADAMW, compute="fp32")
@@ -173,3 +174,15 @@ def test_an_average_is_sampled_from_in_fp32(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused(assignments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         tiny_plan(*assignments)
+
+
+def test_gradients_in_bf16_are_clipped_by_a_norm_in_fp32() -> None:
+    plan = tiny_plan("train.clip_norm=0.5", techniques=["bf16-storage"])
+    state = new_state(build_parts(plan))
+    for index, parameter in enumerate(state.modules.parameters()):
+        parameter.grad = torch.randn(parameter.shape, generator=generator(index)).to(parameter.dtype)
+    exact = torch.cat([p.grad.flatten().double() for p in state.modules.parameters() if p.grad is not None]).norm()
+    found = _clip(state, plan)
+    assert found.dtype == torch.float32 and float(found) == pytest.approx(float(exact), rel=1e-5)
+    left = torch.cat([p.grad.flatten().double() for p in state.modules.parameters() if p.grad is not None]).norm()
+    assert float(left) == pytest.approx(0.5, rel=1e-2)

@@ -26,10 +26,20 @@ class AdamWSettings(OptimizerPart):
     weight_decay: float = Field(0.0, ge=0)
 
     def build(self, named: Iterable[tuple[str, torch.nn.Parameter]], storage: Storage = EXACT) -> torch.optim.Optimizer:
-        return AdamW(self, [parameter for _, parameter in named], storage)
+        parameters = [parameter for _, parameter in named]
+        if storage.rounding != "nearest":
+            return RoundedAdamW(self, parameters, storage)
+        return torch.optim.AdamW(
+            parameters,
+            lr=self.lr,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            fused=True,
+        )
 
 
-class AdamW(torch.optim.Optimizer):
+class RoundedAdamW(torch.optim.Optimizer):
     """The moments are stored in the type of their weights. Where `found_inf` is 1 nothing moves."""
 
     found_inf: Tensor | None = None
