@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.train import checkpoint
+from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
@@ -21,7 +22,7 @@ from tintype.train.optim.muon import MuonSettings
 from tintype.train.optim.storage import Rounding, Storage, round_stochastically
 from tintype.train.parts import LOSSES, build_parts
 from tintype.train.state import new_state
-from tintype.train.update import _clip
+from tintype.train.update import _clip, update
 
 ADAMW = AdamWSettings(lr=1e-4, eps=1e-8)
 MUON = MuonSettings(lr=1e-4, matrices=("w",), adamw=ADAMW, compute="fp32")
@@ -186,3 +187,22 @@ def test_gradients_in_bf16_are_clipped_by_a_norm_in_fp32() -> None:
     assert found.dtype == torch.float32 and float(found) == pytest.approx(float(exact), rel=1e-5)
     left = torch.cat([p.grad.flatten().double() for p in state.modules.parameters() if p.grad is not None]).norm()
     assert float(left) == pytest.approx(0.5, rel=1e-2)
+
+
+def test_a_skipped_step_leaves_a_weight_that_lies_between_two_numbers() -> None:
+    """Opened and closed again it would be rounded to its even neighbour."""
+    weight = torch.tensor([1 + 2.0**-7]).bfloat16()
+    state = {"compensation": torch.tensor([2.0**-8]).bfloat16()}
+    before = [weight.clone(), state["compensation"].clone()]
+    storage = Storage("kahan")
+    storage.close([weight], storage.open([weight], [state]), [state], None, torch.ones(()))
+    assert torch.equal(weight, before[0]) and torch.equal(state["compensation"], before[1])
+
+
+def test_every_update_has_its_own_draws() -> None:
+    parts = build_parts(tiny_plan(techniques=["bf16-storage:rounding=stochastic"]))
+    state, numbers = new_state(parts), []
+    for _ in range(3):
+        update(parts, state, Clock(parts.device))
+        numbers.append(state.optimizer.update_number)  # type: ignore[attr-defined]
+    assert numbers == [0, 1, 2]
