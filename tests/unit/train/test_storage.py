@@ -190,9 +190,9 @@ def test_gradients_in_bf16_are_clipped_by_a_norm_in_fp32() -> None:
 
 
 def test_a_skipped_step_leaves_a_weight_that_lies_between_two_numbers() -> None:
-    """Opened and closed again it would be rounded to its even neighbour."""
-    weight = torch.tensor([1 + 2.0**-7]).bfloat16()
-    state = {"compensation": torch.tensor([2.0**-8]).bfloat16()}
+    """Opened and closed again the first would be rounded to its even neighbour, and the second's rest cut short."""
+    weight = torch.tensor([1 + 2.0**-7, 1.0]).bfloat16()
+    state = {"compensation": torch.tensor([2.0**-8, 2.0**-18 * (1 + 2.0**-7)]).bfloat16()}
     before = [weight.clone(), state["compensation"].clone()]
     storage = Storage("kahan")
     storage.close([weight], storage.open([weight], [state]), [state], None, torch.ones(()))
