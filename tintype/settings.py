@@ -33,6 +33,11 @@ class Part(Settings):
     kind: str
 
 
+def kind_alone(value: Any) -> Any:
+    """`scenes` is short for `{kind: scenes}`."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
 class CaptionsPart(Part):
     dropout: float = Field(0.1, ge=0, le=1, description="Share of samples that read the null caption, for guidance")
 

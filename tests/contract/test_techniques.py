@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests import tiny_dino
+from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.plan import Plan, apply_techniques, diff, plan_from_yaml
@@ -19,7 +20,7 @@ from tintype.train import checkpoint
 from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
-from tintype.train.loop import Progress, train
+from tintype.train.loop import train
 from tintype.train.parts import Parts, build_parts
 from tintype.train.state import new_state
 from tintype.train.update import update
@@ -117,7 +118,7 @@ def test_resume_is_bit_exact_from_every_step(names: tuple[str, ...], tmp_path: P
     plan = with_technique(*names).model_copy(update={"run": tiny_plan("run.save_every_steps=1").run})
     train(plan, tmp_path / "whole", Interrupt())
     for stop in range(1, plan.train.steps):
-        _stop_and_go_on(plan, tmp_path / f"stop-{stop}", stop)
+        stop_and_go_on(plan, tmp_path / f"stop-{stop}", stop)
         assert _states_equal(tmp_path / "whole", tmp_path / f"stop-{stop}")
         assert _snapshots(tmp_path / "whole") == _snapshots(tmp_path / f"stop-{stop}")
 
@@ -145,17 +146,6 @@ def test_two_techniques_of_one_seam_are_refused_by_name() -> None:
 
 def _parameter_names(parts: Parts) -> set[str]:
     return {name for name, _ in parts.modules.named_parameters()}
-
-
-def _stop_and_go_on(plan: Plan, folder: Path, stop: int) -> None:
-    interrupt = Interrupt()
-
-    def at(progress: Progress) -> None:
-        if progress.step == stop:
-            interrupt.signal = 15
-
-    assert train(plan, folder, interrupt, at).step == stop
-    assert train(plan, folder, Interrupt()).finished
 
 
 def _snapshots(folder: Path) -> dict[str, str]:

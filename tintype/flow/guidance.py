@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
 from tintype.seams import VelocityFn
-from tintype.settings import Part
+from tintype.settings import Part, kind_alone
 
 PairFn = Callable[[Tensor, float], tuple[Tensor, Tensor]]
 """(x_t_BCHW, t) -> the strong and the weak velocity."""
@@ -102,9 +102,8 @@ class PathDropSettings(GuidancePart):
 
 
 def _with_kind(value: Any) -> Any:
-    """A kind alone, or settings without a kind, which are classifier-free guidance's."""
-    if isinstance(value, str):
-        return {"kind": value}
+    """Settings without a kind are classifier-free guidance's."""
+    value = kind_alone(value)
     return {"kind": "classifier-free", **value} if isinstance(value, dict) else value
 
 

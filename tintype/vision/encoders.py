@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import BeforeValidator, Field
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.seams import Encoder
-from tintype.settings import Part
+from tintype.settings import Part, kind_alone
 from tintype.vision import hub, inception, lpips, towers
 from tintype.vision.frozen import Arithmetic, encode_filled, frozen_arithmetic
 from tintype.vision.preprocess import check_bytes
@@ -191,11 +191,6 @@ class Dinov3Settings(_HubPart):
 
     def _make(self, device: torch.device) -> Encoder:
         return towers.dinov3(self.title, self._checkpoint(self.source), self.size_px, device)
-
-
-def kind_alone(value: Any) -> Any:
-    """`scenes` is short for `{kind: scenes}`."""
-    return {"kind": value} if isinstance(value, str) else value
 
 
 EncoderChoice = Annotated[

@@ -20,9 +20,8 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
 from tintype.errors import UserError
-from tintype.settings import Part
+from tintype.settings import Part, kind_alone
 from tintype.vision import hub, lpips
-from tintype.vision.encoders import kind_alone
 from tintype.vision.frozen import Arithmetic, FrozenEncoder, encode_filled, frozen_arithmetic
 from tintype.vision.preprocess import Preparation, Resampling, Stretch, check_bytes, resize
 from tintype.vision.scene_encoder import FEATURES, INPUT_PX, load_scene_encoder, prepared, scene_encoder_record

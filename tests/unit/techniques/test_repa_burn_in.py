@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from tests.stopping import train_to
 from tests.tiny import tiny_plan
 from tests.tiny_clip import write
 from tests.tiny_dino import dino_model
@@ -91,13 +92,7 @@ def test_a_run_resumed_after_the_stop_never_loads_the_teacher(tmp_path: Path) ->
     folder = write(tmp_path / "dino", dino_model())
     plan = plan_of(folder)
     for stop in (2, 4):
-        interrupt = Interrupt()
-
-        def at(progress: Progress, stop: int = stop, interrupt: Interrupt = interrupt) -> None:
-            if progress.step == stop:
-                interrupt.signal = 15
-
-        assert train(plan, tmp_path / f"stop-{stop}", interrupt, at).step == stop
+        train_to(plan, tmp_path / f"stop-{stop}", stop)
     (folder / "model.safetensors").unlink()
     assert train(plan, tmp_path / "stop-4", Interrupt()).finished
     with pytest.raises(UserError, match=r"no \.safetensors file"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.metrics.validation import velocity_errors
@@ -19,7 +20,7 @@ from tintype.techniques.sprint import Sprint, SprintSettings, grouped_kept
 from tintype.train.clock import Clock
 from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
-from tintype.train.loop import Progress, train
+from tintype.train.loop import train
 from tintype.train.parts import Parts, build_parts
 from tintype.train.update import micro_batch_losses
 
@@ -274,10 +275,4 @@ def test_a_route_that_begins_late_resumes(tmp_path: Path) -> None:
     """Before it the learned mask has no gradient, and the optimizer nothing to restore for it."""
     schedule = "schedule: {kind: until, start: 4, end: 6}"
     plan = tiny_plan(f"route={{kind: sprint, share: 0.75, first: 2, last: 2, mask: learned, path_drop: 0, {schedule}}}")
-    interrupt = Interrupt()
-
-    def stop(progress: Progress) -> None:
-        interrupt.signal = 15 if progress.step == 2 else None
-
-    assert not train(plan, tmp_path / "run", interrupt, stop).finished
-    assert train(plan, tmp_path / "run", Interrupt()).finished
+    stop_and_go_on(plan, tmp_path / "run", 2)

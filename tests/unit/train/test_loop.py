@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tests.tiny_dino import write_dino
 from tintype.data.order import ids_at
@@ -90,14 +91,7 @@ LATE = "repa:teacher=scenes,hidden=8,schedule.kind=ramp,schedule.start=3,schedul
 def test_a_loss_that_starts_late_resumes_bit_exactly(stop: int, tmp_path: Path) -> None:
     """Before its start the optimizer has no state for its parameters."""
     plan = tiny_plan(techniques=[LATE])
-    interrupt = Interrupt()
-
-    def at(progress: Progress) -> None:
-        if progress.step == stop:
-            interrupt.signal = signal.SIGTERM
-
-    assert train(plan, tmp_path / "stopped", interrupt, at).step == stop
-    assert train(plan, tmp_path / "stopped", Interrupt()).finished
+    stop_and_go_on(plan, tmp_path / "stopped", stop)
     train(plan, tmp_path / "whole", Interrupt())
     first, second = (
         checkpoint.read(tmp_path / name / "checkpoints" / "step-000000006")[0] for name in ("stopped", "whole")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tests.unit.train.test_update import Poisoned, clock
 from tintype.errors import UserError
@@ -19,7 +20,7 @@ from tintype.train import checkpoint, fault
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
-from tintype.train.loop import Progress, train
+from tintype.train.loop import train
 from tintype.train.parts import build_parts
 from tintype.train.snapshots import read_snapshots, take_snapshot
 from tintype.train.state import new_state
@@ -107,14 +108,7 @@ def test_what_only_a_loss_needs_is_left_out(tmp_path: Path) -> None:
 def test_a_run_that_is_stopped_and_resumed_has_the_same_snapshots(
     stop: int, whole: dict[str, str], tmp_path: Path
 ) -> None:
-    interrupt = Interrupt()
-
-    def at(progress: Progress) -> None:
-        if progress.step == stop:
-            interrupt.signal = signal.SIGTERM
-
-    assert train(PLAN, tmp_path / "run", interrupt, at).step == stop
-    assert train(PLAN, tmp_path / "run", Interrupt()).finished
+    stop_and_go_on(PLAN, tmp_path / "run", stop)
     assert manifests(tmp_path / "run") == whole
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.train import checkpoint
@@ -15,7 +16,7 @@ from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
-from tintype.train.loop import Progress, train
+from tintype.train.loop import train
 from tintype.train.optim.adamw import AdamWSettings
 from tintype.train.optim.ema import Ema
 from tintype.train.optim.muon import MuonSettings
@@ -139,13 +140,7 @@ def test_everything_trained_is_in_bf16_but_losses_and_averages() -> None:
 def test_resume_is_bit_exact(technique: str, other: tuple[str, ...], tmp_path: Path) -> None:
     plan = tiny_plan(techniques=[technique, *other])
     train(plan, tmp_path / "whole", Interrupt())
-    interrupt = Interrupt()
-
-    def stop(progress: Progress) -> None:
-        interrupt.signal = 15 if progress.step == 3 else None
-
-    assert not train(plan, tmp_path / "cut", interrupt, stop).finished
-    train(plan, tmp_path / "cut", Interrupt())
+    stop_and_go_on(plan, tmp_path / "cut", 3)
     states = [
         checkpoint.read(checkpoint.folder_of(RunFolder(tmp_path / name).checkpoints, 6))[0] for name in ("whole", "cut")
     ]
