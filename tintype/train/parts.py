@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from tintype import world
 from tintype.data.scenes.source import scene_source
 from tintype.errors import UserError
 from tintype.losses import LossPart
@@ -92,6 +93,8 @@ def exact_fp32() -> Iterator[None]:
 
 
 def choose_device(name: str) -> torch.device:
+    if name in ("auto", "cuda") and torch.cuda.is_available() and world.current().joined:
+        return torch.device("cuda", world.current().local_rank)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
