@@ -44,17 +44,33 @@ class World:
         """This rank's items: every size-th."""
         return items[self.rank :: self.size]
 
+    def most(self, value: int) -> int:
+        """The largest value of all ranks."""
+        if self.size == 1:
+            return value
+        values = torch.tensor(value)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        return int(values)
+
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
-        if self.size == 1:
-            return flag
-        flags = torch.tensor(int(flag))
-        dist.all_reduce(flags, dist.ReduceOp.MAX)
-        return bool(flags)
+        return bool(self.most(int(flag)))
 
     def wait(self) -> None:
         """Returns when every rank has come here."""
-        self.any(False)
+        self.most(0)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is done inside succeeds on every rank or on none: a mistake that one of them finds is raised by all."""
+        found = ""
+        try:
+            yield
+        except UserError as error:
+            found = str(error) or "failed"
+        errors = list(filter(None, self.tell(found)))
+        if errors:
+            raise UserError(errors[0])
 
     def tell(self, value: Any) -> list[Any]:
         """What every rank has, in the order of ranks: anything that JSON holds."""
@@ -75,6 +91,18 @@ class World:
         found = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(found, padded)
         return [one[: int(count)] for one, count in zip(found, counts, strict=True)]
+
+    def rows(self, mine: Tensor) -> Tensor:
+        """All ranks' rows, in the order of ranks, where they are. Every rank has the same number."""
+        if self.size == 1:
+            return mine
+        found = mine.new_empty(self.size * len(mine), *mine.shape[1:])
+        dist.all_gather_into_tensor(found, mine.detach().contiguous())
+        return found
+
+    def mean(self, mine: Tensor) -> Tensor:
+        """The mean over the ranks, where it is."""
+        return mine if self.size == 1 else self.rows(mine[None]).mean(0)
 
     def first_to_say(self, text: str) -> bool:
         """Whether no other rank has said the same: a mistake that all of them find is told once."""
