@@ -35,7 +35,11 @@ from tintype.text.words import WordsSettings
 from tintype.tokenizers.pixels import PixelsSettings
 from tintype.train.optim.adamw import AdamWSettings
 
-_CAME_LATER = [("model", "resolution_embeds", False), ("precision", "rounding", "nearest")]
+_CAME_LATER = [
+    ("model", "resolution_embeds", False),
+    ("precision", "rounding", "nearest"),
+    ("precision", "gather", "fp32"),
+]
 """Settings that older plans do not have: at these values the hash leaves them out, so that runs keep their names."""
 UNHASHED = "run"
 """The housekeeping section: it is no part of what a run is."""

@@ -1,4 +1,4 @@
-"""The seams: what each exchangeable part must do. Imports torch, typing and this package's own randomness only.
+"""The seams: what each exchangeable part must do. Imports torch, typing and what draws and ranks are.
 
 B: samples, C: channels, H, W: latent rows and columns, L: tokens, D: width of the denoiser, K: kept tokens,
 F: size of a feature vector.
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tintype import rng
+from tintype.world import ALONE, World
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ class View:
     step: int
     seen: Tensor | None = None
     """What the term's own `look` gave for the clean images."""
+    world: World = ALONE
+    """The ranks that share the micro-batch; all else here is of this rank's samples."""
 
 
 @dataclass(frozen=True)

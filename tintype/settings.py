@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tintype.plan import Plan
     from tintype.seams import CaptionPolicy, Objective, Router, TextEncoder, Tokenizer, WeightAverage, Weighting
+    from tintype.train.layout import Layout
     from tintype.train.optim.storage import Storage
 
 
@@ -88,7 +89,9 @@ class OptimizerPart(Part):
         """Which parameters are optimized how, by name."""
         return {self.kind: list(named)}
 
-    def build(self, named: Iterable[tuple[str, torch.nn.Parameter]], storage: Storage) -> torch.optim.Optimizer:
+    def build(
+        self, named: Iterable[tuple[str, torch.nn.Parameter]], storage: Storage, layout: Layout
+    ) -> torch.optim.Optimizer:
         raise NotImplementedError
 
 
@@ -177,6 +180,9 @@ class PrecisionSettings(Settings):
         "nearest", description="How a moved weight comes back into bf16"
     )
     compute: Literal["fp32", "bf16"] = "bf16"
+    gather: Literal["fp32", "bf16"] = Field(
+        "fp32", description="The type in which FSDP2 gathers weights; bf16 halves the traffic and rounds norms' weights"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> PrecisionSettings:
@@ -213,6 +219,18 @@ class EmaSettings(AverageSettings):
         return Ema(self.decay, weights)
 
 
+class DistributionSettings(Settings):
+    """How the ranks that `torchrun` starts share a run. One process has no use for it."""
+
+    kind: Literal["ddp", "fsdp"] = Field("ddp", description="Each rank has all weights, or a part of them (FSDP2)")
+    shards: int | None = Field(
+        None,
+        ge=1,
+        description="fsdp: the weights are cut into this many parts, and the ranks beyond hold copies (HSDP)",
+    )
+    reshard: bool = Field(True, description="fsdp: let go of a block's gathered weights after its forward pass")
+
+
 class RunSettings(Settings):
     """Housekeeping. It cannot change what is learnt, so it is left out of the plan's hash and of an arm's diff."""
 
@@ -221,6 +239,7 @@ class RunSettings(Settings):
     keep_checkpoints: int = Field(2, ge=2, description="At least two, so that damage to one loses little")
     log_every_steps: int = Field(10, ge=1)
     tensorboard: bool = False
+    distribution: DistributionSettings = DistributionSettings()
 
 
 def plain(settings: Settings) -> dict[str, Any]:

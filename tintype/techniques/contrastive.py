@@ -6,8 +6,8 @@ and the same weight of t: with a weight on the first half only, the sum would ha
 less than λ. For the same reason λ stays below 1.
 
 Negatives: a random pairing of the micro-batch in which no sample gets itself or a sample of the same caption, and none
-is used twice. So accumulation, which makes micro-batches smaller, changes the method. Where one caption holds more than
-half of the micro-batch, as many as can be are paired, and the others contribute zero.
+is used twice. So accumulation, which makes micro-batches smaller, changes the method; ranks, which share one, do not.
+Where one caption holds more than half of the micro-batch, as many as can be are paired, and the others contribute zero.
 Differs: the paper draws another sample at random, of the same class or not.
 
 Minimiser: v* = (E[v | x_t, c] - λ m) / (1 - λ), where m = E[v_neg] is the mean target velocity of the other captions:
@@ -63,8 +63,13 @@ class ContrastiveSettings(Options, LossPart):
 
 class Contrastive(LossTerm):
     def loss(self, view: View) -> Tensor:
-        negative_B, paired_B = negatives(view.captions, view.draws)
-        loss_B = -(paired_B * mean_square(view.velocity_BCHW, view.target_BCHW[negative_B]))
+        world, count = view.world, len(view.captions)
+        captions = [caption for some in world.tell(list(view.captions)) for caption in some]
+        draws = Draws(view.draws.seed, world.rows(view.draws.position_B))
+        mine = slice(world.rank * count, (world.rank + 1) * count)
+        negative_B, paired_B = (of_all[mine] for of_all in negatives(captions, draws))
+        target_BCHW = world.rows(view.target_BCHW)[negative_B]
+        loss_B = -(paired_B * mean_square(view.velocity_BCHW, target_BCHW))
         return loss_B if view.weight_B is None else view.weight_B * loss_B
 
 

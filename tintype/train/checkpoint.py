@@ -3,6 +3,8 @@
 Written to a temporary folder, with a SHA-256 for each file, flushed, and renamed into place; only then are older ones
 pruned. The loader goes from the newest to the oldest, checks each, and moves a damaged one aside. Two kinds of file
 only, safetensors and JSON: loading never runs code.
+
+The tensors are one file, or one for each rank that holds pieces of them (`pieces`); any number of ranks loads either.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,10 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.train import fault
+from tintype.train.layout import is_cut
+from tintype.train.pieces import Place, read_pieces, whole_place, write_pieces
 from tintype.train.state import TrainState
+from tintype.world import ALONE, World
 
 FORMAT = 1
 _TENSORS, _SCALARS, _MANIFEST = "state.safetensors", "state.json", "manifest.json"
@@ -32,63 +39,118 @@ class DamagedError(Exception):
     """A checkpoint that is not what was written."""
 
 
-def save(folder: Path, state: TrainState, keep: int) -> Path:
+def save(folder: Path, state: TrainState, keep: int, world: World = ALONE) -> Path:
     """Commits the state as `folder/step-N` and prunes all but the newest `keep`."""
-    target = commit(folder, state.step, state.tensors(), state.scalars(), what="checkpoint", stage="save")
+    tensors, scalars = state.tensors(), state.scalars()
+    target = commit(folder, state.step, tensors, scalars, what="checkpoint", stage="save", world=world)
     fault.point("save.prune")
-    for step in steps(folder)[:-keep]:
+    for step in steps(folder)[:-keep] if world.leads else ():
         shutil.rmtree(folder_of(folder, step), ignore_errors=True)  # what stays is pruned by the next save
     return target
 
 
 def commit(
-    folder: Path, step: int, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any], *, what: str, stage: str
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    scalars: Mapping[str, Any],
+    *,
+    what: str,
+    stage: str,
+    world: World = ALONE,
 ) -> Path:
-    """Writes `folder/step-N` whole or not at all. `what` is its name in messages, `stage` that of its fault points."""
+    """Writes `folder/step-N` whole or not at all. `what` is its name in messages, `stage` that of its fault points.
+
+    Every rank must come here. The one that leads writes all that is not in pieces, and renames.
+    """
     fault.point(f"{stage}.begin")
     target = folder_of(folder, step)
     temporary = folder / f"{_WRITING}{target.name}"
+
+    @contextmanager
+    def stage_of_all() -> Iterator[None]:
+        """Done by every rank or by none; what one has written the others see afterwards."""
+        with world.together():
+            try:
+                yield
+            except (OSError, SafetensorError) as error:
+                kept = steps(folder)
+                intact = f"the {what} of step {kept[-1]} is intact" if kept else f"no {what} was written before"
+                raise UserError(
+                    f"cannot write the {what} of step {step} to {folder}: {error}; {intact}. "
+                    "Make room or mend the permissions, then run the same command again to go on"
+                ) from error
+
     try:
-        remove_leftovers(folder)
-        temporary.mkdir(parents=True)
-        _write_files(temporary, tensors, scalars, stage)
-        fault.point(f"{stage}.rename")
-        temporary.rename(target)
-        _flush(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        kept = steps(folder)
-        intact = f"the {what} of step {kept[-1]} is intact" if kept else f"no {what} was written before"
-        raise UserError(
-            f"cannot write the {what} of step {step} to {folder}: {error}; {intact}. "
-            "Make room or mend the permissions, then run the same command again to go on"
-        ) from error
+        with stage_of_all():
+            if world.leads:
+                remove_leftovers(folder)
+                temporary.mkdir(parents=True)
+        with stage_of_all():
+            _write_tensors(temporary, tensors, world)
+            fault.point(f"{stage}.state")
+            if world.leads:
+                _write_json(temporary / _SCALARS, {"format": FORMAT, "scalars": dict(scalars)})
+        with stage_of_all():
+            mine = _flushed_digests(temporary, world)
+        digests = {name: digest for some in world.tell(mine) for name, digest in some.items()}
+        with stage_of_all():
+            fault.point(f"{stage}.manifest")
+            if world.leads:
+                _write_json(temporary / _MANIFEST, {"sha256": digests})
+                _flush(temporary / _MANIFEST)
+                _flush(temporary)
+                fault.point(f"{stage}.rename")
+                temporary.rename(target)
+                _flush(folder)
+    except UserError:
+        if world.leads:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
     return target
 
 
-def restore(folder: Path, state: TrainState, on_damage: Callable[[Path, str], None]) -> bool:
+def restore(folder: Path, state: TrainState, on_damage: Callable[[Path, str], None], world: World = ALONE) -> bool:
     """Loads the newest good checkpoint into the state; damaged ones are moved aside and reported."""
-    for step in reversed(steps(folder)):
+    for step in reversed(world.tell(steps(folder))[0]):
         path = folder_of(folder, step)
-        try:
-            tensors, scalars = read(path)
-        except DamagedError as error:
-            on_damage(_quarantine(path), str(error))
+        if damage := _damage(path, world):
+            with world.together():
+                if world.leads:
+                    on_damage(_quarantine(path), damage)
             continue
-        state.load(tensors, scalars)
+        stored, _ = _verify(path, ())
+        state.load(_load(path, state.places(), cut=any(map(is_cut, state.parameters))), stored["scalars"])
         return True
     return False
 
 
+def _damage(path: Path, world: World) -> str:
+    """What is wrong with a checkpoint, or ''. The ranks share the files."""
+    found = ""
+    with world.together():
+        try:
+            _verify(path, world.mine(sorted(_manifest(path))))
+        except DamagedError as error:
+            found = str(error)
+    return next(filter(None, world.tell(found)), "")
+
+
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The verified content of one checkpoint."""
+    """The verified content of one checkpoint, whole."""
     scalars = verify(path)["scalars"]
-    return load_file(path / _TENSORS), scalars
+    return _load(path, whole_place, cut=False), scalars
+
+
+def _load(path: Path, place: Place, cut: bool) -> dict[str, Tensor]:
+    if (path / _TENSORS).exists() and not cut:
+        return load_file(path / _TENSORS)
+    return read_pieces(path, place, alone=not cut)
 
 
 def verify(path: Path) -> dict[str, Any]:
     """What `state.json` holds, after all checksums were found right."""
-    return _verify(path, (_TENSORS, _SCALARS))[0]
+    return _verify(path, sorted(_manifest(path)))[0]
 
 
 def describe(path: Path) -> tuple[dict[str, Any], str]:
@@ -101,12 +163,26 @@ def tensors_file(path: Path) -> Path:
     return path / _TENSORS
 
 
-def _verify(path: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """What `state.json` and the manifest hold, after the checksums of the named files were found right."""
+def _manifest(path: Path) -> dict[str, str]:
+    """The SHA-256 of each file, as it should be."""
     try:
         wanted: dict[str, str] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))["sha256"]
-        if set(wanted) != {_TENSORS, _SCALARS}:
+        names = set(wanted) - {_SCALARS}
+        if _SCALARS not in wanted or not names or not all(_is_tensors_name(name) for name in names):
             raise DamagedError(f"{_MANIFEST} does not name the files")
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"{type(error).__name__}: {error}") from error
+    return wanted
+
+
+def _is_tensors_name(name: str) -> bool:
+    return name == _TENSORS or (Path(name).name == name and fnmatch(name, "shard-*.safetensors"))
+
+
+def _verify(path: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What `state.json` and the manifest hold, after the checksums of the named files were found right."""
+    wanted = _manifest(path)
+    try:
         for name in names:
             if _digest(path / name) != wanted[name]:
                 raise DamagedError(f"{name} does not match its checksum")
@@ -134,6 +210,16 @@ def newest_whole_step(folder: Path) -> int | None:
         return None
 
 
+def tidy(folder: Path, world: World) -> int | None:
+    """Removes leftovers; returns the newest step, if nothing of it is damaged, as the rank that leads sees it."""
+    found = None
+    with world.together():
+        if world.leads:
+            remove_leftovers(folder)
+            found = newest_whole_step(folder)
+    return world.tell(found)[0]  # type: ignore[no-any-return]
+
+
 def remove_leftovers(folder: Path) -> None:
     """Removes what a process that died while saving left behind."""
     for leftover in folder.glob(f"{_WRITING}*"):
@@ -153,16 +239,19 @@ def folder_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:09d}"
 
 
-def _write_files(temporary: Path, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any], stage: str) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary / _TENSORS)
-    fault.point(f"{stage}.state")
-    _write_json(temporary / _SCALARS, {"format": FORMAT, "scalars": dict(scalars)})
-    digests = {name: _digest(temporary / name) for name in (_TENSORS, _SCALARS)}
-    fault.point(f"{stage}.manifest")
-    _write_json(temporary / _MANIFEST, {"sha256": digests})
-    for name in (_TENSORS, _SCALARS, _MANIFEST):
+def _write_tensors(temporary: Path, tensors: Mapping[str, Tensor], world: World) -> None:
+    if any(map(is_cut, tensors.values())):
+        write_pieces(temporary, tensors)
+    elif world.leads:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary / _TENSORS)
+
+
+def _flushed_digests(temporary: Path, world: World) -> dict[str, str]:
+    """The SHA-256 of this rank's share of the files."""
+    names = world.mine(sorted(file.name for file in temporary.iterdir()))
+    for name in names:
         _flush(temporary / name)
-    _flush(temporary)
+    return {name: _digest(temporary / name) for name in names}
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +21,17 @@ import tintype
 from tintype.errors import UserError
 from tintype.plan import Plan, diff, plan_from_folder
 from tintype.train import fault
+from tintype.world import ALONE, World
 
 if TYPE_CHECKING:
     from tintype.train.parts import Parts
 
 
 class RunFolder:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    """Only the rank that leads writes to it; the others read."""
+
+    def __init__(self, path: Path, world: World = ALONE) -> None:
+        self.path, self.world, self.writes = path, world, world.leads
         self.checkpoints = path / "checkpoints"
         self.snapshots = path / "snapshots"
         self.metrics_file = path / "metrics.jsonl"
@@ -38,15 +41,21 @@ class RunFolder:
     @contextmanager
     def claim(self, plan: Plan) -> Iterator[None]:
         """Makes the folder this plan's, or refuses: another plan is in it, or another process is at work in it."""
-        with locked(self.path):
-            if (self.path / "plan.yaml").exists():
-                if self._begun():
-                    self._check_same_plan(plan)
-            else:
-                refuse_foreign(self.path, "plan.yaml")
-            self.checkpoints.mkdir(exist_ok=True)
-            write_text(self.path / "plan.yaml", plan.to_yaml())
+        with ExitStack() as held:
+            with self.world.together():
+                if self.writes:
+                    held.enter_context(locked(self.path))
+                    self._make(plan)
             yield
+
+    def _make(self, plan: Plan) -> None:
+        if (self.path / "plan.yaml").exists():
+            if self._begun():
+                self._check_same_plan(plan)
+        else:
+            refuse_foreign(self.path, "plan.yaml")
+        self.checkpoints.mkdir(exist_ok=True)
+        write_text(self.path / "plan.yaml", plan.to_yaml())
 
     def _begun(self) -> bool:
         """Whether there is anything of a run to lose: one that failed before its first step may be tried otherwise."""
@@ -62,14 +71,17 @@ class RunFolder:
                     f"loaded now are {str(identity)[:12]}…; put the first ones back, or begin anew with another --out"
                 )
         known = {name: identity for name, identity in loaded.items() if identity}
-        if known:
+        if known and self.writes:
             write_json(self.loaded_file, {**before, **known})
 
     def write_about(self, parts: Parts) -> None:
         """What the run is made on, and which of its parameters are optimized how."""
-        sizes = {name: parameter.numel() for name, parameter in parts.modules.named_parameters()}
-        write_json(self.path / "environment.json", {**environment(parts.device), "parameters": sum(sizes.values())})
         groups = parts.plan.optimizer.groups(dict(parts.modules.named_parameters()))
+        if not self.writes:
+            return
+        sizes = {name: parameter.numel() for name, parameter in parts.modules.named_parameters()}
+        made_on = {**environment(parts.device), "ranks": parts.world.size, "copies": parts.layout.copies}
+        write_json(self.path / "environment.json", {**made_on, "parameters": sum(sizes.values())})
         about = {
             kind: {"tensors": len(names), "parameters": sum(sizes[name] for name in names), "names": names}
             for kind, names in groups.items()
@@ -88,10 +100,12 @@ class RunFolder:
 
     def log_metrics(self, line: dict[str, Any]) -> None:
         fault.point("log.write")
-        _append(self.metrics_file, line)
+        if self.writes:
+            _append(self.metrics_file, line)
 
     def log_event(self, kind: str, step: int, **details: Any) -> None:
-        _append(self.events_file, {"event": kind, "step": step, "time": time.time(), **details})
+        if self.writes:
+            _append(self.events_file, {"event": kind, "step": step, "time": time.time(), **details})
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_lines(self.metrics_file)
@@ -101,6 +115,8 @@ class RunFolder:
 
     def forget_after(self, step: int) -> None:
         """Drops the lines of steps that are going to be done again, and a last line that was cut short."""
+        if not self.writes:
+            return
         for file in (self.metrics_file, self.events_file):
             kept = [line for line in read_lines(file) if line["step"] <= step]
             text = "".join(json.dumps(line) + "\n" for line in kept)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from tintype.world import World
+
 _SAME_SIGNAL_S = 1.0
 
 
@@ -20,6 +22,12 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+
+    def of_any(self, world: World) -> bool:
+        """Whether a signal has come to any rank; then it has come to all."""
+        if number := world.most(self.signal or 0):
+            self.signal = number
+        return self.signal is not None
 
     @property
     def exit_code(self) -> int:

@@ -15,11 +15,13 @@ from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.parts import Parts, build_parts, exact_fp32
 from tintype.train.prepare import prepare_images
+from tintype.train.resume import resume
 from tintype.train.snapshots import take_snapshot
-from tintype.train.state import StateMismatchError, TrainState, new_state
+from tintype.train.state import TrainState, new_state
 from tintype.train.update import StepResult, update
 from tintype.train.window import window_line
 from tintype.train.writers import open_writer
+from tintype.world import current
 
 
 @dataclass(frozen=True)
@@ -51,34 +53,21 @@ def train(
     probe: Probe = lambda parts: {},
 ) -> Outcome:
     """Trains the plan in a folder from wherever it stopped. Returns unfinished when a signal came."""
-    folder = RunFolder(path)
+    world = current()
+    folder = RunFolder(path, world)
     with folder.claim(plan), exact_fp32():
-        checkpoint.remove_leftovers(folder.checkpoints)
-        if checkpoint.newest_whole_step(folder.checkpoints) == plan.train.steps:
+        if checkpoint.tidy(folder.checkpoints, world) == plan.train.steps:
             return Outcome(plan.train.steps, finished=True, already_done=True)
         parts = build_parts(plan)
         state = new_state(parts)
         resume(folder, state)
         running = [term for term in parts.terms if not term.settings.schedule.over(state.step)]
-        folder.keep_identities({term.name: term.part.ready() for term in running}, state.step)
-        folder.write_about(parts)
+        with world.together():
+            folder.keep_identities({term.name: term.part.ready() for term in running}, state.step)
+            folder.write_about(parts)
         here = Progress(state.step, plan.train.steps, None, None)
         prepare_images(parts, state.images_seen, interrupt, lambda: on_progress(here))
         return _run(folder, parts, state, interrupt, on_progress, probe)
-
-
-def resume(folder: RunFolder, state: TrainState) -> None:
-    """Restores the newest good checkpoint, if any, and cuts the logs and snapshots back to it."""
-
-    def on_damage(moved_to: Path, reason: str) -> None:
-        folder.log_event("damaged-checkpoint", 0, moved_to=str(moved_to), reason=reason)
-
-    try:
-        checkpoint.restore(folder.checkpoints, state, on_damage)
-    except StateMismatchError as error:
-        raise UserError(f"the checkpoint in {folder.checkpoints} does not fit this plan and version: {error}") from None
-    folder.forget_after(state.step)
-    checkpoint.remove_after(folder.snapshots, state.step)
 
 
 def _run(
@@ -95,15 +84,17 @@ def _run(
     line: dict[str, Any] = {}
     clock = Clock(parts.device)
     on_progress(Progress(state.step, steps, None, None))
-    with open_writer(folder.path, run.tensorboard) as write:
-        while (working := state.step < steps and interrupt.signal is None) or state.step > saved:
+    with open_writer(folder.path, run.tensorboard and folder.writes) as write:
+        while (working := state.step < steps and not interrupt.of_any(folder.world)) or state.step > saved:
             if working:
                 window.append(update(parts, state, clock))
                 if len(window) > 1:  # the step before: by now it is done, and the GPU has work
                     _check_finite(folder, plan, state, window[-2])
                 _release(folder, parts, state.step)
                 fault.point("step.done")
-                take_snapshot(folder.snapshots, plan, state)  # before the checkpoint, which vouches for it
+                take_snapshot(
+                    folder.snapshots, plan, state, folder.world
+                )  # before the checkpoint, which vouches for it
             saving = not working or state.step % run.save_every_steps == 0 or state.step == steps
             if window and (saving or state.step % run.log_every_steps == 0):
                 _check_finite(folder, plan, state, window[-1])
@@ -113,7 +104,7 @@ def _run(
                 write(line)
                 window = []
             if saving:
-                checkpoint.save(folder.checkpoints, state, run.keep_checkpoints)
+                checkpoint.save(folder.checkpoints, state, run.keep_checkpoints, folder.world)
                 saved = state.step
             on_progress(Progress(state.step, steps, line.get("loss"), line.get("images_per_s")))
     return Outcome(state.step, finished=state.step >= steps)

@@ -30,6 +30,9 @@ from tintype.seams import (
     Tokenizer,
     Weighting,
 )
+from tintype.train.gradients import NO_OTHERS, GradientMean
+from tintype.train.layout import ONE, Layout, cut_into_pieces, lay_out, share_of_batch
+from tintype.world import World
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,14 @@ class Parts:
     terms: tuple[Term, ...]
     modules: nn.ModuleDict
     """All that is trained: optimizer, weight average and checkpoint see exactly this."""
+    layout: Layout = ONE
+    gradients: GradientMean = NO_OTHERS
     trained_steps: int | None = None
     """How long the weights were trained, where they were loaded."""
+
+    @property
+    def world(self) -> World:
+        return self.layout.world
 
     def terms_at(self, step: int) -> list[Term]:
         """The terms that have a weight at this step."""
@@ -111,8 +120,10 @@ LOSSES = "losses_"
 
 
 def build_parts(plan: Plan, training: bool = True) -> Parts:
-    """All parts of a run; without its loss terms where nothing is trained."""
+    """All parts of a run; without its loss terms, and whole on every rank, where nothing is trained."""
     device = choose_device(plan.run.device)
+    layout = lay_out(plan.run.distribution, world.current(), device) if training else ONE
+    share_of_batch(plan.train, layout.world)
     tokenizer = plan.tokenizer.build()
     source = scene_source(plan.data, "train", device)
     _check_column(plan, source)
@@ -132,6 +143,10 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     modules = nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
     if training and plan.precision.storage == "bf16":
         _store_in_bf16(modules)
+    modules = modules.to(device)
+    if layout.mesh is not None:
+        gather = torch.bfloat16 if plan.precision.gather == "bf16" else None
+        cut_into_pieces(denoiser, plan.run.distribution, layout, gather)
     return Parts(
         plan=plan,
         device=device,
@@ -144,7 +159,9 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
         weighting=plan.weighting.build(plan.time, objective) if plan.weighting else None,
         router=router,
         terms=terms,
-        modules=modules.to(device),
+        modules=modules,
+        layout=layout,
+        gradients=GradientMean(list(modules.parameters()), layout),
     )
 
 

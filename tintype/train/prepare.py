@@ -22,7 +22,7 @@ def prepare_images(
     train, size = parts.plan.train, len(parts.source)
     end = min(train.steps * train.batch, images_seen + size)
     for first in range(images_seen, end, _CHUNK_IMAGES):
-        if interrupt.signal is not None:
+        if interrupt.of_any(parts.world):
             return
         on_chunk()
         count = min(_CHUNK_IMAGES, end - first)

@@ -15,12 +15,14 @@ from pathlib import Path
 from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.train import checkpoint
+from tintype.train.layout import whole
 from tintype.train.optim.power_ema import UPDATES
 from tintype.train.parts import LOSSES
 from tintype.train.state import TrainState
+from tintype.world import ALONE, World
 
 
-def take_snapshot(folder: Path, plan: Plan, state: TrainState) -> None:
+def take_snapshot(folder: Path, plan: Plan, state: TrainState, world: World = ALONE) -> None:
     """Writes the averages down if it is time. What sampling does not need is left out."""
     if plan.ema is None or state.ema is None or not plan.ema.snapshot_due(state.step, plan.train.steps):
         return
@@ -28,10 +30,11 @@ def take_snapshot(folder: Path, plan: Plan, state: TrainState) -> None:
     updates = int(stored.pop(UPDATES))
     if not updates:  # every step so far was skipped
         return
-    tensors = {name: tensor for name, tensor in stored.items() if not name.partition("/")[2].startswith(LOSSES)}
+    kept = {name: tensor for name, tensor in stored.items() if not name.partition("/")[2].startswith(LOSSES)}
+    tensors = {name: whole(tensor).cpu() for name, tensor in kept.items()}
     lengths = sorted({float(name.partition("/")[0]) for name in tensors})
     about = {"step": state.step, UPDATES: updates, "lengths": lengths}
-    checkpoint.commit(folder, state.step, tensors, about, what="snapshot", stage="snapshot")
+    checkpoint.commit(folder, state.step, tensors, about, what="snapshot", stage="snapshot", world=world)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from tintype.seams import WeightAverage
+from tintype.train.layout import is_cut
 from tintype.train.optim.storage import Storage
 from tintype.train.parts import LOSSES, Parts
+from tintype.train.pieces import Place, whole_place
 
 
 class StateMismatchError(Exception):
@@ -30,6 +32,23 @@ class TrainState:
     step: int = 0
     images_seen: int = 0
     skips_in_a_row: int = 0
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All that is optimized, in the optimizer's order."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def places(self) -> Place:
+        """Where to read stored tensors into: those of a weight's name and shape are cut as it is."""
+        weights = {name: weight for name, weight in self.modules.named_parameters() if is_cut(weight)}
+
+        def place(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+            like = next((weights[part] for part in name.split("/") if part in weights), None)
+            if like is None or like.shape != shape:
+                return whole_place(name, shape, dtype)
+            return torch.empty_like(like, dtype=dtype, requires_grad=False)
+
+        return place
 
     def tensors(self) -> dict[str, Tensor]:
         flat = {f"modules/{name}": tensor for name, tensor in self.modules.state_dict().items()}
@@ -88,8 +107,8 @@ class TrainState:
 
 
 def new_state(parts: Parts) -> TrainState:
-    storage = Storage(parts.plan.precision.rounding, parts.plan.seed)
-    optimizer = parts.plan.optimizer.build(parts.modules.named_parameters(), storage)
+    storage = Storage(parts.plan.precision.rounding, parts.plan.seed, parts.layout.piece)
+    optimizer = parts.plan.optimizer.build(parts.modules.named_parameters(), storage, parts.layout)
     for group in optimizer.param_groups:
         group["base_lr"] = group["lr"]
     ema = parts.plan.ema.build(dict(parts.modules.named_parameters())) if parts.plan.ema else None

@@ -18,7 +18,9 @@ from tintype.plan import Plan
 from tintype.seams import Draws, View
 from tintype.train import fault
 from tintype.train.clock import Clock
+from tintype.train.gradients import clip
 from tintype.train.later import Later
+from tintype.train.layout import share_of_batch
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState
 from tintype.transfer import send
@@ -30,7 +32,7 @@ TIME_BINS = 8
 @dataclass(frozen=True)
 class StepResult:
     losses: dict[str, Tensor]
-    """Mean over the batch of each part of the loss, and of their weighted sum as `loss`."""
+    """Mean over this rank's share of the batch of each part of the loss, and of their weighted sum as `loss`."""
     by_time: Tensor
     """[2, bins]: sum and number of the samples' velocity errors, not weighted, in equal bins of t."""
     step: int
@@ -57,12 +59,14 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
     """
     plan = parts.plan
     micro = plan.train.batch // plan.train.accumulate
+    share = share_of_batch(plan.train, parts.world)
     losses: dict[str, Tensor] = {}
     by_time = torch.zeros(2, TIME_BINS, device=parts.device)
     state.optimizer.zero_grad(set_to_none=True)
     for index in range(plan.train.accumulate):
-        found = micro_batch_losses(parts, state.images_seen + index * micro, micro, state.step, clock)
-        with clock.part("backward"):
+        first = state.images_seen + index * micro + parts.world.rank * share
+        found = micro_batch_losses(parts, first, share, state.step, clock)
+        with clock.part("backward"), parts.gradients.over(last=index == plan.train.accumulate - 1):
             (found.parts["loss"] / plan.train.accumulate).backward()
         by_time += found.by_time
         for name, value in found.parts.items():
@@ -70,7 +74,7 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
         fault.point("step.backward")
 
     with clock.part("optimizer"):
-        grad_norm = _clip(state, plan)
+        grad_norm = clip(state.parameters, plan.train.clip_norm, parts.layout)
         skipped = grad_norm.isfinite().logical_not().float()
         for group in state.optimizer.param_groups:
             group["lr"] = group["base_lr"] * lr_factor(plan, state.step)
@@ -123,6 +127,7 @@ def micro_batch_losses(parts: Parts, first: int, count: int, step: int, clock: C
             target_BCHW = parts.objective.target(sample)
             weight_B = parts.weighting(sample.t_B) if parts.weighting else None
             view = View(output, sample, velocity_BCHW, target_BCHW, weight_B, image_BCHW, captions, draws, step)
+            view = replace(view, world=parts.world)
             error_B = mean_square(velocity_BCHW, target_BCHW)
             flow = (error_B if weight_B is None else weight_B * error_B).mean()
             losses = {"loss": flow, "flow": flow}
@@ -147,15 +152,3 @@ def lr_factor(plan: Plan, step: int) -> float:
         return 1.0
     share = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
     return 0.5 * (1 + math.cos(math.pi * share))
-
-
-def _clip(state: TrainState, plan: Plan) -> Tensor:
-    """Clips the global norm and returns what it was before."""
-    most = plan.train.clip_norm if plan.train.clip_norm is not None else math.inf
-    parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
-    if plan.precision.storage == "fp32":
-        return torch.nn.utils.clip_grad_norm_(parameters, most)
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)))
-    torch._foreach_mul_(gradients, torch.clamp(most / (norm + 1e-6), max=1.0))
-    return norm

@@ -12,6 +12,7 @@ from tintype.train.clock import Clock
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState
 from tintype.train.update import TIME_BINS, StepResult
+from tintype.world import World
 
 
 def window_line(parts: Parts, state: TrainState, window: Sequence[StepResult], clock: Clock) -> dict[str, Any]:
@@ -23,9 +24,9 @@ def window_line(parts: Parts, state: TrainState, window: Sequence[StepResult], c
     line = {
         "step": state.step,
         "images": state.images_seen,
-        **_mean_losses(window, finite),
+        **_mean_losses(window, finite, parts.world),
         **({"weights": weights} if weights else {}),
-        "flow_by_time": _by_time(finite),
+        "flow_by_time": _by_time(finite, parts.world),
         "grad_norm": finite[-1].grad_norm if finite else None,
         "lr": state.optimizer.param_groups[0]["lr"],
         "images_per_s": parts.plan.train.batch * len(window) / seconds,
@@ -37,15 +38,16 @@ def window_line(parts: Parts, state: TrainState, window: Sequence[StepResult], c
     return line
 
 
-def _mean_losses(window: Sequence[StepResult], finite: Sequence[StepResult]) -> dict[str, float | None]:
+def _mean_losses(window: Sequence[StepResult], finite: Sequence[StepResult], world: World) -> dict[str, float | None]:
     names = dict.fromkeys(name for result in window for name in result.losses)
     found = {name: [result.losses[name] for result in finite if name in result.losses] for name in names}
-    return {name: float(torch.stack(values).mean()) if values else None for name, values in found.items()}
+    return {name: float(world.mean(torch.stack(values).mean())) if values else None for name, values in found.items()}
 
 
-def _by_time(finite: Sequence[StepResult]) -> dict[str, float | None]:
+def _by_time(finite: Sequence[StepResult], world: World) -> dict[str, float | None]:
     """The velocity's mean squared error in each bin of t, named by the bin's middle."""
-    total, count = torch.stack([r.by_time for r in finite]).sum(0).tolist() if finite else [[0.0] * TIME_BINS] * 2
+    sums = torch.stack([result.by_time for result in finite]).sum(0) if finite else torch.zeros(2, TIME_BINS)
+    total, count = world.mean(sums).tolist()
     return {
         f"{(index + 0.5) / TIME_BINS:g}": total[index] / count[index] if count[index] else None
         for index in range(TIME_BINS)

@@ -14,7 +14,9 @@ from tintype.errors import UserError
 from tintype.train import checkpoint
 from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
+from tintype.train.gradients import clip
 from tintype.train.interrupt import Interrupt
+from tintype.train.layout import ONE
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.optim.adamw import AdamWSettings
@@ -23,7 +25,7 @@ from tintype.train.optim.muon import MuonSettings
 from tintype.train.optim.storage import Rounding, Storage, round_stochastically
 from tintype.train.parts import LOSSES, build_parts
 from tintype.train.state import new_state
-from tintype.train.update import _clip, update
+from tintype.train.update import update
 
 ADAMW = AdamWSettings(lr=1e-4, eps=1e-8)
 MUON = MuonSettings(lr=1e-4, matrices=("w",), adamw=ADAMW, compute="fp32")
@@ -178,7 +180,7 @@ def test_gradients_in_bf16_are_clipped_by_a_norm_in_fp32() -> None:
     for index, parameter in enumerate(state.modules.parameters()):
         parameter.grad = torch.randn(parameter.shape, generator=generator(index)).to(parameter.dtype)
     exact = torch.cat([p.grad.flatten().double() for p in state.modules.parameters() if p.grad is not None]).norm()
-    found = _clip(state, plan)
+    found = clip(state.parameters, plan.train.clip_norm, ONE)
     assert found.dtype == torch.float32 and float(found) == pytest.approx(float(exact), rel=1e-5)
     left = torch.cat([p.grad.flatten().double() for p in state.modules.parameters() if p.grad is not None]).norm()
     assert float(left) == pytest.approx(0.5, rel=1e-2)

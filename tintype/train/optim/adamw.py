@@ -1,4 +1,4 @@
-"""AdamW, in torch's fused form. The defaults are PRX's."""
+"""AdamW, by torch's fused kernels. The defaults are PRX's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw as fused_adamw
 
 from tintype.settings import OptimizerPart
+from tintype.train.layout import ONE, Layout, is_cut, local
 from tintype.train.optim.storage import EXACT, Storage
 
 _CHUNK_NUMBERS = 1 << 26
@@ -25,22 +26,17 @@ class AdamWSettings(OptimizerPart):
     eps: float = Field(1e-15, gt=0)
     weight_decay: float = Field(0.0, ge=0)
 
-    def build(self, named: Iterable[tuple[str, torch.nn.Parameter]], storage: Storage = EXACT) -> torch.optim.Optimizer:
-        parameters = [parameter for _, parameter in named]
-        if storage.rounding != "nearest":
-            return RoundedAdamW(self, parameters, storage)
-        return torch.optim.AdamW(
-            parameters,
-            lr=self.lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            fused=True,
-        )
+    def build(
+        self, named: Iterable[tuple[str, torch.nn.Parameter]], storage: Storage = EXACT, layout: Layout = ONE
+    ) -> torch.optim.Optimizer:
+        return AdamW(self, [parameter for _, parameter in named], storage)
 
 
-class RoundedAdamW(torch.optim.Optimizer):
-    """The moments are stored in the type of their weights. Where `found_inf` is 1 nothing moves."""
+class AdamW(torch.optim.Optimizer):
+    """The moments are stored in the type of their weights, and cut as they are. Where `found_inf` is 1 nothing moves.
+
+    Every number has its own step, so a rank moves what it holds and asks no other.
+    """
 
     found_inf: Tensor | None = None
     update_number: int = 0
@@ -62,9 +58,9 @@ def step_adamw(
 ) -> None:
     """A step of those parameters of an optimizer that have a gradient."""
     moving = [parameter for parameter in parameters if parameter.grad is not None]
-    for device in {parameter.device for parameter in moving}:
-        generator = storage.generator(device, optimizer.update_number)
-        here = [parameter for parameter in moving if parameter.device == device]
+    for device, cut in dict.fromkeys((parameter.device, is_cut(parameter)) for parameter in moving):
+        generator = storage.generator(device, optimizer.update_number, cut)
+        here = [parameter for parameter in moving if (parameter.device, is_cut(parameter)) == (device, cut)]
         for chunk in [here] if storage.rounding == "nearest" else _chunks(here):
             _step_chunk(optimizer, settings, chunk, lr, storage, generator)
 
@@ -79,9 +75,10 @@ def _step_chunk(
 ) -> None:
     states = [_state(optimizer, parameter) for parameter in parameters]
     exact = storage.rounding == "nearest"  # then torch's kernel reads, computes in fp32 and rounds by itself
-    weights = list(parameters) if exact else storage.open(parameters, states)
-    opened = {slot: [state[slot] if exact else state[slot].float() for state in states] for slot in _MOMENTS}
-    gradients = [p.grad if exact else p.grad.float() for p in parameters if p.grad is not None]
+    weights = [local(parameter) for parameter in parameters] if exact else storage.open(parameters, states)
+    stored = {slot: [local(state[slot]) for state in states] for slot in _MOMENTS}
+    opened = stored if exact else {slot: [moment.float() for moment in stored[slot]] for slot in _MOMENTS}
+    gradients = [local(p.grad) if exact else local(p.grad).float() for p in parameters if p.grad is not None]
     fused_adamw(
         weights,
         gradients,
@@ -102,7 +99,7 @@ def _step_chunk(
     if exact:
         return
     for slot in _MOMENTS:
-        torch._foreach_copy_([state[slot] for state in states], opened[slot])
+        torch._foreach_copy_(stored[slot], opened[slot])
     storage.close(parameters, weights, states, generator, optimizer.found_inf)
 
 
@@ -121,9 +118,10 @@ def _chunks(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
     found: list[list[Tensor]] = []
     room = 0
     for parameter in parameters:
-        if parameter.numel() > room or not found:
+        size = local(parameter).numel()
+        if size > room or not found:
             found.append([])
             room = _CHUNK_NUMBERS
         found[-1].append(parameter)
-        room -= parameter.numel()
+        room -= size
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,7 +20,9 @@ from torch import Tensor, nn
 
 from tintype.errors import UserError
 from tintype.settings import OptimizerPart
+from tintype.train.layout import ONE, Layout, is_cut, local
 from tintype.train.optim.adamw import AdamWSettings, step_adamw
+from tintype.train.optim.spread import Spread
 from tintype.train.optim.storage import EXACT, Storage
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -50,11 +53,13 @@ class MuonSettings(OptimizerPart):
     )
     adamw: AdamWSettings = Field(AdamWSettings(), description="For all other parameters")
 
-    def build(self, named: Iterable[tuple[str, nn.Parameter]], storage: Storage = EXACT) -> torch.optim.Optimizer:
+    def build(
+        self, named: Iterable[tuple[str, nn.Parameter]], storage: Storage = EXACT, layout: Layout = ONE
+    ) -> torch.optim.Optimizer:
         named = list(named)
         taken = self.taken(dict(named))
         matrices = [(name, parameter) for name, parameter in named if name in taken]
-        return Muon(self, matrices, [parameter for name, parameter in named if name not in taken], storage)
+        return Muon(self, matrices, [parameter for name, parameter in named if name not in taken], storage, layout)
 
     def groups(self, named: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
         taken = self.taken(named)
@@ -90,12 +95,13 @@ class Muon(torch.optim.Optimizer):
         matrices: Sequence[tuple[str, nn.Parameter]],
         others: Sequence[nn.Parameter],
         storage: Storage,
+        layout: Layout,
     ) -> None:
         groups: list[dict[str, Any]] = [{"params": [parameter for _, parameter in matrices], "lr": settings.lr}]
         groups += [{"params": list(others), "lr": settings.adamw.lr}] if others else []
         super().__init__(groups, {"fused": True})  # by which torch loads AdamW's step counts as they must be
         self.settings, self.storage = settings, storage
-        self._batches = _batches_of(settings, matrices)
+        self._batches = _batches_of(settings, matrices, layout)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -105,43 +111,63 @@ class Muon(torch.optim.Optimizer):
         matrices, *others = self.param_groups
         for group in others:
             step_adamw(self, self.settings.adamw, group["params"], group["lr"], self.storage)
-        device = matrices["params"][0].device
-        generator = self.storage.generator(device, -1 - self.update_number)  # other numbers than AdamW's part draws
+        one = matrices["params"][0]
+        # Other numbers than AdamW's part draws.
+        generator = self.storage.generator(one.device, -1 - self.update_number, is_cut(one))
         for batch in self._batches:
             self._move(batch, matrices["lr"], generator)
 
     def _move(self, batch: _Batch, lr: float, generator: torch.Generator | None) -> None:
+        """Every rank moves what it holds of the matrices, along what the one rank found that had the whole."""
         settings, parameters = self.settings, batch.parameters
-        gradients = [parameter.grad.float() for parameter in parameters if parameter.grad is not None]
+        gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
         if len(gradients) < len(parameters):
             raise RuntimeError("muon: a matrix has no gradient")
-        skipped = self.found_inf
-        moves = 1.0 if skipped is None else 1 - skipped
-        if skipped is not None:  # a gradient that is not finite times zero is not zero
-            gradients = [torch.where(skipped > 0, 0.0, gradient) for gradient in gradients]
-        stored = [self._momentum(parameter) for parameter in parameters]
-        momenta = [momentum.float() for momentum in stored]
-        towards = torch._foreach_sub(gradients, momenta)
-        torch._foreach_mul_(towards, (1 - settings.momentum) * moves)
-        torch._foreach_add_(momenta, towards)
-        torch._foreach_copy_(stored, momenta)
-        directions = torch._foreach_lerp(gradients, momenta, settings.momentum) if settings.nesterov else momenta
-        steps = batch.join(
-            orthogonalise(batch.split(directions), settings.newton_schulz_steps, _TYPES[settings.compute])
-        )
+        device = gradients[0].device
+        skipped = torch.zeros((), device=device) if self.found_inf is None else self.found_inf
         states = [self.state[parameter] for parameter in parameters]
+        momenta = [local(_momentum(state, parameter)) for state, parameter in zip(states, parameters, strict=True)]
+        aims = aim(gradients, momenta, skipped, settings.momentum, settings.nesterov, _TYPES[settings.compute])
+        steps = batch.spread.work(partial(batch.orthogonalise, settings), aims)
         weights = self.storage.open(parameters, states)
-        torch._foreach_mul_(weights, 1 - lr * settings.weight_decay * moves)
-        torch._foreach_mul_(steps, -lr * batch.scale * moves)
-        torch._foreach_add_(weights, steps)
+        go(weights, steps, skipped, lr * batch.scale, lr * settings.weight_decay)
         self.storage.close(parameters, weights, states, generator, skipped)
 
-    def _momentum(self, parameter: Tensor) -> Tensor:
-        state = self.state[parameter]
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(parameter)
-        momentum: Tensor = state["momentum"]
-        return momentum
+
+def _momentum(state: dict[str, Tensor], parameter: Tensor) -> Tensor:
+    if "momentum" not in state:
+        state["momentum"] = torch.zeros_like(parameter)
+    return state["momentum"]
+
+
+def aim(
+    gradients: list[Tensor],
+    momenta: list[Tensor],
+    skipped: Tensor,
+    momentum: float,
+    nesterov: bool,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """Takes the gradients into the momenta, unless `skipped` is 1, and returns what is to be orthogonalised."""
+    # A gradient that is not finite times zero is not zero.
+    given = [torch.where(skipped > 0, 0.0, gradient.float()) for gradient in gradients]
+    moved = [one.float() for one in momenta]
+    towards = torch._foreach_sub(given, moved)
+    torch._foreach_mul_(towards, (1 - momentum) * (1 - skipped))
+    moved = list(torch._foreach_add(moved, towards))
+    torch._foreach_copy_(momenta, moved)
+    aims = torch._foreach_lerp(given, moved, momentum) if nesterov else moved
+    return [one.to(dtype) for one in aims]
+
+
+def go(weights: list[Tensor], steps: list[Tensor], skipped: Tensor, size: float, decay: float) -> None:
+    """Moves the weights by `size` of the steps, and towards zero by `decay` of themselves, unless `skipped` is 1."""
+    moves = 1 - skipped
+    if decay:
+        torch._foreach_mul_(weights, 1 - decay * moves)
+    taken = [step.float() for step in steps]
+    torch._foreach_mul_(taken, -size * moves)
+    torch._foreach_add_(weights, taken)
 
 
 _TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -155,32 +181,34 @@ class _Batch:
     parts: list[int]
     """Of how many matrices, stacked by rows, each is made."""
     scale: float
+    spread: Spread
 
-    def split(self, tensors: Sequence[Tensor]) -> Tensor:
-        """All matrices, wide, [N, R, C]."""
-        cut = [tensor.unflatten(0, (parts, -1)) for tensor, parts in zip(tensors, self.parts, strict=True)]
-        return torch.cat([one if one.shape[1] <= one.shape[2] else one.mT for one in cut])
-
-    def join(self, matrix_NRC: Tensor) -> list[Tensor]:
-        """The inverse of `split`, in the parameters' shapes and in fp32."""
-        found = []
-        for parameter, cut in zip(self.parameters, matrix_NRC.split(self.parts), strict=True):
-            tall = parameter.shape[0] // len(cut) > parameter.shape[1]
-            found.append((cut.mT if tall else cut).reshape(parameter.shape).float())
-        return found
+    def orthogonalise(self, settings: MuonSettings, which: Sequence[int], matrices: list[Tensor]) -> list[Tensor]:
+        """Some of the parameters' matrices, by their places, as one batch."""
+        parts = [self.parts[index] for index in which]
+        cut = [matrix.unflatten(0, (count, -1)) for matrix, count in zip(matrices, parts, strict=True)]
+        wide_NRC = torch.cat([one if one.shape[1] <= one.shape[2] else one.mT for one in cut])
+        even_NRC = orthogonalise(wide_NRC, settings.newton_schulz_steps, _TYPES[settings.compute])
+        return [
+            (even.mT if one.shape[1] > one.shape[2] else even).flatten(0, 1)
+            for one, even in zip(cut, even_NRC.split(parts), strict=True)
+        ]
 
 
-def _batches_of(settings: MuonSettings, matrices: Sequence[tuple[str, nn.Parameter]]) -> list[_Batch]:
-    found: dict[tuple[int, int, float], _Batch] = {}
+def _batches_of(settings: MuonSettings, matrices: Sequence[tuple[str, nn.Parameter]], layout: Layout) -> list[_Batch]:
+    found: dict[tuple[int, int, float], list[tuple[int, nn.Parameter]]] = {}
     for name, parameter in matrices:
         parts = _parts(name) if settings.fused == "parts" else 1
         rows, columns = parameter.shape[0] // parts, parameter.shape[1]
-        scale = step_scale(settings.scaling, rows, columns)
-        key = (min(rows, columns), max(rows, columns), scale)
-        batch = found.setdefault(key, _Batch([], [], scale))
-        batch.parameters.append(parameter)
-        batch.parts.append(parts)
-    return list(found.values())
+        key = (min(rows, columns), max(rows, columns), step_scale(settings.scaling, rows, columns))
+        found.setdefault(key, []).append((parts, parameter))
+    batches: list[_Batch] = []
+    for (_, _, scale), members in found.items():
+        parameters: list[Tensor] = [parameter for _, parameter in members]
+        before = sum(len(batch.parameters) for batch in batches)
+        spread = Spread([parameter.shape for parameter in parameters], before, layout)
+        batches.append(_Batch(parameters, [parts for parts, _ in members], scale, spread))
+    return batches
 
 
 def _parts(name: str) -> int:

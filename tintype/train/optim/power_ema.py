@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from tintype.settings import AverageSettings, Part
+from tintype.train.layout import local
 from tintype.train.optim.power_function import LONGEST, exponent
 
 UPDATES = "updates"
@@ -53,7 +54,7 @@ class PowerEma:
             length: {name: torch.zeros_like(weight, dtype=torch.float32) for name, weight in weights.items()}
             for length in lengths
         }
-        self._weights = [weight.detach() for weight in weights.values()]
+        self._weights = [local(weight.detach()) for weight in weights.values()]
         self.updates = torch.zeros((), dtype=torch.int64, device=self._weights[0].device)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -71,7 +72,7 @@ class PowerEma:
         self.updates += taken.long()
         weights = [weight.float() for weight in self._weights]
         for length, average in self.averages.items():
-            averages = list(average.values())
+            averages = [local(one) for one in average.values()]
             step = torch._foreach_sub(weights, averages)
             torch._foreach_mul_(step, (share(length, self.updates) * taken).float())
             torch._foreach_add_(averages, step)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tintype.rng import stream_key
+from tintype.train.layout import local
 
 Rounding = Literal["nearest", "stochastic", "kahan"]
 _KEPT_BITS = -(1 << 16)
@@ -25,13 +26,15 @@ COMPENSATION = "compensation"
 class Storage:
     rounding: Rounding = "nearest"
     seed: int = 0
+    piece: int = 0
+    """Which piece of the cut weights is kept here. Each draws its own random numbers, and its copies the same."""
 
     def open(self, weights: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> list[Tensor]:
         """The weights to compute with: themselves in fp32, else copies in fp32."""
-        opened = [weight.float() for weight in weights]
+        opened = [local(weight).float() for weight in weights]
         if self.rounding == "kahan":
             opened = [
-                one + state[COMPENSATION].float() if COMPENSATION in state else one
+                one + local(state[COMPENSATION]).float() if COMPENSATION in state else one
                 for one, state in zip(opened, states, strict=True)
             ]
         return opened
@@ -45,8 +48,9 @@ class Storage:
         skipped: Tensor | None = None,
     ) -> None:
         """Rounds the moved copies into the weights. Where `skipped` is 1 they stay as they are."""
-        for weight, moved, state in zip(weights, opened, states, strict=True):
-            if weight is moved:
+        for whole, moved, state in zip(weights, opened, states, strict=True):
+            weight = local(whole)
+            if weight.dtype == moved.dtype:  # it was moved itself
                 continue
             if self.rounding == "stochastic":
                 assert generator is not None
@@ -57,15 +61,18 @@ class Storage:
                 rounded = torch.where(skipped > 0, weight, rounded)
             if self.rounding == "kahan":
                 left = (moved - rounded.float()).to(weight.dtype)
-                before = state.setdefault(COMPENSATION, torch.zeros_like(weight))
+                if COMPENSATION not in state:
+                    state[COMPENSATION] = torch.zeros_like(whole)
+                before = local(state[COMPENSATION])
                 before.copy_(left if skipped is None else torch.where(skipped > 0, before, left))
             weight.copy_(rounded)
 
-    def generator(self, device: torch.device, update: int) -> torch.Generator | None:
+    def generator(self, device: torch.device, update: int, cut: bool = False) -> torch.Generator | None:
         """The random numbers of an update: a function of the seed and its number, so that there is none to save."""
         if self.rounding != "stochastic":
             return None
-        return torch.Generator(device).manual_seed(stream_key(self.seed, f"rounding/{update}"))
+        piece = f"/{self.piece}" if cut and self.piece else ""
+        return torch.Generator(device).manual_seed(stream_key(self.seed, f"rounding/{update}{piece}"))
 
 
 EXACT = Storage()

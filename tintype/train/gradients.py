@@ -1,0 +1,125 @@
+"""Averages gradients over the ranks while the backward pass goes on, and measures and clips their norm.
+
+FSDP2 does the first by itself for the weights that it cuts; all others, which every rank holds, are averaged here, in
+buckets that are sent as soon as they are full.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tintype.train.layout import ONE, Layout, is_cut, local
+
+_BUCKET_BYTES = 32 << 20
+
+
+class GradientMean:
+    """Follows the gradients of the weights that every rank has a copy of."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], layout: Layout) -> None:
+        self._ranks = layout.world.size
+        copied = [parameter for parameter in parameters if not is_cut(parameter)]
+        self._buckets = _buckets(copied) if self._ranks > 1 else []
+        self._armed = False
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(self._note)
+
+    @contextmanager
+    def over(self, last: bool) -> Iterator[None]:
+        """Around the backward pass of a micro-batch; what has come together is averaged in the last one of a step."""
+        if not last or not self._buckets:
+            yield
+            return
+        self._armed = True
+        for bucket in self._buckets:
+            bucket.expect()
+        yield
+        self._armed = False
+        for bucket in self._buckets:  # what got no gradient in this pass was not waited for
+            bucket.send(self._ranks)
+        for bucket in self._buckets:
+            bucket.receive()
+
+    def _note(self, parameter: Tensor) -> None:
+        """Sends full buckets, in an order that all ranks keep to."""
+        if not self._armed:
+            return
+        for bucket in self._buckets:
+            bucket.waiting.discard(id(parameter))
+        for bucket in self._buckets:
+            if bucket.waiting:
+                return
+            bucket.send(self._ranks)
+
+
+NO_OTHERS = GradientMean([], ONE)
+
+
+class _Bucket:
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.waiting: set[int] = set()
+        self._flat: Tensor | None = None
+        self._work: dist.Work | None = None
+
+    def expect(self) -> None:
+        self.waiting = {id(parameter) for parameter in self.parameters}
+
+    def send(self, ranks: int) -> None:
+        """A weight that has no gradient takes its place with zeros: the sizes are those of all ranks."""
+        if self._work is not None:
+            return
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.parameters]
+        self._flat = torch.cat([gradient.flatten() for gradient in gradients]).float().div_(ranks)
+        self._work = dist.all_reduce(self._flat, async_op=True)
+
+    def receive(self) -> None:
+        assert self._flat is not None and self._work is not None
+        self._work.wait()
+        sizes = [parameter.numel() for parameter in self.parameters]
+        pairs = zip(self.parameters, self._flat.split(sizes), strict=True)
+        found = [(one.grad, mean.view_as(one)) for one, mean in pairs if one.grad is not None]
+        torch._foreach_copy_([grad for grad, _ in found], [mean for _, mean in found])
+        self._flat = self._work = None
+
+
+def _buckets(parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
+    """The last weights first, as the backward pass comes to them; each bucket of one type and device."""
+    found: list[list[nn.Parameter]] = []
+    room = 0
+    for parameter in reversed(parameters):
+        size = parameter.numel() * parameter.element_size()
+        kind = (parameter.dtype, parameter.device)
+        if not found or size > room or kind != (found[-1][0].dtype, found[-1][0].device):
+            found.append([])
+            room = _BUCKET_BYTES
+        found[-1].append(parameter)
+        room -= size
+    return [_Bucket(some) for some in found]
+
+
+def clip(parameters: Sequence[Tensor], most: float | None, layout: Layout) -> Tensor:
+    """Clips the norm of all gradients, over all pieces, and returns what it was before, in fp32."""
+    given = [parameter for parameter in parameters if parameter.grad is not None]
+    cut = [local(one.grad) for one in given if is_cut(one) and one.grad is not None]
+    copied = [one.grad for one in given if not is_cut(one) and one.grad is not None]
+    norm = _norm(copied) if copied else None
+    if cut:
+        square = _norm(cut).square()
+        dist.all_reduce(square, group=layout.of_one_copy)
+        norm = (square if norm is None else square + norm.square()).sqrt()
+    assert norm is not None
+    torch._foreach_mul_([*cut, *copied], torch.clamp((math.inf if most is None else most) / (norm + 1e-6), max=1.0))
+    return norm
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)))
+    return norm

@@ -1,0 +1,48 @@
+"""Tensors that ranks hold in pieces, on disk: torch.distributed.checkpoint with safetensors files.
+
+Each rank writes what it holds, and copies are written once. Any number of ranks reads them again, each what it needs.
+Where a piece belongs stands in the header of its file, as JSON; torch's own format would keep it in a pickle.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+Place = Callable[[str, torch.Size, torch.dtype], Tensor]
+"""(name, whole shape, type) -> the empty tensor to read into: a whole one, or one of which this rank holds a piece."""
+
+
+def write_pieces(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes this rank's pieces to the folder. Every rank must come here; if one fails, all do, with an OSError."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    try:
+        save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except CheckpointException as error:
+        raise OSError("; ".join(f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items())) from error
+
+
+def read_pieces(folder: Path, place: Place, alone: bool) -> dict[str, Tensor]:
+    """All tensors of a folder, read into what `place` gives. Unless `alone`, every rank must come here."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    about = {name: one for name, one in stored.items() if isinstance(one, TensorStorageMetadata)}
+    tensors = {name: place(name, one.size, one.properties.dtype) for name, one in about.items()}
+    with warnings.catch_warnings():  # torch warns that a single process is alone
+        warnings.simplefilter("ignore", UserWarning)
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
+    return tensors
+
+
+def whole_place(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
