@@ -20,6 +20,7 @@ from tintype.flow.objective import VelocitySettings
 from tintype.settings import (
     DataSettings,
     EmaSettings,
+    IslandSettings,
     ModelSettings,
     Part,
     PrecisionSettings,
@@ -39,6 +40,9 @@ _CAME_LATER = [
     ("model", "resolution_embeds", False),
     ("precision", "rounding", "nearest"),
     ("precision", "gather", "fp32"),
+    ("precision", "matmul", "plain"),
+    ("precision", "islands", plain(IslandSettings())),
+    ("precision", "loss_scale", 1.0),
 ]
 """Settings that older plans do not have: at these values the hash leaves them out, so that runs keep their names."""
 UNHASHED = "run"
@@ -133,6 +137,7 @@ class Plan(Settings):
             raise ValueError(
                 f"data.size_px ({self.data.size_px}) must be a multiple of {unit} (tokenizer stride × model.patch)"
             )
+        self.precision.check(self.model)
         if self.route:
             self.route.check(self)
         for loss in self.losses:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from tintype.train.optim.storage import Storage
 
 
+FP8_MULTIPLE = 16
+"""Sizes of FP8 products are multiples of this."""
+
+
 class Settings(BaseModel):
     """Frozen, strict, and closed: an unknown key is an error."""
 
@@ -133,6 +137,11 @@ class ModelSettings(Settings):
     compile: bool = Field(False, description="torch.compile, block by block, of the denoiser and the text encoder")
     activation_checkpointing: bool = Field(False, description="Recompute each block in the backward pass")
 
+    @property
+    def hidden(self) -> int:
+        """Inner width of a block's MLP."""
+        return int(self.width * self.mlp_ratio)
+
     @model_validator(mode="after")
     def _head_size(self) -> ModelSettings:
         if self.width % self.heads:
@@ -169,6 +178,30 @@ class TrainSettings(Settings):
         return self
 
 
+class IslandSettings(Settings):
+    """Operations of the denoiser whose precision is chosen one by one. The defaults are what happens by itself.
+
+    In the position `bf16` every operand and result is rounded to bf16, whatever `compute` is: under `compute: fp32`
+    such an island is the only thing that is.
+    """
+
+    norms: Literal["fp32", "bf16"] = Field("fp32", description="LayerNorm and RMSNorm: statistics and scaling")
+    softmax: Literal["fused", "fp32", "bf16"] = Field(
+        "fused",
+        description="Scores, softmax and weighted sum of the attention. fused: a kernel that takes and gives the type "
+        "of `compute` and is fp32 inside",
+    )
+    rope: Literal["fp32", "bf16"] = Field("fp32", description="The rotation of queries and keys, and its table")
+    timestep: Literal["fp32", "bf16"] = Field(
+        "fp32", description="t as the denoiser gets it; its sinusoid is taken in fp32 then"
+    )
+    modulation: Literal["autocast", "fp32", "bf16"] = Field(
+        "autocast",
+        description="adaLN: the embedding of the time, scale, shift, gate and the addition to the stream. autocast: "
+        "linear layers in `compute`'s type, the rest in the types that meet",
+    )
+
+
 class PrecisionSettings(Settings):
     """`storage` is the type of the trained weights and their moments, `compute` that of the matrix products.
 
@@ -183,6 +216,25 @@ class PrecisionSettings(Settings):
     gather: Literal["fp32", "bf16"] = Field(
         "fp32", description="The type in which FSDP2 gathers weights; bf16 halves the traffic and rounds norms' weights"
     )
+    matmul: Literal["plain", "fp8"] = Field(
+        "plain", description="How the linear layers of the blocks multiply: in `compute`'s type, or in FP8"
+    )
+    islands: IslandSettings = IslandSettings()
+    loss_scale: float = Field(
+        1.0, gt=0, description="The loss is multiplied by this, the gradients are divided by it before clipping"
+    )
+
+    def check(self, model: ModelSettings) -> None:
+        """Raises ValueError where the model has sizes that cannot be multiplied in FP8."""
+        for layer, setting, size in (
+            ("img_qkv_proj", "model.width", model.width),
+            ("gate_proj", "model.width × model.mlp_ratio", model.hidden),
+        ):
+            if self.matmul == "fp8" and size % FP8_MULTIPLE:
+                raise ValueError(
+                    f"precision.matmul is fp8, which takes sizes that are multiples of {FP8_MULTIPLE}; {layer} has "
+                    f"{size} ({setting})"
+                )
 
     @model_validator(mode="after")
     def _fits(self) -> PrecisionSettings:
@@ -190,6 +242,11 @@ class PrecisionSettings(Settings):
             raise ValueError("weights stored in bf16 are computed with in bf16: set compute to bf16")
         if self.storage == "fp32" and self.rounding != "nearest":
             raise ValueError(f"rounding '{self.rounding}' is for storage bf16; fp32 is not rounded")
+        if self.matmul == "fp8" and (self.storage, self.compute) != ("fp32", "bf16"):
+            raise ValueError("matmul fp8 is for weights stored in fp32 with compute bf16")
+        for name in ("softmax", "modulation"):
+            if self.compute == "fp32" and getattr(self.islands, name) == "fp32":
+                raise ValueError(f"islands.{name} fp32 changes nothing where compute is fp32; leave it out")
         return self
 
 

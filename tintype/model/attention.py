@@ -8,22 +8,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tintype.model.fp8 import Fp8Linear
+from tintype.model.islands import attend
 from tintype.model.layers import RMSNorm, rms_norm, rotate
+from tintype.settings import PrecisionSettings
 
 KeyValue = tuple[Tensor, Tensor]
 
 
+def block_linear(size_in: int, size_out: int, precision: PrecisionSettings) -> nn.Linear:
+    """One of the large matrices of a block, which the precision plan may multiply in FP8."""
+    return Fp8Linear(size_in, size_out) if precision.matmul == "fp8" else nn.Linear(size_in, size_out, bias=False)
+
+
 class Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, precision: PrecisionSettings) -> None:
         super().__init__()
         self.heads = heads
-        size = width // heads
-        self.img_qkv_proj = nn.Linear(width, 3 * width, bias=False)
-        self.txt_kv_proj = nn.Linear(width, 2 * width, bias=False)
-        self.norm_q = RMSNorm(size)
-        self.norm_k = RMSNorm(size)
-        self.norm_added_k = RMSNorm(size)
-        self.to_out = nn.ModuleList([nn.Linear(width, width, bias=False)])
+        islands, size = precision.islands, width // heads
+        self.norms, self.rope, self.softmax = islands.norms, islands.rope, islands.softmax
+        self.img_qkv_proj = block_linear(width, 3 * width, precision)
+        self.txt_kv_proj = block_linear(width, 2 * width, precision)
+        self.norm_q = RMSNorm(size, islands.norms)
+        self.norm_k = RMSNorm(size, islands.norms)
+        self.norm_added_k = RMSNorm(size, islands.norms)
+        self.to_out = nn.ModuleList([block_linear(width, width, precision)])
 
     def read_text(self, text_BSD: Tensor) -> KeyValue:
         """Keys and values of the text. They do not depend on the image or on t, so sampling computes them once."""
@@ -34,9 +43,10 @@ class Attention(nn.Module):
         """`mask` is True where a key may be seen, [B, 1, 1, S + L]: it is broadcast and never expanded."""
         query_key, value = self._split_heads(self.img_qkv_proj(token_BLD), 3).split([2, 1])
         weight = torch.stack([self.norm_q.weight, self.norm_k.weight])[:, None, None, None, :]
-        query, key = rotate(rms_norm(query_key, weight), rotation).unbind(0)  # both at once: half the kernels
+        query_key = rms_norm(query_key, weight, self.norms)
+        query, key = rotate(query_key, rotation, self.rope).unbind(0)  # both at once: half the kernels
         key, value = torch.cat([text[0], key], dim=2), torch.cat([text[1], value[0]], dim=2)
-        seen = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        seen = attend(query, key, value, mask, self.softmax)
         out: Tensor = self.to_out[0](seen.transpose(1, 2).flatten(2))
         return out
 

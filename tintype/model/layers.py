@@ -1,4 +1,4 @@
-"""Small layers of the denoiser. Sinusoids and rotation tables are fp32 or better whatever the precision plan.
+"""Small layers of the denoiser. Sinusoids, rotations and norms are fp32 or better unless an island says otherwise.
 
 B: samples, C: channels, H, W: latent rows and columns, L: tokens, D: width, N: positions, P: size of a flat patch.
 """
@@ -10,7 +10,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from tintype.model.islands import held, project
+
 _SIDE_SIZE = 128
+_EPS = 1e-6
 
 
 def sinusoid(value_B: Tensor, size: int, max_period: int, factor: float = 1.0) -> Tensor:
@@ -40,12 +43,14 @@ def rotation_table(rows: int, columns: int, head_size: int, theta: int, device: 
     return torch.stack([torch.cos(angle).repeat_interleave(2, dim=-1), sine], dim=1).float()
 
 
-def rotate(x: Tensor, table: Tensor) -> Tensor:
+def rotate(x: Tensor, table: Tensor, rope: str = "fp32") -> Tensor:
     """Rotates neighbouring pairs of the last axis. `table` broadcasts against [B, heads, L, 2, head]."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    cosine, sine = table.to(wide.dtype).unbind(-2)
-    return torch.addcmul(wide * cosine, swapped, sine).to(x.dtype)
+    number = held(x, rope)
+    swapped = number.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    cosine, sine = table.to(number.dtype).unbind(-2)
+    if rope == "bf16":
+        return held(held(number * cosine, rope) + held(swapped * sine, rope), rope).to(x.dtype)
+    return torch.addcmul(number * cosine, swapped, sine).to(x.dtype)
 
 
 def patchify(z_BCHW: Tensor, patch: int) -> Tensor:
@@ -66,23 +71,24 @@ def unpatchify(token_BLP: Tensor, patch: int, rows: int, columns: int) -> Tensor
 class VectorMLP(nn.Module):
     """Two layers that embed a vector."""
 
-    def __init__(self, size_in: int, width: int) -> None:
+    def __init__(self, size_in: int, width: int, modulation: str) -> None:
         super().__init__()
+        self.position = modulation
         self.in_layer = nn.Linear(size_in, width)
         self.out_layer = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.out_layer(nn.functional.silu(self.in_layer(x)))
-        return hidden
+        hidden = held(project(held(x, self.position), self.in_layer, self.position), self.position)
+        return project(held(nn.functional.silu(hidden), self.position), self.out_layer, self.position)
 
 
 class ResolutionEmbedder(nn.Module):
     """A vector for the height and width of the latents: half of its sinusoids are the height's, half the width's."""
 
-    def __init__(self, width: int, max_period: int) -> None:
+    def __init__(self, width: int, max_period: int, modulation: str) -> None:
         super().__init__()
         self.max_period = max_period
-        self.mlp = VectorMLP(2 * _SIDE_SIZE, width)
+        self.mlp = VectorMLP(2 * _SIDE_SIZE, width, modulation)
 
     def forward(self, height: int, width: int, like_B: Tensor) -> Tensor:
         """[B, D], in the type and place of `like_B`."""
@@ -92,47 +98,94 @@ class ResolutionEmbedder(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm with its statistics in fp32."""
+    """Root-mean-square norm with its statistics in the position of the island `norms`."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, norms: str) -> None:
         super().__init__()
+        self.norms = norms
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight)
+        return rms_norm(x, self.weight, self.norms)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
+def rms_norm(x: Tensor, weight: Tensor, norms: str) -> Tensor:
+    number = held(x, norms)
+    return held(_by_root(number, norms) * held(weight, norms), norms).to(x.dtype)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Without weights of its own. In the position `bf16` it returns bf16's numbers as fp32, which is what autocast
+    makes of it on a GPU otherwise: what comes after it stays as it is."""
+
+    def __init__(self, width: int, norms: str) -> None:
+        super().__init__(width, elementwise_affine=False, eps=_EPS)
+        self.norms = norms
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.norms == "fp32":
+            return super().forward(x)
+        number = held(x, self.norms)
+        return _by_root(held(number - held(number.mean(-1, keepdim=True), self.norms), self.norms), self.norms)
+
+
+def _by_root(number: Tensor, norms: str) -> Tensor:
+    """Divided by the root of its mean square."""
+    square = held(held(number.square(), norms).mean(-1, keepdim=True), norms)
+    return held(number * held(torch.rsqrt(held(square + _EPS, norms)), norms), norms)
 
 
 class Modulation(nn.Module):
     """adaLN: shift, scale and gate for the attention and for the MLP, zero at the start."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, modulation: str) -> None:
         super().__init__()
+        self.position = modulation
         self.lin = nn.Linear(width, 6 * width)
         nn.init.zeros_(self.lin.weight)
         nn.init.zeros_(self.lin.bias)
 
     def forward(self, vector_BD: Tensor) -> tuple[Tensor, ...]:
-        six: Tensor = self.lin(nn.functional.silu(vector_BD))
+        six = project(_activated(vector_BD, self.position), self.lin, self.position)
         return six[:, None, :].chunk(6, dim=-1)
+
+
+def _activated(vector_BD: Tensor, position: str) -> Tensor:
+    return held(nn.functional.silu(held(vector_BD, position)), position)
+
+
+def modulate(x_BLD: Tensor, scale: Tensor, shift: Tensor, position: str) -> Tensor:
+    """Scale and shift, in the position of the island `modulation`."""
+    product = held(held(1 + held(scale, position), position) * held(x_BLD, position), position)
+    return held(product + held(shift, position), position)
+
+
+def add_gated(token_BLD: Tensor, gate: Tensor, added_BLD: Tensor, position: str) -> Tensor:
+    """Adds to the stream through a gate; the stream keeps its type."""
+    gated = held(held(gate, position) * held(added_BLD, position), position)
+    return held(held(token_BLD, position) + gated, position).to(token_BLD.dtype)
 
 
 class FinalLayer(nn.Module):
     """Modulated norm and projection to flat patches, zero at the start."""
 
-    def __init__(self, width: int, patch_size: int) -> None:
+    def __init__(self, width: int, patch_size: int, norms: str, modulation: str) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.position = modulation
+        self.norm = LayerNorm(width, norms)
         self.linear = nn.Linear(width, patch_size)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
     def forward(self, token_BLD: Tensor, vector_BD: Tensor) -> Tensor:
-        shift, scale = self.adaLN_modulation(vector_BD)[:, None, :].chunk(2, dim=-1)
-        projected: Tensor = self.linear((1 + scale) * self.norm(token_BLD) + shift)
+        activated = _activated(vector_BD, self.position)
+        two = project(activated, self._modulation_linear(), self.position)
+        shift, scale = two[:, None, :].chunk(2, dim=-1)
+        projected: Tensor = self.linear(modulate(self.norm(token_BLD), scale, shift, self.position))
         return projected
+
+    def _modulation_linear(self) -> nn.Linear:
+        layer = self.adaLN_modulation[1]
+        assert isinstance(layer, nn.Linear)
+        return layer

@@ -14,22 +14,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tintype.model.attention import Attention, KeyValue
+from tintype.model.attention import Attention, KeyValue, block_linear
+from tintype.model.islands import compile_rounding_whole, rounded
 from tintype.model.layers import (
     FinalLayer,
+    LayerNorm,
     Modulation,
     ResolutionEmbedder,
     VectorMLP,
+    add_gated,
+    modulate,
     patchify,
     rotation_table,
     sinusoid,
     unpatchify,
 )
 from tintype.seams import Output, Route, TextTokens
-from tintype.settings import ModelSettings
+from tintype.settings import ModelSettings, PrecisionSettings
 
 _TIME_SIZE = 256
 _MOST_SHAPES = 64
+_USUAL_PRECISION = PrecisionSettings()
 
 
 @dataclass(frozen=True)
@@ -43,16 +48,17 @@ class TextCache:
 class Block(nn.Module):
     """Modulated attention and gated MLP, each added to the stream through a gate."""
 
-    def __init__(self, width: int, heads: int, mlp_ratio: float) -> None:
+    def __init__(self, settings: ModelSettings, precision: PrecisionSettings) -> None:
         super().__init__()
-        hidden = int(width * mlp_ratio)
-        self.modulation = Modulation(width)
-        self.img_pre_norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
-        self.attention = Attention(width, heads)
-        self.post_attention_layernorm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
-        self.gate_proj = nn.Linear(width, hidden, bias=False)
-        self.up_proj = nn.Linear(width, hidden, bias=False)
-        self.down_proj = nn.Linear(hidden, width, bias=False)
+        width, hidden, islands = settings.width, settings.hidden, precision.islands
+        self.position = islands.modulation
+        self.modulation = Modulation(width, islands.modulation)
+        self.img_pre_norm = LayerNorm(width, islands.norms)
+        self.attention = Attention(width, settings.heads, precision)
+        self.post_attention_layernorm = LayerNorm(width, islands.norms)
+        self.gate_proj = block_linear(width, hidden, precision)
+        self.up_proj = block_linear(width, hidden, precision)
+        self.down_proj = block_linear(hidden, width, precision)
 
     def forward(
         self, token_BLD: Tensor, text: Tensor | KeyValue, vector_BD: Tensor, mask: Tensor | None, rotation: Tensor
@@ -60,31 +66,41 @@ class Block(nn.Module):
         """`text` is the projected text [B, S, D], or the keys and values already read from it."""
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(vector_BD)
         key_value = self.attention.read_text(text) if isinstance(text, Tensor) else text
-        seen = (1 + scale_a) * self.img_pre_norm(token_BLD) + shift_a
-        token_BLD = token_BLD + gate_a * self.attention(seen, key_value, mask, rotation)
-        seen = (1 + scale_m) * self.post_attention_layernorm(token_BLD) + shift_m
+        seen = modulate(self.img_pre_norm(token_BLD), scale_a, shift_a, self.position)
+        token_BLD = add_gated(token_BLD, gate_a, self.attention(seen, key_value, mask, rotation), self.position)
+        seen = modulate(self.post_attention_layernorm(token_BLD), scale_m, shift_m, self.position)
         hidden = nn.functional.gelu(self.gate_proj(seen), approximate="tanh") * self.up_proj(seen)
-        added_BLD: Tensor = gate_m * self.down_proj(hidden)
-        return token_BLD + added_BLD
+        return add_gated(token_BLD, gate_m, self.down_proj(hidden), self.position)
 
 
 class Transformer(nn.Module):
-    def __init__(self, settings: ModelSettings, channels: int, text_dim: int) -> None:
+    def __init__(
+        self,
+        settings: ModelSettings,
+        channels: int,
+        text_dim: int,
+        precision: PrecisionSettings = _USUAL_PRECISION,
+    ) -> None:
         super().__init__()
         self.settings = settings
+        self.islands = islands = precision.islands
         width, patch_size = settings.width, channels * settings.patch**2
         self.img_in = _patch_embedding(patch_size, width, settings.bottleneck)
-        self.time_in = VectorMLP(_TIME_SIZE, width)
+        self.time_in = VectorMLP(_TIME_SIZE, width, islands.modulation)
         self.txt_in = nn.Linear(text_dim, width)
-        self.blocks = nn.ModuleList(Block(width, settings.heads, settings.mlp_ratio) for _ in range(settings.depth))
-        self.final_layer = FinalLayer(width, patch_size)
+        self.blocks = nn.ModuleList(Block(settings, precision) for _ in range(settings.depth))
+        self.final_layer = FinalLayer(width, patch_size, islands.norms, islands.modulation)
         # The last to draw its weights: the others' are the same with and without it.
-        embeds = settings.resolution_embeds
-        self.resolution_embedder = ResolutionEmbedder(width, settings.time_max_period) if embeds else None
+        self.resolution_embedder = (
+            ResolutionEmbedder(width, settings.time_max_period, islands.modulation)
+            if settings.resolution_embeds
+            else None
+        )
         if settings.compile:
             for block in self.blocks:  # all blocks, of all runs of a process, share one compiled graph
                 block.compile(dynamic=False)
             allow_shapes()
+            compile_rounding_whole()
 
     def read_text(self, text: TextTokens) -> TextCache:
         """Projects the text and reads its keys and values in every block, once for all steps of sampling."""
@@ -152,6 +168,8 @@ class Transformer(nn.Module):
     def _embed_time(self, t_B: Tensor) -> Tensor:
         if t_B.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"timesteps must be float32 or float64, not {t_B.dtype}: 16 bits cannot tell them apart")
+        if self.islands.timestep == "bf16":
+            t_B = rounded(t_B).to(t_B.dtype)
         wave = sinusoid(t_B, _TIME_SIZE, self.settings.time_max_period, self.settings.time_factor)
         vector_BD: Tensor = self.time_in(wave)
         return vector_BD
@@ -164,7 +182,8 @@ class Transformer(nn.Module):
 
     def _rotation(self, rows: int, columns: int, device: torch.device) -> Tensor:
         head_size = self.settings.width // self.settings.heads
-        return _rotation(rows, columns, head_size, self.settings.rope_theta, device)
+        table = _rotation(rows, columns, head_size, self.settings.rope_theta, device)
+        return table.bfloat16() if self.islands.rope == "bf16" else table
 
 
 def allow_shapes() -> None:

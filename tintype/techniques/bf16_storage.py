@@ -24,7 +24,8 @@ class Options(Settings):
 
 
 def apply(plan: Plan, options: Options) -> dict[str, Any]:
-    return {"precision": PrecisionSettings(storage="bf16", rounding=options.rounding, compute="bf16")}
+    changes = {"storage": "bf16", "rounding": options.rounding, "compute": "bf16"}
+    return {"precision": PrecisionSettings(**{**dict(plan.precision), **changes})}
 
 
 TECHNIQUE = Technique(

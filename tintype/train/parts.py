@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from tintype import world
 from tintype.data.scenes.source import scene_source
 from tintype.errors import UserError
 from tintype.losses import LossPart
-from tintype.model import TextCache, Transformer
+from tintype.model import TextCache, Transformer, fp8
 from tintype.plan import Plan
 from tintype.rng import stream_key
 from tintype.routing import Unrouted
@@ -30,6 +31,7 @@ from tintype.seams import (
     Tokenizer,
     Weighting,
 )
+from tintype.settings import PrecisionSettings
 from tintype.train.gradients import NO_OTHERS, GradientMean
 from tintype.train.layout import ONE, Layout, cut_into_pieces, lay_out, share_of_batch
 from tintype.world import World
@@ -124,6 +126,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     device = choose_device(plan.run.device)
     layout = lay_out(plan.run.distribution, world.current(), device) if training else ONE
     share_of_batch(plan.train, layout.world)
+    precision = precision_on(device, plan.precision, training)
     tokenizer = plan.tokenizer.build()
     source = scene_source(plan.data, "train", device)
     _check_column(plan, source)
@@ -132,7 +135,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     if plan.model.compile:
         text.compile_layers()
     with seeded(plan.seed, "denoiser"):
-        denoiser = Transformer(plan.model, tokenizer.channels, text.dim)
+        denoiser = Transformer(plan.model, tokenizer.channels, text.dim, precision)
     with seeded(plan.seed, "router"):
         router = plan.route.build(plan.model) if plan.route else Unrouted(plan.model.depth)
     objective = plan.objective.build(plan.time)
@@ -163,6 +166,17 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
         layout=layout,
         gradients=GradientMean(list(modules.parameters()), layout),
     )
+
+
+def precision_on(device: torch.device, precision: PrecisionSettings, training: bool) -> PrecisionSettings:
+    """The precision of the denoiser on this device. What was trained in FP8 can be sampled without it, with a note."""
+    if precision.matmul == "plain" or fp8.runs_on(device):
+        return precision
+    lacking = f"{device} has no FP8 matrix products (NVIDIA GPUs of compute capability 8.9 and above have)"
+    if training:
+        raise UserError(f"precision.matmul is fp8, but {lacking}; use such a GPU, or --set precision.matmul=plain")
+    sys.stderr.write(f"note: the run was trained with FP8 products, but {lacking}; computing in bf16 instead\n")
+    return precision.model_copy(update={"matmul": "plain"})
 
 
 def _store_in_bf16(modules: nn.ModuleDict) -> None:

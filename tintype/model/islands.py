@@ -1,0 +1,98 @@
+"""The islands of a precision plan: operations of the denoiser whose precision is chosen apart from the rest.
+
+In the position `bf16` every operand and every result of an island is rounded to bf16, as torch's bf16 operations do one
+by one (a sum is accumulated in fp32 and then rounded). The numbers are kept in fp32 for that: a compiler that fuses
+bf16 operations leaves out the roundings between them, and the island would quietly be fp32 again.
+
+B: samples, L: queries, K: keys, H: head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+_HALF_BELOW = 0x7FFF
+_UPPER_BITS = -0x10000
+
+
+class _Rounded(torch.autograd.Function):
+    """To the nearest bf16, ties to even, in the bits of an fp32: compilers drop a cast to bf16 and back.
+
+    The gradient is rounded as well, as that of a bf16 tensor would be.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return _nearest(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _nearest(gradient)
+
+
+def _nearest(x: Tensor) -> Tensor:
+    bits = x.view(torch.int32)
+    moved = (bits + (_HALF_BELOW + ((bits >> 16) & 1))) & _UPPER_BITS
+    return torch.where(x.isnan(), x, moved.view(torch.float32))
+
+
+def rounded(x: Tensor) -> Tensor:
+    """The nearest numbers of bf16, as fp32."""
+    nearest: Tensor = _Rounded.apply(x.float())  # type: ignore[no-untyped-call]
+    return nearest
+
+
+def compile_rounding_whole() -> None:
+    """Tells the compiler to take each rounding as it is: it looks into dozens of them in a block, for minutes."""
+    torch._dynamo.allow_in_graph(rounded)
+
+
+def wide(x: Tensor) -> Tensor:
+    """In fp32 or better."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def held(x: Tensor, position: str) -> Tensor:
+    """A number as the island holds it: rounded, wide, or (`autocast`) as it comes."""
+    if position == "autocast":
+        return x
+    return rounded(x) if position == "bf16" else wide(x)
+
+
+def project(x: Tensor, layer: nn.Linear, position: str) -> Tensor:
+    """A linear layer of the island, whatever autocast says, unless the island leaves it to autocast."""
+    if position == "autocast":
+        out: Tensor = layer(x)
+        return out
+    kind = torch.bfloat16 if position == "bf16" else wide(x).dtype
+    with torch.autocast(x.device.type, enabled=False):
+        return linear(x.to(kind), layer.weight.to(kind), layer.bias.to(kind))
+
+
+def attend(query_BLH: Tensor, key_BKH: Tensor, value_BKH: Tensor, mask: Tensor | None, softmax: str) -> Tensor:
+    """Attention with its scores, softmax and weighted sum in the island's position; heads stand after B.
+
+    `fused` is torch's own choice of a kernel: inputs and output in their type, sums and softmax in fp32 inside.
+    """
+    if softmax == "fused":
+        return scaled_dot_product_attention(query_BLH, key_BKH, value_BKH, attn_mask=mask)
+    with torch.autocast(query_BLH.device.type, enabled=False):
+        if softmax == "bf16":
+            seen = _attend_in_bf16(query_BLH.bfloat16(), key_BKH.bfloat16(), value_BKH.bfloat16(), mask)
+        else:
+            seen = scaled_dot_product_attention(wide(query_BLH), wide(key_BKH), wide(value_BKH), attn_mask=mask)
+    return seen.to(query_BLH.dtype)
+
+
+def _attend_in_bf16(query_BLH: Tensor, key_BKH: Tensor, value_BKH: Tensor, mask: Tensor | None) -> Tensor:
+    score_BLK = rounded((query_BLH @ key_BKH.mT).float() * query_BLH.shape[-1] ** -0.5)
+    if mask is not None:
+        score_BLK = score_BLK.masked_fill(~mask, -torch.inf)
+    largest_BL1 = score_BLK.detach().amax(-1, keepdim=True)
+    power_BLK = rounded(torch.exp(rounded(score_BLK - largest_BL1)))
+    share_BLK = rounded(power_BLK / rounded(power_BLK.sum(-1, keepdim=True)))
+    return share_BLK.bfloat16() @ value_BKH

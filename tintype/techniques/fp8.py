@@ -1,0 +1,28 @@
+"""fp8: the linear layers of the blocks multiply in FP8, forward and backward, with their weights in fp32.
+
+It is for GPUs of compute capability 8.9 and above (Ada, Hopper); how it is done stands in `tintype/model/fp8.py`.
+Modulation, first and last layers, text encoder and losses multiply as before, in bf16.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tintype.settings import PrecisionSettings
+from tintype.techniques.technique import NoOptions, Technique
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+
+def apply(plan: Plan, options: NoOptions) -> dict[str, Any]:
+    return {"precision": PrecisionSettings(**{**dict(plan.precision), "matmul": "fp8", "compute": "bf16"})}
+
+
+TECHNIQUE = Technique(
+    name="fp8",
+    seam="precision",
+    summary="multiply the matrices of the blocks in FP8 (Ada, Hopper and later GPUs)",
+    apply=apply,
+    paper="arXiv:2209.05433",
+)

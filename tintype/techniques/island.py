@@ -1,0 +1,45 @@
+"""island: the precision of single operations of the denoiser, one by one; what is not named stays as the plan has it.
+
+`island:timestep=bf16` rounds t as a cast of the denoiser's inputs would; `island:softmax=fp32` takes the attention out
+of bf16. In an arm each, they say which operation costs what.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import model_validator
+
+from tintype.settings import IslandSettings, PrecisionSettings, Settings
+from tintype.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+
+class Options(Settings):
+    norms: Literal["fp32", "bf16"] | None = None
+    softmax: Literal["fused", "fp32", "bf16"] | None = None
+    rope: Literal["fp32", "bf16"] | None = None
+    timestep: Literal["fp32", "bf16"] | None = None
+    modulation: Literal["autocast", "fp32", "bf16"] | None = None
+
+    @model_validator(mode="after")
+    def _some(self) -> Options:
+        if not self.model_dump(exclude_none=True):
+            raise ValueError(f"name an island, as in timestep=bf16; there are {', '.join(Options.model_fields)}")
+        return self
+
+
+def apply(plan: Plan, options: Options) -> dict[str, Any]:
+    islands = IslandSettings(**{**dict(plan.precision.islands), **options.model_dump(exclude_none=True)})
+    return {"precision": PrecisionSettings(**{**dict(plan.precision), "islands": islands})}
+
+
+TECHNIQUE = Technique(
+    name="island",
+    seam="precision",
+    summary="the precision of norms, softmax, RoPE, timestep or modulation by itself",
+    apply=apply,
+    options=Options,
+)
