@@ -20,7 +20,7 @@ from tintype.train import fault
 from tintype.train.clock import Clock
 from tintype.train.gradients import clip
 from tintype.train.later import Later
-from tintype.train.layout import share_of_batch
+from tintype.train.layout import local, share_of_batch
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState
 from tintype.transfer import send
@@ -67,13 +67,14 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
         first = state.images_seen + index * micro + parts.world.rank * share
         found = micro_batch_losses(parts, first, share, state.step, clock)
         with clock.part("backward"), parts.gradients.over(last=index == plan.train.accumulate - 1):
-            (found.parts["loss"] / plan.train.accumulate).backward()
+            (found.parts["loss"] / plan.train.accumulate * plan.precision.loss_scale).backward()
         by_time += found.by_time
         for name, value in found.parts.items():
             losses[name] = losses.get(name, torch.zeros_like(value)) + value.detach() / plan.train.accumulate
         fault.point("step.backward")
 
     with clock.part("optimizer"):
+        _undo_loss_scale(state, plan)
         grad_norm = clip(state.parameters, plan.train.clip_norm, parts.layout)
         skipped = grad_norm.isfinite().logical_not().float()
         for group in state.optimizer.param_groups:
@@ -152,3 +153,10 @@ def lr_factor(plan: Plan, step: int) -> float:
         return 1.0
     share = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
     return 0.5 * (1 + math.cos(math.pi * share))
+
+
+def _undo_loss_scale(state: TrainState, plan: Plan) -> None:
+    """Divides the gradients by what the loss was multiplied with; a power of two loses nothing of them."""
+    if plan.precision.loss_scale != 1:
+        gradients = [local(one.grad) for one in state.parameters if one.grad is not None]
+        torch._foreach_div_(gradients, plan.precision.loss_scale)

@@ -226,3 +226,30 @@ def test_storage_is_fp32_under_bf16_compute() -> None:
     for _ in range(3):
         assert update(parts, state, clock()).finite
     assert {tensor.dtype for tensor in state.tensors().values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("techniques", [[], ["bf16-storage"]], ids=["fp32", "bf16-storage"])
+def test_a_loss_scale_of_a_power_of_two_changes_no_bit(techniques: list[str]) -> None:
+    """Exponents have room for it, in fp32 and in bf16 alike: that is why neither needs one."""
+    found = []
+    for scale in (1, 1024, 2**-10):
+        parts = build_parts(
+            tiny_plan(
+                f"precision.loss_scale={scale}", "train.accumulate=2", "train.clip_norm=0.05", techniques=techniques
+            )
+        )
+        state = new_state(parts)
+        results = [update(parts, state, clock()) for _ in range(3)]
+        found.append(([(float(one.losses["loss"]), one.grad_norm) for one in results], weights(parts)))
+    for numbers, after in found[1:]:
+        assert numbers == found[0][0] and same(after, found[0][1])
+
+
+def test_a_loss_scale_that_overflows_is_a_skipped_step() -> None:
+    parts = build_parts(tiny_plan("precision.loss_scale=1e38"))
+    state = new_state(parts)
+    for parameter in parts.denoiser.final_layer.parameters():
+        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
+    before = weights(parts)
+    result = update(parts, state, clock())
+    assert not result.finite and math.isfinite(float(result.losses["loss"])) and same(before, weights(parts))
