@@ -1,7 +1,8 @@
 """`tintype bench`: images per second of training, sampling and rendering, measured in one process.
 
-`compare` measures training alone: the plan as it is and with each technique, at several numbers of image tokens. Its
-point are the ratios, which carry over to other machines better than the speeds do.
+`compare` measures training alone: the plan as it is and with each technique, at several numbers of image tokens and
+sizes of the batch. Its point are the ratios, which carry over to other machines better than the speeds do. Muon's
+optimizer stands beside the time that its matrix products need at the least.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, pairwise
 from statistics import median
@@ -30,8 +32,9 @@ from tintype.generate import SamplerSettings, generate
 from tintype.plan import Plan, apply_techniques, plan_from_document
 from tintype.settings import DataSettings, plain
 from tintype.strict import Document
-from tintype.train.clock import Clock
+from tintype.train.clock import PARTS, Clock
 from tintype.train.folder import environment
+from tintype.train.optim.muon import MuonSettings, newton_schulz_flops
 from tintype.train.parts import Parts, build_parts, choose_device, exact_fp32
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import update
@@ -39,6 +42,7 @@ from tintype.train.update import update
 _WARM_UP_STEPS = 3
 _MOST_WARM_UP_STEPS = 10
 _RENDER_PX, _RENDER_COUNT = 64, 1024
+_CEILING_TRIES = 20
 _SHOWN_PARTS = ("forward", "backward", "optimizer", "data")
 _SIZE_RULES = DataSettings.model_fields["size_px"].metadata
 DENSE, AGAIN = "dense", "dense again"
@@ -110,14 +114,29 @@ class Row:
     batch: int
     technique: str
     images_per_s: float | None = None
-    """By the median of the timed steps."""
+    """By the median of the timed steps, without the time that the device waited for data."""
     slowest_images_per_s: float | None = None
     fastest_images_per_s: float | None = None
     times_dense: float | None = None
-    """Its images per second over those of the plan as it is, at the same number of tokens."""
+    """Its images per second over those of the plan as it is, at the same number of tokens and size of the batch."""
     time_split: dict[str, float] | None = None
+    """Of the whole steps, the wait for data included."""
     data_share: float | None = None
-    """Of the time, what the host spent on data: on a GPU it runs beside the rest."""
+    """Of the whole steps, the wait for data: on a GPU what of the host's work did not run beside its own."""
+    step_s: float | None = None
+    """Median, without the wait for data."""
+    optimizer_s: float | None = None
+    """Median of a step's, with clipping and the weight average."""
+    optimizer_share: float | None = None
+    """Of `step_s`."""
+    newton_schulz_tflop: float | None = None
+    """Of Muon's matrix products in a step; None, as all that follows from it, for other optimizers."""
+    ceiling_tflop_per_s: float | None = None
+    """Of one large matrix product in the iteration's type, the best of several, right behind the timed steps."""
+    floor_s: float | None = None
+    """What Newton and Schulz's iteration needs at the least: its products at the ceiling."""
+    times_floor: float | None = None
+    """The whole optimizer over the floor."""
     peak_gib: float | None = None
     """Most GPU memory in use in the timed steps; None on a CPU."""
     graphs: int | None = None
@@ -134,24 +153,29 @@ def compare(
     plan: Plan,
     techniques: Sequence[str],
     tokens: Sequence[int],
+    batches: Sequence[int],
     steps: int,
     on_row: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Any]:
-    """Training speed of the plan and of the plan with each technique, at each number of image tokens.
+    """Training speed of the plan and of the plan with each technique, at each number of image tokens and each batch.
 
     With techniques the plan itself is measured first and last: its second ratio says how far one can trust the others.
     """
     _refuse_twice("--technique", techniques)
     _refuse_twice("--tokens", tokens)
+    _refuse_twice("--batch", batches)
+    wanted: list[int | None] = [*batches] or [None]
+    sizes = [(count, batch) for count in tokens or [_tokens(plan)] for batch in wanted]
     cases = [
         (name, apply_techniques(sized, specs))
-        for sized in [at_tokens(plan, count) for count in tokens or [_tokens(plan)]]
+        for sized in [at_size(plan, *size) for size in sizes]
         for name, specs in [(DENSE, []), *((one, [one]) for one in techniques), *([(AGAIN, [])] if techniques else [])]
     ]
     rows = []
     for name, case in cases:
-        on_row(f"{_tokens(case)} tokens, {name}")
-        rows.append(_row(name, case, steps))
+        row = Row(_tokens(case), case.data.size_px, case.train.batch, name)
+        on_row(_title(row))
+        rows.append(_measured(row, case, steps))
     _free()
     return {
         "environment": environment(choose_device(plan.run.device)),
@@ -161,15 +185,18 @@ def compare(
     }
 
 
-def at_tokens(plan: Plan, tokens: int) -> Plan:
+def at_size(plan: Plan, tokens: int, batch: int | None = None) -> Plan:
     """The plan with images of so many tokens, and so many of them that a micro-batch has no more tokens than before.
 
-    It has no more images than one batch: all are rendered in the first step, and the data is not what is measured.
+    A step is one micro-batch, or as many as make up the `batch`. It has no more images than one batch: all are
+    rendered in the first step, and the data is not what is measured.
     """
     size_px = plan.data.size_px if tokens == _tokens(plan) else _size_px(plan, tokens)
-    batch = max(1, plan.train.batch // plan.train.accumulate * _tokens(plan) // tokens)
-    count = min(batch, plan.data.count)
-    changes = [f"data.size_px={size_px}", f"data.count={count}", f"train.batch={batch}", "train.accumulate=1"]
+    most = max(1, plan.train.batch // plan.train.accumulate * _tokens(plan) // tokens)
+    batch = batch or most
+    accumulate = next(n for n in range(-(-batch // most), batch + 1) if batch % n == 0)
+    sizes = {"data.size_px": size_px, "data.count": min(batch, plan.data.count), "train.batch": batch}
+    changes = [f"{key}={value}" for key, value in {**sizes, "train.accumulate": accumulate}.items()]
     return plan_from_document(Document(f"the plan at {tokens} tokens", plain(plan)), changes)
 
 
@@ -198,9 +225,12 @@ def _refuse_twice(option: str, values: Sequence[object]) -> None:
             raise UserError(f"{option}: {value} is given twice; give it once")
 
 
-def _row(name: str, plan: Plan, steps: int) -> Row:
+def _title(row: Row) -> str:
+    return f"{row.tokens} tokens, batch {row.batch}, {row.technique}"
+
+
+def _measured(row: Row, plan: Plan, steps: int) -> Row:
     _free()
-    row = Row(_tokens(plan), plan.data.size_px, plan.train.batch, name)
     try:
         return replace(row, **_train_speed(plan, steps))
     except torch.OutOfMemoryError:
@@ -211,32 +241,79 @@ def _train_speed(plan: Plan, steps: int) -> dict[str, Any]:
     parts = build_parts(plan)
     for term in parts.terms:
         term.part.ready()
-    state, clock = new_state(parts), Clock(parts.device)
+    state, clock = new_state(parts), StepClock(parts.device)
     began = _compiled()
     _warm_up(parts, state, clock)
     warm = _compiled()
     if parts.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(parts.device)
-    clock.read()
-    laps = _Laps(parts.device)
+    clock.start()
     for _ in range(steps):
         _first_step(parts, state, clock)
-        laps.mark()
-    seconds, split = clock.read()
-    done = _compiled()
-    total = max(seconds, sum(split.values()))
-    batch, steps_s = plan.train.batch, laps.read()
+        clock.end_step()
+    done, timed = _compiled(), clock.steps()
+    peak_gib = torch.cuda.max_memory_allocated(parts.device) / 2**30 if parts.device.type == "cuda" else None
     return {
-        "images_per_s": batch / median(steps_s),
-        "slowest_images_per_s": batch / max(steps_s),
-        "fastest_images_per_s": batch / min(steps_s),
-        "time_split": {part: value / total for part, value in split.items()},
-        "data_share": split["data"] / total,
-        "peak_gib": torch.cuda.max_memory_allocated(parts.device) / 2**30 if parts.device.type == "cuda" else None,
+        **_speeds(timed, plan.train.batch),
+        "peak_gib": peak_gib,
         "graphs": warm[0] - began[0],
         "recompiled": done[0] - warm[0],
         "graph_breaks": done[1] - began[1],
+        **_beside_floor(parts, median(step.parts_s["optimizer"] for step in timed)),
     }
+
+
+@dataclass(frozen=True)
+class Step:
+    whole_s: float
+    parts_s: dict[str, float]
+
+
+def _speeds(timed: Sequence[Step], batch: int) -> dict[str, Any]:
+    """The fields of a Row that follow from the times of its steps alone."""
+    total_s = sum(step.whole_s for step in timed)
+    steps_s = [step.whole_s - step.parts_s["data"] for step in timed]
+    step_s, optimizer_s = median(steps_s), median(step.parts_s["optimizer"] for step in timed)
+    split = {part: sum(step.parts_s[part] for step in timed) / total_s for part in PARTS}
+    return {
+        "images_per_s": batch / step_s,
+        "slowest_images_per_s": batch / max(steps_s),
+        "fastest_images_per_s": batch / min(steps_s),
+        "time_split": split,
+        "data_share": split["data"],
+        "step_s": step_s,
+        "optimizer_s": optimizer_s,
+        "optimizer_share": optimizer_s / step_s,
+    }
+
+
+def _beside_floor(parts: Parts, optimizer_s: float) -> dict[str, float]:
+    """Muon's optimizer beside what its iteration needs at the least; nothing for other optimizers."""
+    settings = parts.plan.optimizer
+    if not isinstance(settings, MuonSettings):
+        return {}
+    flop = newton_schulz_flops(settings, dict(parts.modules.named_parameters()))
+    ceiling = matmul_flop_per_s(parts.device, torch.bfloat16 if settings.compute == "bf16" else torch.float32)
+    return {
+        "newton_schulz_tflop": flop / 1e12,
+        "ceiling_tflop_per_s": ceiling / 1e12,
+        "floor_s": flop / ceiling,
+        "times_floor": optimizer_s / (flop / ceiling),
+    }
+
+
+def matmul_flop_per_s(device: torch.device, dtype: torch.dtype) -> float:
+    """Of the fastest of several large square matrix products of random numbers (zeros are faster: they need less
+    power)."""
+    side = 8192 if device.type == "cuda" else 512
+    generator = torch.Generator(device).manual_seed(0)
+    first, second = (torch.randn(side, side, device=device, generator=generator).to(dtype) for _ in range(2))
+    product = first @ second
+    clock = StepClock(device)
+    for _ in range(_CEILING_TRIES):
+        torch.mm(first, second, out=product)
+        clock.end_step()
+    return 2 * side**3 / min(step.whole_s for step in clock.steps())
 
 
 def _warm_up(parts: Parts, state: TrainState, clock: Clock) -> None:
@@ -259,26 +336,52 @@ def _compiled() -> tuple[int, int]:
     return counters["stats"]["unique_graphs"], sum((counters["graph_break"] + counters["unimplemented"]).values())
 
 
-class _Laps:
-    """Seconds of each step. On a GPU they are marks in its own queue, so that nothing waits."""
+class StepClock(Clock):
+    """Seconds of each step and of its parts. On a GPU they are marks in its own queue, so that nothing waits, and the
+    time between the two around `data` is what the GPU waited for it."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._events: list[torch.cuda.Event] = []
-        self._times_s: list[float] = []
-        self.mark()
+        self.start()
 
-    def mark(self) -> None:
-        if self._stream:
-            self._events.append(self._stream.record_event(torch.cuda.Event(enable_timing=True)))
-        else:
-            self._times_s.append(time.perf_counter())
+    def start(self) -> None:
+        """What is timed begins here."""
+        self._spans: list[list[tuple[str, Any, Any]]] = [[]]
+        self._ends = [self._mark()]
 
-    def read(self) -> list[float]:
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        began = self._mark()
+        yield
+        self._spans[-1].append((name, began, self._mark()))
+
+    def end_step(self) -> None:
+        self._ends.append(self._mark())
+        self._spans.append([])
+
+    def steps(self) -> list[Step]:
+        """Those that have ended."""
         if self._stream:
             self._stream.synchronize()
-            return [before.elapsed_time(after) / 1000 for before, after in pairwise(self._events)]
-        return [after - before for before, after in pairwise(self._times_s)]
+        return [
+            Step(self._between_s(*ends), self._parts_s(spans))
+            for ends, spans in zip(pairwise(self._ends), self._spans[:-1], strict=True)
+        ]
+
+    def _parts_s(self, spans: Sequence[tuple[str, Any, Any]]) -> dict[str, float]:
+        found = dict.fromkeys(PARTS, 0.0)
+        for name, began, ended in spans:
+            found[name] += self._between_s(began, ended)
+        return found
+
+    def _mark(self) -> Any:
+        if self._stream:
+            return self._stream.record_event(torch.cuda.Event(enable_timing=True))
+        return time.perf_counter()
+
+    def _between_s(self, began: Any, ended: Any) -> float:
+        return float(began.elapsed_time(ended) / 1000 if self._stream else ended - began)
 
 
 def _free() -> None:
@@ -291,35 +394,51 @@ def _free() -> None:
 
 
 def _with_ratios(rows: Sequence[Row]) -> list[Row]:
-    dense = {row.tokens: row.images_per_s for row in rows if row.technique == DENSE}
+    dense = {_size(row): row.images_per_s for row in rows if row.technique == DENSE}
     return [
-        replace(row, times_dense=row.images_per_s / base) if row.images_per_s and (base := dense[row.tokens]) else row
+        replace(row, times_dense=row.images_per_s / base) if row.images_per_s and (base := dense[_size(row)]) else row
         for row in rows
     ]
 
 
+def _size(row: Row) -> tuple[int, int]:
+    return row.tokens, row.batch
+
+
 def show(result: dict[str, Any], console: Console) -> None:
-    """The rows as a table, and a note for each that is not to be trusted."""
+    """The rows as a table, Muon beside its floor, and a note for each that is not to be trusted."""
     title = f"{result['environment']['device']}, median (slowest–fastest) of {result['steps']} steps"
     table = Table(title=escape(title), title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name in ("tokens", "px", "batch", "technique", "images/s", "× dense", "/\n".join(_SHOWN_PARTS) + " %", "GiB"):
         table.add_column(name, justify="left" if name == "technique" else "right", no_wrap=True)
     rows = [Row(**row) for row in result["rows"]]
-    for _, same_tokens in groupby(rows, key=lambda row: row.tokens):
-        for row in same_tokens:
+    for _, same_size in groupby(rows, key=_size):
+        for row in same_size:
             table.add_row(f"{row.tokens}", f"{row.size_px}", f"{row.batch}", escape(row.technique), *_numbers(row))
         table.add_row()
     console.print(table)
     for row in rows:
+        if row.floor_s is not None:
+            console.print(_floor_line(row), soft_wrap=True, highlight=False, markup=False)
+    for row in rows:
         if row.recompiled or row.graph_breaks:
             console.print(
-                f"note: {row.tokens} tokens, {row.technique}: {row.recompiled} graphs compiled in the timed steps, "
+                f"note: {_title(row)}: {row.recompiled} graphs compiled in the timed steps, "
                 f"{row.graph_breaks} graph breaks; it could be faster",
                 style="yellow",
                 soft_wrap=True,
                 highlight=False,
                 markup=False,
             )
+
+
+def _floor_line(row: Row) -> str:
+    assert row.optimizer_s and row.optimizer_share and row.floor_s
+    return (
+        f"{_title(row)}: the optimizer takes {1000 * row.optimizer_s:.3g} ms, {100 * row.optimizer_share:.3g}% of a "
+        f"step; Newton–Schulz is {row.newton_schulz_tflop:.3g} TFLOP, {1000 * row.floor_s:.3g} ms at the "
+        f"{row.ceiling_tflop_per_s:.3g} TFLOP/s of a large matrix product: {row.times_floor:.2f} × that floor"
+    )
 
 
 def _numbers(row: Row) -> list[str]:

@@ -404,6 +404,9 @@ def bench(
     tokens: Annotated[
         str | None, typer.Option(help="Measure training alone, at these numbers of image tokens: 256,1024")
     ] = None,
+    batch: Annotated[
+        str | None, typer.Option(help="Measure training alone, with so many images a step: 32,256")
+    ] = None,
     metrics: Annotated[bool, typer.Option("--metrics", help="Time the metrics on 10,000 pictures instead")] = False,
     json_: Json = False,
 ) -> None:
@@ -414,10 +417,11 @@ def bench(
     from tintype.train.parts import choose_device
 
     plan = _plan(recipe, set_, [])
-    if technique or tokens is not None:
+    if technique or tokens is not None or batch is not None:
         if metrics:
-            raise UserError("--metrics times the metrics and no training; leave out --technique and --tokens")
-        _bench_training(plan, technique, tokens, steps, json_)
+            raise UserError("--metrics times the metrics and no training; leave out --technique, --tokens and --batch")
+        counts, batches = _whole_numbers("--tokens", tokens, "256,1024"), _whole_numbers("--batch", batch, "32,256")
+        _bench_training(plan, technique, counts, batches, steps, json_)
         return
     if metrics:
         sizes, device = (768, 1024, 2048), choose_device(plan.run.device)
@@ -434,17 +438,22 @@ def bench(
         console.print(f"{name}: {shown}", highlight=False, soft_wrap=True)
 
 
-def _bench_training(plan: Any, techniques: list[str], tokens: str | None, steps: int, json_: bool) -> None:
+def _whole_numbers(option: str, value: str | None, example: str) -> list[int]:
+    """Those of an option like --tokens 256,1024; none where it was not given."""
+    numbers = value.split(",") if value is not None else []
+    for number in numbers:
+        if not number.strip().isdecimal() or not int(number):
+            raise UserError(f"{option} {value}: '{number}' is no whole number above 0; write it as {option} {example}")
+    return [int(number) for number in numbers]
+
+
+def _bench_training(
+    plan: Any, techniques: list[str], tokens: list[int], batches: list[int], steps: int, json_: bool
+) -> None:
     from tintype.bench import compare, show
 
-    counts = tokens.split(",") if tokens is not None else []
-    for count in counts:
-        if not count.strip().isdecimal():
-            raise UserError(f"--tokens {tokens}: '{count}' is no whole number; write it as --tokens 256,1024")
     with Console(stderr=True).status("measuring") as status:
-        result = compare(
-            plan, techniques, [int(count) for count in counts], steps, lambda row: status.update(f"measuring: {row}")
-        )
+        result = compare(plan, techniques, tokens, batches, steps, lambda row: status.update(f"measuring: {row}"))
     if json_:
         _print_json(result)
         return

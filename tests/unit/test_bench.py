@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from typer.testing import CliRunner
 
 from tests.tiny import tiny_plan
 from tintype import bench
-from tintype.bench import at_tokens, compare, measure, show
+from tintype.bench import Step, StepClock, at_size, compare, measure, show
 from tintype.cli import app
 from tintype.errors import UserError
+from tintype.train.clock import PARTS
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState
 from tintype.train.update import update as real_update
@@ -31,11 +33,11 @@ def test_the_bench_measures_a_plan_with_a_teacher() -> None:
 
 def test_techniques_are_compared_with_the_plan_itself_at_each_number_of_tokens() -> None:
     seen: list[str] = []
-    result = compare(tiny_plan(), ["tread", "ema"], [16, 64], 2, seen.append)
+    result = compare(tiny_plan(), ["tread", "ema"], [16, 64], [], 2, seen.append)
     rows = result["rows"]
     names = ["dense", "tread", "ema", "dense again"]
     assert [(row["tokens"], row["size_px"], row["batch"]) for row in rows] == [(16, 16, 4)] * 4 + [(64, 32, 1)] * 4
-    assert [row["technique"] for row in rows] == names * 2 and seen[1] == "16 tokens, tread"
+    assert [row["technique"] for row in rows] == names * 2 and seen[1] == "16 tokens, batch 4, tread"
     for row in rows:
         dense = rows[0] if row["tokens"] == 16 else rows[4]
         assert row["times_dense"] == row["images_per_s"] / dense["images_per_s"]
@@ -45,16 +47,88 @@ def test_techniques_are_compared_with_the_plan_itself_at_each_number_of_tokens()
 
 
 def test_without_techniques_or_tokens_only_what_is_asked_is_measured() -> None:
-    assert [row["technique"] for row in compare(tiny_plan(), [], [16], 2)["rows"]] == ["dense"]
-    assert {row["tokens"] for row in compare(tiny_plan(), ["tread"], [], 2)["rows"]} == {16}
+    assert [row["technique"] for row in compare(tiny_plan(), [], [16], [], 2)["rows"]] == ["dense"]
+    assert {row["tokens"] for row in compare(tiny_plan(), ["tread"], [], [], 2)["rows"]} == {16}
 
 
 def test_a_micro_batch_keeps_its_tokens_and_its_images_fit_one_batch() -> None:
     plan = tiny_plan("train.batch=64", "train.accumulate=2", "data.count=1000")
-    found = {tokens: at_tokens(plan, tokens) for tokens in (16, 25, 64, 4096)}
+    found = {tokens: at_size(plan, tokens) for tokens in (16, 25, 64, 4096)}
     assert {tokens: one.train.batch for tokens, one in found.items()} == {16: 32, 25: 20, 64: 8, 4096: 1}
     assert [one.data.size_px for one in found.values()] == [16, 20, 32, 256]
     assert all(one.train.accumulate == 1 and one.data.count == one.train.batch for one in found.values())
+
+
+def test_a_batch_is_made_up_of_micro_batches_that_fit() -> None:
+    plan = tiny_plan("train.batch=64", "train.accumulate=2", "data.count=1000")
+    found = [at_size(plan, 16, batch).train for batch in (8, 32, 48, 256)] + [at_size(plan, 64, 12).train]
+    assert [(train.batch, train.accumulate) for train in found] == [(8, 1), (32, 1), (48, 2), (256, 8), (12, 2)]
+    assert at_size(plan, 16, 256).data.count == 256
+
+
+def test_a_technique_is_compared_with_the_plan_at_the_same_batch() -> None:
+    rows = compare(tiny_plan(), ["ema"], [], [2, 4], 2)["rows"]
+    assert [row["batch"] for row in rows] == [2] * 3 + [4] * 3
+    assert [row["times_dense"] for row in rows if row["technique"] == "dense"] == [1, 1]
+    assert rows[4]["times_dense"] == rows[4]["images_per_s"] / rows[3]["images_per_s"]
+
+
+def test_muon_stands_beside_the_time_of_its_matrix_products() -> None:
+    result = compare(tiny_plan(), ["muon", "muon:modulation=false"], [], [], 2)
+    dense, muon, without, _ = result["rows"]
+    assert dense["optimizer_s"] > 0 and dense["newton_schulz_tflop"] is dense["floor_s"] is dense["times_floor"] is None
+    for row in (muon, without):
+        assert row["floor_s"] == pytest.approx(row["newton_schulz_tflop"] / row["ceiling_tflop_per_s"])
+        assert row["times_floor"] == pytest.approx(row["optimizer_s"] / row["floor_s"])
+        assert row["optimizer_share"] == row["optimizer_s"] / row["step_s"] < 1
+    depth, width, modulation = 3, 32, 6 * 32
+    products_of_modulation = 5 * depth * (4 * width**2 * modulation + 2 * width**3)
+    assert (muon["newton_schulz_tflop"] - without["newton_schulz_tflop"]) * 1e12 == pytest.approx(
+        products_of_modulation
+    )
+    shown = _shown(result)
+    assert f"16 tokens, batch 4, muon: the optimizer takes {1000 * muon['optimizer_s']:.3g} ms" in shown
+    assert f"{muon['times_floor']:.2f} × that floor" in shown and "dense: the optimizer" not in shown
+
+
+def test_the_wait_for_data_is_no_part_of_the_speed() -> None:
+    others = dict.fromkeys(PARTS, 0.0)
+    timed = [Step(whole, {**others, "data": data, "optimizer": 0.1}) for whole, data in [(0.5, 0.0), (1.0, 0.6)]]
+    found = bench._speeds(timed, batch=9)
+    assert found["images_per_s"] == pytest.approx(9 / 0.45)
+    assert (found["slowest_images_per_s"], found["fastest_images_per_s"]) == pytest.approx((9 / 0.5, 9 / 0.4))
+    assert (found["data_share"], found["time_split"]["optimizer"]) == pytest.approx((0.6 / 1.5, 0.2 / 1.5))
+    assert (found["step_s"], found["optimizer_share"]) == pytest.approx((0.45, 0.1 / 0.45))
+
+
+def test_a_part_is_timed_in_each_step_by_itself_and_summed_over_micro_batches() -> None:
+    clock = StepClock(torch.device("cpu"))
+    with clock.part("forward"):
+        time.sleep(0.05)  # warm-up
+    clock.start()
+    for count in (1, 2):
+        for _ in range(count):
+            with clock.part("forward"):
+                time.sleep(0.01)
+        clock.end_step()
+    first, second = clock.steps()
+    assert 0.01 <= first.parts_s["forward"] <= first.whole_s < 0.05
+    assert 0.02 <= second.parts_s["forward"] <= second.whole_s and second.parts_s["optimizer"] == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_only_the_wait_for_data_that_is_not_hidden_counts() -> None:
+    device = torch.device("cuda")
+    clock = StepClock(device)
+    for busy in (False, True):
+        torch.cuda.synchronize()
+        if busy:
+            torch.cuda._sleep(10**9)  # about half a second
+        with clock.part("data"):
+            time.sleep(0.05)
+        clock.end_step()
+    idle, hidden = clock.steps()
+    assert 0.04 < idle.parts_s["data"] < 0.2 and hidden.parts_s["data"] < 0.01
 
 
 @pytest.mark.parametrize(
@@ -63,17 +137,19 @@ def test_a_micro_batch_keeps_its_tokens_and_its_images_fit_one_batch() -> None:
 )
 def test_a_number_of_tokens_that_cannot_be_had_names_those_near_it(tokens: int, near: str) -> None:
     with pytest.raises(UserError, match=near):
-        at_tokens(tiny_plan(), tokens)
+        at_size(tiny_plan(), tokens)
 
 
 def test_mistakes_are_told_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "update", None)
     with pytest.raises(UserError, match="unknown technique 'tred'"):
-        compare(tiny_plan(), ["tread", "tred"], [16], 2)
+        compare(tiny_plan(), ["tread", "tred"], [16], [], 2)
     with pytest.raises(UserError, match="unknown technique 'dense'"):
-        compare(tiny_plan(), ["dense"], [16], 2)
+        compare(tiny_plan(), ["dense"], [16], [], 2)
     with pytest.raises(UserError, match="--tokens: 16 is given twice"):
-        compare(tiny_plan(), [], [16, 16], 2)
+        compare(tiny_plan(), [], [16, 16], [], 2)
+    with pytest.raises(UserError, match="--batch: 8 is given twice"):
+        compare(tiny_plan(), [], [], [8, 8], 2)
 
 
 def test_a_row_out_of_memory_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +159,7 @@ def test_a_row_out_of_memory_leaves_the_others(monkeypatch: pytest.MonkeyPatch) 
         real_update(parts, state, clock)
 
     monkeypatch.setattr(bench, "update", update)
-    result = compare(tiny_plan(), ["tread", "ema"], [], 2)
+    result = compare(tiny_plan(), ["tread", "ema"], [], [], 2)
     assert [row["failed"] for row in result["rows"]] == [None, "out of memory", None, None]
     assert result["rows"][1]["times_dense"] is None and result["rows"][2]["times_dense"] > 0
     assert "out of memory" in _shown(result)
@@ -97,7 +173,7 @@ def test_no_schedule_ends_while_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> 
         real_update(parts, state, clock)
 
     monkeypatch.setattr(bench, "update", update)
-    compare(tiny_plan(), [], [16], 4)
+    compare(tiny_plan(), [], [16], [], 4)
     assert set(steps) == {0}
 
 
@@ -113,16 +189,21 @@ def test_compiled_graphs_and_graph_breaks_are_counted() -> None:
 
 
 def test_the_table_shows_ratios_and_says_what_was_recompiled() -> None:
-    result = compare(tiny_plan(), ["tread"], [], 2)
+    result = compare(tiny_plan(), ["tread"], [], [], 2)
     result["rows"][1]["recompiled"] = 3
     shown = _shown(result)
     assert "dense again" in shown and f"{result['rows'][1]['times_dense']:.3f}" in shown
-    assert "16 tokens, tread: 3 graphs compiled in the timed steps" in shown
+    assert "16 tokens, batch 4, tread: 3 graphs compiled in the timed steps" in shown
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--tokens", "16,x"], "'x' is no whole number"), (["--tokens", "16", "--metrics"], "--metrics")],
+    [
+        (["--tokens", "16,x"], "'x' is no whole number"),
+        (["--batch", "4,0"], "'0' is no whole number above 0; write it as --batch 32,256"),
+        (["--tokens", "16", "--metrics"], "--metrics"),
+        (["--batch", "4", "--metrics"], "--metrics"),
+    ],
 )
 def test_the_command_refuses_what_it_cannot_measure(options: list[str], message: str) -> None:
     outcome = CliRunner().invoke(app, ["bench", *options])
@@ -131,8 +212,9 @@ def test_the_command_refuses_what_it_cannot_measure(options: list[str], message:
 
 def test_the_command_prints_json() -> None:
     tiny = ["--set", "model.depth=1", "--set", "train.batch=2", "--set", "run.device=cpu"]
-    outcome = CliRunner().invoke(app, ["bench", "--steps", "2", "--tokens", "16,25", "--json", *tiny])
-    assert [row["tokens"] for row in json.loads(outcome.stdout)["rows"]] == [16, 25]
+    outcome = CliRunner().invoke(app, ["bench", "--steps", "2", "--tokens", "16,25", "--batch", "1,2", "--json", *tiny])
+    rows = json.loads(outcome.stdout)["rows"]
+    assert [(row["tokens"], row["batch"]) for row in rows] == [(16, 1), (16, 2), (25, 1), (25, 2)]
 
 
 def _shown(result: dict[str, Any]) -> str:
@@ -152,5 +234,5 @@ def test_a_row_begins_with_no_graphs_of_the_one_before(monkeypatch: pytest.Monke
         real()
 
     monkeypatch.setattr(torch._dynamo, "reset", reset)
-    compare(tiny_plan(), ["ema"], [], 2)
+    compare(tiny_plan(), ["ema"], [], [], 2)
     assert len(resets) >= 3

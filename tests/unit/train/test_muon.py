@@ -12,11 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.tiny import tiny_plan
+from tintype import recipes
 from tintype.errors import UserError
+from tintype.model import Transformer
+from tintype.plan import plan_from_document
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.optim.adamw import AdamWSettings
-from tintype.train.optim.muon import MuonSettings, orthogonalise
+from tintype.train.optim.muon import MuonSettings, newton_schulz_flops, orthogonalise
 from tintype.train.parts import build_parts
 
 SHAPES = {"wide": (6, 14), "tall": (14, 6), "square": (8, 8), "wide too": (6, 14)}
@@ -193,3 +196,31 @@ def test_an_arm_changes_nothing_but_the_matrices() -> None:
     baseline, plan = tiny_plan(), tiny_plan(techniques=["muon"])
     assert isinstance(plan.optimizer, MuonSettings)
     assert plan.optimizer.adamw == baseline.optimizer and plan.optimizer.lr == plan.optimizer.adamw.lr
+
+
+def test_the_operations_of_the_iteration_are_counted_from_the_shapes() -> None:
+    """By hand: a 6 × 14 matrix, wide or tall, has 2·6·14·6 + 2·6·6·6 + 2·6·6·14 in each of five iterations."""
+    wide = 5 * (1008 + 432 + 1008)
+    assert newton_schulz_flops(settings(), parameters({"wide": (6, 14), "vector": (9,), "row": (1, 7)})) == wide
+    assert newton_schulz_flops(settings(), parameters({"wide": (6, 14), "tall": (14, 6)})) == 2 * wide
+    assert newton_schulz_flops(settings(newton_schulz_steps=1), parameters({"wide": (6, 14)})) == wide // 5
+    fused = parameters({"img_qkv_proj.weight": (18, 14), "modulation.lin.weight": (12, 2)})
+    whole = 5 * (4 * 14 * 14 * 18 + 2 * 14**3)
+    assert newton_schulz_flops(settings(modulation=False), fused) == whole
+    assert newton_schulz_flops(settings(modulation=False, fused="parts"), fused) == 3 * wide
+    assert newton_schulz_flops(settings(fused="parts"), fused) == 3 * wide + 6 * 5 * (4 * 8 + 2 * 8)
+
+
+def test_the_operations_of_prxs_blocks() -> None:
+    """16 blocks of QKV, text KV, output, gate, up, down and modulation: 47.9 TFLOP, 41.4 of them products with X."""
+    plan = plan_from_document(recipes.find("plans", "prx-jit-1024"), ["model.compile=false"])
+    with torch.device("meta"):
+        model = Transformer(plan.model, 3, 2304)
+    named = {f"denoiser.{name}": parameter for name, parameter in model.named_parameters()}
+    columns = [5376, 3584, 1792, 6272, 6272, 6272, 10752]
+    with_x, squares = 80 * 4 * 1792**2 * sum(columns), 80 * 2 * 1792**3 * len(columns)
+    assert newton_schulz_flops(MuonSettings(), named) == with_x + squares
+    assert (with_x / 1e12, squares / 1e12) == pytest.approx((41.4, 6.4), rel=0.01)
+    without = newton_schulz_flops(MuonSettings(modulation=False), named)
+    assert without == 80 * (4 * 1792**2 * sum(columns[:-1]) + 2 * 1792**3 * 6)
+    assert without / 1e12 == pytest.approx(35.9, rel=0.01)

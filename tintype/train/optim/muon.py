@@ -233,3 +233,19 @@ def orthogonalise(matrix_NRC: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
         gram_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=b, alpha=c)
         x_NRC = torch.baddbmm(x_NRC, gram_NRR, x_NRC, beta=a)
     return x_NRC
+
+
+def newton_schulz_flops(settings: MuonSettings, named: Mapping[str, Tensor]) -> int:
+    """Floating-point operations of one step's iterations: X Xᵀ, its square, and that times X, each as a full product.
+
+    Half of the first two would do, for they are symmetric; what is elementwise is not counted.
+    """
+    return settings.newton_schulz_steps * sum(
+        _iteration_flops(named[name].shape, _parts(name) if settings.fused == "parts" else 1)
+        for name in settings.taken(named)
+    )
+
+
+def _iteration_flops(shape: Sequence[int], parts: int) -> int:
+    rows, columns = sorted((shape[0] // parts, shape[1]))
+    return parts * (4 * rows**2 * columns + 2 * rows**3)
