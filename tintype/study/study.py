@@ -16,7 +16,7 @@ from tintype import recipes
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.plan import Application, Change, Plan, apply_techniques, check_arm, plan_from_document
-from tintype.settings import Settings
+from tintype.settings import Settings, plain
 from tintype.strict import Document, nearest, parse
 from tintype.study.results import Role, arm_label
 from tintype.study.verdicts import AnalysisSettings, check_seeds, count_comparisons
@@ -25,13 +25,33 @@ BASELINE, CONTROL = "baseline", "control"
 Seed = Annotated[int, Field(ge=0)]
 
 
+SAME_FOR_ALL = ("seed", "data", "run")
+"""What all arms of a study share: the pairs of seeds, the pictures they learn and are scored with, housekeeping."""
+
+
 class ArmSettings(Settings):
-    name: str | None = Field(None, description="By default the names of its techniques")
-    techniques: tuple[str, ...] = Field(min_length=1, description="Each `name` or `name:key=value,key=value`")
+    name: str | None = Field(None, description="By default its overrides and the names of its techniques")
+    set: tuple[str, ...] = Field(
+        (), description="Overrides of the baseline, each key.path=value, before its techniques"
+    )
+    techniques: tuple[str, ...] = Field((), description="Each `name` or `name:key=value,key=value`")
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> ArmSettings:
+        if not self.set and not self.techniques:
+            raise ValueError("an arm needs techniques, or overrides of the baseline in set")
+        for assignment in self.set:
+            if _section(assignment) in SAME_FOR_ALL:
+                raise ValueError(f"set: {assignment}: {', '.join(SAME_FOR_ALL)} are the same for all arms of a study")
+        return self
 
     @property
     def label(self) -> str:
-        return self.name or " + ".join(self.techniques)
+        return self.name or " + ".join((*self.set, *self.techniques))
+
+
+def _section(assignment: str) -> str:
+    return assignment.partition("=")[0].partition(".")[0].strip()
 
 
 class ResolutionSettings(Settings):
@@ -99,6 +119,7 @@ class ArmPlan:
     plans: tuple[Plan, ...]
     resolution: str = ""
     """Empty in a study of one."""
+    overrides: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -113,7 +134,8 @@ class ArmPlan:
     def summary(self) -> str:
         if self.role == "control":
             return "the baseline again with other seeds: any difference is chance"
-        return "; ".join(application.technique.summary for application in self.applications) or "as it is"
+        summaries = [application.technique.summary for application in self.applications]
+        return "; ".join([*self.overrides, *summaries]) or "as it is"
 
 
 @dataclass(frozen=True)
@@ -218,11 +240,12 @@ def choose_arms(study: Study, names: Sequence[str]) -> Study:
 
 def _resolve_arm(arm: ArmSettings, baseline: Plan, seeds: Sequence[int], resolution: str) -> ArmPlan:
     applications = tuple(map(Application.parse, arm.techniques))
-    declared = {application.technique.seam for application in applications}
+    declared = {application.technique.seam for application in applications} | set(map(_section, arm.set))
     with _named(resolution):
-        plan = apply_techniques(baseline, arm.techniques)
+        plan = plan_from_document(Document(f"arm '{arm.label}'", plain(baseline)), arm.set)
+        plan = apply_techniques(plan, arm.techniques)
         changes = check_arm(f"arm '{arm.label}'", baseline, plan, declared)
-    return ArmPlan(arm.label, "arm", applications, changes, _seeded(plan, seeds), resolution)
+    return ArmPlan(arm.label, "arm", applications, changes, _seeded(plan, seeds), resolution, arm.set)
 
 
 def _seeded(plan: Plan, seeds: Sequence[int]) -> tuple[Plan, ...]:

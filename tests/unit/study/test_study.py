@@ -43,6 +43,21 @@ def test_every_packaged_study_resolves(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "rates"), [("optimizers-mini", [3e-4, 1e-3, 3e-3]), ("optimizers", [1e-3, 3e-3, 1e-2])]
+)
+def test_the_study_of_optimizers_has_both_at_three_rates_and_each_rounding(name: str, rates: list[float]) -> None:
+    plans = [arm.plans[0] for arm in load_study(name).arms]
+    adamw = plans[0].optimizer.model_dump()
+    fp32 = [plan.optimizer.model_dump() for plan in plans if plan.precision.storage == "fp32"]
+    assert sorted(one["lr"] for one in fp32 if one["kind"] == "adamw") == rates
+    assert sorted(one["lr"] for one in fp32 if one["kind"] == "muon") == rates
+    assert all(one["adamw"] == adamw for one in fp32 if one["kind"] == "muon")
+    bf16 = [plan for plan in plans if plan.precision.storage == "bf16"]
+    assert [plan.precision.rounding for plan in bf16] == ["nearest", "stochastic", "kahan"]
+    assert {plan.precision.compute for plan in plans} == {"bf16"}
+
+
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("question: why?", "", "study.yaml, line 3: question: this key is required"),
@@ -74,6 +89,42 @@ def test_every_packaged_study_resolves(name: str) -> None:
 def test_bad_studies_are_refused_in_words(old: str, new: str, message: str) -> None:
     with pytest.raises(UserError) as refused:
         study(TEXT.replace(old, new, 1))
+    assert message in str(refused.value)
+
+
+OVERRIDES = """
+  - set: [optimizer.lr=1e-3]
+  - name: slow muon
+    set: [optimizer.lr=1e-3]
+    techniques: [muon]
+"""
+
+
+def test_an_arm_may_override_settings_of_the_baseline_before_its_techniques() -> None:
+    *_, lower, muon = study(TEXT + OVERRIDES.lstrip("\n")).arms
+    assert (lower.name, lower.summary) == ("optimizer.lr=1e-3", "optimizer.lr=1e-3")
+    assert lower.changes == {"optimizer.lr": (3e-3, 1e-3)}
+    assert {key.split(".")[0] for key in muon.changes} == {"optimizer"} and muon.summary.startswith(
+        "optimizer.lr=1e-3; "
+    )
+    assert muon.plans[0].optimizer.model_dump()["lr"] == muon.plans[0].optimizer.model_dump()["adamw"]["lr"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("set: [optimizer.lr=3e-3]", "arm 'optimizer.lr=3e-3' changes nothing"),
+        ("set: [optimizer.rl=3e-3]", "optimizer.rl: unknown key"),
+        ("set: [optimizer.lr]", "write it as key.path=value"),
+        ("set: [seed=3, optimizer.lr=1e-3]", "seed=3: seed, data, run are the same for all arms of a study"),
+        ("set: [run.device=cpu]", "run.device=cpu: seed, data, run are the same"),
+        ("set: [data.size_px=32]", "data.size_px=32: seed, data, run are the same"),
+        ("name: idle", "an arm needs techniques, or overrides of the baseline in set"),
+    ],
+)
+def test_bad_overrides_of_an_arm_are_refused_in_words(new: str, message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        study(f"{TEXT}  - {new}\n")
     assert message in str(refused.value)
 
 
