@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -31,6 +33,9 @@ app.add_typer(plan_app, name="plan")
 app.add_typer(encoder_app, name="encoder")
 
 console = Console()
+progress_console = Console(stderr=True)
+LAUNCHED = "TORCHELASTIC_RUN_ID"
+"""In the environment of processes that `torchrun` started."""
 
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to")]
 Set = Annotated[list[str], typer.Option("--set", help="Override a setting: key.path=value (repeatable)")]
@@ -47,16 +52,36 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 def main() -> None:
     try:
-        app()
+        if LAUNCHED in os.environ:
+            _run_as_rank()
+        else:
+            _run(_say_error)
     except UserError as error:
         _say_error(str(error))
+        sys.exit(2)
+
+
+def _run_as_rank() -> None:
+    """Of several processes the first talks. Torch is imported before a command needs it: they meet to speak as one."""
+    from tintype import world
+
+    with world.joined() as ranks:
+        console.quiet = progress_console.quiet = not ranks.leads
+        _run(lambda text: ranks.say_once(text, _say_error))
+
+
+def _run(say_error: Callable[[str], None]) -> None:
+    try:
+        app()
+    except UserError as error:
+        say_error(str(error))
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(141)
     except (OSError, SafetensorError) as error:  # a full disk, a missing permission: nothing that was whole is lost
         name = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        _say_error(f"{reason}{name}. Mend this, then run the same command again to go on")
+        say_error(f"{reason}{name}. Mend this, then run the same command again to go on")
         sys.exit(2)
 
 
@@ -175,7 +200,7 @@ def _evaluate_run(run: Path, assignments: list[str], ema_length: float | None, d
 
     protocol = _settings(Protocol, "evaluation", assignments)
     average = reconstruction(run, ema_length) if ema_length is not None else None
-    with sampling_progress(Console(stderr=True)) as on_step:
+    with sampling_progress(progress_console) as on_step:
         result = score(run, protocol, on_step, device, average)
     if json_:
         _print_json(result)
@@ -190,7 +215,9 @@ def _evaluate_images(
     from tintype.evaluation.images import ImageProtocol, evaluate_images, image_definitions
     from tintype.terminal import image_progress, show_evaluation
     from tintype.train.parts import choose_device
+    from tintype.world import alone
 
+    alone("tintype evaluate --images")
     protocol = _settings(ImageProtocol, "evaluation", assignments)
     with image_progress(Console(stderr=True)) as on_images:
         result = evaluate_images(images, reference, protocol, choose_device(device or "auto"), saved, on_images)
@@ -221,7 +248,7 @@ def ema(
 
     protocol = _settings(Protocol, "evaluation", set_)
     wanted = check_metric(protocol, metric)
-    curve, code = ema_with_progress(run, read_lengths(lengths), protocol, wanted, Console(stderr=True), device)
+    curve, code = ema_with_progress(run, read_lengths(lengths), protocol, wanted, progress_console, device)
     if json_:
         _print_json(curve.as_json())
     else:
@@ -245,7 +272,9 @@ def ablate(
     from tintype.study.lab import run_study
     from tintype.study.study import choose_arms, load_study
     from tintype.terminal import show_arms
+    from tintype.world import alone
 
+    alone("tintype ablate")
     resolved = load_study(study, set_)
     if arm:
         resolved = choose_arms(resolved, arm)
@@ -260,7 +289,9 @@ def ablate(
 def report(folder: Annotated[Path, typer.Argument(help="Folder of a study")]) -> None:
     """Write a study's report again from the files of its runs."""
     from tintype.study.lab import report_study
+    from tintype.world import alone
 
+    alone("tintype report")
     report_study(folder, console)
 
 
@@ -297,7 +328,9 @@ def calibrate(
     """Simulate studies in which the truth is known, and measure how often the statistics are wrong."""
     from tintype.study.calibration import calibrate as simulate
     from tintype.study.calibration import write_calibration
+    from tintype.world import alone
 
+    alone("tintype calibrate")
     with console.status("simulating") as status:
         found = simulate(studies, lambda name: status.update(f"simulating: {name}"))
     for path in write_calibration(out, found):
@@ -386,7 +419,9 @@ def encoder_train(
     from tintype.terminal import step_progress
     from tintype.train.parts import choose_device
     from tintype.vision.train_scene_encoder import train as train_encoder
+    from tintype.world import alone
 
+    alone("tintype encoder train")
     choose_device(device)
     with step_progress(Console(stderr=True), steps) as on_step:
         record = train_encoder(out, seed, steps, batch, device, on_step)
@@ -415,7 +450,9 @@ def bench(
     from tintype.bench import measure
     from tintype.metrics.speed import time_feature_metrics
     from tintype.train.parts import choose_device
+    from tintype.world import alone
 
+    alone("tintype bench")
     plan = _plan(recipe, set_, [])
     if technique or tokens is not None or batch is not None:
         if metrics:
@@ -483,4 +520,6 @@ def _any_plan(name: str) -> Any:
 
 
 def _print_json(value: Any) -> None:
+    if console.quiet:  # another rank prints it
+        return
     sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")

@@ -47,11 +47,15 @@ def generate(
 ) -> Tensor:
     """One image for each caption: uint8 [N, 3, size, size]. `on_step` is told the size of each batch at each step."""
     batches = []
-    for start in range(0, len(captions), settings.batch):
-        chunk = captions[start : start + settings.batch]
-        index_B = torch.arange(start, start + len(chunk), device=parts.device) + first_index
-        batches.append(_generate_batch(parts, chunk, settings, Draws(seed, index_B), size_px, on_step))
+    for first, last in cut(0, len(captions), settings.batch):
+        index_B = torch.arange(first, last, device=parts.device) + first_index
+        batches.append(_generate_batch(parts, captions[first:last], settings, Draws(seed, index_B), size_px, on_step))
     return torch.cat(batches)
+
+
+def cut(first: int, last: int, size: int) -> list[tuple[int, int]]:
+    """The span from `first` to behind `last` in pieces of at most `size`."""
+    return [(start, min(start + size, last)) for start in range(first, last, size)]
 
 
 def _generate_batch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from tintype.study.results import Arm, Comparison, MetricInfo, Results, Trend
 from tintype.study.runner import Message
 from tintype.study.study import ArmPlan, Study
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import watch_signals
+from tintype.train.interrupt import Interrupt, watch_signals
 from tintype.train.loop import Progress as TrainProgress
 from tintype.train.loop import train
+from tintype.world import current
 
 _VERDICT_STYLE = {"better": "green", "worse": "red", "not shown": "dim", "sketch": "yellow", "incomplete": "yellow"}
 
@@ -124,7 +125,9 @@ def ema_with_progress(
 ) -> tuple[Curve, int]:
     """Scores the lengths with a progress bar; returns what is known of the curve and the exit code."""
     curve = Curve(run, lengths, protocol, metric)
-    with watch_signals() as interrupt, _bars(console) as bars:
+    # Of several ranks none may stop while others wait for it: there a signal ends them all.
+    watched = watch_signals() if current().size == 1 else nullcontext(Interrupt())
+    with watched as interrupt, _bars(console) as bars:
         bar = bars.add_task("EMA lengths", total=1, note="")
 
         def on_step(length: float, share: float) -> None:

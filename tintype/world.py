@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,7 +23,17 @@ from torch import Tensor
 
 from tintype.errors import UserError
 
+T = TypeVar("T")
+
 _TIMEOUT_S = 600
+_PATIENCE_S = 24 * 3600
+"""How long ranks wait for what one of them does alone. One that is gone is noticed at once."""
+_AGREE_S = 2.0
+"""In this time all ranks find a mistake that all of them will find."""
+_GONE = "gone"
+
+_talk: dist.ProcessGroup | None = None
+"""The group of what ranks tell each other, where it is not the default one."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,7 @@ class World:
         if self.size == 1:
             return value
         values = torch.tensor(value)
-        dist.all_reduce(values, dist.ReduceOp.MAX)
+        dist.all_reduce(values, dist.ReduceOp.MAX, group=_talk)
         return int(values)
 
     def any(self, flag: bool) -> bool:
@@ -82,17 +94,49 @@ class World:
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         return [json.loads(bytes(one.tolist())) for one in self._exchange(text)]
 
+    def lead(self, value: Any = None) -> Any:
+        """What the first rank has, on all of them: anything that JSON holds."""
+        return self.tell(value if self.leads else None)[0]
+
+    def share(self, items: Sequence[T], work: Callable[[T], Tensor]) -> Tensor | None:
+        """The rows that `work` makes of each item, in the items' order, on the CPU of the first rank; else None.
+
+        Ranks take the items in turn.
+        """
+        found = self.share_named(items, lambda item: {"rows": work(item)})
+        return None if found is None else found["rows"]
+
+    def share_named(self, items: Sequence[T], work: Callable[[T], Mapping[str, Tensor]]) -> dict[str, Tensor] | None:
+        """As `share`, of several tensors by their names. There is at least one item."""
+        done = [{name: rows.cpu() for name, rows in work(item).items()} for item in self.mine(items)]
+        mine = {name: torch.cat([one[name] for one in done]) for name in done[0]} if done else {}
+        if self.size == 1:
+            return mine
+        lengths = self.tell([len(next(iter(one.values()))) for one in done])
+        if not self.leads:
+            for rows in mine.values():
+                dist.send(rows, 0, group=_talk)
+            return None
+        pieces = {name: [rows.split(lengths[0])] for name, rows in mine.items()}
+        for rank in range(1, self.size):
+            for name, rows in mine.items() if lengths[rank] else ():
+                theirs = rows.new_empty(sum(lengths[rank]), *rows.shape[1:])
+                dist.recv(theirs, rank, group=_talk)
+                pieces[name].append(theirs.split(lengths[rank]))
+        turns = [divmod(index, self.size) for index in range(len(items))]
+        return {name: torch.cat([by_rank[rank][turn] for turn, rank in turns]) for name, by_rank in pieces.items()}
+
     def gather(self, rows: Tensor) -> Tensor:
         """All ranks' rows, in the order of ranks, on the CPU. Ranks may have different numbers of them."""
         return rows.cpu() if self.size == 1 else torch.cat(self._exchange(rows.detach().cpu()))
 
     def _exchange(self, rows: Tensor) -> list[Tensor]:
         counts = [torch.zeros((), dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(counts, torch.tensor(len(rows)))
+        dist.all_gather(counts, torch.tensor(len(rows)), group=_talk)
         most = max(map(int, counts))
         padded = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
         found = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(found, padded)
+        dist.all_gather(found, padded, group=_talk)
         return [one[: int(count)] for one, count in zip(found, counts, strict=True)]
 
     def rows(self, mine: Tensor) -> Tensor:
@@ -107,12 +151,30 @@ class World:
         """The mean over the ranks, where it is."""
         return mine if self.size == 1 else self.rows(mine[None]).mean(0)
 
-    def first_to_say(self, text: str) -> bool:
-        """Whether no other rank has said the same: a mistake that all of them find is told once."""
+    def say_once(self, text: str, say: Callable[[str], None]) -> None:
+        """Says a mistake that ends this process: once where every rank finds it, else with the rank's number.
+
+        Others that wait for this rank can learn that it is gone.
+        """
         if self.size == 1:
-            return True
-        key = f"said/{hashlib.sha256(text.encode()).hexdigest()}"
-        return bool(dist.distributed_c10d._get_default_store().add(key, 1) == 1)
+            say(text)
+            return
+        store = _store()
+        store.set(_GONE, "")
+        key = hashlib.sha256(text.encode()).hexdigest()
+        first = store.add(f"found/{key}", 1) == 1
+        until = time.monotonic() + _AGREE_S
+        while (found := store.add(f"found/{key}", 0)) < self.size and time.monotonic() < until:
+            time.sleep(0.02)
+        if first:
+            say(text if found == self.size else f"rank {self.rank}: {text}")
+            store.set(f"said/{key}", "")
+        else:  # the launcher stops everyone when the first has ended
+            store.wait([f"said/{key}"], timedelta(seconds=2 * _AGREE_S))
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()
 
 
 ALONE = World()
@@ -127,10 +189,36 @@ def current() -> World:
 
 @contextmanager
 def joined() -> Iterator[World]:
-    """Meets the other processes where `torchrun` started this one, and parts from them at the end."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ or dist.is_initialized():
+    """Meets the other processes where `torchrun` started this one, and parts from them at the end.
+
+    A process that fails does not part: it would wait for the others. Those that were waiting for it end without a word,
+    for it has said what there is to say.
+    """
+    if not launched() or dist.is_initialized():
         yield current()
         return
+    _meet()
+    try:
+        yield current()
+    except SystemExit:
+        if not _store().check([_GONE]):
+            _part()
+        raise
+    except BaseException as error:
+        if isinstance(error, RuntimeError) and _store().check([_GONE]):
+            raise SystemExit(1) from None
+        _store().set(_GONE, "")
+        raise
+    _part()
+
+
+def launched() -> bool:
+    """Whether `torchrun` started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def _meet() -> None:
+    global _talk
     gpus = torch.cuda.device_count()
     local = _number("LOCAL_RANK")
     if gpus and local >= gpus:
@@ -142,16 +230,25 @@ def joined() -> Iterator[World]:
         torch.cuda.set_device(local)
     backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=_TIMEOUT_S))
-    try:
-        yield current()
-    finally:
-        dist.destroy_process_group()
+    _talk = dist.new_group(backend="gloo", timeout=timedelta(seconds=_PATIENCE_S))
+
+
+def _part() -> None:
+    global _talk
+    _talk = None
+    dist.destroy_process_group()
 
 
 def alone(what: str) -> None:
     """Refuses a command that starts its own processes, or has no use for several."""
-    if _number("WORLD_SIZE", 1) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+    if _number("WORLD_SIZE", 1) > 1 and launched():
         raise UserError(f"`{what}` runs as one process; start it without torchrun")
+
+
+def refuse_other_steps(steps: Sequence[int], run: Path) -> None:
+    """Ranks load a run one by one: one that is still trained could give them different weights."""
+    if len(set(steps)) > 1:
+        raise UserError(f"{run} was saved at step {max(steps)} while it was loaded; run the same command again")
 
 
 def _number(name: str, usual: int = 0) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,15 +26,18 @@ from tintype.data.scenes.source import SceneSource, scene_source
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.samples import digest
+from tintype.generate import cut
 from tintype.metrics.pair import Reference
 from tintype.seams import Encoder
 from tintype.settings import DataSettings, plain
 from tintype.train.folder import write_bytes
 from tintype.vision.encoders import feature_matrix
 from tintype.vision.weights import cache_folder
+from tintype.world import current
 
 _PROBES = 16
-_CHUNK = 256
+BLOCK = 64
+"""Images that an encoder sees together: of whole blocks the features are the same to the last bit on any rank."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +62,37 @@ def held_out(data: DataSettings, protocol: Protocol) -> SceneSource:
 
 
 @lru_cache(maxsize=8)
-def data_reference(data: DataSettings, protocol: Protocol, encoder: Encoder, device: torch.device) -> Reference:
-    """The reference of a run: held-out images of its data."""
+def data_reference(data: DataSettings, protocol: Protocol, encoder: Encoder, device: torch.device) -> Reference | None:
+    """The reference of a run: held-out images of its data. Ranks share the work; the first has the reference."""
     source, count = held_out(data, protocol), protocol.reference_count
-    fingerprint = _data_fingerprint(data, source)
-    about = About(encoder.name, encoder.identity, encoder.definition, "held-out scenes", fingerprint, count)
-    return Reference(cached_features(about, encoder, chunks(source, count)), device)
+    about = About(
+        encoder.name,
+        encoder.identity,
+        encoder.definition,
+        "held-out scenes",
+        _data_fingerprint(data, source),
+        count,
+    )
+    world, file = current(), _file(about)
+    if world.any(world.leads and not file.exists()):
+        features = shared_features(encoder, cut(0, count, BLOCK), lambda first, last: source.images(range(first, last)))
+        if features is not None:
+            _keep(file, features, about)
+    return Reference(_kept(file, encoder), device) if world.leads else None
 
 
-def chunks(source: SceneSource, count: int) -> Iterator[Tensor]:
-    """The first images of a source, some at a time."""
-    return (source.images(range(first, min(first + _CHUNK, count))) for first in range(0, count, _CHUNK))
+def shared_features(
+    encoder: Encoder,
+    blocks: Sequence[tuple[int, int]],
+    images: Callable[[int, int], Tensor],
+    on_images: Callable[[int], None] = lambda images: None,
+) -> Tensor | None:
+    """Features of all images, on the first rank. Ranks take blocks in turn, each a batch of the encoder."""
+
+    def encode(block: tuple[int, int]) -> Tensor:
+        return feature_matrix(encoder, [images(*block)], BLOCK, on_images, first_index=block[0])
+
+    return current().share(blocks, encode)
 
 
 def picture_features(
@@ -89,16 +112,29 @@ def cached_features(
     images: Iterable[Tensor],
     on_images: Callable[[int], None] = lambda images: None,
 ) -> Tensor:
-    file = cache_folder() / "features" / f"{about.key}.safetensors"
+    file = _file(about)
     if file.exists():
-        features, there = read_reference(file)
-        refuse_other_encoder(there, encoder, file)
+        features = _kept(file, encoder)
         on_images(len(features))
         return features
     features = feature_matrix(encoder, images, on_images=on_images)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_reference(file, features, about)
+    _keep(file, features, about)
     return features
+
+
+def _file(about: About) -> Path:
+    return cache_folder() / "features" / f"{about.key}.safetensors"
+
+
+def _kept(file: Path, encoder: Encoder) -> Tensor:
+    features, about = read_reference(file)
+    refuse_other_encoder(about, encoder, file)
+    return features
+
+
+def _keep(file: Path, feature_MF: Tensor, about: About) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_reference(file, feature_MF, about)
 
 
 def write_reference(path: Path, feature_MF: Tensor, about: About) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -18,8 +18,9 @@ from tintype.data.scenes.source import SceneSource
 from tintype.errors import UserError
 from tintype.evaluation.prompts import CAPTIONS, PromptFile, read_prompts
 from tintype.evaluation.protocol import Protocol, Sampling, definitions, numbers_of, refuse_nonfinite, warnings_of
-from tintype.evaluation.reference import chunks, data_reference, held_out
+from tintype.evaluation.reference import BLOCK, data_reference, held_out, shared_features
 from tintype.evaluation.samples import Samples, digest, samples_of, step_name
+from tintype.generate import cut
 from tintype.images import save_png
 from tintype.metrics import clip_score, scene_accuracy, throughput, validation
 from tintype.metrics.feature_metrics import FEATURE_METRICS
@@ -33,11 +34,13 @@ from tintype.train.folder import RunFolder, write_json
 from tintype.train.load import load_run
 from tintype.train.parts import Parts, choose_device
 from tintype.train.reconstruct import Reconstruction
-from tintype.vision.encoders import EncoderPart, feature_matrix, forget_encoders, scene_features
+from tintype.vision.encoders import READ_TOGETHER, EncoderPart, forget_encoders, scene_features
 from tintype.vision.scene_encoder import SceneReading
+from tintype.world import current, refuse_other_steps
 
 PREVIEWS = 8
 FORMAT = 2
+_FEATURE = "feature"
 
 
 @dataclass
@@ -71,26 +74,30 @@ def evaluate(
 ) -> dict[str, Any]:
     """The evaluation of a run's newest checkpoint, or of an average made of its snapshots.
 
-    Images are made once; `on_step` is told the progress.
+    Images are made once; `on_step` is told the progress. Ranks share the work; the first has the numbers, writes the
+    result and tells it.
     """
-    name = average.name if average else ""
-    whole = average.step if average else checkpoint.newest_whole_step(RunFolder(path).checkpoints)
-    if whole is not None and (stored := result_file(path, protocol, whole, name)).exists():
-        result = read_result(stored)
-        if _read_by(result, protocol, choose_device(device or plan_from_folder(path).run.device)):
-            return result
+    world = current()
+    known: dict[str, Any] | None = world.lead(_known(path, protocol, device, average) if world.leads else None)
+    if known is not None:
+        return known
     parts, step = load_run(path, device, average)
+    refuse_other_steps(world.tell(step), path)
+    began, name = time.perf_counter(), average.name if average else ""
     stored = result_file(path, protocol, step, name)
     try:
         stored.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {stored.parent}: {error.strerror}") from None
-    began = time.perf_counter()
     samples = [_samples(path, step, parts.plan.data, protocol, sampling, name) for sampling in protocol.conditions]
     count = _progress(protocol, samples, on_step)
     for one in samples:
         one.make(parts, count)
     card = _score(parts, protocol, samples, count)
+    real = _real_accuracy(parts, protocol)
+    if not world.leads:
+        scored: dict[str, Any] = world.lead()
+        return scored
     refuse_nonfinite(card.measured, f"{path}: ", "; the model has diverged")
     lines = RunFolder(path).metrics()
     if lines:
@@ -107,13 +114,23 @@ def evaluate(
         "warnings": card.warnings,
         "details": card.details,
         "samples": {one.sampling.name: str(one.folder.relative_to(path)) for one in samples},
-        "real": _real_accuracy(parts, protocol),
+        "real": real,
         "time_split": throughput.time_split(lines) if lines else {},
         "seconds": time.perf_counter() - began,
         "previews": _save_previews(next(samples[0].shards()), stored.parent, path),
     }
     write_json(stored, result)
+    world.lead(result)
     return result
+
+
+def _known(path: Path, protocol: Protocol, device: str | None, average: Reconstruction | None) -> dict[str, Any] | None:
+    """The stored result, if there is one that scoring again would only repeat."""
+    step = average.step if average else checkpoint.newest_whole_step(RunFolder(path).checkpoints)
+    if step is None or not (stored := result_file(path, protocol, step, average.name if average else "")).exists():
+        return None
+    result = read_result(stored)
+    return result if _read_by(result, protocol, choose_device(device or plan_from_folder(path).run.device)) else None
 
 
 def _read_by(result: Mapping[str, Any], protocol: Protocol, device: torch.device) -> bool:
@@ -174,11 +191,11 @@ def _progress(
     """Counts images: once for each step of the sampler, once for each encoder that looks at them."""
     made = sum((last - first) * one.sampling.sampler.steps for one in samples for first, last in one.missing())
     seen = sum(len(one) for one in samples for _, looks in _looks(protocol, one.sampling) if looks)
-    done, total = 0, made + seen
+    done, total, ranks = 0, made + seen, current().size
 
     def count(images: int) -> None:
         nonlocal done
-        done += images
+        done = min(done + images * ranks, total)  # the others are as far as this one
         on_step(done, total)
 
     return count
@@ -190,43 +207,67 @@ def _looks(protocol: Protocol, sampling: Sampling) -> list[tuple[Any, bool]]:
 
 
 def _score(parts: Parts, protocol: Protocol, samples: Sequence[Samples], count: Callable[[int], None]) -> Scorecard:
+    """Every rank looks at its share of the images; the first fills in the numbers."""
     card = Scorecard()
     for one in samples:
-        card.warnings += _duplicates(one)  # the first pass, which checks the shards
+        if current().leads:
+            card.warnings += _duplicates(one)  # the first pass, which checks the shards
         _score_accuracy(card, parts, protocol, one)
         for settings, looks in _looks(protocol, one.sampling):
             if looks:
-                encoder = settings.build(parts.device)
-                card.encoders[encoder.name] = _about(settings, encoder)
-                fake_NF = feature_matrix(encoder, one.shards(verified=True), on_images=count)
-                if one.sampling.distances:
-                    reference = data_reference(parts.plan.data, protocol, encoder, parts.device)
-                    pair = FeaturePair(fake_NF, reference)
-                    for kind in protocol.metrics:
-                        card.measured[one.sampling.metric(f"{kind}_{encoder.name}")] = FEATURE_METRICS[kind](pair)
-                if settings.reads_text:
-                    _score_text(card, encoder, fake_NF, one)
+                _score_features(card, parts, protocol, settings, one, count)
     _score_validation(card, parts, protocol)
     card.warnings += warnings_of(card.measured, definitions(protocol))
     return card
+
+
+def _score_features(
+    card: Scorecard,
+    parts: Parts,
+    protocol: Protocol,
+    settings: Any,
+    samples: Samples,
+    count: Callable[[int], None],
+) -> None:
+    encoder = settings.build(parts.device)
+    card.encoders[encoder.name] = _about(settings, encoder)
+    fake_NF = shared_features(encoder, samples.blocks(BLOCK), samples.read, count)
+    distances = samples.sampling.distances
+    reference = data_reference(parts.plan.data, protocol, encoder, parts.device) if distances else None
+    if fake_NF is None:
+        return
+    if reference is not None:
+        pair = FeaturePair(fake_NF, reference)
+        for kind in protocol.metrics:
+            card.measured[samples.sampling.metric(f"{kind}_{encoder.name}")] = FEATURE_METRICS[kind](pair)
+    if settings.reads_text:
+        _score_text(card, encoder, fake_NF, samples)
 
 
 def _score_accuracy(card: Scorecard, parts: Parts, protocol: Protocol, samples: Samples) -> None:
     kind = samples.sampling.prompts
     if kind not in CAPTIONS:
         return
-    reading = _read(samples.shards(verified=True), parts.device)
+    reading = _read(samples.blocks(READ_TOGETHER), samples.read, parts.device)
+    if reading is None:
+        return
     scores = _accuracy(reading, held_out(parts.plan.data, protocol), kind, len(samples), parts.plan.data.size_px)
     name = samples.sampling.metric("scene_accuracy")
     card.measured[name] = mean_with_error(torch.tensor(scores.per_image, dtype=torch.float64))
     card.details[name] = scores.by_attribute
 
 
-def _read(images: Iterable[Tensor], device: torch.device) -> SceneReading:
-    """What all the pictures show; they need not be in memory at once."""
-    readings = [scene_features(device).read(some_BCHW) for some_BCHW in images]
-    logits = {name: torch.cat([reading.logits[name] for reading in readings]) for name in readings[0].logits}
-    return SceneReading(torch.cat([reading.feature_BF for reading in readings]), logits)
+def _read(
+    blocks: Sequence[tuple[int, int]], images: Callable[[int, int], Tensor], device: torch.device
+) -> SceneReading | None:
+    """What all the pictures show, on the first rank; they need not be in memory at once."""
+
+    def read(block: tuple[int, int]) -> dict[str, Tensor]:
+        reading = scene_features(device).read(images(*block))
+        return {_FEATURE: reading.feature_BF, **reading.logits}
+
+    found = current().share_named(blocks, read)
+    return None if found is None else SceneReading(found.pop(_FEATURE), found)
 
 
 def _accuracy(reading: SceneReading, source: SceneSource, kind: str, count: int, size_px: int) -> scene_accuracy.Scores:
@@ -251,9 +292,11 @@ def _score_text(card: Scorecard, encoder: TextImageEncoder, fake_NF: Tensor, sam
 
 def _score_validation(card: Scorecard, parts: Parts, protocol: Protocol) -> None:
     source = held_out(parts.plan.data, protocol)
-    error_TN = validation.velocity_errors(
-        parts, source, protocol.validation_count, protocol.sampler.batch, protocol.seed
-    )
+    batches = validation.batches(protocol.validation_count, protocol.sampler.batch)
+    error_NT = current().share(batches, lambda ids: validation.batch_errors(parts, source, ids, protocol.seed).T)
+    if error_NT is None:
+        return
+    error_TN = error_NT.T.contiguous()
     card.measured["validation_loss"] = mean_with_error(error_TN.mean(0))
     at_time = zip(validation.TIMES, error_TN.mean(1).tolist(), strict=True)
     card.details["validation_loss"] = {f"t={t:g}": value for t, value in at_time}
@@ -270,20 +313,24 @@ def _duplicates(samples: Samples) -> list[str]:
 
 def _real_accuracy(parts: Parts, protocol: Protocol) -> dict[str, dict[str, float]]:
     """The scene encoder's own score on the real images of the prompts: what a perfect model would get."""
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, float]] = {}  # of ranks that do not lead it is empty
     for sampling in protocol.conditions:
         if sampling.prompts in CAPTIONS and sampling.count is not None:
             asked = (parts.plan.data, protocol, sampling.prompts, sampling.count, parts.device)
-            found[sampling.metric("scene_accuracy")] = _accuracy_of_real(*asked)
+            if (scores := _accuracy_of_real(*asked)) is not None:
+                found[sampling.metric("scene_accuracy")] = scores
     return found
 
 
 @lru_cache(maxsize=8)
 def _accuracy_of_real(
     data: DataSettings, protocol: Protocol, kind: str, count: int, device: torch.device
-) -> dict[str, float]:
+) -> dict[str, float] | None:
     source = held_out(data, protocol)
-    scores = _accuracy(_read(chunks(source, count), device), source, kind, count, data.size_px)
+    reading = _read(cut(0, count, READ_TOGETHER), lambda first, last: source.images(range(first, last)), device)
+    if reading is None:
+        return None
+    scores = _accuracy(reading, source, kind, count, data.size_px)
     return {**scores.by_attribute, "overall": scores.overall}
 
 

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Sampling
-from tintype.generate import generate
+from tintype.generate import cut, generate
 from tintype.settings import plain
 from tintype.train.folder import write_bytes, write_json
 from tintype.train.parts import Parts
+from tintype.world import current
 
 SHARD_IMAGES = 256
 
@@ -52,24 +53,54 @@ class Samples:
         """Makes what is missing. `on_step` is told the number of images at each step of the sampler.
 
         Conditions that differ in their number of images only share a folder: the larger has all of the smaller.
+        Ranks make batches in turn, the same ones as a process alone; the first rank writes the shards.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        sampler = self.sampling.sampler
-        about = {"seed": self.seed, "size_px": self.size_px, "sampler": plain(sampler)}
-        write_json(self.folder / "samples.json", about)
-        for first, last in self.missing():
-            prompts = self.prompts[first:last]
-            images = generate(
-                parts, prompts, sampler, seed=self.seed, size_px=self.size_px, first_index=first, on_step=on_step
-            )
-            write_shard(_shard(self.folder, first), images, prompts)
+        world, sampler = current(), self.sampling.sampler
+        if world.leads:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            about = {"seed": self.seed, "size_px": self.size_px, "sampler": plain(sampler)}
+            write_json(self.folder / "samples.json", about)
+        missing = [(first, last) for first, last in world.lead(self.missing() if world.leads else None)]
+        batches = [batch for span in missing for batch in cut(*span, sampler.batch)]
+        starts = {last: first for first, last in missing}
+        made: list[Tensor] = []
+        for some in (batches[at : at + world.size] for at in range(0, len(batches), world.size)):
+            images = world.share(some, lambda batch: self._generate(parts, *batch, on_step))
+            if images is None:
+                continue
+            sizes = [last - first for first, last in some]
+            for (_, last), image_BCHW in zip(some, images.split(sizes), strict=True):
+                made.append(image_BCHW)
+                if last in starts:
+                    first = starts[last]
+                    write_shard(_shard(self.folder, first), torch.cat(made), self.prompts[first:last])
+                    made.clear()
+        world.wait()
 
-    def shards(self, verified: bool = False) -> Iterator[Tensor]:
-        """The images in order: uint8 [n, 3, H, W]. Checksums are taken unless an earlier pass did."""
+    def _generate(self, parts: Parts, first: int, last: int, on_step: Callable[[int], None]) -> Tensor:
+        asked, sampler = self.prompts[first:last], self.sampling.sampler
+        place = {"seed": self.seed, "size_px": self.size_px, "first_index": first}
+        return generate(parts, asked, sampler, **place, on_step=on_step)
+
+    def shards(self) -> Iterator[Tensor]:
+        """The images in order: uint8 [n, 3, H, W]. Checksums are taken."""
+        self._refuse_gaps()
+        for first, last in _spans(len(self.prompts)):
+            yield read_shard(_shard(self.folder, first))[: last - first]
+
+    def blocks(self, size: int) -> list[tuple[int, int]]:
+        """Spans of at most `size` images, each in one shard, that together are all images."""
+        self._refuse_gaps()
+        return [block for span in _spans(len(self.prompts)) for block in cut(*span, size)]
+
+    def read(self, first: int, last: int) -> Tensor:
+        """The images of a block, whose shard an earlier pass has checked."""
+        start = first - first % SHARD_IMAGES
+        return _read(_shard(self.folder, start), first - start, last - start)[0]
+
+    def _refuse_gaps(self) -> None:
         if self.missing():
             raise UserError(f"{self.folder} lacks images that were there before; run the same command again")
-        for first, last in _spans(len(self.prompts)):
-            yield read_shard(_shard(self.folder, first), verified)[: last - first]
 
     def images(self) -> Tensor:
         return torch.cat(list(self.shards()))
@@ -105,17 +136,21 @@ def write_shard(path: Path, image_NCHW: Tensor, prompts: Sequence[str]) -> None:
     write_bytes(path, save({"images": image_NCHW}, metadata=about))
 
 
-def read_shard(path: Path, verified: bool = False) -> Tensor:
+def read_shard(path: Path) -> Tensor:
     """The images of a shard; a damaged one is named."""
-    try:
-        with safe_open(path, "pt") as file:
-            images: Tensor = file.get_tensor("images")
-            expected = file.metadata()["sha256"]
-    except (OSError, SafetensorError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no shard of sampled images, or a damaged one ({error})") from None
-    if not verified and digest(images) != expected:
+    images, expected = _read(path)
+    if digest(images) != expected:
         raise UserError(f"{path} is damaged (its checksum differs); remove it to have the images sampled again")
     return images
+
+
+def _read(path: Path, first: int = 0, last: int | None = None) -> tuple[Tensor, str]:
+    """Images of a shard, and the checksum of all of them."""
+    try:
+        with safe_open(path, "pt") as file:
+            return file.get_slice("images")[first:last], file.metadata()["sha256"]
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no shard of sampled images, or a damaged one ({error})") from None
 
 
 def _asked(path: Path) -> list[str]:
@@ -130,7 +165,7 @@ def _asked(path: Path) -> list[str]:
 
 
 def _spans(count: int) -> list[tuple[int, int]]:
-    return [(first, min(first + SHARD_IMAGES, count)) for first in range(0, count, SHARD_IMAGES)]
+    return cut(0, count, SHARD_IMAGES)
 
 
 def _shard(folder: Path, first: int) -> Path:

@@ -7,6 +7,8 @@ B: images of a batch, N: all images, T: times.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -22,22 +24,28 @@ DEFINITION = (
 )
 
 
-@torch.no_grad()
 def velocity_errors(parts: Parts, source: ImageSource, count: int, batch: int, seed: int) -> Tensor:
     """[T, N]: the squared error of each image's velocity at each time. Its mean is the validation loss."""
-    errors = []
-    for first in range(0, count, batch):
-        ids = list(range(first, min(first + batch, count)))
-        x_BCHW = parts.tokenizer.encode(source.images(ids).to(parts.device))
-        draws = Draws(seed, torch.tensor(ids, device=parts.device))
-        noise_BCHW = draws.normal("validation", tuple(x_BCHW.shape[1:]))
-        with parts.compute():
-            text = parts.denoiser.read_text(parts.text.encode([r.captions["long"] for r in source.records(ids)]))
-            at_time = []
-            for t in TIMES:
-                t_B = x_BCHW.new_full((len(ids),), t)
-                x_t_BCHW = interpolate(x_BCHW, noise_BCHW, t_B)
-                predicted = parts.velocity(x_t_BCHW, t_B, text)
-                at_time.append(mean_square(predicted, velocity(x_BCHW, noise_BCHW)).double().cpu())
-        errors.append(torch.stack(at_time))
-    return torch.cat(errors, dim=1)
+    return torch.cat([batch_errors(parts, source, ids, seed) for ids in batches(count, batch)], dim=1)
+
+
+def batches(count: int, batch: int) -> list[range]:
+    """The images that are looked at together."""
+    return [range(first, min(first + batch, count)) for first in range(0, count, batch)]
+
+
+@torch.no_grad()
+def batch_errors(parts: Parts, source: ImageSource, ids: Sequence[int], seed: int) -> Tensor:
+    """[T, B]: as `velocity_errors`, of these images."""
+    x_BCHW = parts.tokenizer.encode(source.images(ids).to(parts.device))
+    draws = Draws(seed, torch.tensor(ids, device=parts.device))
+    noise_BCHW = draws.normal("validation", tuple(x_BCHW.shape[1:]))
+    with parts.compute():
+        text = parts.denoiser.read_text(parts.text.encode([r.captions["long"] for r in source.records(ids)]))
+        at_time = []
+        for t in TIMES:
+            t_B = x_BCHW.new_full((len(ids),), t)
+            x_t_BCHW = interpolate(x_BCHW, noise_BCHW, t_B)
+            predicted = parts.velocity(x_t_BCHW, t_B, text)
+            at_time.append(mean_square(predicted, velocity(x_BCHW, noise_BCHW)).double().cpu())
+    return torch.stack(at_time)

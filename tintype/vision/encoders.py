@@ -32,7 +32,7 @@ from tintype.vision.scene_encoder import (
 )
 from tintype.vision.weights import fetch
 
-_READ_BATCH = 128
+READ_TOGETHER = 128
 _CPU_BATCH, _CPU_BATCH_SMALL, _SMALL_PX = 8, 64, 128
 """Pictures that a network sees at once on a CPU, by the size of its input alone: kernels round by the batch's size."""
 
@@ -233,7 +233,7 @@ class SceneFeatures:
     @torch.no_grad()
     def read(self, image_BCHW: Tensor) -> SceneReading:
         """What the pictures show."""
-        readings = [self._encoder(chunk.to(self._device)) for chunk in image_BCHW.split(_READ_BATCH)]
+        readings = [self._encoder(chunk.to(self._device)) for chunk in image_BCHW.split(READ_TOGETHER)]
         return SceneReading(
             torch.cat([reading.feature_BF for reading in readings]).cpu(),
             {name: torch.cat([r.logits[name] for r in readings]).cpu() for name in readings[0].logits},
@@ -251,6 +251,7 @@ def feature_matrix(
     images: Iterable[Tensor],
     batch: int = 64,
     on_images: Callable[[int], None] = lambda images: None,
+    first_index: int = 0,
 ) -> Tensor:
     """Features [N, F] in float32 on the CPU, one row for each picture, in order.
 
@@ -258,7 +259,7 @@ def feature_matrix(
     one filled up, so that a row does not depend on how the pictures came. On a CPU that size is fixed, and rows are
     the same to the last bit for any `batch`; on a GPU it is `batch`, and another may move the last bits.
 
-    `on_images` is told of every batch how many pictures it had.
+    `on_images` is told of every batch how many pictures it had; `first_index` is the first one's number in messages.
     """
     if batch < 1:
         raise ValueError(f"a batch must have at least one picture, not {batch}")
@@ -266,7 +267,7 @@ def feature_matrix(
     done = 0
     for input_BCHW in _batches(encoder, images, batch):
         feature_BF = encode_filled(encoder.encode, input_BCHW, _network_batch(input_BCHW, batch)).cpu()
-        _check_finite(encoder, feature_BF, done)
+        _check_finite(encoder, feature_BF, first_index + done)
         rows.append(feature_BF)
         done += len(feature_BF)
         on_images(len(feature_BF))

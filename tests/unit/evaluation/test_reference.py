@@ -84,5 +84,5 @@ def test_a_changed_renderer_makes_another_reference(monkeypatch: pytest.MonkeyPa
 
 def test_the_reference_of_a_run_is_its_held_out_images() -> None:
     reference = data_reference(DATA, PROTOCOL, scene_features(CPU), CPU)
-    assert len(reference) == 24
+    assert reference is not None and len(reference) == 24
     assert data_reference(DATA, PROTOCOL, scene_features(CPU), CPU) is reference

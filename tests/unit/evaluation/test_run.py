@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from tests.tiny import tiny_plan
 from tests.tiny_clip import write_clip
@@ -20,6 +22,7 @@ from tintype.seams import Measured
 from tintype.strict import parse, read_yaml
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
+from tintype.train.parts import Parts
 from tintype.vision.encoders import forget_encoders
 
 GENEVAL = """{"tag": "single_object", "prompt": "a red ball"}
@@ -127,10 +130,13 @@ def test_progress_reaches_its_total(scored: Scored) -> None:
 
 
 def test_repeated_images_come_with_a_note(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when every batch starts from the same noise and the model hardly hears its prompt."""
+    """As when every image starts from the same noise and the model hardly hears its prompt."""
     from tintype.generate import generate as real
 
-    monkeypatch.setattr(sampling, "generate", lambda *a, **k: real(*a, **k)[:1].repeat(len(a[1]), 1, 1, 1))
+    def repeated(parts: Parts, prompts: Sequence[str], *settings: Any, **more: Any) -> Tensor:
+        return real(parts, ["the same"], *settings, **{**more, "first_index": 0}).repeat(len(prompts), 1, 1, 1)
+
+    monkeypatch.setattr(sampling, "generate", repeated)
     result = evaluate(scored.run, protocol_of(scored.text.replace("count: 24", "count: 25") + "seed: 9\n"))
     assert any("24 of 25 images" in text and "exact copies" in text for text in result["warnings"])
 

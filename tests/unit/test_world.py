@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+from tests.ranks import run_ranks
+from tintype import cli, world
+from tintype.errors import UserError
+from tintype.world import ALONE, current, refuse_other_steps
+
+
+def _rows(item: int) -> Tensor:
+    """As many rows as the item says, each with its number."""
+    return torch.full((item, 2), item, dtype=torch.uint8)
+
+
+def _share(items: list[int]) -> tuple[Tensor | None, list[int]]:
+    taken: list[int] = []
+
+    def work(item: int) -> Tensor:
+        taken.append(item)
+        return _rows(item)
+
+    return current().share(items, work), taken
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("items", [[3, 1, 2, 5, 4], [2, 0, 1], [4]])
+def test_shared_rows_come_in_the_order_of_items_and_ranks_take_turns(size: int, items: list[int]) -> None:
+    results = run_ranks(size, _share, items)
+    assert torch.equal(results[0][0], torch.cat([_rows(item) for item in items]))
+    assert all(rows is None for rows, _ in results[1:])
+    assert [taken for _, taken in results] == [items[rank::size] for rank in range(size)]
+
+
+def _share_named() -> dict[str, Tensor] | None:
+    def work(item: int) -> dict[str, Tensor]:
+        return {"a": torch.full((2, 3), item / 3, dtype=torch.float64), "b": torch.arange(2)[:, None] + item}
+
+    return current().share_named([10, 20, 30], work)
+
+
+def test_several_tensors_are_shared_by_name_and_keep_their_types() -> None:
+    found, nothing = run_ranks(2, _share_named)
+    assert nothing is None and list(found) == ["a", "b"]
+    assert torch.equal(found["a"][:, 0], torch.tensor([10, 10, 20, 20, 30, 30], dtype=torch.float64) / 3)
+    assert torch.equal(found["b"], torch.tensor([10, 11, 20, 21, 30, 31])[:, None])
+
+
+def _agree() -> tuple[object, ...]:
+    ranks = current()
+    rows = torch.full((ranks.rank, 1), float(ranks.rank))
+    told = ranks.tell({"rank": ranks.rank, "text": "é" * ranks.rank})
+    return (
+        ranks.any(ranks.rank == 1),
+        ranks.any(False),
+        told,
+        ranks.lead([ranks.rank, "x"]),
+        ranks.gather(rows).tolist(),
+    )
+
+
+def test_ranks_agree() -> None:
+    told = [{"rank": rank, "text": "é" * rank} for rank in range(3)]
+    assert run_ranks(3, _agree) == [(True, False, told, [0, "x"], [[1.0], [2.0], [2.0]])] * 3
+
+
+def test_alone_nobody_is_asked() -> None:
+    assert ALONE.tell(1) == [1] and ALONE.lead(2) == 2 and not ALONE.any(False)
+    said: list[str] = []
+    ALONE.say_once("a mistake", said.append)
+    assert said == ["a mistake"]
+
+
+def _say(texts: list[str]) -> list[str]:
+    world._AGREE_S = 0.3
+    said: list[str] = []
+    if text := texts[current().rank]:
+        current().say_once(text, said.append)
+    return said
+
+
+def test_a_mistake_of_all_ranks_is_said_once_and_that_of_one_with_its_number() -> None:
+    everyone = run_ranks(3, _say, ["no such run"] * 3)
+    assert sorted(everyone) == [[], [], ["no such run"]]
+    assert run_ranks(3, _say, ["", "", "disk full"]) == [[], [], ["rank 2: disk full"]]
+    some = run_ranks(3, _say, ["", "bad", "bad"])
+    assert sorted(some) in ([[], [], ["rank 1: bad"]], [[], [], ["rank 2: bad"]])
+    assert run_ranks(2, _say, ["a", "b"]) == [["rank 0: a"], ["rank 1: b"]]
+
+
+def test_ranks_that_loaded_different_weights_do_not_mix_them() -> None:
+    refuse_other_steps([6, 6, 6], Path("run"))
+    with pytest.raises(UserError, match="run was saved at step 8 while it was loaded; run the same command again"):
+        refuse_other_steps([6, 8, 6], Path("run"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ablate pocket --out x",
+        "report x",
+        "bench",
+        "encoder train --out x",
+        "calibrate --out x",
+        "evaluate --images a --reference b",
+    ],
+)
+def test_commands_of_one_process_refuse_several(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ, "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"})
+    with pytest.raises(UserError, match=r"`tintype .*` runs as one process; start it without torchrun"):
+        CliRunner().invoke(cli.app, command.split(), catch_exceptions=False)
