@@ -83,6 +83,7 @@ def evaluate(
         return known
     parts, step = load_run(path, device, average)
     refuse_other_steps(world.tell(step), path)
+    _fetch_once(protocol, parts.device)
     began, name = time.perf_counter(), average.name if average else ""
     stored = result_file(path, protocol, step, name)
     try:
@@ -122,6 +123,15 @@ def evaluate(
     write_json(stored, result)
     world.lead(result)
     return result
+
+
+def _fetch_once(protocol: Protocol, device: torch.device) -> None:
+    """On each machine one rank fetches what the encoders need; the others find it there."""
+    world = current()
+    if world.size > 1 and world.local_rank == 0:
+        for settings in protocol.encoders:
+            settings.build(device)
+    world.wait()
 
 
 def _known(path: Path, protocol: Protocol, device: str | None, average: Reconstruction | None) -> dict[str, Any] | None:
