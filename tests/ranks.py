@@ -36,12 +36,11 @@ def run_ranks(size: int, function: Callable[..., Any], *args: Any, timeout_s: fl
     Each child has torch's threads set to 1, the parent's environment and torchrun's variables. The first failure
     stops all ranks.
     """
-    until = time.monotonic() + timeout_s
     with tempfile.TemporaryDirectory(prefix="tintype-ranks-") as folder:
         work = pickle.dumps((function, args))
         ranks = [_start(rank, size, Path(folder) / "store", work) for rank in range(size)]
         try:
-            return _collect([pipe for pipe, _ in ranks], until, timeout_s)
+            return _collect([pipe for pipe, _ in ranks], timeout_s)
         finally:
             for pipe, process in ranks:
                 pipe.close()
@@ -58,7 +57,8 @@ def _start(rank: int, size: int, store: Path, work: bytes) -> tuple[Connection, 
     return ours, process
 
 
-def _collect(pipes: Sequence[Connection], until: float, timeout_s: float) -> list[Any]:
+def _collect(pipes: Sequence[Connection], timeout_s: float) -> list[Any]:
+    until = time.monotonic() + timeout_s
     found: dict[int, Any] = {}
     while len(found) < len(pipes):
         ready = wait([pipe for rank, pipe in enumerate(pipes) if rank not in found], max(0.0, until - time.monotonic()))

@@ -30,7 +30,6 @@ _PATIENCE_S = 24 * 3600
 """How long ranks wait for what one of them does alone. One that is gone is noticed at once."""
 _AGREE_S = 2.0
 """In this time all ranks find a mistake that all of them will find."""
-_GONE = "gone"
 
 _talk: dist.ProcessGroup | None = None
 """The group of what ranks tell each other, where it is not the default one."""
@@ -159,22 +158,33 @@ class World:
         if self.size == 1:
             say(text)
             return
-        store = _store()
-        store.set(_GONE, "")
-        key = hashlib.sha256(text.encode()).hexdigest()
-        first = store.add(f"found/{key}", 1) == 1
+        store, digest = _store(), hashlib.sha256(text.encode()).hexdigest()
+        store.set(_key("gone"), "")
+        first = store.add(_key("found", digest), 1) == 1
         until = time.monotonic() + _AGREE_S
-        while (found := store.add(f"found/{key}", 0)) < self.size and time.monotonic() < until:
+        while (found := store.add(_key("found", digest), 0)) < self.size and time.monotonic() < until:
             time.sleep(0.02)
         if first:
             say(text if found == self.size else f"rank {self.rank}: {text}")
-            store.set(f"said/{key}", "")
+            store.set(_key("said", digest), "")
         else:  # the launcher stops everyone when the first has ended
-            store.wait([f"said/{key}"], timedelta(seconds=2 * _AGREE_S))
+            store.wait([_key("said", digest)], timedelta(seconds=2 * _AGREE_S))
 
 
 def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
+
+
+def _key(*words: str) -> str:
+    """Ranks that were started again do not hear of those before them."""
+    return "/".join(["tintype", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), *words])
+
+
+def _someone_is_gone() -> bool:
+    try:
+        return bool(_store().check([_key("gone")]))
+    except RuntimeError:  # so is the store
+        return True
 
 
 ALONE = World()
@@ -201,15 +211,21 @@ def joined() -> Iterator[World]:
     try:
         yield current()
     except SystemExit:
-        if not _store().check([_GONE]):
+        if not _someone_is_gone():
             _part()
         raise
     except BaseException as error:
-        if isinstance(error, RuntimeError) and _store().check([_GONE]):
+        if _of_talk(error) and _someone_is_gone():
+            time.sleep(_AGREE_S)  # the launcher names the first that ended
             raise SystemExit(1) from None
-        _store().set(_GONE, "")
+        _store().set(_key("gone"), "")
         raise
     _part()
+
+
+def _of_talk(error: BaseException) -> bool:
+    """Whether it comes from the connection with other ranks: gloo has no class for its errors."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
 
 
 def launched() -> bool:
