@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from functools import lru_cache, partial
+from typing import Any, Literal, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.utils._triton import has_triton
 
 from tintype.errors import UserError
 from tintype.settings import OptimizerPart
@@ -25,9 +26,14 @@ from tintype.train.optim.adamw import AdamWSettings, step_adamw
 from tintype.train.optim.spread import Spread
 from tintype.train.optim.storage import EXACT, Storage
 
+T = TypeVar("T")
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic x -> a x + b x^3 + c x^5, steepest at zero: five steps bring [0.01, 1] to about [0.7, 1.2]."""
 _SMALLEST_NORM = 1e-7
+_LARGE_ROWS = 1024
+_LARGE_NUMBERS = 1 << 25
+"""From here on a batch takes its time for reading and writing, and below for starting kernels."""
 _FUSED = {"img_qkv_proj.weight": 3, "txt_kv_proj.weight": 2, "modulation.lin.weight": 6}
 """Matrices that are several in one, stacked by rows."""
 
@@ -101,7 +107,8 @@ class Muon(torch.optim.Optimizer):
         groups += [{"params": list(others), "lr": settings.adamw.lr}] if others else []
         super().__init__(groups, {"fused": True})  # by which torch loads AdamW's step counts as they must be
         self.settings, self.storage = settings, storage
-        self._batches = _batches_of(settings, matrices, layout)
+        self._layout = layout
+        self._portions = _portions(_batches_of(settings, matrices, layout))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -114,23 +121,30 @@ class Muon(torch.optim.Optimizer):
         one = matrices["params"][0]
         # Other numbers than AdamW's part draws.
         generator = self.storage.generator(one.device, -1 - self.update_number, is_cut(one))
-        for batch in self._batches:
-            self._move(batch, matrices["lr"], generator)
+        for batches, fused in self._portions:
+            self._move(batches, fused, matrices["lr"], generator)
 
-    def _move(self, batch: _Batch, lr: float, generator: torch.Generator | None) -> None:
+    def _move(self, batches: Sequence[_Batch], fused: bool, lr: float, generator: torch.Generator | None) -> None:
         """Every rank moves what it holds of the matrices, along what the one rank found that had the whole."""
-        settings, parameters = self.settings, batch.parameters
+        settings = self.settings
+        parameters = [parameter for batch in batches for parameter in batch.parameters]
         gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
         if len(gradients) < len(parameters):
             raise RuntimeError("muon: a matrix has no gradient")
-        device = gradients[0].device
-        skipped = torch.zeros((), device=device) if self.found_inf is None else self.found_inf
+        skipped = gradients[0].new_zeros((), dtype=torch.float32) if self.found_inf is None else self.found_inf
+        moves = 1 - skipped
         states = [self.state[parameter] for parameter in parameters]
         momenta = [local(_momentum(state, parameter)) for state, parameter in zip(states, parameters, strict=True)]
-        aims = aim(gradients, momenta, skipped, settings.momentum, settings.nesterov, _TYPES[settings.compute])
-        steps = batch.spread.work(partial(batch.orthogonalise, settings), aims)
+        # Sent to other ranks, or by the fused kernel, in the iteration's type; else each batch is converted at once.
+        kind = _TYPES[settings.compute] if fused or self._layout.world.size > 1 else torch.float32
+        aims = (_fused(aim) if fused else aim)(gradients, momenta, moves, settings.momentum, settings.nesterov, kind)
         weights = self.storage.open(parameters, states)
-        go(weights, steps, skipped, lr * batch.scale, lr * settings.weight_decay)
+        first = 0
+        for batch in batches:
+            mine = slice(first, first := first + len(batch.parameters))
+            steps = batch.spread.work(partial(batch.orthogonalise, settings, kind), aims[mine])
+            keep = 1 - lr * settings.weight_decay * moves if settings.weight_decay else None
+            (_fused(go) if fused else go)(weights[mine], steps, -lr * batch.scale * moves, keep)
         self.storage.close(parameters, weights, states, generator, skipped)
 
 
@@ -141,33 +155,35 @@ def _momentum(state: dict[str, Tensor], parameter: Tensor) -> Tensor:
 
 
 def aim(
-    gradients: list[Tensor],
-    momenta: list[Tensor],
-    skipped: Tensor,
-    momentum: float,
-    nesterov: bool,
-    dtype: torch.dtype,
+    gradients: list[Tensor], momenta: list[Tensor], moves: Tensor, momentum: float, nesterov: bool, dtype: torch.dtype
 ) -> list[Tensor]:
-    """Takes the gradients into the momenta, unless `skipped` is 1, and returns what is to be orthogonalised."""
-    # A gradient that is not finite times zero is not zero.
-    given = [torch.where(skipped > 0, 0.0, gradient.float()) for gradient in gradients]
+    """Takes the gradients into the momenta, unless `moves` is 0, and returns what is to be orthogonalised."""
+    # A gradient that is not finite times zero is not zero, but its bits are.
+    bits = torch._foreach_mul([gradient.float().view(torch.int32) for gradient in gradients], moves.to(torch.int32))
+    given = [one.view(torch.float32) for one in bits]
     moved = [one.float() for one in momenta]
     towards = torch._foreach_sub(given, moved)
-    torch._foreach_mul_(towards, (1 - momentum) * (1 - skipped))
+    torch._foreach_mul_(towards, (1 - momentum) * moves)
     moved = list(torch._foreach_add(moved, towards))
     torch._foreach_copy_(momenta, moved)
     aims = torch._foreach_lerp(given, moved, momentum) if nesterov else moved
     return [one.to(dtype) for one in aims]
 
 
-def go(weights: list[Tensor], steps: list[Tensor], skipped: Tensor, size: float, decay: float) -> None:
-    """Moves the weights by `size` of the steps, and towards zero by `decay` of themselves, unless `skipped` is 1."""
-    moves = 1 - skipped
-    if decay:
-        torch._foreach_mul_(weights, 1 - decay * moves)
-    taken = [step.float() for step in steps]
-    torch._foreach_mul_(taken, -size * moves)
-    torch._foreach_add_(weights, taken)
+def go(weights: list[Tensor], steps: list[Tensor], size: Tensor, keep: Tensor | None) -> None:
+    """Moves the weights by `size` of the steps, after all but `keep` of them is given up."""
+    if keep is not None:
+        torch._foreach_mul_(weights, keep)
+    torch._foreach_add_(weights, torch._foreach_mul([step.float() for step in steps], size))
+
+
+@lru_cache(maxsize=4)
+def _fused(function: Callable[..., T]) -> Callable[..., T]:
+    """Each number is read and written once; a kernel is compiled for each batch."""
+    from tintype.model.transformer import allow_shapes
+
+    allow_shapes()
+    return torch.compile(function, dynamic=False)
 
 
 _TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -183,16 +199,25 @@ class _Batch:
     scale: float
     spread: Spread
 
-    def orthogonalise(self, settings: MuonSettings, which: Sequence[int], matrices: list[Tensor]) -> list[Tensor]:
-        """Some of the parameters' matrices, by their places, as one batch."""
+    @property
+    def numbers(self) -> int:
+        """What this rank holds of them."""
+        return sum(local(parameter).numel() for parameter in self.parameters)
+
+    def orthogonalise(
+        self, settings: MuonSettings, kind: torch.dtype, which: Sequence[int], matrices: list[Tensor]
+    ) -> list[Tensor]:
+        """Some of the parameters' matrices, by their places, as one batch; the wide ones stand before the tall ones."""
         parts = [self.parts[index] for index in which]
         cut = [matrix.unflatten(0, (count, -1)) for matrix, count in zip(matrices, parts, strict=True)]
-        wide_NRC = torch.cat([one if one.shape[1] <= one.shape[2] else one.mT for one in cut])
-        even_NRC = orthogonalise(wide_NRC, settings.newton_schulz_steps, _TYPES[settings.compute])
-        return [
-            (even.mT if one.shape[1] > one.shape[2] else even).flatten(0, 1)
-            for one, even in zip(cut, even_NRC.split(parts), strict=True)
-        ]
+        wide = [one for one in cut if one.shape[1] <= one.shape[2]]
+        tall = cut[len(wide) :]
+        stacks = ([torch.cat(wide)] if wide else []) + ([torch.cat(tall).mT] if tall else [])
+        wide_NRC = torch.cat(stacks) if len(stacks) > 1 else stacks[0]
+        even_NRC = orthogonalise(wide_NRC, settings.newton_schulz_steps, _TYPES[settings.compute]).to(kind)
+        turned = even_NRC[sum(map(len, wide)) :].mT.contiguous()  # at once, and not one by one
+        evens = [*even_NRC.split(parts)[: len(wide)], *turned.split(parts[len(wide) :])]
+        return [even.flatten(0, 1) for even in evens]
 
 
 def _batches_of(settings: MuonSettings, matrices: Sequence[tuple[str, nn.Parameter]], layout: Layout) -> list[_Batch]:
@@ -204,11 +229,20 @@ def _batches_of(settings: MuonSettings, matrices: Sequence[tuple[str, nn.Paramet
         found.setdefault(key, []).append((parts, parameter))
     batches: list[_Batch] = []
     for (_, _, scale), members in found.items():
+        members.sort(key=lambda member: member[1].shape[0] // member[0] > member[1].shape[1])  # the tall ones last
         parameters: list[Tensor] = [parameter for _, parameter in members]
         before = sum(len(batch.parameters) for batch in batches)
         spread = Spread([parameter.shape for parameter in parameters], before, layout)
         batches.append(_Batch(parameters, [parts for parts, _ in members], scale, spread))
     return batches
+
+
+def _portions(batches: list[_Batch]) -> list[tuple[list[_Batch], bool]]:
+    """Which batches are gone over together, and whether by a fused kernel: large ones each, the others all at once."""
+    on_gpu = all(parameter.device.type == "cuda" for batch in batches for parameter in batch.parameters)
+    large = [batch for batch in batches if on_gpu and batch.numbers >= _LARGE_NUMBERS and has_triton()]
+    small = [batch for batch in batches if batch not in large]
+    return [([batch], True) for batch in large] + ([(small, False)] if small else [])
 
 
 def _parts(name: str) -> int:
@@ -223,16 +257,42 @@ def step_scale(scaling: str, rows: int, columns: int) -> float:
 
 
 def orthogonalise(matrix_NRC: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """Each matrix with its singular values brought near one; rows must not be more than columns."""
+    """Each matrix with its singular values brought near one; rows must not be more than columns.
+
+    a X + (b A + c A²) X, with A = X Xᵀ, is one product where a stands on the diagonal of the bracket; and the first
+    bracket divides by the matrix's norm too, so that X is never gone over for these alone.
+    """
     a, b, c = COEFFICIENTS
     x_NRC = matrix_NRC.to(dtype)
-    norm_N = torch.linalg.vector_norm(x_NRC, dim=(1, 2), keepdim=True)
-    x_NRC = x_NRC / norm_N.clamp(min=_SMALLEST_NORM)
-    for _ in range(steps):
-        gram_NRR = x_NRC @ x_NRC.mT
-        gram_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=b, alpha=c)
-        x_NRC = torch.baddbmm(x_NRC, gram_NRR, x_NRC, beta=a)
+    for step in range(steps):
+        gram_NRR = _gram(x_NRC)
+        if step == 0:
+            norm_N = _diagonal(gram_NRR).float().sum(1).sqrt().clamp(min=_SMALLEST_NORM)[:, None, None]
+            gram_NRR = (gram_NRR / norm_N.square()).to(dtype)
+        bracket_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=b, alpha=c)
+        _diagonal(bracket_NRR).add_(a)
+        if step == 0:
+            bracket_NRR = (bracket_NRR / norm_N).to(dtype)
+        x_NRC = bracket_NRR @ x_NRC
     return x_NRC
+
+
+def _diagonal(matrix_NRR: Tensor) -> Tensor:
+    return matrix_NRR.diagonal(dim1=1, dim2=2)
+
+
+def _gram(x_NRC: Tensor) -> Tensor:
+    """X Xᵀ. Of a large one three quarters are computed, and one is mirrored."""
+    rows, half = x_NRC.shape[1], x_NRC.shape[1] // 2
+    if rows < _LARGE_ROWS:
+        return x_NRC @ x_NRC.mT
+    gram_NRR = x_NRC.new_empty(len(x_NRC), rows, rows)
+    upper, lower = x_NRC[:, :half], x_NRC[:, half:]
+    torch.bmm(upper, upper.mT, out=gram_NRR[:, :half, :half])
+    torch.bmm(lower, lower.mT, out=gram_NRR[:, half:, half:])
+    torch.bmm(lower, upper.mT, out=gram_NRR[:, half:, :half])
+    gram_NRR[:, :half, half:] = gram_NRR[:, half:, :half].mT
+    return gram_NRR
 
 
 def newton_schulz_flops(settings: MuonSettings, named: Mapping[str, Tensor]) -> int:
