@@ -497,6 +497,40 @@ def _bench_training(
     show(result, console)
 
 
+@app.command()
+def audit(
+    target: Annotated[str, typer.Argument(help="A recipe's name, the path of a plan, or the folder of a run")],
+    steps: Annotated[int, typer.Option(min=1, help="Real steps to watch")] = 4,
+    set_: Set = [],  # noqa: B006
+    technique: Techniques = [],  # noqa: B006
+    device: Device = None,
+    json_: Json = False,
+) -> None:
+    """Find what silently loses precision: runs a few steps, changes nothing; exit code 1 where something does."""
+    from tintype.audit.report import as_json, show_audit
+    from tintype.audit.run import audit_plan, audit_run
+
+    of_run = Path(target).is_dir()
+    if of_run and (set_ or technique):
+        raise UserError(f"{target} is a run, which has its plan; --set and --technique are for recipes and plan files")
+    with Console(stderr=True).status("building") as status:
+
+        def on_step(step: int) -> None:
+            status.update(f"step {step + 1} of {steps}")
+
+        if of_run:
+            found = audit_run(Path(target), steps, device, on_step)
+        else:
+            chosen = [*set_, *([f"run.device={device}"] if device is not None else [])]
+            found = audit_plan(_plan(target, chosen, technique), steps, on_step)
+    if json_:
+        _print_json(as_json(found))
+    else:
+        show_audit(found, f"precision of {target}", console)
+    if found.exit_code:
+        sys.exit(found.exit_code)
+
+
 def _settings(model: type[S], name: str, assignments: list[str]) -> S:
     from tintype.strict import Document, parse
 

@@ -24,7 +24,7 @@ def load_run(path: Path, device: str | None = None, average: Reconstruction | No
     plan = plan_from_folder(path)
     if device is not None:
         plan = Plan(**{**dict(plan), "run": plan.run.model_copy(update={"device": device})})
-    tensors, scalars = _newest_good(path)
+    tensors, scalars = newest_good(path)
     parts = build_parts(plan, training=False)
     weights = {name.removeprefix("modules/"): t for name, t in tensors.items() if name.startswith("modules/")}
     stored = {name.removeprefix("ema/"): t for name, t in tensors.items() if name.startswith("ema/")}
@@ -48,7 +48,7 @@ def _all_parameters(parts: Parts, average: Reconstruction) -> dict[str, Tensor]:
     return weights
 
 
-def _newest_good(path: Path) -> tuple[dict[str, Tensor], dict[str, int]]:
+def newest_good(path: Path) -> tuple[dict[str, Tensor], dict[str, int]]:
     folder = RunFolder(path).checkpoints
     for step in reversed(checkpoint.steps(folder)):
         try:

@@ -1,0 +1,413 @@
+"""From what was seen to findings, the worst first. Pure functions; every threshold has a name and a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tintype.audit.observe import ROTATION, TIMES
+from tintype.audit.seen import NARROW, Bad, Group, Input, Seen, Tally
+from tintype.train.parts import LOSSES
+
+Severity = Literal["mistake", "note"]
+
+LOST_SHARE = 0.01
+"""Of the steps: of a group in bf16, of the whole model in fp32. fp32 loses less than one in a thousand at any sensible
+learning rate (only biases whose gradient is rounding itself lose more), bf16 to nearest a fifth and more (weights of
+0.005 at a rate of 1e-4): anything between tells them apart, and one step in a hundred moves no result."""
+MOMENT_SHARE = 0.25
+"""Of the changes of moments. bf16 loses those below 1/256 of a moment: a few in a hundred with beta2 = 0.95, where the
+moment still follows its gradient, but most of them with 0.999, where it does not."""
+AVERAGE_SHARE = 0.5
+"""Of the averages in fp32 that are apart from their weight. Some always wait, since the average of a fixed decay stops
+within 2^-24 / (1 - decay) of a weight; where most do, the decay is too near one for the type."""
+FEWEST_SMALL_STEPS = 20.0
+"""Steps of one last place that stochastic rounding must owe before its going along is judged: then 0.5 is two standard
+deviations from 1."""
+FEWEST_TELLING = 8
+"""Values by which rounding upstream is told: a random number in fp32 is one of bf16 with probability 2^-16."""
+FP8_SATURATED_SHARE = 1e-3
+"""fp8 is scaled so that the largest value of a tensor is the type's largest; many there are cut off."""
+SCALE_TOLERANCE = 0.01
+"""Of the loss scale: sums of micro-batches differ in their last bits only."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str
+    severity: Severity
+    what: str
+    where: tuple[str, ...]
+    share: float | None
+    """Of the numbers that are concerned: lost, stuck, or bad."""
+    remedy: str
+
+
+def find(seen: Seen) -> list[Finding]:
+    """All findings: mistakes before notes, and each of them in the order of `_CHECKS`, which is that of harm."""
+    found = [finding for check in _CHECKS for finding in check(seen)]
+    order = {"mistake": 0, "note": 1}
+    return sorted(found, key=lambda finding: order[finding.severity])
+
+
+def _non_finite(seen: Seen) -> Iterator[Finding]:
+    bad = list(_all_bad(seen))
+    count = sum(one.non_finite for _, one in bad)
+    if not count and not seen.skipped_steps:
+        return
+    share = count / max(1, sum(one.numbers for _, one in bad if one.non_finite))
+    skipped = f"; {seen.skipped_steps} of {seen.steps} steps were skipped" if seen.skipped_steps else ""
+    yield Finding(
+        "non-finite",
+        "mistake",
+        f"{count:,} values are infinite or not a number{skipped}",
+        _rooms(where for where, one in bad if one.non_finite),
+        share,
+        "lower optimizer.lr, or go back to a checkpoint before it: the first place named is where it was seen first",
+    )
+
+
+def _saturated(seen: Seen) -> Iterator[Finding]:
+    cut = [(where, one) for where, one in _all_bad(seen) if one.saturated]
+    cut += [
+        (f"{room} fp8 operands", one)
+        for room, one in seen.operands.items()
+        if one.saturated > FP8_SATURATED_SHARE * one.numbers
+    ]
+    if not cut:
+        return
+    count, numbers = sum(one.saturated for _, one in cut), sum(one.numbers for _, one in cut)
+    yield Finding(
+        "saturated",
+        "mistake",
+        f"{count:,} values stand at the largest number of their type",
+        _rooms(where for where, _ in cut),
+        count / numbers,
+        "lower optimizer.lr or store this in fp32 (precision.storage=fp32): the true values are larger",
+    )
+
+
+def _all_bad(seen: Seen) -> Iterator[tuple[str, Bad]]:
+    """In the order of a step: inputs as they arrived, then gradients, then what is stored."""
+    for one in seen.inputs.values():
+        yield f"{one.room} inputs", one.bad
+    for role in ("gradients", "weights", "moments", "averages", "buffers"):
+        for group in seen.groups.values():
+            if role in group.bad:
+                yield f"{group.room} {role}", group.bad[role]
+
+
+def _weights(seen: Seen) -> Iterator[Finding]:
+    stored = [g for g in seen.groups.values() if _narrow(g, "weights") and not g.room.startswith(LOSSES)]
+    if not stored:
+        return
+    types = _types(stored, "weights")
+    nearest = [g for g in stored if rounding_of(g, stored) == "nearest"]
+    others = sorted({rounding_of(g, stored) for g in stored} - {"nearest"})
+    if nearest:
+        worst = max(
+            nearest, key=lambda g: g.updates.share or 0.0
+        )  # by itself: a norm's gains are few, and freeze first
+        most = worst.updates.share or 0.0
+        yield Finding(
+            "weights-bf16",
+            "mistake" if most > LOST_SHARE else "note",
+            f"weights are stored in {types} and rounded to nearest: steps below about 1/256 of a weight are lost; most "
+            f"are among the {worst.kind} of {worst.room} ({most:.0%})" + _stored_as_planned(seen),
+            _worst_first(nearest, lambda g: g.updates.share),
+            share_of(g.updates for g in nearest),
+            "precision.storage=fp32, or precision.rounding=stochastic or kahan",
+        )
+    for rounding in others:
+        yield Finding(
+            f"weights-{rounding}",
+            "note",
+            f"weights are stored in {types} and "
+            + (
+                "rounded stochastically: weights that stay are made up for by others that go further"
+                if rounding == "stochastic"
+                else "compensated: what rounding takes is kept beside them"
+            ),
+            _rooms(g.room for g in stored if rounding_of(g, stored) == rounding),
+            share_of(g.updates for g in stored if rounding_of(g, stored) == rounding),
+            "nothing to do; precision.storage=fp32 has no rounding at all",
+        )
+
+
+def rounding_of(group: Group, among: Iterable[Group]) -> str:
+    """How moved weights came back into storage, by what they did: `nearest`, `stochastic` or `kahan`.
+
+    A small group has too few small steps to tell; it is taken to be rounded like all others.
+    """
+    if group.updates.compensated:
+        return "kahan"
+    wanted, gone = group.updates.small_wanted, group.updates.small_gone
+    if wanted < FEWEST_SMALL_STEPS:
+        alike = [other.updates for other in among if not other.updates.compensated]
+        wanted, gone = sum(one.small_wanted for one in alike), sum(one.small_gone for one in alike)
+    return "stochastic" if gone > 0.5 * wanted else "nearest"
+
+
+def _projector(seen: Seen) -> Iterator[Finding]:
+    stored = [g for g in seen.groups.values() if g.room.startswith(LOSSES) and _narrow(g, "weights")]
+    computed = [one for one in seen.inputs.values() if one.room.startswith(LOSSES) and one.types & NARROW]
+    if not stored and not computed:
+        return
+    types = _types(stored, "weights") or ", ".join(sorted({name for one in computed for name in one.types & NARROW}))
+    yield Finding(
+        "projector-bf16",
+        "mistake",
+        f"a loss's own layers are {'stored' if stored else 'computed'} in {types}: a cosine near one needs more bits",
+        _rooms([*(g.room for g in stored), *(one.module for one in computed)]),
+        share_of(g.updates for g in stored),
+        "keep the loss's modules in fp32 and outside autocast: leave them out of .to(bfloat16) and of FSDP's casts",
+    )
+
+
+def _average(seen: Seen) -> Iterator[Finding]:
+    narrow = [g for g in seen.groups.values() if _narrow(g, "averages")]
+    if narrow:
+        yield Finding(
+            "average-bf16",
+            "mistake",
+            f"the weight average is stored in {_types(narrow, 'averages')}: most of its steps round away",
+            _worst_first(narrow, lambda g: g.averages.share),
+            share_of(g.averages for g in narrow),
+            "keep the average in fp32 whatever the weights are stored in, as `ema` and `power-ema` do",
+        )
+    wide = [g for g in seen.groups.values() if not _narrow(g, "averages") and g.averages.due]
+    share = share_of(g.averages for g in wide)
+    if share is not None and share > AVERAGE_SHARE:
+        yield Finding(
+            "average-stuck",
+            "note",
+            "most of the weight average cannot move yet: its share of the way is below the type's last place",
+            _worst_first(wide, lambda g: g.averages.share),
+            share,
+            "a lower ema.decay, or power-ema, whose averages begin short",
+        )
+
+
+def _moments(seen: Seen) -> Iterator[Finding]:
+    narrow = [g for g in seen.groups.values() if _narrow(g, "moments")]
+    if not narrow:
+        return
+    share = share_of(g.moments for g in narrow)
+    planned = seen.precision["storage"] == "bf16"
+    stuck = share is not None and share > MOMENT_SHARE
+    yield Finding(
+        "moments-bf16",
+        "mistake" if stuck or not planned else "note",
+        f"the optimizer's moments are stored in {_types(narrow, 'moments')}: "
+        + ("most of their changes round away" if stuck else "they follow the gradient, with 8 bits")
+        + _stored_as_planned(seen),
+        _worst_first(narrow, lambda g: g.moments.share),
+        share,
+        "precision.storage=fp32, or a lower optimizer.beta2: its changes are then larger",
+    )
+
+
+def _timestep(seen: Seen) -> Iterator[Finding]:
+    yield from _rounded_inputs(
+        seen,
+        "timestep",
+        [one for key, one in seen.inputs.items() if key in TIMES],
+        "timesteps are {how}: bf16 has 128 of them between a half and one",
+    )
+
+
+def _rope(seen: Seen) -> Iterator[Finding]:
+    yield from _rounded_inputs(
+        seen,
+        "rope",
+        [one for one in seen.inputs.values() if one.argument == ROTATION],
+        "RoPE's cosines and sines are {how}: neighbouring positions blur",
+    )
+
+
+def _rounded_inputs(seen: Seen, island: str, inputs: list[Input], what: str) -> Iterator[Finding]:
+    """By type, by values that are all of bf16, or by an operation that rounds them where they are used."""
+    narrow = [one for one in inputs if one.types & NARROW]
+    upstream = [one for one in inputs if one not in narrow and _all_of_bf16(one)]
+    inside = seen.rounded_inside.get(island, [])
+    if not narrow and not upstream and not inside:
+        return
+    if narrow:
+        types = ", ".join(sorted({name for one in narrow for name in one.types & NARROW}))
+        how = f"in {types} where they arrive"
+    elif upstream:
+        how = "in fp32, but were rounded to bf16 before"
+    else:
+        how = "rounded to 16 bits where they are used"
+    places = [f"{_any_block(one.module)}({one.argument})" for one in narrow + upstream]
+    yield Finding(
+        f"{island}-bf16",
+        "mistake",
+        what.format(how=how) + _as_planned_island(seen, island),
+        _rooms([*places, *inside]),
+        None,
+        f"precision.islands.{island}=fp32"
+        if island in planned_islands(seen.precision)
+        else "FSDP: MixedPrecisionPolicy(cast_forward_inputs=False); else take away the cast before this place",
+    )
+
+
+def _all_of_bf16(one: Input) -> bool:
+    return one.telling >= FEWEST_TELLING and one.telling_in_bf16 == one.telling
+
+
+def _islands(seen: Seen) -> Iterator[Finding]:
+    """Operations between modules. What no type tells is believed of the plan."""
+    names = {"norms": "the statistics of norms", "softmax": "softmax", "modulation": "the modulation"}
+    for island, words in names.items():
+        rooms = seen.rounded_inside.get(island, [])
+        if not rooms and island not in planned_islands(seen.precision):
+            continue
+        yield Finding(
+            f"{island}-bf16",
+            "mistake",
+            f"{words}: computed in 16 bits" + _as_planned_island(seen, island),
+            _rooms(rooms),
+            None,
+            f"precision.islands.{island}=fp32"
+            if island in planned_islands(seen.precision)
+            else "compute it in fp32: autocast does by itself, outside of it use .float()",
+        )
+
+
+def planned_islands(precision: Mapping[str, object]) -> set[str]:
+    """The islands that the plan itself gives to bf16."""
+    islands = precision.get("islands")
+    return {name for name, kind in islands.items() if kind == "bf16"} if isinstance(islands, Mapping) else set()
+
+
+def _loss_scale(seen: Seen) -> Iterator[Finding]:
+    """The same factor at every step: where several processes report a mean of losses, each step has another ratio."""
+    scales = seen.loss_scales
+    if not scales or max(scales) - min(scales) > SCALE_TOLERANCE * abs(scales[0]):
+        return
+    scale = sum(scales) / len(scales)
+    if abs(scale - 1) <= SCALE_TOLERANCE:
+        return
+    compute = seen.precision["compute"]
+    planned = seen.precision.get("loss_scale", 1.0) != 1.0
+    yield Finding(
+        "loss-scaled",
+        "mistake",
+        f"the loss is multiplied by {scale:.6g} before backward: {compute} has all the range of fp32, so this gains "
+        "nothing and brings overflow nearer" + (" (as the plan says: precision.loss_scale)" if planned else ""),
+        ("loss",),
+        None,
+        "precision.loss_scale=1.0" if planned else "leave out the gradient scaler; only fp16 needs one",
+    )
+
+
+def _buffers(seen: Seen) -> Iterator[Finding]:
+    narrow = [g for g in seen.groups.values() if _narrow(g, "buffers")]
+    if narrow:
+        yield Finding(
+            "buffers-bf16",
+            "mistake",
+            f"buffers are in {_types(narrow, 'buffers')}: tables and running means that no optimizer repairs",
+            _rooms(g.room for g in narrow),
+            None,
+            "keep buffers in fp32: cast parameters one by one, not the module (.to(bfloat16) takes buffers along)",
+        )
+
+
+def _fp16(seen: Seen) -> Iterator[Finding]:
+    places = [
+        f"{g.room} {role}" for g in seen.groups.values() for role, types in g.types.items() if "fp16" in types
+    ] + [f"{_any_block(one.module)}({one.argument})" for one in seen.inputs.values() if "fp16" in one.types]
+    if places:
+        yield Finding(
+            "fp16",
+            "mistake",
+            "something is in fp16, which ends at 65,504 and has no number below 6e-8",
+            _rooms(places),
+            None,
+            "bf16 or fp32: precision.compute=bf16",
+        )
+
+
+def _tf32(seen: Seen) -> Iterator[Finding]:
+    if seen.tf32 and seen.precision["compute"] == "fp32":
+        yield Finding(
+            "tf32",
+            "mistake",
+            "the plan says fp32, but matrix products or convolutions may round to TF32 or bf16",
+            ("torch's settings",),
+            None,
+            'torch.set_float32_matmul_precision("highest") and torch.backends.cudnn.allow_tf32 = False',
+        )
+
+
+def _fp32_updates(seen: Seen) -> Iterator[Finding]:
+    wide = [g for g in seen.groups.values() if not _narrow(g, "weights")]
+    share = share_of(g.updates for g in wide)
+    if share is not None and share > LOST_SHARE:
+        yield Finding(
+            "updates-lost",
+            "mistake",
+            f"weights in {_types(wide, 'weights')} do not take these steps: they are below its last place",
+            _worst_first(wide, lambda g: g.updates.share),
+            share,
+            "a higher optimizer.lr: the steps are smaller than one part in 16 million of the weights",
+        )
+
+
+_CHECKS: tuple[Callable[[Seen], Iterator[Finding]], ...] = (
+    _non_finite,
+    _saturated,
+    _weights,
+    _fp32_updates,
+    _average,
+    _timestep,
+    _rope,
+    _projector,
+    _moments,
+    _fp16,
+    _islands,
+    _tf32,
+    _buffers,
+    _loss_scale,
+)
+
+
+def share_of(tallies: Iterable[Tally]) -> float | None:
+    """The share lost over several tallies together."""
+    counted = list(tallies)
+    return Tally(sum(tally.due for tally in counted), sum(tally.lost for tally in counted)).share
+
+
+def _narrow(group: Group, role: str) -> bool:
+    return bool({name for kind, types in group.types.items() if kind == role for name in types} & NARROW)
+
+
+def _types(groups: Iterable[Group], role: str) -> str:
+    return ", ".join(
+        sorted({name for g in groups for kind, types in g.types.items() if kind == role for name in types})
+    )
+
+
+def _worst_first(groups: Iterable[Group], share: Callable[[Group], float | None]) -> tuple[str, ...]:
+    return _rooms(g.room for g in sorted(groups, key=lambda g: -(share(g) or 0.0)))
+
+
+def _rooms(names: Iterable[str]) -> tuple[str, ...]:
+    """Each once, in their order, the blocks as one."""
+    return tuple(dict.fromkeys(_any_block(name) for name in names))
+
+
+def _any_block(path: str) -> str:
+    return ".".join("*" if part.isdecimal() else part for part in path.split("."))
+
+
+def _stored_as_planned(seen: Seen) -> str:
+    return " (as the plan says: precision.storage)" if seen.precision["storage"] == "bf16" else ""
+
+
+def _as_planned_island(seen: Seen, island: str) -> str:
+    planned = island in planned_islands(seen.precision)
+    return f" (as the plan says: precision.islands.{island})" if planned else ""

@@ -1,0 +1,236 @@
+"""Looks at a few real steps of training from outside. Every hook of the audit is set here, and taken away again.
+
+Module inputs are seen by forward hooks, which stand behind those of FSDP. What happens between modules (a table that is
+rounded where it is used, a softmax in 16 bits, the start of backward) is seen by intercepting torch's functions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tintype.audit.seen import NARROW, Bad, Input, Seen, local, room_of, type_name
+from tintype.audit.updates import UpdateWatch, averages_of, group_of
+from tintype.settings import plain
+from tintype.train.clock import Clock
+from tintype.train.optim.storage import COMPENSATION
+from tintype.train.parts import Parts
+from tintype.train.state import TrainState
+from tintype.train.update import StepResult, update
+
+TIMES = {("denoiser", "t_B"), ("denoiser.time_in", "x"), ("denoiser.resolution_embedder", "like_B")}
+"""Arguments that are timesteps, or waves of them."""
+ROTATION = "rotation"
+"""The argument of the blocks and of their attention that is the RoPE table."""
+_FOLLOWED = {"t_B": "timestep", "like_B": "timestep", ROTATION: "rope"}
+"""Arguments of which no operation may give a narrow number. A wave may: autocast runs the layer that reads it."""
+_SOFTMAX = {torch.softmax, torch.Tensor.softmax, nn.functional.softmax}
+_RSQRT = {torch.rsqrt, torch.Tensor.rsqrt}
+"""The norms' statistics end in it."""
+
+
+def observe(parts: Parts, state: TrainState, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Seen:
+    """Runs the steps. An error that a wrong type causes ends them, and is a part of what was seen."""
+    seen = Seen(precision=plain(parts.plan.precision))
+    watch = UpdateWatch(parts.plan.optimizer, state, seen)
+    clock = Clock(parts.device)
+    for name, parameter in state.modules.named_parameters():  # the groups, in the model's order
+        group_of(seen, name, parameter).elements += local(parameter).numel()
+    with _watching_modules(parts, seen) as calls, watch.watching(), _watching_gradients(state, seen):
+        for step in range(steps):
+            on_step(step)
+            calls.backward_from = 0.0
+            try:
+                with watch.averages(), calls:
+                    result = update(parts, state, clock)
+            except (TypeError, RuntimeError) as error:  # the model refuses a type: the findings say which
+                seen.error = error
+                break
+            seen.steps += 1
+            seen.skipped_steps += not result.finite
+            _note_loss_scale(parts, result, calls.backward_from, seen)
+            seen.tf32 |= _tf32(parts.device)
+    _note_stored(state, seen)
+    return seen
+
+
+def _note_stored(state: TrainState, seen: Seen) -> None:
+    """Types and values of all that stays from step to step."""
+    for name, parameter in state.modules.named_parameters():
+        group = group_of(seen, name, parameter)
+        group.saw("weights", parameter)
+        group.check("weights", parameter)
+        for slot, value in state.optimizer.state.get(parameter, {}).items():
+            if slot not in ("step", COMPENSATION):
+                group.saw("moments", value)
+                group.check("moments", value)
+    for name, buffer in state.modules.named_buffers():
+        if buffer.is_floating_point():
+            group = seen.group(room_of(name), "buffers")
+            group.elements += local(buffer).numel()
+            group.saw("buffers", buffer)
+            group.check("buffers", buffer)
+    parameters = dict(state.modules.named_parameters())
+    for name, average in averages_of(state).items():
+        short = name.rpartition("/")[2]
+        group = group_of(seen, short, parameters[short])
+        group.saw("averages", average)
+        group.check("averages", average)
+
+
+@contextmanager
+def _watching_gradients(state: TrainState, seen: Seen) -> Iterator[None]:
+    """Gradients as backward leaves them: clipping spreads one that is not finite over all others."""
+
+    def checker(name: str) -> Callable[[Tensor], None]:
+        def check(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                group_of(seen, name, parameter).check("gradients", parameter.grad)
+
+        return check
+
+    with ExitStack() as stack:
+        for name, parameter in state.modules.named_parameters():
+            if parameter.requires_grad:
+                stack.callback(parameter.register_post_accumulate_grad_hook(checker(name)).remove)
+        yield
+
+
+@contextmanager
+def _watching_modules(parts: Parts, seen: Seen) -> Iterator[_Calls]:
+    calls = _Calls(seen)
+    with ExitStack() as stack:
+        for path, module in parts.modules.named_modules():
+            if path:
+                watcher = _arrival(path, seen, calls)
+                stack.callback(module.register_forward_pre_hook(watcher, with_kwargs=True).remove)
+        leave = parts.modules["denoiser"].register_forward_hook(lambda *_: calls.leave(), always_call=True)
+        stack.callback(leave.remove)
+        yield calls
+
+
+def _arrival(path: str, seen: Seen, calls: _Calls) -> Callable[[nn.Module, Any, Any], None]:
+    """A hook that notes the floating-point tensors among a module's arguments."""
+
+    @torch.no_grad()
+    def arrives(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.enter(path)
+        bound = _signature(type(module).forward).bind_partial(module, *args, **kwargs).arguments
+        for argument, value in list(bound.items())[1:]:
+            for tensor in _tensors(value):
+                found = seen.input(path, argument)
+                found.types.add(type_name(tensor.dtype))
+                found.bad.add(tensor)
+                if (path, argument) in TIMES or argument == ROTATION:
+                    _note_rounding(found, tensor)
+                if argument in _FOLLOWED:
+                    calls.follow(tensor, _FOLLOWED[argument])
+
+    return arrives
+
+
+@lru_cache(maxsize=256)
+def _signature(forward: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(forward)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif is_dataclass(value) and not isinstance(value, type):
+        for one in fields(value):
+            yield from _tensors(getattr(value, one.name))
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors(inner)
+    elif isinstance(value, tuple | list):
+        for inner in value:
+            yield from _tensors(inner)
+
+
+def _note_rounding(found: Input, tensor: Tensor) -> None:
+    value = local(tensor.detach()).double()
+    telling = (value != 0) & (value.abs() != 1) & value.isfinite()
+    found.telling += int(telling.sum())
+    found.telling_in_bf16 += int((telling & (value.bfloat16().double() == value)).sum())
+
+
+class _Calls(TorchFunctionMode):
+    """Sees torch's functions while the steps run, and notes those of the denoiser that lose what fp32 should hold."""
+
+    def __init__(self, seen: Seen) -> None:
+        super().__init__()
+        self.backward_from = 0.0
+        """The sum of all numbers that backward was started from."""
+        self._seen = seen
+        self._path = ""
+        self._followed: dict[int, tuple[Tensor, str]] = {}
+
+    def enter(self, path: str) -> None:
+        self._path = path
+
+    def leave(self) -> None:
+        """The denoiser is done."""
+        self._path = ""
+        self._followed.clear()
+
+    def follow(self, tensor: Tensor, what: str) -> None:
+        """From here on, an operation that takes this tensor's numbers and gives narrow ones is noted."""
+        if type_name(tensor.dtype) not in NARROW:
+            self._followed[local(tensor).untyped_storage().data_ptr()] = (tensor, what)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.backward:
+            self._note_backward(*args, **kwargs)
+        elif func is torch._scaled_mm:
+            for operand in args[:2]:
+                self._seen.operands.setdefault(room_of(self._path), Bad()).add(operand)
+        out = func(*args, **kwargs)
+        if self._path.startswith("denoiser") and isinstance(out, Tensor) and type_name(out.dtype) in NARROW:
+            self._note_narrow(func, args)
+        return out
+
+    def _note_backward(self, root: Tensor, gradient: Tensor | None = None, *_: Any, **__: Any) -> None:
+        started = root.detach() if gradient is None else root.detach() * gradient
+        self.backward_from += float(local(started).double().sum())
+
+    def _note_narrow(self, func: Any, args: Any) -> None:
+        if func in _SOFTMAX:
+            self._note("softmax")
+        elif func in _RSQRT:
+            self._note("norms")
+        for tensor in args if self._followed else ():
+            if isinstance(tensor, Tensor) and type_name(tensor.dtype) not in NARROW:
+                followed = self._followed.get(local(tensor).untyped_storage().data_ptr())
+                if followed is not None:
+                    self._note(followed[1])
+
+    def _note(self, what: str) -> None:
+        rooms = self._seen.rounded_inside.setdefault(what, [])
+        if room_of(self._path) not in rooms:
+            rooms.append(room_of(self._path))
+
+
+def _note_loss_scale(parts: Parts, result: StepResult, backward_from: float, seen: Seen) -> None:
+    """The number that backward started from, over the sum of the parts of the loss that the step reports."""
+    weights = {term.name: term.settings.weight_at(result.step - 1) for term in parts.terms_at(result.step - 1)}
+    loss = float(result.losses["flow"]) + sum(w * float(result.losses[name]) for name, w in weights.items())
+    if math.isfinite(loss) and loss and math.isfinite(backward_from):
+        seen.loss_scales.append(backward_from / loss)
+
+
+def _tf32(device: torch.device) -> bool:
+    """Whether matrix products and convolutions in fp32 are rounded to fewer bits on their way."""
+    convolutions = device.type == "cuda" and torch.backends.cudnn.allow_tf32
+    return torch.get_float32_matmul_precision() != "highest" or convolutions

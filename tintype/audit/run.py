@@ -1,0 +1,90 @@
+"""The audit of a plan or of a run: builds it, runs a few steps, and says what was found. Nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tintype.audit.findings import Finding, find
+from tintype.audit.observe import observe
+from tintype.audit.seen import Seen
+from tintype.errors import UserError
+from tintype.plan import Plan, plan_from_folder
+from tintype.train.load import newest_good
+from tintype.train.parts import Parts, build_parts, exact_fp32
+from tintype.train.state import StateMismatchError, TrainState, new_state
+
+
+@dataclass(frozen=True)
+class Audit:
+    seen: Seen
+    findings: list[Finding]
+    remarks: tuple[str, ...] = ()
+    """How the steps differed from those of training."""
+
+    @property
+    def exit_code(self) -> int:
+        """1 where something loses precision silently."""
+        return int(any(finding.severity == "mistake" for finding in self.findings))
+
+
+def audit(parts: Parts, state: TrainState, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Audit:
+    """Runs real steps from a state, which they change, and judges what was seen."""
+    with exact_fp32():
+        seen = observe(parts, state, steps, on_step)
+    found = Audit(seen, find(seen))
+    if seen.error is not None and not found.exit_code:  # no wrong type explains it
+        raise seen.error
+    return found
+
+
+def audit_plan(plan: Plan, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Audit:
+    """From new weights."""
+    watched, remarks = _as_watched(plan)
+    parts = build_parts(watched)
+    return _with_remarks(_audit_ready(parts, new_state(parts), steps, on_step), remarks)
+
+
+def audit_run(
+    path: Path, steps: int, device: str | None = None, on_step: Callable[[int], None] = lambda step: None
+) -> Audit:
+    """From a run's newest good checkpoint."""
+    plan = plan_from_folder(path)
+    if device is not None:
+        plan = Plan(**{**dict(plan), "run": plan.run.model_copy(update={"device": device})})
+    tensors, scalars = newest_good(path)
+    watched, remarks = _as_watched(plan)
+    parts = build_parts(watched)
+    state = new_state(parts)
+    try:
+        state.load(tensors, scalars)
+    except StateMismatchError as error:
+        raise UserError(f"the checkpoint in {path} does not fit this plan and version: {error}") from None
+    remarks = (f"from the checkpoint of step {state.step}", *remarks)
+    return _with_remarks(_audit_ready(parts, state, steps, on_step), remarks)
+
+
+def _audit_ready(parts: Parts, state: TrainState, steps: int, on_step: Callable[[int], None]) -> Audit:
+    for term in parts.terms:
+        if not term.settings.schedule.over(state.step):
+            term.part.ready()
+    return audit(parts, state, steps, on_step)
+
+
+def _as_watched(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
+    """The plan with nothing compiled, since hooks see no modules in a compiled graph, and at its full learning rate.
+
+    In a warm-up of 1000 steps the first is a thousandth of what is to come, and at the end of a decay it is zero: the
+    share of steps that is lost there is not that of the training.
+    """
+    remarks = ["at the full learning rate: without warm-up and decay"]
+    if plan.model.compile:
+        remarks.append("model.compile is switched off: nothing can be seen inside a compiled block")
+    model = plan.model.model_copy(update={"compile": False})
+    train = plan.train.model_copy(update={"warmup_steps": 0, "schedule": "constant"})
+    return Plan(**{**dict(plan), "model": model, "train": train}), tuple(remarks)
+
+
+def _with_remarks(found: Audit, remarks: tuple[str, ...]) -> Audit:
+    return Audit(found.seen, found.findings, remarks)

@@ -1,0 +1,166 @@
+"""How much of each step reaches the stored weights, moments and averages.
+
+The optimizer's step is done a second time, on copies in float64 that start from the same weights, gradients and
+moments. What moves there and does not move in storage was rounded away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tintype.audit.seen import Group, Seen, Updates, local, room_of
+from tintype.settings import OptimizerPart
+from tintype.train.optim.storage import COMPENSATION, EXACT
+from tintype.train.state import TrainState
+
+_COUNT = "step"
+"""The slot that counts steps; all others are moments, or what rounding left over."""
+
+
+def group_of(seen: Seen, name: str, tensor: Tensor) -> Group:
+    """Matrices, the gains of norms (which begin at one) and biases lose differently, so they are told apart."""
+    kind = "matrices" if tensor.ndim > 1 else "biases" if name.endswith("bias") else "gains"
+    return seen.group(room_of(name), kind)
+
+
+class UpdateWatch:
+    """Stands around each step of the optimizer. `averages` stands around a whole update."""
+
+    def __init__(self, settings: OptimizerPart, state: TrainState, seen: Seen) -> None:
+        self._settings, self._state, self._seen = settings, state, seen
+        self._named = dict(state.modules.named_parameters())
+        self._shadow: _Shadow | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        optimizer = self._state.optimizer
+        handles = [
+            optimizer.register_step_pre_hook(lambda *_: self._before()),
+            optimizer.register_step_post_hook(lambda *_: self._after()),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @torch.no_grad()
+    def _before(self) -> None:
+        for name, parameter in self._named.items():
+            if parameter.grad is not None:
+                group_of(self._seen, name, parameter).saw("gradients", parameter.grad)
+        self._shadow = _Shadow(self._settings, self._named, self._state.optimizer)
+
+    @torch.no_grad()
+    def _after(self) -> None:
+        shadow, self._shadow = self._shadow, None
+        assert shadow is not None
+        shadow.optimizer.step()
+        for name, parameter in self._named.items():
+            if parameter.grad is None:
+                continue
+            group, slots = group_of(self._seen, name, parameter), self._state.optimizer.state[parameter]
+            start, wanted, asked = shadow.start(name), shadow.weight(name), local(parameter.grad) != 0
+            gone = _as_computed(parameter, slots) - start
+            count_updates(group.updates, local(parameter).dtype, start, wanted - start, gone, asked)
+            group.updates.compensated |= COMPENSATION in slots
+            for slot, before in shadow.moments[name].items():
+                exact = shadow.slot(name, slot) != before
+                group.moments.add(exact & asked, exact & asked & (local(slots[slot]) == before))
+
+    @contextmanager
+    def averages(self) -> Iterator[None]:
+        """Compares the averages before and behind an update with the weights that they were to follow."""
+        before = {name: local(tensor).clone() for name, tensor in self._averages().items()}
+        yield
+        for name, average in self._averages().items():
+            weight = self._named[_parameter_name(name)]
+            apart = before[name].double() != local(weight).double()
+            stayed = local(average) == before[name]
+            group_of(self._seen, _parameter_name(name), weight).averages.add(apart, apart & stayed)
+
+    def _averages(self) -> dict[str, Tensor]:
+        return averages_of(self._state)
+
+
+def averages_of(state: TrainState) -> dict[str, Tensor]:
+    """The averages of parameters among what a weight average is made of."""
+    names = {name for name, _ in state.modules.named_parameters()}
+    stored = state.ema.tensors() if state.ema else {}
+    return {name: tensor for name, tensor in stored.items() if _parameter_name(name) in names}
+
+
+def _parameter_name(name: str) -> str:
+    """Averages of several lengths have theirs before the parameter's name: `0.05/denoiser…`."""
+    return name.rpartition("/")[2]
+
+
+class _Shadow:
+    """The same step from the same place in float64."""
+
+    def __init__(
+        self, settings: OptimizerPart, named: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+    ) -> None:
+        state = {name: dict(optimizer.state.get(parameter, {})) for name, parameter in named.items()}
+        self._starts = {name: _as_computed(parameter, state[name]) for name, parameter in named.items()}
+        self._weights = {name: nn.Parameter(_opened(parameter, state[name])) for name, parameter in named.items()}
+        self.moments = {name: _moments(state[name]) for name, parameter in named.items()}
+        self.optimizer: Any = settings.build(list(self._weights.items()), EXACT)
+        for group, real in zip(self.optimizer.param_groups, optimizer.param_groups, strict=True):
+            group["lr"] = real["lr"]
+        for name, weight in self._weights.items():
+            gradient = named[name].grad
+            weight.grad = None if gradient is None else gradient.double()
+            slots = {slot: value for slot, value in state[name].items() if slot != COMPENSATION}
+            if slots:
+                self.optimizer.state[weight] = {
+                    slot: value.clone() if slot == _COUNT else value.double() for slot, value in slots.items()
+                }
+        for name in ("found_inf", "update_number"):  # what the update tells an optimizer before its step
+            if name in vars(optimizer):
+                setattr(self.optimizer, name, vars(optimizer)[name])
+
+    def start(self, name: str) -> Tensor:
+        return self._starts[name]
+
+    def weight(self, name: str) -> Tensor:
+        return local(self._weights[name].detach())
+
+    def slot(self, name: str, slot: str) -> Tensor:
+        return local(self.optimizer.state[self._weights[name]][slot])
+
+
+def _opened(weight: Tensor, slots: Mapping[str, Any]) -> Tensor:
+    """What the optimizer computes with: the weight, and with it what rounding left over, added in fp32."""
+    weight = weight.detach()
+    if COMPENSATION in slots:
+        weight = weight.float() + slots[COMPENSATION].float()
+    return weight.double()
+
+
+def _as_computed(weight: Tensor, slots: Mapping[str, Any]) -> Tensor:
+    return local(_opened(weight, slots)).clone()
+
+
+def _moments(slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {slot: local(value).clone() for slot, value in slots.items() if slot not in (_COUNT, COMPENSATION)}
+
+
+def count_updates(
+    updates: Updates, dtype: torch.dtype, start: Tensor, wanted: Tensor, gone: Tensor, asked: Tensor
+) -> None:
+    """All in float64 but for `asked`, which is True where there is a gradient."""
+    due = asked & (wanted != 0)
+    updates.add(due, due & (gone == 0))
+    small = due & ((start + wanted).to(dtype).double() == start)
+    last_place = torch.finfo(dtype).eps * torch.exp2(torch.frexp(start).exponent.double() - 1)
+    updates.small_wanted += float((wanted.abs() / last_place)[small].sum())
+    updates.small_gone += float((gone * wanted.sign() / last_place)[small].sum())
+    updates.along += float((gone * wanted)[due].sum())
+    updates.gone_squared += float(gone[due].square().sum())
+    updates.wanted_squared += float(wanted[due].square().sum())
