@@ -27,6 +27,9 @@ FEWEST_SMALL_STEPS = 20.0
 deviations from 1."""
 FEWEST_TELLING = 8
 """Values by which rounding upstream is told: a random number in fp32 is one of bf16 with probability 2^-16."""
+WAVE_ERROR = 1e-2
+"""Of the timesteps' cosines and sines. In fp32 the fastest angle, 1000 radians, is right to 6e-5; timesteps that were
+rounded to bf16 put it wrong by whole turns."""
 FP8_SATURATED_SHARE = 1e-3
 """fp8 is scaled so that the largest value of a tensor is the type's largest; many there are cut off."""
 SCALE_TOLERANCE = 0.01
@@ -229,7 +232,7 @@ def _rope(seen: Seen) -> Iterator[Finding]:
 def _rounded_inputs(seen: Seen, island: str, inputs: list[Input], what: str) -> Iterator[Finding]:
     """By type, by values that are all of bf16, or by an operation that rounds them where they are used."""
     narrow = [one for one in inputs if one.types & NARROW]
-    upstream = [one for one in inputs if one not in narrow and _all_of_bf16(one)]
+    upstream = [one for one in inputs if one not in narrow and (_all_of_bf16(one) or one.off > WAVE_ERROR)]
     inside = seen.rounded_inside.get(island, [])
     if not narrow and not upstream and not inside:
         return
@@ -268,7 +271,7 @@ def _islands(seen: Seen) -> Iterator[Finding]:
             f"{island}-bf16",
             "mistake",
             f"{words}: computed in 16 bits" + _as_planned_island(seen, island),
-            _rooms(rooms),
+            _rooms(rooms) or ("denoiser",),
             None,
             f"precision.islands.{island}=fp32"
             if island in planned_islands(seen.precision)
@@ -290,13 +293,13 @@ def _loss_scale(seen: Seen) -> Iterator[Finding]:
     scale = sum(scales) / len(scales)
     if abs(scale - 1) <= SCALE_TOLERANCE:
         return
-    compute = seen.precision["compute"]
     planned = seen.precision.get("loss_scale", 1.0) != 1.0
     yield Finding(
         "loss-scaled",
         "mistake",
-        f"the loss is multiplied by {scale:.6g} before backward: {compute} has all the range of fp32, so this gains "
-        "nothing and brings overflow nearer" + (" (as the plan says: precision.loss_scale)" if planned else ""),
+        f"the loss is multiplied by {scale:.6g} before backward: only fp16 has so small a range that it "
+        "would need this; here it brings overflow nearer"
+        + (" (as the plan says: precision.loss_scale)" if planned else ""),
         ("loss",),
         None,
         "precision.loss_scale=1.0" if planned else "leave out the gradient scaler; only fp16 needs one",

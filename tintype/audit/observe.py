@@ -19,15 +19,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tintype.audit.seen import NARROW, Bad, Input, Seen, local, room_of, type_name
-from tintype.audit.updates import UpdateWatch, averages_of, group_of
-from tintype.settings import plain
+from tintype.audit.updates import UpdateWatch, averages_of, group_of, parameter_name
+from tintype.model.layers import sinusoid
+from tintype.settings import ModelSettings, plain
 from tintype.train.clock import Clock
 from tintype.train.optim.storage import COMPENSATION
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState
 from tintype.train.update import StepResult, update
 
-TIMES = {("denoiser", "t_B"), ("denoiser.time_in", "x"), ("denoiser.resolution_embedder", "like_B")}
+_TIME, _WAVE = ("denoiser", "t_B"), ("denoiser.time_in", "x")
+TIMES = {_TIME, _WAVE, ("denoiser.resolution_embedder", "like_B")}
 """Arguments that are timesteps, or waves of them."""
 ROTATION = "rotation"
 """The argument of the blocks and of their attention that is the RoPE table."""
@@ -50,12 +52,15 @@ def observe(parts: Parts, state: TrainState, steps: int, on_step: Callable[[int]
             on_step(step)
             calls.backward_from = 0.0
             try:
-                with watch.averages(), calls:
+                before = watch.averages()
+                with calls:
                     result = update(parts, state, clock)
             except (TypeError, RuntimeError) as error:  # the model refuses a type: the findings say which
                 seen.error = error
                 break
             seen.steps += 1
+            if result.finite:
+                watch.count_averages(before)
             seen.skipped_steps += not result.finite
             _note_loss_scale(parts, result, calls.backward_from, seen)
             seen.tf32 |= _tf32(parts.device)
@@ -81,8 +86,7 @@ def _note_stored(state: TrainState, seen: Seen) -> None:
             group.check("buffers", buffer)
     parameters = dict(state.modules.named_parameters())
     for name, average in averages_of(state).items():
-        short = name.rpartition("/")[2]
-        group = group_of(seen, short, parameters[short])
+        group = group_of(seen, parameter_name(name), parameters[parameter_name(name)])
         group.saw("averages", average)
         group.check("averages", average)
 
@@ -111,14 +115,14 @@ def _watching_modules(parts: Parts, seen: Seen) -> Iterator[_Calls]:
     with ExitStack() as stack:
         for path, module in parts.modules.named_modules():
             if path:
-                watcher = _arrival(path, seen, calls)
+                watcher = _arrival(path, seen, calls, parts.plan.model)
                 stack.callback(module.register_forward_pre_hook(watcher, with_kwargs=True).remove)
         leave = parts.modules["denoiser"].register_forward_hook(lambda *_: calls.leave(), always_call=True)
         stack.callback(leave.remove)
         yield calls
 
 
-def _arrival(path: str, seen: Seen, calls: _Calls) -> Callable[[nn.Module, Any, Any], None]:
+def _arrival(path: str, seen: Seen, calls: _Calls, settings: ModelSettings) -> Callable[[nn.Module, Any, Any], None]:
     """A hook that notes the floating-point tensors among a module's arguments."""
 
     @torch.no_grad()
@@ -134,6 +138,10 @@ def _arrival(path: str, seen: Seen, calls: _Calls) -> Callable[[nn.Module, Any, 
                     _note_rounding(found, tensor)
                 if argument in _FOLLOWED:
                     calls.follow(tensor, _FOLLOWED[argument])
+                if (path, argument) == _TIME:
+                    calls.t_B = tensor
+                if (path, argument) == _WAVE and calls.t_B is not None:
+                    found.off = max(found.off, _wave_error(tensor, calls.t_B, settings))
 
     return arrives
 
@@ -165,6 +173,12 @@ def _note_rounding(found: Input, tensor: Tensor) -> None:
     found.telling_in_bf16 += int((telling & (value.bfloat16().double() == value)).sum())
 
 
+def _wave_error(wave_BF: Tensor, t_B: Tensor, settings: ModelSettings) -> float:
+    """How far the wave is from that of the timesteps as they arrived: something may round them on the way."""
+    exact = sinusoid(t_B.double(), wave_BF.shape[1], settings.time_max_period, settings.time_factor)
+    return float((wave_BF.double() - exact).abs().max())
+
+
 class _Calls(TorchFunctionMode):
     """Sees torch's functions while the steps run, and notes those of the denoiser that lose what fp32 should hold."""
 
@@ -172,6 +186,8 @@ class _Calls(TorchFunctionMode):
         super().__init__()
         self.backward_from = 0.0
         """The sum of all numbers that backward was started from."""
+        self.t_B: Tensor | None = None
+        """The timesteps that the denoiser is at work on."""
         self._seen = seen
         self._path = ""
         self._followed: dict[int, tuple[Tensor, str]] = {}
@@ -181,7 +197,7 @@ class _Calls(TorchFunctionMode):
 
     def leave(self) -> None:
         """The denoiser is done."""
-        self._path = ""
+        self._path, self.t_B = "", None
         self._followed.clear()
 
     def follow(self, tensor: Tensor, what: str) -> None:

@@ -130,6 +130,8 @@ class Input:
     """Values that were looked at for rounding: not those that every type has, 0 and ±1."""
     telling_in_bf16: int = 0
     """Those of them that bf16 can say exactly."""
+    off: float = 0.0
+    """Of the wave of the timesteps: the largest difference from that of the timesteps that the denoiser was given."""
 
     @property
     def room(self) -> str:

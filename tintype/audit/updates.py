@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tintype.audit.seen import Group, Seen, Updates, local, room_of
 from tintype.settings import OptimizerPart
@@ -29,7 +30,7 @@ def group_of(seen: Seen, name: str, tensor: Tensor) -> Group:
 
 
 class UpdateWatch:
-    """Stands around each step of the optimizer. `averages` stands around a whole update."""
+    """Stands around each step of the optimizer; the averages are updated behind it."""
 
     def __init__(self, settings: OptimizerPart, state: TrainState, seen: Seen) -> None:
         self._settings, self._state, self._seen = settings, state, seen
@@ -53,7 +54,10 @@ class UpdateWatch:
     def _before(self) -> None:
         for name, parameter in self._named.items():
             if parameter.grad is not None:
-                group_of(self._seen, name, parameter).saw("gradients", parameter.grad)
+                group = group_of(self._seen, name, parameter)
+                group.saw("gradients", parameter.grad)
+                if isinstance(parameter.grad, DTensor):  # FSDP puts it there, past the hooks on autograd's accumulation
+                    group.check("gradients", parameter.grad)
         self._shadow = _Shadow(self._settings, self._named, self._state.optimizer)
 
     @torch.no_grad()
@@ -73,29 +77,27 @@ class UpdateWatch:
                 exact = shadow.slot(name, slot) != before
                 group.moments.add(exact & asked, exact & asked & (local(slots[slot]) == before))
 
-    @contextmanager
-    def averages(self) -> Iterator[None]:
-        """Compares the averages before and behind an update with the weights that they were to follow."""
-        before = {name: local(tensor).clone() for name, tensor in self._averages().items()}
-        yield
-        for name, average in self._averages().items():
-            weight = self._named[_parameter_name(name)]
+    def averages(self) -> dict[str, Tensor]:
+        """What they are before an update."""
+        return {name: local(tensor).clone() for name, tensor in averages_of(self._state).items()}
+
+    def count_averages(self, before: Mapping[str, Tensor]) -> None:
+        """Compares the averages behind an update with before, and with the weights that they were to follow."""
+        for name, average in averages_of(self._state).items():
+            weight = self._named[parameter_name(name)]
             apart = before[name].double() != local(weight).double()
             stayed = local(average) == before[name]
-            group_of(self._seen, _parameter_name(name), weight).averages.add(apart, apart & stayed)
-
-    def _averages(self) -> dict[str, Tensor]:
-        return averages_of(self._state)
+            group_of(self._seen, parameter_name(name), weight).averages.add(apart, apart & stayed)
 
 
 def averages_of(state: TrainState) -> dict[str, Tensor]:
     """The averages of parameters among what a weight average is made of."""
     names = {name for name, _ in state.modules.named_parameters()}
     stored = state.ema.tensors() if state.ema else {}
-    return {name: tensor for name, tensor in stored.items() if _parameter_name(name) in names}
+    return {name: tensor for name, tensor in stored.items() if parameter_name(name) in names}
 
 
-def _parameter_name(name: str) -> str:
+def parameter_name(name: str) -> str:
     """Averages of several lengths have theirs before the parameter's name: `0.05/denoiser…`."""
     return name.rpartition("/")[2]
 
