@@ -116,8 +116,8 @@ def _weights(seen: Seen) -> Iterator[Finding]:
         yield Finding(
             "weights-bf16",
             "mistake" if most > LOST_SHARE else "note",
-            f"weights are stored in {types} and rounded to nearest: steps below about 1/256 of a weight are lost; most "
-            f"are among the {worst.kind} of {worst.room} ({most:.0%})" + _stored_as_planned(seen),
+            f"weights are stored in {types} and rounded to nearest: steps below about 1/256 of a weight are lost; the "
+            f"{worst.kind} of {worst.room} lose {most:.0%} of theirs" + _stored_as_planned(seen),
             _worst_first(nearest, lambda g: g.updates.share),
             share_of(g.updates for g in nearest),
             "precision.storage=fp32, or precision.rounding=stochastic or kahan",
