@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from tintype.audit.seen import Group, Seen, Updates, local, room_of
 from tintype.settings import OptimizerPart
@@ -54,10 +53,7 @@ class UpdateWatch:
     def _before(self) -> None:
         for name, parameter in self._named.items():
             if parameter.grad is not None:
-                group = group_of(self._seen, name, parameter)
-                group.saw("gradients", parameter.grad)
-                if isinstance(parameter.grad, DTensor):  # FSDP puts it there, past the hooks on autograd's accumulation
-                    group.check("gradients", parameter.grad)
+                group_of(self._seen, name, parameter).saw("gradients", parameter.grad)
         self._shadow = _Shadow(self._settings, self._named, self._state.optimizer)
 
     @torch.no_grad()
