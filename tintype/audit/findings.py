@@ -49,9 +49,13 @@ class Finding:
 
 def find(seen: Seen) -> list[Finding]:
     """All findings: mistakes before notes, and each of them in the order of `_CHECKS`, which is that of harm."""
-    found = [finding for check in _CHECKS for finding in check(seen)]
+    return ranked([finding for check in _CHECKS for finding in check(seen)])
+
+
+def ranked(findings: Iterable[Finding]) -> list[Finding]:
+    """Mistakes before notes."""
     order = {"mistake": 0, "note": 1}
-    return sorted(found, key=lambda finding: order[finding.severity])
+    return sorted(findings, key=lambda finding: order[finding.severity])
 
 
 def _non_finite(seen: Seen) -> Iterator[Finding]:

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tintype.audit.seen import NARROW, Bad, Input, Seen, local, room_of, type_name
+from tintype.audit.seen import NARROW, Bad, Input, Seen, room_of, type_name
 from tintype.audit.updates import UpdateWatch, averages_of, group_of, parameter_name
 from tintype.model.layers import sinusoid
 from tintype.settings import ModelSettings, plain
 from tintype.train.clock import Clock
+from tintype.train.layout import local
 from tintype.train.optim.storage import COMPENSATION
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState
@@ -43,7 +44,7 @@ _RSQRT = {torch.rsqrt, torch.Tensor.rsqrt}
 def observe(parts: Parts, state: TrainState, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Seen:
     """Runs the steps. An error that a wrong type causes ends them, and is a part of what was seen."""
     seen = Seen(precision=plain(parts.plan.precision))
-    watch = UpdateWatch(parts.plan.optimizer, state, seen)
+    watch = UpdateWatch(parts.plan.optimizer, state, seen, parts.layout)
     clock = Clock(parts.device)
     for name, parameter in state.modules.named_parameters():  # the groups, in the model's order
         group_of(seen, name, parameter).elements += local(parameter).numel()

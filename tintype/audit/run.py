@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tintype.audit.findings import Finding, find
+from tintype.audit.findings import Finding, find, ranked
 from tintype.audit.observe import observe
 from tintype.audit.seen import Seen
 from tintype.errors import UserError
@@ -14,6 +14,7 @@ from tintype.plan import Plan, plan_from_folder
 from tintype.train.load import newest_good
 from tintype.train.parts import Parts, build_parts, exact_fp32
 from tintype.train.state import StateMismatchError, TrainState, new_state
+from tintype.world import World
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,17 @@ def audit(parts: Parts, state: TrainState, steps: int, on_step: Callable[[int], 
     """Runs real steps from a state, which they change, and judges what was seen."""
     with exact_fp32():
         seen = observe(parts, state, steps, on_step)
-    found = Audit(seen, find(seen))
+    found = Audit(seen, _of_all_ranks(find(seen), parts.world))
     if seen.error is not None and not found.exit_code:  # no wrong type explains it
         raise seen.error
     return found
+
+
+def _of_all_ranks(mine: list[Finding], world: World) -> list[Finding]:
+    """The rank that leads has seen what all ranks share, and its piece of the rest; what others found is added."""
+    told = [one for some in world.tell([asdict(finding) for finding in mine]) for one in some]
+    findings = [Finding(**{**one, "where": tuple(one["where"])}) for one in told]
+    return ranked(list({(one.name, one.where): one for one in reversed(findings)}.values())[::-1])
 
 
 def audit_plan(plan: Plan, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Audit:
@@ -53,10 +61,10 @@ def audit_run(
     plan = plan_from_folder(path)
     if device is not None:
         plan = Plan(**{**dict(plan), "run": plan.run.model_copy(update={"device": device})})
-    tensors, scalars = newest_good(path)
     watched, remarks = _as_watched(plan)
     parts = build_parts(watched)
     state = new_state(parts)
+    tensors, scalars = newest_good(path, state)
     try:
         state.load(tensors, scalars)
     except StateMismatchError as error:

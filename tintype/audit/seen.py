@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from tintype.train.layout import local
 
 TYPE_NAMES = {
     torch.float64: "fp64",
@@ -22,11 +23,6 @@ NARROW = frozenset({"bf16", "fp16", "fp8-e4m3", "fp8-e5m2"})
 """Types with 11 bits or fewer for a number; fp32 has 24."""
 
 Role = Literal["weights", "gradients", "moments", "averages", "buffers", "inputs", "fp8 operands"]
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor, where it is spread over several."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def type_name(dtype: torch.dtype) -> str:

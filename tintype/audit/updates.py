@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tintype.audit.seen import Group, Seen, Updates, local, room_of
+from tintype.audit.seen import Group, Seen, Updates, room_of
 from tintype.settings import OptimizerPart
+from tintype.train.layout import Layout, local
 from tintype.train.optim.storage import COMPENSATION, EXACT
 from tintype.train.state import TrainState
 
@@ -31,8 +32,8 @@ def group_of(seen: Seen, name: str, tensor: Tensor) -> Group:
 class UpdateWatch:
     """Stands around each step of the optimizer; the averages are updated behind it."""
 
-    def __init__(self, settings: OptimizerPart, state: TrainState, seen: Seen) -> None:
-        self._settings, self._state, self._seen = settings, state, seen
+    def __init__(self, settings: OptimizerPart, state: TrainState, seen: Seen, layout: Layout) -> None:
+        self._settings, self._state, self._seen, self._layout = settings, state, seen, layout
         self._named = dict(state.modules.named_parameters())
         self._shadow: _Shadow | None = None
 
@@ -54,7 +55,7 @@ class UpdateWatch:
         for name, parameter in self._named.items():
             if parameter.grad is not None:
                 group_of(self._seen, name, parameter).saw("gradients", parameter.grad)
-        self._shadow = _Shadow(self._settings, self._named, self._state.optimizer)
+        self._shadow = _Shadow(self._settings, self._named, self._state.optimizer, self._layout)
 
     @torch.no_grad()
     def _after(self) -> None:
@@ -102,13 +103,17 @@ class _Shadow:
     """The same step from the same place in float64."""
 
     def __init__(
-        self, settings: OptimizerPart, named: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+        self,
+        settings: OptimizerPart,
+        named: Mapping[str, nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        layout: Layout,
     ) -> None:
         state = {name: dict(optimizer.state.get(parameter, {})) for name, parameter in named.items()}
         self._starts = {name: _as_computed(parameter, state[name]) for name, parameter in named.items()}
         self._weights = {name: nn.Parameter(_opened(parameter, state[name])) for name, parameter in named.items()}
         self.moments = {name: _moments(state[name]) for name, parameter in named.items()}
-        self.optimizer: Any = settings.build(list(self._weights.items()), EXACT)
+        self.optimizer: Any = settings.build(list(self._weights.items()), EXACT, layout)
         for group, real in zip(self.optimizer.param_groups, optimizer.param_groups, strict=True):
             group["lr"] = real["lr"]
         for name, weight in self._weights.items():

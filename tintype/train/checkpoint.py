@@ -26,7 +26,7 @@ from torch import Tensor
 from tintype.errors import UserError
 from tintype.train import fault
 from tintype.train.layout import is_cut
-from tintype.train.pieces import Place, read_pieces, whole_place, write_pieces
+from tintype.train.pieces import read_pieces, whole_place, write_pieces
 from tintype.train.state import TrainState
 from tintype.world import ALONE, World
 
@@ -120,7 +120,7 @@ def restore(folder: Path, state: TrainState, on_damage: Callable[[Path, str], No
                     on_damage(_quarantine(path), damage)
             continue
         stored, _ = _verify(path, ())
-        state.load(_load(path, state.places(), cut=any(map(is_cut, state.parameters))), stored["scalars"])
+        state.load(_content(path, state), stored["scalars"])
         return True
     return False
 
@@ -136,16 +136,16 @@ def _damage(path: Path, world: World) -> str:
     return next(filter(None, world.tell(found)), "")
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The verified content of one checkpoint, whole."""
+def read(path: Path, state: TrainState | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The verified content of one checkpoint: whole, or in pieces as a state has them. Then every rank must ask."""
     scalars = verify(path)["scalars"]
-    return _load(path, whole_place, cut=False), scalars
+    return _content(path, state), scalars
 
 
-def _load(path: Path, place: Place, cut: bool) -> dict[str, Tensor]:
-    if (path / _TENSORS).exists() and not cut:
-        return load_file(path / _TENSORS)
-    return read_pieces(path, place, alone=not cut)
+def _content(path: Path, state: TrainState | None) -> dict[str, Tensor]:
+    if state is None or not any(map(is_cut, state.parameters)):
+        return load_file(path / _TENSORS) if (path / _TENSORS).exists() else read_pieces(path, whole_place, alone=True)
+    return read_pieces(path, state.places(), alone=False)
 
 
 def verify(path: Path) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.parts import LOSSES, Parts, build_parts
 from tintype.train.reconstruct import Reconstruction
+from tintype.train.state import TrainState
+from tintype.world import current
 
 
 def load_run(path: Path, device: str | None = None, average: Reconstruction | None = None) -> tuple[Parts, int]:
@@ -48,12 +50,14 @@ def _all_parameters(parts: Parts, average: Reconstruction) -> dict[str, Tensor]:
     return weights
 
 
-def newest_good(path: Path) -> tuple[dict[str, Tensor], dict[str, int]]:
+def newest_good(path: Path, state: TrainState | None = None) -> tuple[dict[str, Tensor], dict[str, int]]:
     folder = RunFolder(path).checkpoints
     for step in reversed(checkpoint.steps(folder)):
         try:
-            return checkpoint.read(checkpoint.folder_of(folder, step))
+            return checkpoint.read(checkpoint.folder_of(folder, step), state)
         except checkpoint.DamagedError as error:
+            if not current().leads:
+                continue
             sys.stderr.write(
                 f"note: the checkpoint of step {step} in {path} is damaged ({error}); trying the one before\n"
             )

@@ -19,11 +19,12 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from tests.contract.test_techniques import NAMES, with_technique
+from tests.ranks import run_ranks
 from tests.tiny import TINY, tiny_plan
 from tintype import cli, recipes
 from tintype.audit.findings import find
 from tintype.audit.run import Audit, audit, audit_plan
-from tintype.audit.seen import Seen, local
+from tintype.audit.seen import Seen
 from tintype.audit.updates import UpdateWatch
 from tintype.model import attention
 from tintype.model.layers import rotate, sinusoid
@@ -32,8 +33,9 @@ from tintype.techniques import TECHNIQUES
 from tintype.train import update as update_module
 from tintype.train.clock import Clock
 from tintype.train.interrupt import Interrupt
+from tintype.train.layout import ONE, local
 from tintype.train.loop import train
-from tintype.train.optim.adamw import AdamWSettings, RoundedAdamW
+from tintype.train.optim.adamw import AdamW, AdamWSettings
 from tintype.train.optim.ema import Ema
 from tintype.train.optim.storage import Storage
 from tintype.train.parts import Parts, build_parts
@@ -77,7 +79,7 @@ def projector_in_bf16(parts: Parts, state: TrainState) -> None:
 def moments_in_bf16(parts: Parts, state: TrainState) -> None:
     settings = parts.plan.optimizer
     assert isinstance(settings, AdamWSettings)
-    state.optimizer = RoundedAdamW(settings, list(parts.modules.parameters()), Storage("kahan"))
+    state.optimizer = AdamW(settings, list(parts.modules.parameters()), Storage("kahan"))
     for group in state.optimizer.param_groups:
         group["base_lr"] = group["lr"]
     for parameter in parts.modules.parameters():
@@ -192,17 +194,52 @@ def test_a_scaled_loss_is_found_by_what_reaches_backward(accumulate: int, monkey
 
 
 def test_a_table_that_is_rounded_where_it_is_used_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "rotate", lambda x, table: rotate(x, table.bfloat16()))
+    monkeypatch.setattr(attention, "rotate", lambda x, table, rope: rotate(x, table.bfloat16(), rope))
     assert mistakes(audited(MIXED)) == {"rope-bf16"}
 
 
 def test_statistics_of_norms_in_bf16_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def narrow(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    def narrow(x: Tensor, weight: Tensor, norms: str) -> Tensor:
         half = x.bfloat16()
-        return (half * torch.rsqrt(half.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
+        return (half * torch.rsqrt(half.square().mean(-1, keepdim=True) + 1e-6) * weight).to(x.dtype)
 
     monkeypatch.setattr(attention, "rms_norm", narrow)
     assert mistakes(audited(MIXED)) == {"norms-bf16"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [
+        ("islands.timestep=bf16", "timestep-bf16"),
+        ("islands.rope=bf16", "rope-bf16"),
+        ("islands.norms=bf16", "norms-bf16"),
+        ("islands.softmax=bf16", "softmax-bf16"),
+        ("islands.modulation=bf16", "modulation-bf16"),
+        ("loss_scale=1024.0", "loss-scaled"),
+    ],
+)
+def test_what_the_plan_itself_does_is_found_and_said_to_be_the_plans(setting: str, name: str) -> None:
+    found = audited(tiny_plan("precision.compute=bf16", f"precision.{setting}"), steps=2)
+    assert mistakes(found) == {name}
+    assert f"precision.{setting.partition('=')[0]}" in found.findings[0].what + found.findings[0].remedy
+
+
+@pytest.mark.parametrize("techniques", [["fp32"], ["island:softmax=fp32,modulation=fp32"]])
+def test_more_precision_than_usual_is_no_mistake(techniques: list[str]) -> None:
+    plan = tiny_plan("precision.compute=bf16", techniques=techniques)
+    assert audited(plan, steps=2).findings == []
+
+
+def audit_here(settings: list[str], technique: list[str]) -> tuple[set[str], int]:
+    more = [f"run.distribution.{setting}" for setting in settings]
+    found = audit_plan(tiny_plan("precision.compute=bf16", *more, techniques=["ema", "muon", *technique]), 2)
+    return {finding.name for finding in found.findings}, found.exit_code
+
+
+@pytest.mark.parametrize("settings", [[], ["kind=fsdp"]])
+def test_ranks_audit_as_one_process_does(settings: list[str]) -> None:
+    assert run_ranks(2, audit_here, settings, []) == [(set(), 0)] * 2
+    assert run_ranks(2, audit_here, settings, ["bf16-storage"]) == [audit_here([], ["bf16-storage"])] * 2
 
 
 def test_tf32_is_found_where_the_plan_says_fp32() -> None:
@@ -253,7 +290,7 @@ def test_the_share_of_lost_steps_is_the_one_that_was_measured_before(std: float,
     modules = nn.ModuleDict({"text": layer})
     seen = Seen(precision={})
     state = TrainState(modules, settings.build(modules.named_parameters()), None)
-    with UpdateWatch(settings, state, seen).watching():
+    with UpdateWatch(settings, state, seen, ONE).watching():
         for _ in range(20):
             layer.weight.grad = torch.randn(256, 256, generator=generator).bfloat16()
             state.optimizer.step()

@@ -240,9 +240,10 @@ def _batches_of(settings: MuonSettings, matrices: Sequence[tuple[str, nn.Paramet
 def _portions(batches: list[_Batch]) -> list[tuple[list[_Batch], bool]]:
     """Which batches are gone over together, and whether by a fused kernel: large ones each, the others all at once."""
     on_gpu = all(parameter.device.type == "cuda" for batch in batches for parameter in batch.parameters)
-    large = [batch for batch in batches if on_gpu and batch.numbers >= _LARGE_NUMBERS and has_triton()]
-    small = [batch for batch in batches if batch not in large]
-    return [([batch], True) for batch in large] + ([(small, False)] if small else [])
+    is_large = [on_gpu and has_triton() and batch.numbers >= _LARGE_NUMBERS for batch in batches]
+    small = [batch for batch, large in zip(batches, is_large, strict=True) if not large]
+    together = [(small, False)] if small else []
+    return together + [([batch], True) for batch, large in zip(batches, is_large, strict=True) if large]
 
 
 def _parts(name: str) -> int:
