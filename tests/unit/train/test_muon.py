@@ -18,7 +18,6 @@ from tintype.model import Transformer
 from tintype.plan import plan_from_document
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
-from tintype.train.optim import muon
 from tintype.train.optim.adamw import AdamWSettings
 from tintype.train.optim.muon import MuonSettings, newton_schulz_flops, orthogonalise
 from tintype.train.parts import build_parts
@@ -82,12 +81,6 @@ def test_in_bf16_it_is_torchs_own_but_for_rounding(decay: float) -> None:
     ours, theirs = (float((one.double() - exact).norm() / exact.norm()) for one in (found, oracle))
     assert ours < (0.05 if decay == 0 else 1.1 * theirs)
     assert theirs < (0.02 if decay == 0 else 0.15)
-
-
-def test_three_quarters_of_a_large_gram_matrix_make_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix = torch.randn(3, 7, 12, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(muon, "_LARGE_ROWS", 4)
-    assert torch.allclose(muon._gram(matrix), matrix @ matrix.mT, atol=1e-6)
 
 
 def test_the_rest_is_adamw_bit_for_bit() -> None:

@@ -25,13 +25,13 @@ from tintype.train.layout import ONE, Layout, is_cut, local
 from tintype.train.optim.adamw import AdamWSettings, step_adamw
 from tintype.train.optim.spread import Spread
 from tintype.train.optim.storage import EXACT, Storage
+from tintype.train.optim.symmetric import bracket, gram
 
 T = TypeVar("T")
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic x -> a x + b x^3 + c x^5, steepest at zero: five steps bring [0.01, 1] to about [0.7, 1.2]."""
 _SMALLEST_NORM = 1e-7
-_LARGE_ROWS = 1024
 _LARGE_NUMBERS = 1 << 25
 """From here on a batch takes its time for reading and writing, and below for starting kernels."""
 _FUSED = {"img_qkv_proj.weight": 3, "txt_kv_proj.weight": 2, "modulation.lin.weight": 6}
@@ -263,37 +263,18 @@ def orthogonalise(matrix_NRC: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
     a X + (b A + c A²) X, with A = X Xᵀ, is one product where a stands on the diagonal of the bracket; and the first
     bracket divides by the matrix's norm too, so that X is never gone over for these alone.
     """
-    a, b, c = COEFFICIENTS
     x_NRC = matrix_NRC.to(dtype)
+    norm_N: Tensor | None
     for step in range(steps):
-        gram_NRR = _gram(x_NRC)
-        if step == 0:
-            norm_N = _diagonal(gram_NRR).float().sum(1).sqrt().clamp(min=_SMALLEST_NORM)[:, None, None]
-            gram_NRR = (gram_NRR / norm_N.square()).to(dtype)
-        bracket_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=b, alpha=c)
-        _diagonal(bracket_NRR).add_(a)
-        if step == 0:
-            bracket_NRR = (bracket_NRR / norm_N).to(dtype)
-        x_NRC = bracket_NRR @ x_NRC
+        gram_NRR = gram(x_NRC)
+        norm_N = _norm(gram_NRR) if step == 0 else None
+        x_NRC = bracket(gram_NRR, *COEFFICIENTS, norm_N) @ x_NRC
     return x_NRC
 
 
-def _diagonal(matrix_NRR: Tensor) -> Tensor:
-    return matrix_NRR.diagonal(dim1=1, dim2=2)
-
-
-def _gram(x_NRC: Tensor) -> Tensor:
-    """X Xᵀ. Of a large one three quarters are computed, and one is mirrored."""
-    rows, half = x_NRC.shape[1], x_NRC.shape[1] // 2
-    if rows < _LARGE_ROWS:
-        return x_NRC @ x_NRC.mT
-    gram_NRR = x_NRC.new_empty(len(x_NRC), rows, rows)
-    upper, lower = x_NRC[:, :half], x_NRC[:, half:]
-    torch.bmm(upper, upper.mT, out=gram_NRR[:, :half, :half])
-    torch.bmm(lower, lower.mT, out=gram_NRR[:, half:, half:])
-    torch.bmm(lower, upper.mT, out=gram_NRR[:, half:, :half])
-    gram_NRR[:, :half, half:] = gram_NRR[:, half:, :half].mT
-    return gram_NRR
+def _norm(gram_NRR: Tensor) -> Tensor:
+    """Of the matrices that these are the products of, each with itself."""
+    return gram_NRR.diagonal(dim1=1, dim2=2).float().sum(1).sqrt().clamp(min=_SMALLEST_NORM)
 
 
 def newton_schulz_flops(settings: MuonSettings, named: Mapping[str, Tensor]) -> int:
