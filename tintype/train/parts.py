@@ -125,7 +125,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     """All parts of a run; without its loss terms, and whole on every rank, where nothing is trained."""
     device = choose_device(plan.run.device)
     layout = lay_out(plan.run.distribution, world.current(), device) if training else ONE
-    share_of_batch(plan.train, layout.world)
+    share_of_batch(plan.train, layout.world)  # refuses what cannot be shared, before anything is built
     precision = precision_on(device, plan.precision, training)
     tokenizer = plan.tokenizer.build()
     source = scene_source(plan.data, "train", device)

@@ -60,7 +60,7 @@ def _make(folder: Path, count: int, batch: int) -> tuple[int, list[Any]]:
     """The batches that this rank made, and what is in all shards when it is done."""
     samples.SHARD_IMAGES = 4
     counted = Counted(samples, "generate")
-    parts = build_parts(tiny_plan())
+    parts = build_parts(tiny_plan(), training=False)
     torch.manual_seed(0)
     for parameter in parts.modules.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
