@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from tests.end_to_end.test_study import environment
 from tests.tiny import tiny_plan
 from tintype.generate import SamplerSettings
 from tintype.sample import sample_run
+from tintype.train import checkpoint
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 
@@ -55,6 +59,28 @@ def test_two_processes_sample_what_one_does(run: Path, tmp_path: Path) -> None:
     settings = SamplerSettings(steps=2, batch=2)
     for path in sample_run(run, PROMPTS, None, tmp_path / "one", settings, count=3, seed=0, size_px=None):
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_two_processes_train_are_stopped_and_go_on(tmp_path: Path) -> None:
+    """A signal to torchrun saves on all ranks; the same command goes on, and there is one line for each step."""
+    plan, out = tmp_path / "plan.yaml", tmp_path / "run"
+    plan.write_text(tiny_plan("train.steps=4000", "run.distribution.kind=fsdp", techniques=["muon"]).to_yaml())
+    command = ["-m", "tintype", "train", str(plan), "--out", str(out)]
+    going = subprocess.Popen([*TORCHRUN, *command], stdout=subprocess.PIPE, text=True, env=environment())
+    deadline = time.monotonic() + 60
+    while not list(out.glob("checkpoints/step-*")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    going.send_signal(signal.SIGTERM)
+    said, _ = going.communicate(timeout=60)
+    stopped = checkpoint.steps(out / "checkpoints")[-1]
+    assert f"interrupted: saved at step {stopped}" in said and said.count("interrupted") == 1
+    plan.write_text(plan.read_text().replace("steps: 4000", f"steps: {stopped + 2}"))
+    (out / "plan.yaml").write_text(plan.read_text())
+    ended = launch(*command)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() == f"trained {stopped + 2} steps in {out}"
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, stopped + 3))
 
 
 def test_a_mistake_of_one_rank_is_told_once_and_ends_all(run: Path, tmp_path: Path) -> None:

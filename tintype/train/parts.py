@@ -108,6 +108,8 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda", world.current().local_rank)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda:") and world.current().size > 1:
+        raise UserError(f"run.device is {name}, but torchrun started several ranks, each with its own GPU; use auto")
     try:
         device = torch.device(name)
     except RuntimeError:
