@@ -85,6 +85,12 @@ def share_of_batch(train: TrainSettings, world: World) -> int:
     return micro // world.size
 
 
+def as_the_leader_has_it(modules: nn.Module, world: World) -> None:
+    """Gives every rank the first one's weights: other processors may draw other last bits from the same seed."""
+    for tensor in modules.state_dict().values() if world.size > 1 else ():
+        dist.broadcast(tensor, 0)
+
+
 def cut_into_pieces(
     denoiser: nn.Module, settings: DistributionSettings, layout: Layout, gather: torch.dtype | None
 ) -> None:

@@ -33,7 +33,7 @@ from tintype.seams import (
 )
 from tintype.settings import PrecisionSettings
 from tintype.train.gradients import NO_OTHERS, GradientMean
-from tintype.train.layout import ONE, Layout, cut_into_pieces, lay_out, share_of_batch
+from tintype.train.layout import ONE, Layout, as_the_leader_has_it, cut_into_pieces, lay_out, share_of_batch
 from tintype.world import World
 
 
@@ -149,6 +149,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     if training and plan.precision.storage == "bf16":
         _store_in_bf16(modules)
     modules = modules.to(device)
+    as_the_leader_has_it(modules, layout.world)
     if layout.mesh is not None:
         gather = torch.bfloat16 if plan.precision.gather == "bf16" else None
         cut_into_pieces(denoiser, plan.run.distribution, layout, gather)

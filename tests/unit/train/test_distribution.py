@@ -18,6 +18,7 @@ from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.train import checkpoint
+from tintype.train import parts as parts_module
 from tintype.train.clock import Clock
 from tintype.train.gradients import clip
 from tintype.train.interrupt import Interrupt
@@ -327,6 +328,20 @@ def test_timesteps_rotations_and_gradients_stay_in_fp32() -> None:
     wanted = dict.fromkeys(("rotation", "t", "wave", "gradient"), "torch.float32")
     for settings in (["kind=fsdp"], []):
         assert run_ranks(2, types_inside, settings) == [wanted] * 2
+
+
+def first_weights() -> dict[str, Tensor]:
+    """Of a rank whose seeds are its own, as if another processor had drawn them."""
+    true = parts_module.seeded
+    parts_module.seeded = lambda seed, name: true(seed + current().rank, name)
+    return {name: tensor.clone() for name, tensor in build_parts(tiny()).modules.state_dict().items()}
+
+
+def test_all_ranks_begin_with_the_weights_of_the_first() -> None:
+    first, second = run_ranks(2, first_weights)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    expected = build_parts(tiny()).modules.state_dict()
+    assert all(torch.equal(first[name], expected[name]) for name in first)
 
 
 def test_rows_are_shared_as_fsdp_shares_them() -> None:
