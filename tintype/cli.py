@@ -35,6 +35,7 @@ app.add_typer(encoder_app, name="encoder")
 console = Console()
 progress_console = Console(stderr=True)
 LAUNCHED = "TORCHELASTIC_RUN_ID"
+"""What torchrun sets; `world.launched` would import torch for every command."""
 """In the environment of processes that `torchrun` started."""
 
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to")]
@@ -513,7 +514,7 @@ def audit(
     of_run = Path(target).is_dir()
     if of_run and (set_ or technique):
         raise UserError(f"{target} is a run, which has its plan; --set and --technique are for recipes and plan files")
-    with Console(stderr=True).status("building") as status:
+    with progress_console.status("building") as status:
 
         def on_step(step: int) -> None:
             status.update(f"step {step + 1} of {steps}")

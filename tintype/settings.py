@@ -238,6 +238,10 @@ class PrecisionSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> PrecisionSettings:
+        if self.gather == "bf16" and self.compute == "fp32":
+            raise ValueError(
+                "weights gathered in bf16 are computed with in bf16: set compute to bf16, or gather to fp32"
+            )
         if self.storage == "bf16" and self.compute == "fp32":
             raise ValueError("weights stored in bf16 are computed with in bf16: set compute to bf16")
         if self.storage == "fp32" and self.rounding != "nearest":
@@ -286,6 +290,12 @@ class DistributionSettings(Settings):
         description="fsdp: the weights are cut into this many parts, and the ranks beyond hold copies (HSDP)",
     )
     reshard: bool = Field(True, description="fsdp: let go of a block's gathered weights after its forward pass")
+
+    @model_validator(mode="after")
+    def _fits(self) -> DistributionSettings:
+        if self.kind == "ddp" and (self.shards is not None or not self.reshard):
+            raise ValueError("shards and reshard are for kind fsdp; with ddp every rank has all weights")
+        return self
 
 
 class RunSettings(Settings):

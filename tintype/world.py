@@ -1,7 +1,7 @@
 """The processes of one command, as `torchrun` starts them: who they are, and how they agree.
 
 Decisions are collective: stop, skip and save are agreed on before anyone acts. What ranks tell each other goes as JSON
-or as tensors, through gloo on the CPU; gradients and weights go their own ways (`train.distribute`).
+or as tensors, through gloo on the CPU; gradients and weights go their own ways (`train.gradients`, `train.layout`).
 """
 
 from __future__ import annotations
@@ -237,7 +237,9 @@ def _meet() -> None:
     global _talk
     gpus = torch.cuda.device_count()
     local = _number("LOCAL_RANK")
-    if gpus and local >= gpus:
+    if gpus and _number("LOCAL_WORLD_SIZE", 1) > gpus:
+        if local:  # the first one says it
+            raise SystemExit(2)
         raise UserError(
             f"torchrun started {_number('LOCAL_WORLD_SIZE')} processes on this machine, which has {gpus} GPUs; "
             f"start it with --nproc-per-node {gpus}"

@@ -338,6 +338,18 @@ def _fp16(seen: Seen) -> Iterator[Finding]:
         )
 
 
+def _gathered(seen: Seen) -> Iterator[Finding]:
+    if seen.precision.get("gather") == "bf16":
+        yield Finding(
+            "gathered-bf16",
+            "note",
+            "FSDP2 gathers the weights in bf16 (as the plan says: precision.gather): those of norms are rounded too",
+            ("denoiser",),
+            None,
+            "precision.gather=fp32",
+        )
+
+
 def _tf32(seen: Seen) -> Iterator[Finding]:
     if seen.tf32 and seen.precision["compute"] == "fp32":
         yield Finding(
@@ -376,6 +388,7 @@ _CHECKS: tuple[Callable[[Seen], Iterator[Finding]], ...] = (
     _moments,
     _fp16,
     _islands,
+    _gathered,
     _tf32,
     _buffers,
     _loss_scale,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tintype.audit.findings import Finding, find, ranked
@@ -14,7 +14,7 @@ from tintype.plan import Plan, plan_from_folder
 from tintype.train.load import newest_good
 from tintype.train.parts import Parts, build_parts, exact_fp32
 from tintype.train.state import StateMismatchError, TrainState, new_state
-from tintype.world import World
+from tintype.world import World, current
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,17 @@ def audit(parts: Parts, state: TrainState, steps: int, on_step: Callable[[int], 
 
 def _of_all_ranks(mine: list[Finding], world: World) -> list[Finding]:
     """The rank that leads has seen what all ranks share, and its piece of the rest; what others found is added."""
+    if world.size == 1:
+        return mine
     told = [one for some in world.tell([asdict(finding) for finding in mine]) for one in some]
     findings = [Finding(**{**one, "where": tuple(one["where"])}) for one in told]
-    return ranked(list({(one.name, one.where): one for one in reversed(findings)}.values())[::-1])
+    merged: dict[tuple[str, str], Finding] = {}
+    for one in findings:
+        other = merged.get((one.name, one.severity), one)
+        shares = [share for share in (one.share, other.share) if share is not None]
+        where = tuple(dict.fromkeys((*other.where, *one.where)))
+        merged[one.name, one.severity] = replace(other, where=where, share=max(shares) if shares else None)
+    return ranked(merged.values())
 
 
 def audit_plan(plan: Plan, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Audit:
@@ -87,6 +95,8 @@ def _as_watched(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     share of steps that is lost there is not that of the training.
     """
     remarks = ["at the full learning rate: without warm-up and decay"]
+    if plan.run.distribution.kind == "fsdp" and current().size > 1:
+        remarks.append("sizes and shares are those of the first rank's piece; findings are those of all ranks")
     if plan.model.compile:
         remarks.append("model.compile is switched off: nothing can be seen inside a compiled block")
     model = plan.model.model_copy(update={"compile": False})

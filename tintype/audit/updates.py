@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from tintype.audit.seen import Group, Seen, Updates, room_of
 from tintype.settings import OptimizerPart
 from tintype.train.layout import Layout, local
+from tintype.train.optim.adamw import AdamWSettings
+from tintype.train.optim.muon import MuonSettings
 from tintype.train.optim.storage import COMPENSATION, EXACT
 from tintype.train.state import TrainState
 
@@ -66,7 +68,8 @@ class UpdateWatch:
             if parameter.grad is None:
                 continue
             group, slots = group_of(self._seen, name, parameter), self._state.optimizer.state[parameter]
-            start, wanted, asked = shadow.start(name), shadow.weight(name), local(parameter.grad) != 0
+            start, wanted = shadow.start(name), shadow.weight(name)
+            asked = local(parameter.grad).double().abs() > smallest_gradient(self._settings)
             gone = _as_computed(parameter, slots) - start
             count_updates(group.updates, local(parameter).dtype, start, wanted - start, gone, asked)
             group.updates.compensated |= COMPENSATION in slots
@@ -85,6 +88,12 @@ class UpdateWatch:
             apart = before[name].double() != local(weight).double()
             stayed = local(average) == before[name]
             group_of(self._seen, parameter_name(name), weight).averages.add(apart, apart & stayed)
+
+
+def smallest_gradient(settings: OptimizerPart) -> float:
+    """Where AdamW's eps is larger than the gradient, it is eps that makes a step small, and no type loses it."""
+    adamw = settings.adamw if isinstance(settings, MuonSettings) else settings
+    return adamw.eps if isinstance(adamw, AdamWSettings) else 0.0
 
 
 def averages_of(state: TrainState) -> dict[str, Tensor]:

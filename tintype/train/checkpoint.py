@@ -144,7 +144,8 @@ def read(path: Path, state: TrainState | None = None) -> tuple[dict[str, Tensor]
 
 def _content(path: Path, state: TrainState | None) -> dict[str, Tensor]:
     if state is None or not any(map(is_cut, state.parameters)):
-        return load_file(path / _TENSORS) if (path / _TENSORS).exists() else read_pieces(path, whole_place, alone=True)
+        in_one = _TENSORS in _manifest(path)
+        return load_file(path / _TENSORS) if in_one else read_pieces(path, whole_place, alone=True)
     return read_pieces(path, state.places(), alone=False)
 
 
@@ -156,6 +157,8 @@ def verify(path: Path) -> dict[str, Any]:
 def describe(path: Path) -> tuple[dict[str, Any], str]:
     """The verified scalars, and the SHA-256 that the tensors should have: quick, since they are not read."""
     stored, wanted = _verify(path, (_SCALARS,))
+    if _TENSORS not in wanted:
+        raise DamagedError(f"{_MANIFEST} does not name {_TENSORS}")
     return stored["scalars"], wanted[_TENSORS]
 
 
@@ -182,6 +185,9 @@ def _is_tensors_name(name: str) -> bool:
 def _verify(path: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """What `state.json` and the manifest hold, after the checksums of the named files were found right."""
     wanted = _manifest(path)
+    there = {file.name for file in path.glob("*.safetensors")}
+    if strangers := there - set(wanted):  # they would be read with the others
+        raise DamagedError(f"{_MANIFEST} does not know {', '.join(sorted(strangers))}")
     try:
         for name in names:
             if _digest(path / name) != wanted[name]:

@@ -115,6 +115,8 @@ def clip(parameters: Sequence[Tensor], most: float | None, layout: Layout) -> Te
         square = _norm(cut).square()
         dist.all_reduce(square, group=layout.of_one_copy)
         norm = (square if norm is None else square + norm.square()).sqrt()
+        if layout.copies > 1:  # which may have added up in another order: one number for all, or they would drift apart
+            dist.all_reduce(norm, dist.ReduceOp.MAX, group=layout.of_one_piece)
     assert norm is not None
     torch._foreach_mul_([*cut, *copied], torch.clamp((math.inf if most is None else most) / (norm + 1e-6), max=1.0))
     return norm

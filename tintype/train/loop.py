@@ -14,7 +14,7 @@ from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.parts import Parts, build_parts, exact_fp32
-from tintype.train.prepare import prepare_images
+from tintype.train.prepare import get_ready, prepare_images
 from tintype.train.resume import resume
 from tintype.train.snapshots import take_snapshot
 from tintype.train.state import TrainState, new_state
@@ -62,8 +62,9 @@ def train(
         state = new_state(parts)
         resume(folder, state)
         running = [term for term in parts.terms if not term.settings.schedule.over(state.step)]
+        identities = get_ready(running, world)
         with world.together():
-            folder.keep_identities({term.name: term.part.ready() for term in running}, state.step)
+            folder.keep_identities(identities, state.step)
             folder.write_about(parts)
         here = Progress(state.step, plan.train.steps, None, None)
         prepare_images(parts, state.images_seen, interrupt, lambda: on_progress(here))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,22 +27,38 @@ def write_pieces(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
     except CheckpointException as error:
-        raise OSError("; ".join(f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items())) from error
+        raise OSError(_reasons(error)) from error
 
 
 def read_pieces(folder: Path, place: Place, alone: bool) -> dict[str, Tensor]:
     """All tensors of a folder, read into what `place` gives. Unless `alone`, every rank must come here."""
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load
 
     stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     about = {name: one for name, one in stored.items() if isinstance(one, TensorStorageMetadata)}
+    _refuse_gaps(folder, about)
     tensors = {name: place(name, one.size, one.properties.dtype) for name, one in about.items()}
-    with warnings.catch_warnings():  # torch warns that a single process is alone
-        warnings.simplefilter("ignore", UserWarning)
-        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
+    try:
+        with warnings.catch_warnings():  # torch warns that a single process is alone
+            warnings.simplefilter("ignore", UserWarning)
+            load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
+    except CheckpointException as error:
+        raise OSError(_reasons(error)) from error
     return tensors
+
+
+def _reasons(error: Any) -> str:
+    return "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items())
+
+
+def _refuse_gaps(folder: Path, about: Mapping[str, Any]) -> None:
+    """What no file holds would stay whatever was in memory."""
+    for name, one in about.items():
+        if sum(chunk.sizes.numel() for chunk in one.chunks) != one.size.numel():
+            raise OSError(f"{folder}: the pieces of {name} do not make up a whole of {list(one.size)}")
 
 
 def whole_place(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""Makes the images of a run before its clock starts, where the source keeps them.
+"""Makes ready what a run needs before its clock starts: what losses compare with, and the images that a source keeps.
 
 Otherwise the first arm of a study would pay for all of them, and a step that lacks one image nearly as much as one that
 lacks them all.
@@ -6,13 +6,24 @@ lacks them all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tintype.data.order import ids_at
 from tintype.train.interrupt import Interrupt
-from tintype.train.parts import Parts
+from tintype.train.parts import Parts, Term
+from tintype.world import World
 
 _CHUNK_IMAGES = 256
+
+
+def get_ready(terms: Sequence[Term], world: World) -> dict[str, str | None]:
+    """Loads what the losses compare with; one rank of each machine first, which fetches weights and makes caches."""
+    found: dict[str, str | None] = {}
+    for first in (True, False):
+        with world.together():
+            if (world.local_rank == 0) == first:
+                found = {term.name: term.part.ready() for term in terms}
+    return found
 
 
 def prepare_images(

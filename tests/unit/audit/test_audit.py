@@ -230,6 +230,16 @@ def test_more_precision_than_usual_is_no_mistake(techniques: list[str]) -> None:
     assert audited(plan, steps=2).findings == []
 
 
+def test_steps_that_are_small_because_of_eps_are_not_lost() -> None:
+    """The first gradients of a model that begins at zero are below AdamW's eps of 1e-8, and so are its steps."""
+    assert audited(tiny_plan("optimizer.lr=1e-5"), steps=3).findings == []
+
+
+def test_weights_gathered_in_bf16_are_noted() -> None:
+    found = audited(tiny_plan("precision.compute=bf16", "precision.gather=bf16"), steps=1)
+    assert [(one.name, one.severity) for one in found.findings] == [("gathered-bf16", "note")]
+
+
 def audit_here(settings: list[str], technique: list[str]) -> tuple[set[str], int]:
     more = [f"run.distribution.{setting}" for setting in settings]
     found = audit_plan(tiny_plan("precision.compute=bf16", *more, techniques=["ema", "muon", *technique]), 2)
@@ -318,7 +328,7 @@ def test_lost_steps_are_counted_as_by_hand() -> None:
     for name, parameter in kept[0].modules.named_parameters():
         assert parameter.grad is not None
         gradient = parameter.grad.double()
-        asked = 1e-3 * gradient / (gradient.abs() + 1e-8) != 0
+        asked = gradient.abs() > 1e-8  # AdamW's eps: below it, it is eps that makes steps small
         due += int(asked.sum())
         lost += int((asked & (parameter == starts[name])).sum())
     counted = [group.updates for group in found.seen.groups.values()]

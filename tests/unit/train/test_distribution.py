@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,10 @@ def tiny(settings: Sequence[str] = (), techniques: Sequence[str] = (), more: Seq
     plan = tiny_plan(BATCH, *[f"run.distribution.{one}" for one in settings], *more, techniques=techniques)
     if not isinstance(plan.optimizer, MuonSettings):
         return plan
-    return plan.model_copy(update={"optimizer": plan.optimizer.model_copy(update={"compute": "fp32"})})
+    changes: dict[str, object] = {"compute": "fp32"}
+    if plan.route is not None:  # then matrices outside the denoiser too, of which every rank has a copy
+        changes["matrices"] = ("denoiser.blocks.", "router.", "text.")
+    return plan.model_copy(update={"optimizer": plan.optimizer.model_copy(update=changes)})
 
 
 def train_cases(folder: str, settings: list[str]) -> None:
@@ -128,7 +132,7 @@ def give_gradients(state: TrainState, step: int) -> None:
     """The same to every rank, cut as the weights are."""
     generator = torch.Generator().manual_seed(step)
     for parameter in state.modules.parameters():
-        gradient = torch.randn(parameter.shape, generator=generator)
+        gradient = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
         if is_cut(parameter):
             from torch.distributed.tensor import distribute_tensor
 
@@ -140,6 +144,7 @@ OPTIMIZERS = {
     "whole": ["muon:lr=0.01,weight_decay=0.1"],
     "by parts": ["muon:lr=0.01,fused=parts,scaling=original,nesterov=false"],
     "without modulation": ["muon:lr=0.01,modulation=false"],
+    "of other rooms too": ["muon:lr=0.01", "sprint:share=0.5"],
 }
 
 
@@ -263,6 +268,25 @@ def test_damage_to_one_piece_is_found_and_the_checkpoint_before_is_used(tmp_path
         assert [event["event"] for event in events] == ["damaged-checkpoint"]
 
 
+def test_what_the_manifest_does_not_name_is_not_read(launch: Launch, tmp_path: Path) -> None:
+    """A stranger's file would be read with the others, and a file that is gone would leave what memory held."""
+    stored = checkpoint.folder_of(launch.folder / "adamw" / "checkpoints", 6)
+    shutil.copytree(stored, tmp_path / "more")
+    some = next(stored.glob("*.safetensors"))
+    shutil.copy(some, tmp_path / "more" / "shard-00099-model-00001-of-00001.safetensors")
+    with pytest.raises(checkpoint.DamagedError, match=r"does not know shard-00099"):
+        checkpoint.read(tmp_path / "more")
+    if json.loads((launch.folder / "adamw" / "environment.json").read_text())["copies"] == 1 and launch.size == 3:
+        shutil.copytree(stored, tmp_path / "fewer")
+        manifest = json.loads((tmp_path / "fewer" / "manifest.json").read_text())
+        gone = "shard-00002-model-00001-of-00001.safetensors"
+        del manifest["sha256"][gone]
+        (tmp_path / "fewer" / gone).unlink()
+        (tmp_path / "fewer" / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(OSError, match="do not make up a whole"):
+            checkpoint.read(tmp_path / "fewer")
+
+
 def spoil_one_rank(settings: list[str]) -> tuple[bool, bool]:
     """A loss that is not finite on rank 1 only: whether the step counts as finite, and whether all weights stayed."""
     parts = build_parts(tiny(settings))
@@ -296,6 +320,22 @@ def test_the_norm_is_that_of_all_pieces_and_is_clipped_once(launch: Launch) -> N
     assert expected[1] == pytest.approx(0.5, rel=1e-5)
     for found in launch.norms:
         assert found == pytest.approx(expected, rel=1e-6)
+
+
+def rounded_replicas() -> dict[str, Tensor]:
+    """What every rank has a copy of, after stochastic rounding."""
+    plan = tiny(["kind=fsdp"], ["bf16-storage:rounding=stochastic", "muon:lr=0.01", "sprint:share=0.5"])
+    state = new_state(build_parts(plan))
+    for step in range(2):
+        give_gradients(state, step)
+        state.optimizer.update_number = step  # type: ignore[attr-defined]
+        state.optimizer.step()
+    return {name: p.detach().clone() for name, p in state.modules.named_parameters() if not is_cut(p)}
+
+
+def test_copies_stay_the_same_where_rounding_is_random() -> None:
+    first, second = run_ranks(2, rounded_replicas)
+    assert first and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def what_is_cut(settings: list[str]) -> dict[str, bool]:
@@ -342,6 +382,32 @@ def test_all_ranks_begin_with_the_weights_of_the_first() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
     expected = build_parts(tiny()).modules.state_dict()
     assert all(torch.equal(first[name], expected[name]) for name in first)
+
+
+def gathered_in_bf16() -> float:
+    parts = build_parts(tiny(["kind=fsdp"], more=["precision.compute=bf16", "precision.gather=bf16"]))
+    state = new_state(parts)
+    return [float(update(parts, state, Clock(parts.device)).losses["loss"]) for _ in range(3)][-1]
+
+
+def test_weights_gathered_in_bf16_give_nearly_the_same() -> None:
+    plan = tiny(more=["precision.compute=bf16"])
+    parts = build_parts(plan)
+    state = new_state(parts)
+    expected = [float(update(parts, state, Clock(parts.device)).losses["loss"]) for _ in range(3)][-1]
+    assert sum(run_ranks(2, gathered_in_bf16)) / 2 == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["precision.gather=bf16"], "gathered in bf16 are computed with in bf16"),
+        (["run.distribution.shards=2"], "shards and reshard are for kind fsdp"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        tiny_plan(*settings)
 
 
 def test_rows_are_shared_as_fsdp_shares_them() -> None:

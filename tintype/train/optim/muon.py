@@ -118,11 +118,11 @@ class Muon(torch.optim.Optimizer):
         matrices, *others = self.param_groups
         for group in others:
             step_adamw(self, self.settings.adamw, group["params"], group["lr"], self.storage)
-        one = matrices["params"][0]
+        device = matrices["params"][0].device
         # Other numbers than AdamW's part draws.
-        generator = self.storage.generator(one.device, -1 - self.update_number, is_cut(one))
+        generators = {cut: self.storage.generator(device, -1 - self.update_number, cut) for cut in (True, False)}
         for batches, fused in self._portions:
-            self._move(batches, fused, matrices["lr"], generator)
+            self._move(batches, fused, matrices["lr"], generators[batches[0].is_cut])
 
     def _move(self, batches: Sequence[_Batch], fused: bool, lr: float, generator: torch.Generator | None) -> None:
         """Every rank moves what it holds of the matrices, along what the one rank found that had the whole."""
@@ -200,9 +200,13 @@ class _Batch:
     spread: Spread
 
     @property
+    def is_cut(self) -> bool:
+        return is_cut(self.parameters[0])
+
+    @property
     def numbers(self) -> int:
-        """What this rank holds of them."""
-        return sum(local(parameter).numel() for parameter in self.parameters)
+        """About what a rank holds of them: all ranks must come to the same number."""
+        return sum(parameter.numel() for parameter in self.parameters) // self.spread.layout.pieces
 
     def orthogonalise(
         self, settings: MuonSettings, kind: torch.dtype, which: Sequence[int], matrices: list[Tensor]
@@ -221,18 +225,20 @@ class _Batch:
 
 
 def _batches_of(settings: MuonSettings, matrices: Sequence[tuple[str, nn.Parameter]], layout: Layout) -> list[_Batch]:
-    found: dict[tuple[int, int, float], list[tuple[int, nn.Parameter]]] = {}
+    found: dict[tuple[int, int, float, bool], list[tuple[int, nn.Parameter]]] = {}
     for name, parameter in matrices:
         parts = _parts(name) if settings.fused == "parts" else 1
         rows, columns = parameter.shape[0] // parts, parameter.shape[1]
-        key = (min(rows, columns), max(rows, columns), step_scale(settings.scaling, rows, columns))
+        scale = step_scale(settings.scaling, rows, columns)
+        key = (min(rows, columns), max(rows, columns), scale, is_cut(parameter))
         found.setdefault(key, []).append((parts, parameter))
     batches: list[_Batch] = []
-    for (_, _, scale), members in found.items():
+    for (_, _, scale, cut), members in found.items():
         members.sort(key=lambda member: member[1].shape[0] // member[0] > member[1].shape[1])  # the tall ones last
         parameters: list[Tensor] = [parameter for _, parameter in members]
         before = sum(len(batch.parameters) for batch in batches)
-        spread = Spread([parameter.shape for parameter in parameters], before, layout)
+        held = layout if cut else Layout(layout.world)  # what is not cut every rank has a copy of
+        spread = Spread([parameter.shape for parameter in parameters], before, held)
         batches.append(_Batch(parameters, [parts for parts, _ in members], scale, spread))
     return batches
 
@@ -242,8 +248,10 @@ def _portions(batches: list[_Batch]) -> list[tuple[list[_Batch], bool]]:
     on_gpu = all(parameter.device.type == "cuda" for batch in batches for parameter in batch.parameters)
     is_large = [on_gpu and has_triton() and batch.numbers >= _LARGE_NUMBERS for batch in batches]
     small = [batch for batch, large in zip(batches, is_large, strict=True) if not large]
-    together = [(small, False)] if small else []
-    return together + [([batch], True) for batch, large in zip(batches, is_large, strict=True) if large]
+    together = [[batch for batch in small if batch.is_cut == cut] for cut in (True, False)]
+    return [(some, False) for some in together if some] + [
+        ([batch], True) for batch, large in zip(batches, is_large, strict=True) if large
+    ]
 
 
 def _parts(name: str) -> int:
