@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import resource
 import shutil
@@ -73,6 +74,30 @@ def test_a_truncated_or_missing_file_is_found(run: Path, file: str) -> None:
     (newest(run) / file).unlink()
     train(PLAN, run, Interrupt())
     assert final_digest(run) == expected
+
+
+def with_manifest(path: Path, change: dict[str, str | None]) -> Path:
+    """The checkpoint with some names added to its manifest, or taken away."""
+    wanted = json.loads((path / "manifest.json").read_text())["sha256"] | change
+    kept = {name: digest for name, digest in wanted.items() if digest is not None}
+    (path / "manifest.json").write_text(json.dumps({"sha256": kept}))
+    return path
+
+
+@pytest.mark.parametrize("name", ["../../plan.yaml", "notes.txt", "shard-1/../state.safetensors"])
+def test_a_manifest_cannot_name_other_files_than_those_of_a_checkpoint(run: Path, name: str) -> None:
+    """Though their checksums are right."""
+    (newest(run) / "notes.txt").write_text("")
+    (newest(run) / "shard-1").mkdir()
+    right = hashlib.sha256((newest(run) / name).read_bytes()).hexdigest()
+    with pytest.raises(checkpoint.DamagedError, match="does not name the files"):
+        checkpoint.read(with_manifest(newest(run), {name: right}))
+
+
+@pytest.mark.parametrize("file", ["state.json", "state.safetensors"])
+def test_a_file_that_the_manifest_leaves_out_is_not_believed(run: Path, file: str) -> None:
+    with pytest.raises(checkpoint.DamagedError, match="does not name the files"):
+        checkpoint.read(with_manifest(newest(run), {file: None}))
 
 
 def test_control_without_checksums_a_flipped_bit_goes_unseen(run: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from tests.ranks import run_ranks
 from tintype import cli, world
 from tintype.errors import UserError
+from tintype.train.interrupt import Interrupt
 from tintype.world import ALONE, current, refuse_other_steps
 
 
@@ -52,6 +54,24 @@ def test_several_tensors_are_shared_by_name_and_keep_their_types() -> None:
     assert torch.equal(found["b"], torch.tensor([10, 11, 20, 21, 30, 31])[:, None])
 
 
+def _mistake_of(failing: list[int]) -> str:
+    """What this rank hears when some ranks find a mistake in what all do together."""
+    try:
+        with current().together():
+            if current().rank in failing:
+                raise UserError(f"rank {current().rank} has no room")
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _signalled(rank: int | None) -> tuple[bool, int | None]:
+    """Whether this rank stops where a signal came to one, and by which signal."""
+    interrupt = Interrupt()
+    interrupt.signal = signal.SIGTERM if current().rank == rank else None
+    return interrupt.of_any(current()), interrupt.signal
+
+
 def _agree() -> tuple[object, ...]:
     ranks = current()
     rows = torch.full((ranks.rank, 1), float(ranks.rank))
@@ -62,12 +82,20 @@ def _agree() -> tuple[object, ...]:
         told,
         ranks.lead([ranks.rank, "x"]),
         ranks.gather(rows).tolist(),
+        [_mistake_of([1]), _mistake_of([2, 1]), _mistake_of([])],
+        [_signalled(1), _signalled(None)],
+        ranks.rows(torch.tensor([ranks.rank, 10])).tolist(),
+        float(ranks.mean(torch.tensor(float(ranks.rank**2)))),
     )
 
 
 def test_ranks_agree() -> None:
     told = [{"rank": rank, "text": "é" * rank} for rank in range(3)]
-    assert run_ranks(3, _agree) == [(True, False, told, [0, "x"], [[1.0], [2.0], [2.0]])] * 3
+    alike = (True, False, told, [0, "x"], [[1.0], [2.0], [2.0]])
+    mistakes = ["rank 1 has no room", "rank 1 has no room", ""]
+    signals = [(True, signal.SIGTERM), (False, None)]
+    found = run_ranks(3, _agree)
+    assert found == [(*alike, mistakes, signals, [0, 10, 1, 10, 2, 10], pytest.approx(5 / 3))] * 3
 
 
 def test_alone_nobody_is_asked() -> None:
@@ -115,3 +143,16 @@ def test_commands_of_one_process_refuse_several(command: str, monkeypatch: pytes
     monkeypatch.setattr(os, "environ", {**os.environ, "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"})
     with pytest.raises(UserError, match=r"`tintype .*` runs as one process; start it without torchrun"):
         CliRunner().invoke(cli.app, command.split(), catch_exceptions=False)
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(os, "environ", {**os.environ, "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3"})
+    with pytest.raises(UserError, match=r"started 3 processes .* has 2 GPUs; start it with --nproc-per-node 2"):
+        world._meet()
+
+
+def test_ranks_that_are_started_again_do_not_hear_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = world._key("gone")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert world._key("gone") != before

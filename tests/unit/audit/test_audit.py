@@ -22,9 +22,9 @@ from tests.contract.test_techniques import NAMES, with_technique
 from tests.ranks import run_ranks
 from tests.tiny import TINY, tiny_plan
 from tintype import cli, recipes
-from tintype.audit.findings import find
+from tintype.audit.findings import find, rounding_of
 from tintype.audit.run import Audit, audit, audit_plan
-from tintype.audit.seen import Seen
+from tintype.audit.seen import Bad, Group, Seen, Tally, Updates
 from tintype.audit.updates import UpdateWatch
 from tintype.model import attention
 from tintype.model.layers import rotate, sinusoid
@@ -276,6 +276,91 @@ def test_what_the_plan_asks_for_is_found_and_said_to_be_so() -> None:
     rope, modulation = find(seen)
     assert "as the plan says: precision.islands.rope" in rope.what and rope.remedy == "precision.islands.rope=fp32"
     assert "as the plan says: precision.islands.modulation" in modulation.what
+
+
+def seen_of(storage: str = "fp32") -> tuple[Seen, Group]:
+    """One group of weights, of which nothing was lost so far."""
+    seen = Seen(precision={**tiny_plan().precision.model_dump(), "storage": storage})
+    return seen, seen.group("denoiser.blocks", "matrices")
+
+
+def fp32_steps(lost: int) -> Seen:
+    seen, group = seen_of()
+    group.types["weights"], group.updates = {"fp32"}, Updates(1000, lost)
+    return seen
+
+
+def bf16_steps(lost: int) -> Seen:
+    seen, group = seen_of("bf16")
+    group.types["weights"], group.updates = {"bf16"}, Updates(1000, lost)
+    return seen
+
+
+def bf16_moments(lost: int) -> Seen:
+    seen, group = seen_of("bf16")
+    group.types["moments"], group.moments = {"bf16"}, Tally(1000, lost)
+    return seen
+
+
+def fp32_averages(lost: int) -> Seen:
+    seen, group = seen_of()
+    group.types["averages"], group.averages = {"fp32"}, Tally(1000, lost)
+    return seen
+
+
+def fp8_operands(saturated: int) -> Seen:
+    seen, _ = seen_of()
+    seen.operands["denoiser.blocks"] = Bad(100_000, saturated=saturated)
+    return seen
+
+
+def backward_from(*scales: float) -> Seen:
+    seen, _ = seen_of()
+    seen.loss_scales = list(scales)
+    return seen
+
+
+def time_wave(off: float = 0.0, telling: int = 100, in_bf16: int = 0) -> Seen:
+    seen, _ = seen_of()
+    found = seen.input("denoiser.time_in", "x")
+    found.types, found.off, found.telling, found.telling_in_bf16 = {"fp32"}, off, telling, in_bf16
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("at", "beyond", "name"),
+    [
+        (fp32_steps(10), fp32_steps(11), "updates-lost"),
+        (bf16_steps(10), bf16_steps(11), "weights-bf16"),
+        (bf16_moments(250), bf16_moments(251), "moments-bf16"),
+        (fp8_operands(100), fp8_operands(101), "saturated"),
+        (backward_from(1.009, 1.009), backward_from(1.011, 1.011), "loss-scaled"),
+        (backward_from(2.0, 2.1), backward_from(2.0, 2.01), "loss-scaled"),
+        (time_wave(off=0.01), time_wave(off=0.011), "timestep-bf16"),
+        (time_wave(telling=7, in_bf16=7), time_wave(telling=8, in_bf16=8), "timestep-bf16"),
+        (time_wave(telling=9, in_bf16=8), time_wave(telling=9, in_bf16=9), "timestep-bf16"),
+    ],
+)
+def test_a_mistake_begins_beyond_its_threshold(at: Seen, beyond: Seen, name: str) -> None:
+    assert all(finding.severity == "note" for finding in find(at))
+    assert [finding.name for finding in find(beyond) if finding.severity == "mistake"] == [name]
+
+
+def test_an_average_that_mostly_waits_is_a_note() -> None:
+    assert find(fp32_averages(500)) == []
+    assert [(finding.name, finding.severity) for finding in find(fp32_averages(501))] == [("average-stuck", "note")]
+
+
+def test_rounding_is_told_by_how_far_small_steps_went_and_where_they_are_few_by_the_others() -> None:
+    def group(wanted: float, gone: float, compensated: bool = False) -> Group:
+        return Group("text", "gains", updates=Updates(1000, 0, wanted, gone, compensated=compensated))
+
+    drawn, lost = group(20, 10.1), group(20, 10)
+    assert (rounding_of(drawn, [drawn]), rounding_of(lost, [lost])) == ("stochastic", "nearest")
+    few = group(19.9, 0)
+    assert rounding_of(few, [few, group(100, 100)]) == "stochastic"
+    assert rounding_of(few, [few, group(100, 100, compensated=True)]) == "nearest"
+    assert rounding_of(group(100, 100, compensated=True), []) == "kahan"
 
 
 def test_hooks_are_taken_away_again() -> None:

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from tests.ranks import run_ranks
 from tests.tiny import tiny_plan
 from tintype import sample
+from tintype.errors import UserError
 from tintype.evaluation import reference, run, samples
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import evaluate
@@ -143,6 +145,35 @@ def test_a_result_of_two_ranks_is_that_of_one_and_both_worked(trained: Path, tmp
     (alone,), (first, second) = shares
     assert alone == first + second and alone == {"made": 18, "encoded": 6, "validated": 2}
     assert first["made"] - second["made"] <= 2 and second["encoded"] == 2 and second["validated"] == 1
+
+
+def _load_as_it_is_trained_on(folder: Path, out: Path) -> list[str]:
+    """What this rank hears if the second one loads a later step."""
+    heard = []
+    for module in (run, sample):
+        load = module.load_run
+        module.load_run = partial(_one_step_later, load)  # type: ignore[attr-defined]
+    for command in (
+        lambda: evaluate(folder, parse(Protocol, read_yaml(PROTOCOL, "protocol"))),
+        lambda: sample.sample_run(
+            folder, PROMPTS[:4], None, out, SamplerSettings(steps=2), count=1, seed=1, size_px=None
+        ),
+    ):
+        try:
+            command()
+        except UserError as error:
+            heard.append(str(error))
+    return heard
+
+
+def _one_step_later(load: Any, *args: Any) -> tuple[Any, int]:
+    parts, step = load(*args)
+    return parts, step + current().rank
+
+
+def test_ranks_that_load_another_step_are_refused(trained: Path, tmp_path: Path) -> None:
+    message = f"{trained} was saved at step 7 while it was loaded; run the same command again"
+    assert run_ranks(2, _load_as_it_is_trained_on, trained, tmp_path / "out") == [[message] * 2] * 2
 
 
 def _build_late_on_rank_zero(log: Path) -> None:

@@ -6,6 +6,7 @@ torch multiplies FP8 on a CPU too, so the code is the same as on a GPU; only tra
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +73,20 @@ def test_all_three_products_are_those_of_the_rounded_numbers() -> None:
     assert relative(x.grad.flatten(0, 1), exact(back, E5M2, weight.t())) < 2**-8
     assert relative(layer.weight.grad, exact(back.t(), E5M2, flat.t())) < 2**-8, "the 40 tokens are filled up to 48"
     assert layer.weight.grad.dtype == torch.float32
+
+
+def test_only_the_forward_product_sums_with_fewer_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU sums them all alike."""
+    fast: list[bool] = []
+    multiply = torch._scaled_mm
+
+    def watched(*args: Any, **more: Any) -> Tensor:
+        fast.append(more["use_fast_accum"])
+        return multiply(*args, **more)
+
+    monkeypatch.setattr(torch, "_scaled_mm", watched)
+    Fp8Linear(48, 32)(normal(16, 48).requires_grad_()).sum().backward()
+    assert fast == [True, False, False]
 
 
 def test_tokens_are_filled_up_with_zeros_to_what_a_gpu_can_sum_over() -> None:

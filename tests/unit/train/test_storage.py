@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -97,14 +98,37 @@ def test_kahan_keeps_the_way_and_stochastic_rounding_keeps_its_mean(settings: Ad
     assert slope(drawn) == pytest.approx(1, abs=0.12) and slope(lost) < 0.85
 
 
-def test_the_draws_of_rounding_are_of_the_seed_and_the_update() -> None:
-    def drawn(seed: int, update: int) -> Tensor:
-        found = Storage("stochastic", seed).generator(torch.device("cpu"), update)
+def test_the_draws_of_rounding_are_of_the_seed_the_update_and_the_piece() -> None:
+    def drawn(seed: int, update: int, piece: int = 0, cut: bool = True) -> Tensor:
+        found = Storage("stochastic", seed, piece).generator(torch.device("cpu"), update, cut)
         assert found is not None
         return torch.randint(0, 1 << 16, (8,), generator=found)
 
     assert torch.equal(drawn(0, 3), drawn(0, 3))
     assert not torch.equal(drawn(0, 3), drawn(0, 4)) and not torch.equal(drawn(0, 3), drawn(1, 3))
+    assert torch.equal(drawn(0, 3, piece=1, cut=False), drawn(0, 3)), "what every rank has is rounded alike by all"
+    assert not torch.equal(drawn(0, 3, piece=1), drawn(0, 3)) and not torch.equal(drawn(0, 3, 1), drawn(0, 3, 2))
+
+
+class Asked(Storage):
+    """Notes for which updates random numbers are drawn."""
+
+    updates: ClassVar[list[int]] = []
+
+    def generator(self, device: torch.device, update: int, cut: bool = False) -> torch.Generator | None:
+        self.updates.append(update)
+        return super().generator(device, update, cut)
+
+
+def test_muon_and_its_adamw_draw_different_numbers_at_every_update() -> None:
+    named = {"w": nn.Parameter(bf16_values(8, 8)), "v": nn.Parameter(bf16_values(8))}
+    optimizer = MUON.build(named.items(), Asked("stochastic"))
+    for update_number in range(3):
+        for parameter in named.values():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.update_number = update_number  # type: ignore[attr-defined]
+        optimizer.step()
+    assert len(Asked.updates) == len(set(Asked.updates)) == 6
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
@@ -194,6 +218,19 @@ def test_a_skipped_step_leaves_a_weight_that_lies_between_two_numbers() -> None:
     storage = Storage("kahan")
     storage.close([weight], storage.open([weight], [state]), [state], None, torch.ones(()))
     assert torch.equal(weight, before[0]) and torch.equal(state["compensation"], before[1])
+
+
+@pytest.mark.parametrize("settings", [ADAMW, MUON], ids=["adamw", "muon"])
+def test_an_optimizer_that_skips_a_step_leaves_such_a_weight_too(settings: AdamWSettings | MuonSettings) -> None:
+    weight = nn.Parameter(torch.full((4, 4), 1 + 2.0**-7).bfloat16())
+    optimizer = settings.build([("w", weight)], Storage("kahan"))
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    before = weight.detach().clone()
+    rest = optimizer.state[weight]["compensation"].fill_(2.0**-8)
+    optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
+    optimizer.step()
+    assert torch.equal(weight, before) and rest.unique().tolist() == [2.0**-8]
 
 
 def test_every_update_has_its_own_draws() -> None:
