@@ -168,11 +168,13 @@ def test_each_planted_mistake_is_found_by_its_name_and_nothing_else_is(name: str
     assert all(finding.where and finding.remedy for finding in found.findings)
 
 
-def test_a_step_that_is_skipped_says_nothing_of_the_average() -> None:
+def test_a_step_that_is_skipped_says_nothing_of_weights_and_averages() -> None:
     found = audited(MIXED, after=not_a_number)
     assert found.seen.skipped_steps == found.seen.steps == 2 and "2 of 2 steps were skipped" in found.findings[0].what
     assert found.findings[0].where[0] == "denoiser.blocks inputs"  # where it was seen first
-    assert all(group.averages.due == 0 for group in found.seen.groups.values())
+    groups = found.seen.groups.values()
+    assert all(group.averages.due == 0 for group in groups)
+    assert sum(group.updates.due for group in groups) == 2, "the one weight that is not equal to itself, twice"
 
 
 def test_without_a_mistake_the_same_plan_is_silent() -> None:
@@ -369,6 +371,26 @@ def test_hooks_are_taken_away_again() -> None:
     for module in kept[0].modules.modules():
         assert not module._forward_pre_hooks and not module._forward_hooks
     assert all(not parameter._post_accumulate_grad_hooks for parameter in kept[0].modules.parameters())
+
+
+def test_the_steps_that_are_watched_are_those_of_training() -> None:
+    watched: list[TrainState] = []
+    audited(MIXED, after=lambda parts, state: watched.append(state), steps=3)
+    parts = build_parts(MIXED)
+    for term in parts.terms:
+        term.part.ready()
+    state = new_state(parts)
+    for _ in range(3):
+        update_module.update(parts, state, Clock(parts.device))
+    found, expected = watched[0].tensors(), state.tensors()
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_it_does_not_begin_with_the_small_steps_of_a_warm_up() -> None:
+    """In the plan's own first steps the learning rate is 1e-12, which no weight would notice."""
+    plan = tiny_plan("train.steps=1000000000", "train.warmup_steps=1000000000")
+    assert mistakes(audited(plan, steps=2)) == {"updates-lost"}
+    assert mistakes(audit_plan(plan, 2)) == set()
 
 
 # what is lost

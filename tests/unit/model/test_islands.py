@@ -71,6 +71,15 @@ def test_norms_in_bf16_are_torchs_bf16_operations() -> None:
     assert 1e-3 < error < 0.1, "bf16, and still a norm"
 
 
+@pytest.mark.parametrize("position", ["fp32", "bf16"])
+def test_norms_of_next_to_nothing_are_bounded_by_their_eps(position: str) -> None:
+    """The mean square of numbers of 1e-3 is 1e-6, as is eps."""
+    small = 1e-3 * torch.tensor([1.0, -1.0]).repeat(8)
+    for norm in (RMSNorm(16, position), LayerNorm(16, position)):
+        assert torch.allclose(norm(small), small.sign() * 0.5**0.5, rtol=1e-2)
+        assert not norm(torch.zeros(16)).any()
+
+
 def test_rope_in_bf16_has_its_table_and_its_rotation_rounded() -> None:
     x, table = normal(2, 3, 16, 8), rotation_table(4, 4, 8, 100, torch.device("cpu"))[None, None]
     b, cosine, sine = x.bfloat16(), *table.bfloat16().unbind(-2)
@@ -134,6 +143,7 @@ def test_softmax_in_bf16_is_torchs_bf16_operations() -> None:
     expected = (power / power.sum(-1, keepdim=True)) @ v
     found = attend(query, key, value, mask, "bf16")
     assert torch.allclose(found, expected.float(), atol=2**-7, rtol=2**-6)
+    assert float((found == expected).float().mean()) > 0.95, "each operation is rounded"
     assert 1e-3 < (found - exact_attention(query, key, value, mask)).abs().max() < 0.1
     assert on_grid(found)
 
