@@ -29,6 +29,7 @@ from tintype.train.interrupt import Interrupt
 from tintype.train.layout import Layout, is_cut, local, rows_of_piece, share_of_batch, whole
 from tintype.train.loop import train
 from tintype.train.optim.muon import MuonSettings
+from tintype.train.optim.spread import Spread
 from tintype.train.parts import build_parts
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import update
@@ -212,6 +213,22 @@ def test_each_matrix_is_gathered_once_a_step_and_the_work_is_shared() -> None:
     assert [calls for rank in ranks for calls, _ in rank] == [2 * batches] * 4
     assert sum(there for (_, there), _ in ranks) == numbers and sum(back for _, (_, back) in ranks) == numbers
     assert all(there > 0.3 * numbers for (_, there), _ in ranks)
+
+
+@pytest.mark.parametrize(("copies", "pieces"), [(1, 2), (3, 1), (2, 2), (2, 3)])
+def test_ranks_take_turns_with_the_matrices_of_all_batches(copies: int, pieces: int) -> None:
+    size, count = copies * pieces, 4 * copies * pieces
+
+    def owned(rank: int, matrices: int, first: int) -> list[int]:
+        layout = Layout(World(rank, size), pieces)
+        found = Spread([torch.Size((4, 4))] * matrices, first, layout)._owned_by(layout.piece)
+        return [first + index for index in found]
+
+    together = [owned(rank, count, 0) for rank in range(size)]
+    assert sorted(index for some in together for index in some) == list(range(count)) and {
+        len(some) for some in together
+    } == {4}
+    assert together == [owned(rank, 5, 0) + owned(rank, count - 5, 5) for rank in range(size)]
 
 
 def go_on(folder: str, settings: list[str], techniques: list[str]) -> int:
@@ -484,12 +501,15 @@ def _types_inside(settings: list[str]) -> dict[str, str]:
     parts.denoiser.register_forward_pre_hook(lambda module, args: seen.update(t=str(args[1].dtype)))
     parts.denoiser.time_in.register_forward_pre_hook(lambda module, args: seen.update(wave=str(args[0].dtype)))
     update(parts, new_state(parts), Clock(parts.device))
-    gradient = parts.denoiser.blocks[0].get_parameter("up_proj.weight").grad
-    return {**seen, "gradient": str(gradient.dtype if gradient is not None else None)}
+    gradient = parts.denoiser.get_parameter("final_layer.linear.weight").grad
+    assert gradient is not None
+    mean = local(gradient)
+    kept = not torch.equal(mean, mean.bfloat16().float())  # each rank's own is of bf16's numbers, their mean is not
+    return {**seen, "gradient": str(gradient.dtype), "mean": "exact" if kept else "rounded"}
 
 
 def test_timesteps_rotations_and_gradients_stay_in_fp32() -> None:
-    wanted = dict.fromkeys(("rotation", "t", "wave", "gradient", "weight"), "torch.float32")
+    wanted = dict.fromkeys(("rotation", "t", "wave", "gradient", "weight"), "torch.float32") | {"mean": "exact"}
     fsdp = "run.distribution.kind=fsdp"
     found = run_ranks(2, types_inside, [[], [fsdp], [fsdp, "precision.gather=bf16"]])
     assert found == [[wanted, wanted, wanted | {"weight": "torch.bfloat16"}]] * 2
