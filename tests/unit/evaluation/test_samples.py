@@ -61,6 +61,12 @@ def test_no_noise_is_used_twice(parts: Parts, tmp_path: Path) -> None:
     assert correlation.abs().max() < 0.6, "48 numbers: chance stays below 0.6"
 
 
+def test_the_blocks_that_are_scored_are_all_images_in_their_order(parts: Parts, tmp_path: Path) -> None:
+    images, one = made(tmp_path, parts), samples(tmp_path)
+    assert one.blocks(3) == [(0, 3), (3, 4), (4, 7), (7, 8), (8, 10)], "each in one shard of four"
+    assert torch.equal(torch.cat([one.read(*block) for block in one.blocks(3)]), images)
+
+
 def test_a_larger_count_adds_images_and_keeps_the_first(parts: Parts, tmp_path: Path) -> None:
     few = made(tmp_path, parts, count=4)
     one = samples(tmp_path, 10)
