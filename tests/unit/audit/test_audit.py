@@ -174,7 +174,7 @@ def test_a_step_that_is_skipped_says_nothing_of_weights_and_averages() -> None:
     assert found.findings[0].where[0] == "denoiser.blocks inputs"  # where it was seen first
     groups = found.seen.groups.values()
     assert all(group.averages.due == 0 for group in groups)
-    assert sum(group.updates.due for group in groups) == 2, "the one weight that is not equal to itself, twice"
+    assert sum(group.updates.due for group in groups) == 0, "what is no number asks for no step"
 
 
 def test_without_a_mistake_the_same_plan_is_silent() -> None:
@@ -388,7 +388,7 @@ def test_the_steps_that_are_watched_are_those_of_training() -> None:
 
 def test_it_does_not_begin_with_the_small_steps_of_a_warm_up() -> None:
     """In the plan's own first steps the learning rate is 1e-12, which no weight would notice."""
-    plan = tiny_plan("train.steps=1000000000", "train.warmup_steps=1000000000")
+    plan = tiny_plan("train.steps=1000000000", "train.warmup_steps=1000000000", "optimizer.eps=1e-15")
     assert mistakes(audited(plan, steps=2)) == {"updates-lost"}
     assert mistakes(audit_plan(plan, 2)) == set()
 

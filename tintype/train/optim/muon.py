@@ -120,7 +120,8 @@ class Muon(torch.optim.Optimizer):
             step_adamw(self, self.settings.adamw, group["params"], group["lr"], self.storage)
         device = matrices["params"][0].device
         # Other numbers than AdamW's part draws.
-        generators = {cut: self.storage.generator(device, -1 - self.update_number, cut) for cut in (True, False)}
+        kinds = {batches[0].is_cut for batches, _ in self._portions}
+        generators = {cut: self.storage.generator(device, -1 - self.update_number, cut) for cut in kinds}
         for batches, fused in self._portions:
             self._move(batches, fused, matrices["lr"], generators[batches[0].is_cut])
 
