@@ -15,7 +15,8 @@ from torch import Tensor
 from tintype import rng
 from tintype.model import Transformer
 from tintype.plan import Plan
-from tintype.seams import Output, Record, TextTokens
+from tintype.seams import Draws, Output, Record, TextTokens
+from tintype.tokenizers.pixels import Pixels
 from tintype.train.clock import Clock
 from tintype.train.parts import Parts, build_parts
 from tintype.train.update import micro_batch_losses
@@ -73,10 +74,10 @@ class Numbers:
         return [Record({"long": f"number {id_}", "short": f"number {id_}"}, None) for id_ in ids]
 
 
-class AsTheyAre:
-    channels, stride_px = 1, 1
+class AsTheyAre(Pixels):
+    channels = 1
 
-    def encode(self, image_BCHW: Tensor) -> Tensor:
+    def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
         return image_BCHW
 
     def decode(self, z_BCHW: Tensor) -> Tensor:

@@ -206,7 +206,7 @@ def _tokens(plan: Plan) -> int:
 
 def _size_px(plan: Plan, tokens: int) -> int:
     """The image size that gives so many tokens, or an error that names the numbers near it that can be had."""
-    unit = plan.tokenizer.build().stride_px * plan.model.patch
+    unit = plan.tokenizer.compression.stride_px * plan.model.patch
     lowest, highest = (next(getattr(rule, key) for rule in _SIZE_RULES if hasattr(rule, key)) for key in ("ge", "le"))
     sizes = {side**2: side * unit for side in range(-(-lowest // unit), highest // unit + 1)}
     if tokens in sizes:

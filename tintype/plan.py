@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -33,6 +33,7 @@ from tintype.settings import (
 from tintype.strict import Document, nearest, parse, read_file, read_yaml, write_yaml
 from tintype.techniques import SHARED_SEAMS, TECHNIQUES, Technique
 from tintype.text.words import WordsSettings
+from tintype.tokenizers import TokenizerChoice
 from tintype.tokenizers.pixels import PixelsSettings
 from tintype.train.optim.adamw import AdamWSettings
 
@@ -97,7 +98,7 @@ if TYPE_CHECKING:
 else:
     Captions = _kinds("captions", ColumnSettings)
     Text = _kinds("text", WordsSettings)
-    Tokenizer = _kinds("tokenizer", PixelsSettings)
+    Tokenizer = TokenizerChoice
     Objective = _kinds("objective", VelocitySettings)
     Optimizer = _kinds("optimizer", AdamWSettings, usual="adamw")
     Route = _kinds("route")
@@ -132,7 +133,7 @@ class Plan(Settings):
         for kind in kinds:
             if kinds.count(kind) > 1:
                 raise ValueError(f"losses: '{kind}' is given twice")
-        unit = self.tokenizer.build().stride_px * self.model.patch
+        unit = self.tokenizer.compression.stride_px * self.model.patch
         if self.data.size_px % unit:
             raise ValueError(
                 f"data.size_px ({self.data.size_px}) must be a multiple of {unit} (tokenizer stride × model.patch)"
@@ -157,7 +158,7 @@ class Plan(Settings):
     @property
     def token_grid(self) -> tuple[int, int]:
         """Rows and columns of the denoiser's tokens."""
-        side = self.data.size_px // (self.tokenizer.build().stride_px * self.model.patch)
+        side = self.data.size_px // (self.tokenizer.compression.stride_px * self.model.patch)
         return side, side
 
     def to_yaml(self) -> str:
@@ -238,7 +239,7 @@ class Application:
 
 
 def apply_techniques(plan: Plan, specs: Sequence[str]) -> Plan:
-    """The plan with techniques applied in turn. Each must change something, and only the seam that it declares."""
+    """The plan with techniques applied in turn. Each must change something, and only what it declares."""
     applied: list[Technique] = []
     for application in map(Application.parse, specs):
         technique = application.technique
@@ -246,7 +247,7 @@ def apply_techniques(plan: Plan, specs: Sequence[str]) -> Plan:
             _refuse_both(other, technique)
         applied.append(technique)
         changed = plan.model_copy(update=_changes(plan, application))
-        check_arm(f"technique '{technique.name}'", plan, changed, {technique.seam})
+        check_arm(f"technique '{technique.name}'", plan, changed, technique.seams)
         plan = changed
     return _checked(plan, applied)
 
@@ -284,7 +285,7 @@ def _reasons(error: ValidationError) -> str:
     return "; ".join(problem["msg"].removeprefix("Value error, ") for problem in error.errors(include_url=False))
 
 
-def check_arm(what: str, before: Plan, after: Plan, declared: set[str]) -> dict[str, Change]:
+def check_arm(what: str, before: Plan, after: Plan, declared: Set[str]) -> dict[str, Change]:
     """The guard of every comparison: a change that is not empty, and in the declared seams only."""
     changes = diff(before, after)
     if not changes:

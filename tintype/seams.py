@@ -154,9 +154,21 @@ class Tokenizer(Protocol):
     def channels(self) -> int: ...
     @property
     def stride_px(self) -> int: ...
+    @property
+    def identity(self) -> str | None:
+        """SHA-256 over its weights and its normalisation; None where it has neither."""
 
-    def encode(self, image_BCHW: Tensor) -> Tensor: ...
-    def decode(self, z_BCHW: Tensor) -> Tensor: ...
+    def encode(self, image_BCHW: Tensor, draws: Draws) -> Tensor:
+        """uint8 images to float32 latents of about mean 0 and deviation 1, without gradient.
+
+        `draws` serve a tokenizer that samples: a latent is a function of its image and its draws, whatever the batch.
+        """
+
+    def decode(self, z_BCHW: Tensor) -> Tensor:
+        """Latents to uint8 images."""
+
+    def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
+        """What is wrong with latents of these means and deviations and how it is put right; None for nothing."""
 
 
 class Objective(Protocol):

@@ -8,6 +8,7 @@ them); the plain settings live here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -59,8 +60,22 @@ class TextPart(Part):
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class Compression:
+    """What a tokenizer makes of pixels: one latent for each square of `stride_px`, of so many channels."""
+
+    channels: int
+    stride_px: int
+
+
 class TokenizerPart(Part):
-    def build(self) -> Tokenizer:
+    @property
+    def compression(self) -> Compression:
+        """Known from the settings alone: a plan is checked without any weights."""
+        raise NotImplementedError
+
+    def build(self, device: torch.device) -> Tokenizer:
+        """Loads its weights; what is missing or does not fit these settings is a UserError."""
         raise NotImplementedError
 
 

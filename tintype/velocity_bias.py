@@ -54,8 +54,9 @@ def mean_target(parts: Parts) -> Tensor:
         position_B = torch.arange(first, min(first + _BATCH, count))
         ids = ids_at(seed, first, len(position_B), size).tolist()
         with parts.compute():
-            x_BCHW = parts.tokenizer.encode(parts.source.images(ids).to(parts.device))
-            t_B = parts.objective.draw(x_BCHW, Draws(seed, position_B.to(parts.device))).t_B
+            draws = Draws(seed, position_B.to(parts.device))
+            x_BCHW = parts.tokenizer.encode(parts.source.images(ids).to(parts.device), draws)
+            t_B = parts.objective.draw(x_BCHW, draws).t_B
             still_BCHW = torch.zeros_like(x_BCHW)
             sample = Sample(x_BCHW, still_BCHW, t_B, interpolate(x_BCHW, still_BCHW, t_B))
             sums.append(parts.objective.target(sample).double().sum(0))

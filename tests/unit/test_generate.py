@@ -13,6 +13,7 @@ from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.generate import SamplerSettings, generate
 from tintype.model.attention import Attention
 from tintype.sample import sample_run
+from tintype.tokenizers.pixels import Pixels
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import Parts, build_parts
@@ -33,13 +34,8 @@ def parts() -> Parts:
     return built
 
 
-class FloatPixels:
+class FloatPixels(Pixels):
     """Leaves the sampler's result as it is, so that differences below one grey level are seen."""
-
-    channels, stride_px = 3, 1
-
-    def encode(self, image_BCHW: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
 
     def decode(self, z_BCHW: torch.Tensor) -> torch.Tensor:
         return z_BCHW

@@ -52,7 +52,7 @@ def images(plan: Plan, settings: SamplerSettings, size_px: int = 16) -> Tensor:
 
 
 def encoded(parts: Parts, ids: list[int]) -> Tensor:
-    return parts.tokenizer.encode(parts.source.images(ids)).double()
+    return parts.tokenizer.encode(parts.source.images(ids), Draws(0, torch.tensor(ids))).double()
 
 
 def test_the_mean_target_of_a_velocity_is_the_negative_mean_of_the_data() -> None:

@@ -37,8 +37,8 @@ def batches(count: int, batch: int) -> list[range]:
 @torch.no_grad()
 def batch_errors(parts: Parts, source: ImageSource, ids: Sequence[int], seed: int) -> Tensor:
     """[T, B]: as `velocity_errors`, of these images."""
-    x_BCHW = parts.tokenizer.encode(source.images(ids).to(parts.device))
     draws = Draws(seed, torch.tensor(ids, device=parts.device))
+    x_BCHW = parts.tokenizer.encode(source.images(ids).to(parts.device), draws)
     noise_BCHW = draws.normal("validation", tuple(x_BCHW.shape[1:]))
     with parts.compute():
         text = parts.denoiser.read_text(parts.text.encode([r.captions["long"] for r in source.records(ids)]))

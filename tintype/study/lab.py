@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from tintype.errors import UserError
@@ -32,7 +33,7 @@ def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
         _claim(study, out)
         check_ready(study.settings.evaluation)
         tasks = tasks_of(study, out)
-        _fetch_losses(tasks)
+        _fetch_weights(tasks)
         with StudyDisplay(console, len(tasks)) as display:
             last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, display.on_message)
         failed = [message for message in last.values() if message.state == "failed"]
@@ -47,8 +48,11 @@ def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
     return 1 if failed else 0
 
 
-def _fetch_losses(tasks: Sequence[Task]) -> None:
-    """Finds what is wrong with teachers and perceptual losses before the first step, and gets their weights once."""
+def _fetch_weights(tasks: Sequence[Task]) -> None:
+    """Finds what is wrong with tokenizers, teachers and perceptual losses before the first step, and gets their weights
+    once."""
+    for tokenizer in dict.fromkeys(task.plan.tokenizer for task in tasks if not _trained(task)):
+        tokenizer.build(torch.device("cpu"))
     wanted = {(loss, task.plan.token_grid): None for task in tasks if not _trained(task) for loss in task.plan.losses}
     for loss, grid in wanted:
         loss.fetch(grid)

@@ -240,7 +240,7 @@ def choose_arms(study: Study, names: Sequence[str]) -> Study:
 
 def _resolve_arm(arm: ArmSettings, baseline: Plan, seeds: Sequence[int], resolution: str) -> ArmPlan:
     applications = tuple(map(Application.parse, arm.techniques))
-    declared = {application.technique.seam for application in applications} | set(map(_section, arm.set))
+    declared = set(map(_section, arm.set)).union(*(application.technique.seams for application in applications))
     with _named(resolution):
         plan = plan_from_document(Document(f"arm '{arm.label}'", plain(baseline)), arm.set)
         plan = apply_techniques(plan, arm.techniques)

@@ -1,1 +1,22 @@
 """Tokenizers, from pixels to the space in which the denoiser works, behind one protocol (`seams.Tokenizer`)."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from tintype.settings import kind_alone
+from tintype.tokenizers.dc_ae import DcAeSettings
+from tintype.tokenizers.flux1 import E2eFluxSettings, Flux1Settings
+from tintype.tokenizers.flux2 import Flux2Settings
+from tintype.tokenizers.pixels import PixelsSettings
+from tintype.tokenizers.taef1 import Taef1Settings
+from tintype.tokenizers.taef2 import Taef2Settings
+
+TokenizerChoice = Annotated[
+    PixelsSettings | Flux1Settings | E2eFluxSettings | Flux2Settings | DcAeSettings | Taef1Settings | Taef2Settings,
+    Field(discriminator="kind"),
+    BeforeValidator(kind_alone),
+]
+"""Any tokenizer, as a user writes it: `{kind: flux2, weights: FOLDER}`, or a kind alone."""
+
+__all__ = ["TokenizerChoice"]

@@ -7,24 +7,43 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tintype.settings import TokenizerPart
+from tintype.seams import Draws
+from tintype.settings import Compression, TokenizerPart
+
+LEAST_STD = 0.02
+"""Of the pixels of many images: about 2.5 grey levels."""
 
 
 class PixelsSettings(TokenizerPart):
     kind: Literal["pixels"] = "pixels"
 
-    def build(self) -> Pixels:
+    @property
+    def compression(self) -> Compression:
+        return Compression(Pixels.channels, Pixels.stride_px)
+
+    def build(self, device: torch.device) -> Pixels:
         return Pixels()
 
 
 class Pixels:
     channels = 3
     stride_px = 1
+    identity = None
 
-    def encode(self, image_BCHW: Tensor) -> Tensor:
+    def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
         if image_BCHW.dtype != torch.uint8:
             raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
         return image_BCHW.float() / 127.5 - 1
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
         return ((z_BCHW.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+    def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
+        """The scale is a convention (JiT's, PRX's) under which no mean and deviation is wrong, and no setting of ours
+        moves it; but images without any contrast are a fault of the data."""
+        if float(std_C.max()) >= LEAST_STD:
+            return None
+        return (
+            f"the images are nearly all of one colour: the deviation of their pixels, scaled to [-1, 1], is "
+            f"{float(std_C.max()):.2g} at most; look at the data (`data`)"
+        )

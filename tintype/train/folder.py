@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ class RunFolder:
         self.metrics_file = path / "metrics.jsonl"
         self.events_file = path / "events.jsonl"
         self.loaded_file = path / "loaded.json"
+        self.latents_file = path / "latents.json"
 
     @contextmanager
     def claim(self, plan: Plan) -> Iterator[None]:
@@ -62,7 +63,8 @@ class RunFolder:
         return self.metrics_file.exists() or any(self.checkpoints.glob("*"))
 
     def keep_identities(self, loaded: Mapping[str, str | None], step: int) -> None:
-        """Notes what the losses compare with, and refuses to go on with other weights than the run began with."""
+        """Notes the tokenizer and what the losses compare with, and refuses to go on with other weights than the run
+        began with."""
         before: dict[str, str] = json.loads(self.loaded_file.read_text()) if step and self.loaded_file.exists() else {}
         for name, identity in loaded.items():
             if before.get(name, identity) != identity:
@@ -73,6 +75,20 @@ class RunFolder:
         known = {name: identity for name, identity in loaded.items() if identity}
         if known and self.writes:
             write_json(self.loaded_file, {**before, **known})
+
+    def check_identity(self, name: str, identity: str | None) -> None:
+        """Refuses to use a trained run with other weights of others than it was trained with."""
+        known = json.loads(self.loaded_file.read_text()) if self.loaded_file.exists() else {}
+        if known.get(name, identity) != identity:
+            raise UserError(
+                f"{self.path}: the run was trained with the '{name}' {known[name][:12]}…, and the one loaded now is "
+                f"{str(identity)[:12]}…; put the first one back"
+            )
+
+    def write_latents(self, images: int, mean_C: Sequence[float], std_C: Sequence[float]) -> None:
+        """Mean and deviation of each channel of the latents of the run's first images."""
+        if self.writes:
+            write_json(self.latents_file, {"images": images, "mean": list(mean_C), "std": list(std_C)})
 
     def write_about(self, parts: Parts) -> None:
         """What the run is made on, and which of its parameters are optimized how."""

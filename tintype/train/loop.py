@@ -13,6 +13,7 @@ from tintype.train import checkpoint, fault
 from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
+from tintype.train.latents import check_latents
 from tintype.train.parts import Parts, build_parts, exact_fp32
 from tintype.train.prepare import get_ready, prepare_images
 from tintype.train.resume import resume
@@ -64,10 +65,13 @@ def train(
         running = [term for term in parts.terms if not term.settings.schedule.over(state.step)]
         identities = get_ready(running, world)
         with world.together():
-            folder.keep_identities(identities, state.step)
+            folder.keep_identities({"tokenizer": parts.tokenizer.identity, **identities}, state.step)
             folder.write_about(parts)
         here = Progress(state.step, plan.train.steps, None, None)
         prepare_images(parts, state.images_seen, interrupt, lambda: on_progress(here))
+        if not interrupt.of_any(world):
+            with world.together():
+                check_latents(folder, parts, state.step)
         return _run(folder, parts, state, interrupt, on_progress, probe)
 
 

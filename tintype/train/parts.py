@@ -129,7 +129,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     layout = lay_out(plan.run.distribution, world.current(), device) if training else ONE
     share_of_batch(plan.train, layout.world)  # refuses what cannot be shared, before anything is built
     precision = precision_on(device, plan.precision, training)
-    tokenizer = plan.tokenizer.build()
+    tokenizer = plan.tokenizer.build(device)
     source = scene_source(plan.data, "train", device)
     _check_column(plan, source)
     with seeded(plan.seed, "text"):

@@ -114,7 +114,7 @@ def micro_batch_losses(parts: Parts, first: int, count: int, step: int, clock: C
         with clock.part("text"):
             text = parts.text.encode(captions)
         with clock.part("tokenizer"), torch.no_grad():
-            z_BCHW = parts.tokenizer.encode(image_BCHW)
+            z_BCHW = parts.tokenizer.encode(image_BCHW, draws)
         with clock.part("teacher"), torch.no_grad():
             seen = {term.name: term.part.look(image_BCHW, ids) for term in terms}
         with clock.part("forward"):

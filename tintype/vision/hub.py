@@ -43,6 +43,8 @@ class Checkpoint:
     source: str
     revision: str | None = None
     arithmetic: Arithmetic = "fp32"
+    subfolder: str = ""
+    """Of the repository, where the model is one of several in it."""
 
     @property
     def folder(self) -> Path | None:
@@ -53,28 +55,30 @@ class Checkpoint:
 
     @property
     def words(self) -> str:
-        return self.source if self.revision is None else f"{self.source} at {self.revision}"
+        place = f"{self.source}/{self.subfolder}" if self.subfolder else self.source
+        return place if self.revision is None else f"{place} at {self.revision}"
 
     @property
-    def _arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         place = self.source if self.folder is None else str(self.folder)
-        return {"pretrained_model_name_or_path": place, "revision": self.revision or "main"}
+        inside = {"subfolder": self.subfolder} if self.subfolder else {}
+        return {"pretrained_model_name_or_path": place, "revision": self.revision or "main", **inside}
 
     def config(self) -> Any:
         """What the checkpoint says of its network, without the weights.
 
         Read by the class that transformers has for its type: `AutoConfig` would offer to run code of the checkpoint.
         """
-        self._check_folder()
-        file = self._file("config.json")
+        self.check_folder()
+        file = self.file("config.json")
         if file is None:
             raise UserError(f"{self.words} has no config.json: it is not a model of transformers")
-        model_type = str(_json_object(file).get("model_type"))
+        model_type = str(json_object(file).get("model_type"))
         transformers = _transformers()
-        with _explained(self):
+        with explained(self):
             if model_type not in transformers.CONFIG_MAPPING:
                 raise ValueError(f"transformers {transformers.__version__} has no model of the type '{model_type}'")
-            return transformers.CONFIG_MAPPING[model_type].from_pretrained(**self._arguments)
+            return transformers.CONFIG_MAPPING[model_type].from_pretrained(**self.arguments)
 
     def model(self, classes: Mapping[str, str] | None = None, unused: frozenset[str] = frozenset()) -> Any:
         """The network in fp32.
@@ -87,13 +91,13 @@ class Checkpoint:
         transformers = _transformers()
         if classes is not None and config.model_type not in classes:
             raise UserError(f"{self.words} is a '{config.model_type}'; this encoder takes {' or '.join(classes)}")
-        with _explained(self):
+        with explained(self):
             if classes is not None:
                 network = getattr(transformers, classes[config.model_type])
             else:
                 network = transformers.MODEL_MAPPING[type(config)]
             model, loading = network.from_pretrained(
-                **self._arguments, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+                **self.arguments, use_safetensors=True, dtype=torch.float32, output_loading_info=True
             )
         missing = [name for name in sorted(loading["missing_keys"]) if unused.isdisjoint(name.split("."))]
         if missing:
@@ -110,8 +114,8 @@ class Checkpoint:
         """
         self._check_tokenizer_files()
         transformers = _transformers()
-        with _explained(self):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(**self._arguments)
+        with explained(self):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(**self.arguments)
         ids = tokenizer.get_vocab().values()
         if 2 * len(ids) < vocabulary or max(ids) >= vocabulary:
             raise UserError(
@@ -132,28 +136,32 @@ class Checkpoint:
     def stated_image_settings(self) -> dict[str, Any] | None:
         """The same, or None where it says nothing."""
         for name in ("preprocessor_config.json", "processor_config.json"):
-            file = self._file(name)
+            file = self.file(name)
             if file is not None:
-                read = _json_object(file)
+                read = json_object(file)
                 found = read.get("image_processor", read)
                 if not isinstance(found, dict):
                     raise UserError(f"{file}: its 'image_processor' is no object with settings")
                 return found
         return None
 
-    def _file(self, name: str) -> Path | None:
+    def file(self, name: str) -> Path | None:
+        """A file of the folder or the repository, or None where it has none of that name."""
         if self.folder is not None:
-            return self.folder / name if (self.folder / name).is_file() else None
+            place = self.folder / self.subfolder / name
+            return place if place.is_file() else None
         hub = importlib.import_module("huggingface_hub")
-        with _explained(self):
+        with explained(self):
             try:
-                return Path(hub.hf_hub_download(self.source, name, revision=self.revision))
+                return Path(
+                    hub.hf_hub_download(self.source, name, subfolder=self.subfolder or None, revision=self.revision)
+                )
             except hub.errors.LocalEntryNotFoundError:  # is out of reach, which is not the same as not being there
                 raise
             except hub.errors.EntryNotFoundError:
                 return None
 
-    def _check_folder(self) -> None:
+    def check_folder(self) -> None:
         if self.folder is None:
             return
         if not self.folder.is_dir():
@@ -182,10 +190,10 @@ class Checkpoint:
 def _check_json(folder: Path, *names: str) -> None:
     for name in names:
         if (folder / name).is_file():
-            _json_object(folder / name)
+            json_object(folder / name)
 
 
-def _json_object(file: Path) -> dict[str, Any]:
+def json_object(file: Path) -> dict[str, Any]:
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -196,7 +204,7 @@ def _json_object(file: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _explained(checkpoint: Checkpoint) -> Iterator[None]:
+def explained(checkpoint: Checkpoint) -> Iterator[None]:
     """Turns what transformers raises about a checkpoint into a message with a way out.
 
     That is any error at all: tokenizers raises plain `Exception`, a wrong value in a config a `TypeError`.

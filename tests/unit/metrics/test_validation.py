@@ -18,7 +18,7 @@ def test_the_untrained_model_has_the_loss_of_predicting_nothing() -> None:
     parts = build_parts(tiny_plan())
     source = held_out(parts.plan.data, Protocol(count=8, reference_count=8, validation_count=6))
     error_TN = velocity_errors(parts, source, 6, 6, seed=3)
-    x = parts.tokenizer.encode(source.images(range(6)))
+    x = parts.tokenizer.encode(source.images(range(6)), Draws(0, torch.arange(6)))
     noise = Draws(3, torch.arange(6)).normal("validation", (3, 16, 16))
     expected_N = (noise - x).square().mean((1, 2, 3)).double()
     torch.testing.assert_close(error_TN, expected_N.expand(8, 6), rtol=1e-5, atol=0)

@@ -1,0 +1,53 @@
+"""tokenizer: the denoiser works on the latents of another autoencoder, or on pixels.
+
+The grid of tokens stays: `model.patch` changes with the stride, so that a token covers the pixels that it covered and
+the denoiser's cost is the same but for its first and last layer. Where no patch can do that, the technique is refused,
+since more or fewer tokens are a change of their own; `patch` is for those who want both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from tintype.errors import UserError
+from tintype.settings import Settings, TokenizerPart
+from tintype.techniques.technique import Technique
+from tintype.tokenizers import TokenizerChoice
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+
+class Options(Settings):
+    to: TokenizerChoice = Field(description="A kind alone (to=flux2), or with settings (to.kind=taef2,to.weights=DIR)")
+    patch: int | None = Field(None, ge=1, description="model.patch; by default the one that keeps the grid of tokens")
+
+
+def apply(plan: Plan, options: Options) -> dict[str, Any]:
+    patch = options.patch or _same_grid(plan, options.to)
+    return {"tokenizer": options.to, "model": plan.model.model_copy(update={"patch": patch})}
+
+
+def _same_grid(plan: Plan, tokenizer: TokenizerPart) -> int:
+    token_px, stride_px = plan.tokenizer.compression.stride_px * plan.model.patch, tokenizer.compression.stride_px
+    if token_px % stride_px == 0:
+        return token_px // stride_px
+    side = plan.token_grid[0]
+    raise UserError(
+        f"technique 'tokenizer': a token of the plan covers {token_px} × {token_px} px, and one latent of "
+        f"'{tokenizer.kind}' covers {stride_px} × {stride_px} px, so the grid of {side} × {side} tokens cannot stay. "
+        f"Give the baseline a model.patch with which a token covers a multiple of {stride_px} px, or say "
+        "tokenizer:patch=1 to change the number of tokens too"
+    )
+
+
+TECHNIQUE = Technique(
+    name="tokenizer",
+    seam="tokenizer",
+    also=frozenset({"model"}),
+    summary="work on the latents of another tokenizer, with the same grid of tokens",
+    apply=apply,
+    options=Options,
+)

@@ -1,0 +1,46 @@
+"""`flux2`: FLUX.2's autoencoder, normalised by its own batch-norm statistics.
+
+They are of latents folded into patches of 2 × 2, 128 channels, so the numbers depend on a latent's place in its patch.
+FLUX.2's pipeline folds, normalises, and works on 128 channels at a stride of 16 px. Here the latents are normalised by
+the same numbers and stay unfolded, 32 channels at 8 px: folding is the denoiser's `model.patch`, whose patches of 2
+hold the same 128 numbers in the same order, and other patches stay possible.
+
+C: channels, H, W: rows and columns of a patch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tintype.tokenizers.latent import Channels, Revision, Source, StridePx, Subfolder
+from tintype.tokenizers.normalise import Normalisation
+from tintype.tokenizers.published import KlPart, KlTokenizer, Published, load_published
+
+
+class Flux2Settings(KlPart):
+    kind: Literal["flux2"] = "flux2"
+    weights: Source = "black-forest-labs/FLUX.2-klein-4B"
+    revision: Revision = "e7b7dc27f91deacad38e78976d1f2b499d76a294"
+    subfolder: Subfolder = "vae"
+    channels: Channels = 32
+    stride_px: StridePx = 8
+
+    def build(self, device: torch.device) -> KlTokenizer:
+        found = load_published(self.checkpoint, "AutoencoderKLFlux2")
+        config = found.network.config
+        self.check_compression(config.latent_channels, 2 ** (len(config.block_out_channels) - 1))
+        normalisation = self.normalisation(lambda: _statistics(found))
+        return KlTokenizer(self, found.network, normalisation, device, sampled=self.posterior == "sample")
+
+
+def _statistics(found: Published) -> Normalisation:
+    """The running mean and variance, folded as channel, row, column; eps under the root."""
+    config, norm = found.network.config, found.network.bn
+
+    def unfolded(folded_C: Tensor) -> Tensor:
+        return folded_C.float().reshape(config.latent_channels, *config.patch_size).clone()
+
+    return Normalisation(unfolded(norm.running_mean), unfolded(norm.running_var + config.batch_norm_eps).rsqrt())

@@ -1,0 +1,212 @@
+"""What all autoencoders share as tokenizers: frozen, in their own arithmetic, normalised, and known by a hash.
+
+B: images, C: channels, H, W: rows and columns of the image or of the latents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor, nn
+
+from tintype.errors import UserError
+from tintype.seams import Draws
+from tintype.settings import Compression, TokenizerPart
+from tintype.tokenizers.normalise import Normalisation, Numbers, filled
+from tintype.vision.frozen import frozen_arithmetic
+from tintype.vision.hub import Checkpoint
+from tintype.vision.weights import digest
+
+Compute = Literal["fp32", "tf32", "bf16"]
+
+Source = Annotated[str, Field(min_length=1, description="Repository of the hub, or a local folder")]
+Revision = Annotated[str | None, Field(description="Branch, tag or commit of the hub; a commit cannot change")]
+Subfolder = Annotated[str, Field(description="Of the repository; of a folder that has no config.json itself")]
+Channels = Annotated[int, Field(ge=1, description="Channels of a latent")]
+StridePx = Annotated[int, Field(ge=1, description="Pixels from one latent to the next")]
+Scale = Annotated[
+    Numbers | None, Field(description="z = (latent - shift) · scale: one number, or one for each channel")
+]
+
+_MOST_PX = 4 * 1024**2
+"""Pixels that go through the network at a time: an autoencoder takes gigabytes for each image of 1024 px."""
+
+MOST_MEAN, LEAST_STD, MOST_STD = 0.5, 0.5, 2.0
+"""Bounds on all latents together."""
+CHANNEL_MEAN, CHANNEL_LEAST_STD, CHANNEL_MOST_STD = 3.0, 0.1, 4.0
+"""Bounds on each channel: wide, for the channels of a good autoencoder differ, and so do data sets. TAEF2's have means
+to 1.4 and deviations of 0.5 to 1.6 on scenes and photographs."""
+_TINY = 1e-8
+
+
+class LatentPart(TokenizerPart):
+    """Settings that all autoencoders have. `scale` and `shift` replace what the checkpoint says of its latents."""
+
+    weights: Source
+    revision: Revision = None
+    subfolder: Subfolder = ""
+    sha256: str | None = Field(
+        None, pattern=r"^[0-9a-f]{8,64}$", description="First digits of the identity; other weights are refused"
+    )
+    channels: Channels
+    stride_px: StridePx
+    scale: Scale = None
+    shift: Numbers | None = Field(None, description="By default both are the checkpoint's own")
+    compute: Compute = Field("fp32", description="What the network computes in; tf32 and bf16 are faster on a GPU")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pin(cls, given: Any) -> Any:
+        """The default repository is pinned to a commit; another one is not at that commit."""
+        if not isinstance(given, dict) or "revision" in given:
+            return given
+        usual = cls.model_fields["weights"].default
+        return given if given.get("weights", usual) == usual else {**given, "revision": None}
+
+    @field_validator("scale", "shift")
+    @classmethod
+    def _no_zero(cls, value: Numbers | None, info: Any) -> Numbers | None:
+        if info.field_name == "scale" and value is not None and 0 in (value if isinstance(value, tuple) else (value,)):
+            raise ValueError("a scale of 0 leaves nothing of the latents")
+        return value
+
+    @model_validator(mode="after")
+    def _one_per_channel(self) -> LatentPart:
+        for name, value in (("scale", self.scale), ("shift", self.shift)):
+            if isinstance(value, tuple) and len(value) != self.channels:
+                raise ValueError(f"{name} has {len(value)} numbers for {self.channels} channels")
+        return self
+
+    @property
+    def compression(self) -> Compression:
+        return Compression(self.channels, self.stride_px)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The autoencoder itself: a local folder may hold it, or hold it in its subfolder as a pipeline does."""
+        found = Checkpoint(self.weights, self.revision, subfolder=self.subfolder)
+        if found.folder is not None and (found.folder / "config.json").is_file():
+            return Checkpoint(self.weights)
+        return found
+
+    def check_compression(self, channels: int, stride_px: int) -> None:
+        """The plan was checked with the settings' numbers: those of the weights must be the same."""
+        for name, ours, theirs in (("channels", self.channels, channels), ("stride_px", self.stride_px, stride_px)):
+            if ours != theirs:
+                raise UserError(
+                    f"tokenizer.{name} is {ours}, but the autoencoder in {self.checkpoint.words} has {theirs}; "
+                    f"use --set tokenizer.{name}={theirs}, or other weights"
+                )
+
+    def normalisation(self, stated: Callable[[], Normalisation]) -> Normalisation:
+        """The settings' own numbers, and those that the checkpoint states for what they leave open."""
+        given = [None if value is None else filled(value, self.channels) for value in (self.shift, self.scale)]
+        if given[0] is not None and given[1] is not None:
+            return Normalisation(given[0], given[1])
+        own = stated()
+        return Normalisation(
+            own.shift_CHW if given[0] is None else given[0], own.scale_CHW if given[1] is None else given[1]
+        )
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Of each latent; a network that gives latents at once has no deviation."""
+
+    mean_BCHW: Tensor
+    std_BCHW: Tensor | None = None
+
+
+class LatentTokenizer:
+    """An autoencoder behind the protocol. Subclasses say how it is called, with images in [-1, 1]."""
+
+    def __init__(
+        self,
+        settings: LatentPart,
+        network: nn.Module,
+        normalisation: Normalisation,
+        device: torch.device,
+        sampled: bool = False,
+    ) -> None:
+        self.channels, self.stride_px = settings.channels, settings.stride_px
+        stored = [*network.state_dict().values(), normalisation.shift_CHW, normalisation.scale_CHW]
+        self.identity = digest(stored)
+        if settings.sha256 is not None and not self.identity.startswith(settings.sha256):
+            raise UserError(
+                f"tokenizer.sha256 is {settings.sha256}, but the weights and the normalisation of "
+                f"{settings.checkpoint.words} have {self.identity}; take the right weights, or leave sha256 out"
+            )
+        self._dtype = torch.bfloat16 if settings.compute == "bf16" else torch.float32
+        self._arithmetic: Literal["fp32", "tf32"] = "tf32" if settings.compute == "tf32" else "fp32"
+        self._device = device
+        network = network.eval().requires_grad_(False).to(device)
+        self._network: Any = network.bfloat16() if settings.compute == "bf16" else network
+        self._normalisation = normalisation.to(device)
+        self._sampled = sampled
+
+    def encode(self, image_BCHW: Tensor, draws: Draws) -> Tensor:
+        if image_BCHW.dtype != torch.uint8:
+            raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
+        height, width = image_BCHW.shape[2:]
+        if height % self.stride_px or width % self.stride_px:
+            raise UserError(
+                f"images of {width} × {height} px cannot be encoded: the tokenizer makes one latent of "
+                f"{self.stride_px} × {self.stride_px} px; choose sizes that are multiples of {self.stride_px}"
+            )
+        with frozen_arithmetic(self._device, self._arithmetic):
+            found = [self._posterior(some) for some in image_BCHW.split(self._at_a_time(height, width))]
+            latent_BCHW = torch.cat([one.mean_BCHW.float() for one in found])
+            if self._sampled:
+                std_BCHW = torch.cat([one.std_BCHW.float() for one in found if one.std_BCHW is not None])
+                latent_BCHW = latent_BCHW + std_BCHW * draws.normal("posterior", tuple(latent_BCHW.shape[1:]))
+            return self._normalisation.apply(latent_BCHW)
+
+    def decode(self, z_BCHW: Tensor) -> Tensor:
+        height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
+        with frozen_arithmetic(self._device, self._arithmetic):
+            latent_BCHW = self._normalisation.undo(z_BCHW).to(self._dtype)
+            decoded = [self._decode(some).float() for some in latent_BCHW.split(self._at_a_time(height, width))]
+            return ((torch.cat(decoded) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+    def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
+        mean = float(mean_C.mean())
+        std = float((std_C.square() + (mean_C - mean).square()).mean().sqrt())
+        scale_C, shift_C = (numbers.mean((1, 2)).cpu() for numbers in self._normalisation.both)
+        if not (abs(mean) <= MOST_MEAN and LEAST_STD <= std <= MOST_STD):
+            scale, shift = float(scale_C.mean()), float(shift_C.mean())
+            return (
+                f"the latents have mean {mean:.3g} and deviation {std:.3g} over all channels, where a tokenizer must "
+                f"give about 0 and 1 (within {MOST_MEAN:g}, and from {LEAST_STD:g} to {MOST_STD:g}): noise would be "
+                f"too strong or too weak for them. Are these the right weights? Right for this data would be "
+                f"tokenizer.shift={shift + mean / scale:.4g} and tokenizer.scale={scale / max(std, _TINY):.4g}"
+            )
+        odd_C = (mean_C.abs() > CHANNEL_MEAN) | (std_C < CHANNEL_LEAST_STD) | (std_C > CHANNEL_MOST_STD)
+        if not odd_C.any():
+            return None
+        odd = [int(channel) for channel in odd_C.nonzero()]
+        return (
+            f"{len(odd)} of {len(mean_C)} channels of the latents are far from mean 0 and deviation 1: channel "
+            f"{odd[0]} has {float(mean_C[odd[0]]):.3g} and {float(std_C[odd[0]]):.3g}. Right for this data would be "
+            f"tokenizer.shift={_listed(shift_C + mean_C / scale_C)} and "
+            f"tokenizer.scale={_listed(scale_C / std_C.clamp_min(_TINY))}"
+        )
+
+    def _at_a_time(self, height: int, width: int) -> int:
+        return max(1, _MOST_PX // (height * width))
+
+    def _posterior(self, image_BCHW: Tensor) -> Posterior:
+        return self._encode((image_BCHW.to(self._device).float() / 127.5 - 1).to(self._dtype))
+
+    def _encode(self, x_BCHW: Tensor) -> Posterior:
+        raise NotImplementedError
+
+    def _decode(self, latent_BCHW: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def _listed(numbers_C: Tensor) -> str:
+    return "[" + ",".join(f"{float(number):.4g}" for number in numbers_C) + "]"

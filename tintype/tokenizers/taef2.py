@@ -1,0 +1,134 @@
+"""`taef2`: a tiny autoencoder of FLUX.2's latents (madebyollin/taef2), a module of our own: diffusers has none of it.
+
+It was trained on images in [0, 1].
+
+B: images, C: channels, H, W: rows and columns.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tintype.errors import UserError
+from tintype.tokenizers.latent import Channels, LatentPart, LatentTokenizer, Posterior, Scale, Source, StridePx
+from tintype.tokenizers.normalise import Normalisation, filled
+from tintype.vision.weights import Weights, digest, fill
+
+_WIDTH, _LATENT, _STRIDE_PX = 64, 32, 8
+_POOL_WIDTH, _POOL_GROUPS = 256, 4
+_CLAMP = 3.0
+
+
+class Taef2Settings(LatentPart):
+    """`weights` has the files taef2_encoder.safetensors and taef2_decoder.safetensors."""
+
+    kind: Literal["taef2"] = "taef2"
+    weights: Source = "madebyollin/taef2"
+    channels: Channels = _LATENT
+    stride_px: StridePx = _STRIDE_PX
+    scale: Scale = 1.15
+    """The reciprocal of the latents' deviation on photographs, 0.87; the weights state none."""
+
+    def build(self, device: torch.device) -> LatentTokenizer:
+        self.check_compression(_LATENT, _STRIDE_PX)
+        network = Taef2()
+        for part in ("encoder", "decoder"):
+            fill(network.get_submodule(part), self._read(f"taef2_{part}.safetensors"))
+        return _Taef2(self, network, self.normalisation(self._plain), device)
+
+    def _plain(self) -> Normalisation:
+        return Normalisation(filled(0.0, self.channels), filled(1.0, self.channels))
+
+    def _read(self, name: str) -> Weights:
+        checkpoint = self.checkpoint
+        checkpoint.check_folder()
+        file = checkpoint.file(name)
+        if file is None:
+            raise UserError(f"{checkpoint.words} has no {name}; name a folder with TAEF2's encoder and decoder")
+        try:
+            tensors = {key: tensor.float() for key, tensor in load_file(file).items()}
+        except SafetensorError as error:
+            raise UserError(f"{file} is not a file of safetensors: {error}") from None
+        return Weights(tensors, digest(tensors.values()), str(file))
+
+
+class _Taef2(LatentTokenizer):
+    def _encode(self, x_BCHW: Tensor) -> Posterior:
+        return Posterior(self._network.encoder((x_BCHW + 1) / 2))
+
+    def _decode(self, latent_BCHW: Tensor) -> Tensor:
+        image_BCHW: Tensor = self._network.decoder(latent_BCHW)
+        return image_BCHW * 2 - 1
+
+
+class Taef2(nn.Module):
+    """Encoder and decoder; the layers stand at the indices that the published files name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(
+            _conv(3, _WIDTH),
+            _Block(),
+            *(_down(), _Block(), _Block(), _Block()),
+            *(_down(), _Block(), _Block(), _Block()),
+            *(_down(), _Block(pooled=True), _Block(pooled=True), _Block(pooled=True)),
+            _conv(_WIDTH, _LATENT),
+        )
+        self.decoder = nn.Sequential(
+            _SoftClamp(),
+            _conv(_LATENT, _WIDTH),
+            nn.ReLU(),
+            *(_Block(pooled=True), _Block(pooled=True), _Block(pooled=True), nn.Upsample(scale_factor=2), _even()),
+            *(_Block(), _Block(), _Block(), nn.Upsample(scale_factor=2), _even()),
+            *(_Block(), _Block(), _Block(), nn.Upsample(scale_factor=2), _even()),
+            _Block(),
+            _conv(_WIDTH, 3),
+        )
+
+
+def _conv(channels_in: int, channels_out: int) -> nn.Conv2d:
+    return nn.Conv2d(channels_in, channels_out, 3, padding=1)
+
+
+def _down() -> nn.Conv2d:
+    return nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1, stride=2, bias=False)
+
+
+def _even() -> nn.Conv2d:
+    return nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1, bias=False)
+
+
+class _SoftClamp(nn.Module):
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return (x_BCHW / _CLAMP).tanh() * _CLAMP
+
+
+class _Block(nn.Module):
+    """Three convolutions and an identity; a pooled one first adds what a wide group norm sees of the whole image."""
+
+    def __init__(self, pooled: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(
+            _conv(_WIDTH, _WIDTH), nn.ReLU(), _conv(_WIDTH, _WIDTH), nn.ReLU(), _conv(_WIDTH, _WIDTH)
+        )
+        self.pool = _pool() if pooled else None
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        if self.pool is not None:
+            x_BCHW = x_BCHW + self.pool(x_BCHW)
+        out_BCHW: Tensor = (self.conv(x_BCHW) + x_BCHW).relu()
+        return out_BCHW
+
+
+def _pool() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(_WIDTH, _POOL_WIDTH, 1, bias=False),
+        nn.GroupNorm(_POOL_GROUPS, _POOL_WIDTH),
+        nn.ReLU(),
+        nn.Conv2d(_POOL_WIDTH, _WIDTH, 1, bias=False),
+    )

@@ -1,0 +1,45 @@
+"""Looks at the latents of a run's first images before its first step: their mean and deviation decide what the noise
+means, and a tokenizer that is scaled wrongly trains without complaint and worse.
+
+B: images, C: channels, H, W: latent rows and columns.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tintype.data.order import ids_at
+from tintype.errors import UserError
+from tintype.seams import Draws
+from tintype.train.folder import RunFolder
+from tintype.train.parts import Parts
+
+MOST_IMAGES = 256
+"""Of the first batches; a run of fewer is looked at whole."""
+_BATCH = 32
+
+
+def check_latents(folder: RunFolder, parts: Parts, step: int) -> None:
+    """Writes what the latents are like to the run's folder, and refuses those that no noise would fit."""
+    if step and folder.latents_file.exists():
+        return
+    mean_C, std_C, images = measure_latents(parts)
+    folder.write_latents(images, mean_C.tolist(), std_C.tolist())
+    if fault := parts.tokenizer.judge(mean_C, std_C):
+        kind = parts.plan.tokenizer.kind
+        raise UserError(f"tokenizer '{kind}' on the first {images} images: {fault} (numbers: {folder.latents_file})")
+
+
+def measure_latents(parts: Parts) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Mean and deviation of each channel as training will see them, and the number of images; on each rank alike."""
+    plan, size = parts.plan, len(parts.source)
+    count = min(MOST_IMAGES, size, plan.train.steps * plan.train.batch)
+    sums = []
+    for first in range(0, count, _BATCH):
+        position_B = torch.arange(first, min(first + _BATCH, count))
+        ids = ids_at(plan.seed, first, len(position_B), size).tolist()
+        draws = Draws(plan.seed, position_B.to(parts.device))
+        z_BCHW = parts.tokenizer.encode(parts.source.images(ids).to(parts.device), draws).double()
+        sums.append(torch.stack([z_BCHW.mean((2, 3)).sum(0), z_BCHW.square().mean((2, 3)).sum(0)]).cpu())
+    mean_C, square_C = torch.stack(sums).sum(0) / count
+    return mean_C, (square_C - mean_C.square()).clamp_min(0).sqrt(), count
