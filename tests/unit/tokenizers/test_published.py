@@ -284,3 +284,15 @@ def test_without_diffusers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("tintype.tokenizers.published.importlib.import_module", absent)
     with pytest.raises(UserError, match=r"needs diffusers .*pip install 'tintype\[diffusers\]'"):
         built("flux1")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_gives_the_latents_of_the_cpu(kind: str) -> None:
+    image, device = pictures(4), torch.device("cuda")
+    expected = built(kind).encode(image, draws(4))
+    for compute, most in (("fp32", 1e-4), ("tf32", 0.05), ("bf16", 0.3)):
+        tokenizer = settings(kind, compute=compute).build(device)
+        z = tokenizer.encode(image.to(device), Draws(0, torch.arange(4, device=device)))
+        assert float((z.cpu() - expected).abs().max()) < most
+        assert tokenizer.decode(z).device.type == "cuda"
