@@ -249,3 +249,22 @@ def test_another_baseline_of_one_resolution_may_not_move_in(tmp_path: Path, chan
     _claim(scaled(tmp_path), out)
     with pytest.raises(UserError, match=message):
         _claim(scaled(tmp_path, change), out)
+
+
+LATENT = """
+question: Do latents help?
+recipe: PLAN
+seeds: [0]
+arms: [{techniques: ["tokenizer:to.kind=taef2,to.weights=WEIGHTS,patch=1"], name: latents}]
+evaluation: {count: 8, also: [], reference_count: 8, validation_count: 2, metrics: [fd], sampler: {steps: 1}}
+"""
+
+
+def test_a_missing_tokenizer_is_found_before_the_first_step(tmp_path: Path) -> None:
+    file, out = tmp_path / "study.yaml", tmp_path / "out"
+    (tmp_path / "plan.yaml").write_text(TINY)
+    text = LATENT.replace("PLAN", str(tmp_path / "plan.yaml")).replace("WEIGHTS", str(tmp_path / "nothing"))
+    file.write_text(text)
+    with pytest.raises(UserError, match=r"there is no folder .*nothing"):
+        run_study(load_study(str(file)), out, 1, Console(quiet=True))
+    assert not list(out.glob("runs/*/metrics.jsonl"))
