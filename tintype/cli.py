@@ -29,8 +29,10 @@ app = typer.Typer(
 )
 plan_app = typer.Typer(no_args_is_help=True, help="Show, compare and describe plans.")
 encoder_app = typer.Typer(no_args_is_help=True, help="The packaged scene encoder.")
+tokenizer_app = typer.Typer(no_args_is_help=True, help="Train tokenizers, and compare any of them.")
 app.add_typer(plan_app, name="plan")
 app.add_typer(encoder_app, name="encoder")
+app.add_typer(tokenizer_app, name="tokenizer")
 
 console = Console()
 progress_console = Console(stderr=True)
@@ -427,6 +429,59 @@ def encoder_train(
     with step_progress(Console(stderr=True), steps) as on_step:
         record = train_encoder(out, seed, steps, batch, device, on_step)
     _print_json(record)
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    out: Out,
+    data: Annotated[str, typer.Option(help="scenes, or a folder, .tar or .parquet file of pictures")] = "scenes",
+    set_: Annotated[
+        list[str], typer.Option("--set", help="Override a setting: steps=2000, vae.channels=8, perceptual.kind=lpips")
+    ] = [],  # noqa: B006
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
+) -> None:
+    """Train a small-vae on any pictures. Running it again goes on where it stopped, or says that it is done."""
+    from tintype.terminal import train_vae_with_progress
+    from tintype.tokenizers.train_small_vae import Training
+    from tintype.train.parts import choose_device
+    from tintype.world import alone
+
+    alone("tintype tokenizer train")
+    settings = _settings(Training, "training", [*set_, f"data={json.dumps(data)}"])
+    code = train_vae_with_progress(settings, out, choose_device(device), console)
+    if code:
+        sys.exit(code)
+
+
+@tokenizer_app.command("report")
+def tokenizer_report(
+    tokenizers: Annotated[
+        list[str],
+        typer.Argument(help="Each a kind (pixels, or small-vae:folder=DIR) or a folder of a trained small-vae"),
+    ],
+    out: Out,
+    data: Annotated[str, typer.Option(help="scenes, or a folder, .tar or .parquet file of pictures")] = "scenes",
+    set_: Annotated[
+        list[str], typer.Option("--set", help="Override a setting: size_px=256, count=512, encoders=[inception]")
+    ] = [],  # noqa: B006
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
+    json_: Json = False,
+) -> None:
+    """Compare tokenizers on any pictures: quality, compression, speed, latents and pictures, in one HTML file."""
+    from tintype.terminal import image_progress, show_tokenizers
+    from tintype.tokenizers.report import ReportSettings, report_tokenizers
+    from tintype.train.parts import choose_device
+    from tintype.world import alone
+
+    alone("tintype tokenizer report")
+    settings = _settings(ReportSettings, "report", [*set_, f"data={json.dumps(data)}"])
+    with image_progress(progress_console) as on_images:
+        result = report_tokenizers(tokenizers, settings, out, choose_device(device), on_images)
+    if json_:
+        _print_json(result)
+        return
+    show_tokenizers(result, console)
+    console.print(str(out / "report.html"), soft_wrap=True, highlight=False)
 
 
 @app.command()

@@ -199,7 +199,7 @@ def _classes_at(model: type[Settings], loc: KeyPath) -> list[type[Settings]]:
         ]
         deeper = [c.model_fields[key].annotation for c in candidates if isinstance(key, str) and key in c.model_fields]
         if deeper:
-            candidates = [c for annotation in deeper for c in _settings_in(annotation)]
+            candidates = [c for annotation in deeper for c in settings_in(annotation)]
         elif of_kind:
             candidates = of_kind
     return candidates
@@ -209,9 +209,9 @@ def _kinds_at(model: type[Settings], loc: KeyPath) -> set[str]:
     return {str(c.model_fields["kind"].default) for c in _classes_at(model, loc) if issubclass(c, Part)}
 
 
-def _settings_in(annotation: Any) -> list[type[Settings]]:
+def settings_in(annotation: Any) -> list[type[Settings]]:
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
     if get_origin(annotation) in (Union, types.UnionType) or get_args(annotation):
-        return [c for inner in get_args(annotation) for c in _settings_in(inner)]
+        return [c for inner in get_args(annotation) for c in settings_in(inner)]
     return []

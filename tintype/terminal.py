@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -19,6 +20,7 @@ from tintype.study.report import findings
 from tintype.study.results import Arm, Comparison, MetricInfo, Results, Trend
 from tintype.study.runner import Message
 from tintype.study.study import ArmPlan, Study
+from tintype.tokenizers import train_small_vae
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt, watch_signals
 from tintype.train.loop import Progress as TrainProgress
@@ -76,6 +78,32 @@ def _speed_note(loss: float | None, images_per_s: float | None) -> str:
     if loss is None or images_per_s is None:
         return ""
     return f" · loss {loss:.4f} · {images_per_s:.0f} images/s"
+
+
+def train_vae_with_progress(
+    settings: train_small_vae.Training, out: Path, device: torch.device, console: Console
+) -> int:
+    """Trains a small-vae with a progress bar; returns the exit code."""
+    with watch_signals() as interrupt, _bars(console) as bars:
+        bar = bars.add_task("training", total=settings.steps, note="")
+
+        def on_progress(progress: train_small_vae.Progress) -> None:
+            speed = _speed_note(progress.loss, progress.images_per_s)
+            bars.update(bar, completed=progress.step, note=f"step {progress.step} of {settings.steps}{speed}")
+
+        outcome = train_small_vae.train(settings, out, device, interrupt, on_progress)
+    if outcome.record is None:
+        text = f"interrupted: saved at step {outcome.step}; run the same command to go on"
+        console.print(text, soft_wrap=True, highlight=False)
+        return interrupt.exit_code
+    trained = outcome.record.trained
+    state = "was trained before" if outcome.already_done else f"trained {outcome.step} steps"
+    quality = f"PSNR {trained['psnr_db']:.2f} dB on {trained['held_out']} held-out pictures"
+    console.print(f"{out}: {state}; {quality}", soft_wrap=True, highlight=False, markup=False)
+    if dead := trained["dead_channels"]:
+        text = f"note: {len(dead)} of {settings.vae.channels} channels carry nothing; lower kl_weight or vae.channels"
+        console.print(text, style="yellow", soft_wrap=True, highlight=False)
+    return 0
 
 
 @contextmanager
@@ -188,6 +216,26 @@ def show_evaluation(title: str, result: dict[str, Any], meanings: Mapping[str, D
     if result.get("time_split"):
         shares = ", ".join(f"{part} {share:.0%}" for part, share in result["time_split"].items())
         console.print(f"training time by part: {shares}", highlight=False)
+
+
+def show_tokenizers(result: dict[str, Any], console: Console) -> None:
+    images = result["images"]
+    names = list(result["tokenizers"][0]["metrics"])
+    table = Table("tokenizer", *names, "in/out", "enc/s", "dec/s")
+    table.title = escape(f"{images['count']} pictures of {images['data']} at {images['size_px']} px")
+    for row in result["tokenizers"]:
+        values = ["exact" if row["exact"] else _number(row["metrics"][name]) for name in names]
+        speeds = [f"{row[key]:.3g}" for key in ("encode_images_per_s", "decode_images_per_s")]
+        table.add_row(escape(row["name"]), *values, f"{row['compression']:.3g}", *speeds)
+    console.print(table)
+    for row in result["tokenizers"]:
+        for note in row["notes"]:
+            text = f"note: {row['name']}: {note}"
+            console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    for note in result["notes"]:
+        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True, style="dim")
+    for name, reason in result["left_out"].items():
+        console.print(f"left out: {name}: {reason}", highlight=False, markup=False, soft_wrap=True, style="dim")
 
 
 def _number(value: float | None, form: str = ".4g") -> str:

@@ -146,6 +146,12 @@ def fetch(known: Known, path: str | None = None) -> Weights:
     raise UserError(f"the weights '{known.name}' could not be had:\n" + "\n".join(reasons) + f"\n{known.advice}")
 
 
+def at_hand(known: Known) -> bool:
+    """Whether they can be had without a download: kept from before, or in a package that is installed."""
+    installed = any(isinstance(source, Packaged) and source.installed() for source in known.sources)
+    return installed or any(cache_file(known, source).exists() for source in known.sources)
+
+
 def fill(network: nn.Module, weights: Weights) -> None:
     """Puts the weights into a network that they must fit; what else the file holds is left."""
     wanted = network.state_dict()

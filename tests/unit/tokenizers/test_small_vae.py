@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.tiny_perceptual import pictures
+from tintype.errors import UserError
+from tintype.tokenizers.small_vae import Posterior, SmallVae, SmallVaeSettings, SmallVaeShape, Vae, read_vae, write_vae
+
+TINY = SmallVaeShape(channels=3, stride_px=4, width=8, blocks=1)
+
+
+def network(shape: SmallVaeShape = TINY) -> Vae:
+    """With random numbers throughout, the norms' and the statistics' too."""
+    found = Vae(shape)
+    generator = torch.Generator().manual_seed(0)
+    for tensor in found.state_dict().values():
+        tensor.copy_(0.2 * torch.rand(tensor.shape, generator=generator) + 0.1 * (tensor.ndim < 3))
+    return found
+
+
+def folder_of(path: Path) -> Path:
+    path.mkdir()
+    write_vae(path, network(), {"psnr_db": 20.0})
+    return path
+
+
+@pytest.mark.parametrize("stride", [4, 8])
+def test_it_is_a_tokenizer_of_its_shape(stride: int) -> None:
+    tokenizer = SmallVae(Vae(TINY.model_copy(update={"stride_px": stride})))
+    image = pictures(0, count=2, size_px=32)[..., :16]
+    z = tokenizer.encode(image)
+    assert (tokenizer.channels, tokenizer.stride_px) == (3, stride)
+    assert z.shape == (2, 3, 32 // stride, 16 // stride)
+    assert z.dtype == torch.float32
+    back = tokenizer.decode(z)
+    assert back.shape == image.shape
+    assert back.dtype == torch.uint8
+
+
+def test_latents_are_normalised_on_the_way_in_and_out() -> None:
+    vae = network()
+    image = pictures(1, count=2)
+    raw = vae.posterior(image.float() / 127.5 - 1).mean_BCHW.detach()
+    expected = (raw - vae.latent_mean) / vae.latent_std
+    z = SmallVae(vae).encode(image)
+    torch.testing.assert_close(z, expected)
+    pixels = ((vae.picture(raw) + 1) * 127.5).round().clamp(0, 255)
+    assert (SmallVae(vae).decode(z).float() - pixels).abs().max() <= 1  # rounding of the way there and back
+
+
+def test_no_gradient_and_no_autocast_reach_it() -> None:
+    tokenizer, image = SmallVae(network()), pictures(2, count=1)
+    plain = tokenizer.encode(image)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = tokenizer.encode(image)
+    assert torch.equal(plain, inside)
+    assert not plain.requires_grad
+
+
+def test_the_four_pixels_of_one_begin_alike() -> None:
+    """Of the last layer: without its own start a fresh decoder draws a grid."""
+    seen = Vae(TINY).picture(torch.randn(1, 3, 4, 4))
+    folded = torch.nn.functional.pixel_unshuffle(seen, 2).view(1, 3, 4, 8, 8)
+    assert torch.equal(folded, folded[:, :, :1].expand_as(folded))
+
+
+def test_the_divergence_is_that_of_two_gaussians() -> None:
+    mean, logvar = torch.tensor([0.5, -1.0, 0.0]), torch.tensor([-2.0, 0.3, 0.0])
+    posterior = Posterior(mean.view(1, 3, 1, 1), logvar.view(1, 3, 1, 1))
+    exact = torch.distributions.kl_divergence(
+        torch.distributions.Normal(mean, (logvar / 2).exp()), torch.distributions.Normal(0.0, 1.0)
+    )
+    assert posterior.kl().item() == pytest.approx(exact.mean().item(), rel=1e-6)
+    assert posterior.sample(torch.ones(1, 3, 1, 1)).flatten().tolist() == pytest.approx(
+        [0.5 + math.exp(-1), -1 + math.exp(0.15), 1.0]
+    )
+
+
+def test_what_it_cannot_take_is_refused() -> None:
+    tokenizer = SmallVae(Vae(TINY))
+    with pytest.raises(UserError, match="18 × 16 px; each side must be a multiple of 4"):
+        tokenizer.encode(torch.zeros(1, 3, 16, 18, dtype=torch.uint8))
+    with pytest.raises(TypeError, match="uint8"):
+        tokenizer.encode(torch.zeros(1, 3, 16, 16))
+
+
+def test_a_folder_gives_back_what_was_written(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "vae")
+    settings = SmallVaeSettings(folder=str(folder))
+    assert (settings.channels, settings.stride_px) == (3, 4)
+    image = pictures(3)
+    assert torch.equal(settings.build().encode(image), SmallVae(network()).encode(image))
+    sha256 = json.loads((folder / "vae.json").read_text())["sha256"]
+    SmallVaeSettings(folder=str(folder), sha256=sha256).build()
+    with pytest.raises(UserError, match=r"tokenizer\.sha256 asks for 000"):
+        SmallVaeSettings(folder=str(folder), sha256="0" * 64).build()
+
+
+def _flip_a_byte(folder: Path) -> None:
+    content = bytearray((folder / "vae.safetensors").read_bytes())
+    content[-3] ^= 1
+    (folder / "vae.safetensors").write_bytes(content)
+
+
+def _set(key: str, value: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        record = json.loads((folder / "vae.json").read_text())
+        (folder / "vae.json").write_text(json.dumps({**record, key: value}))
+
+    return change
+
+
+def _other_weights(folder: Path) -> None:
+    """Whole, and vouched for, but of another network."""
+    import hashlib
+
+    tensors = load_file(folder / "vae.safetensors")
+    tensors.pop("latent_std")
+    save_file(tensors, folder / "vae.safetensors")
+    _set("sha256", hashlib.sha256((folder / "vae.safetensors").read_bytes()).hexdigest())(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_flip_a_byte, "damaged or another's"),
+        (_other_weights, "does not hold the network"),
+        (lambda folder: (folder / "vae.safetensors").unlink(), "is not there"),
+        (lambda folder: (folder / "vae.json").unlink(), "holds no trained small-vae"),
+        (lambda folder: (folder / "vae.json").write_text("{"), "it is not JSON"),
+        (lambda folder: (folder / "vae.json").write_text("[]"), "not the record of a small-vae"),
+        (_set("format", 2), "format 2"),
+        (_set("kind", "flux1"), "not the record of a small-vae: kind"),
+        (_set("shape", {"channels": 3, "stride_px": 5}), r"shape\.stride_px"),
+    ],
+)
+def test_a_damaged_folder_is_refused(tmp_path: Path, damage: Callable[[Path], None], words: str) -> None:
+    folder = folder_of(tmp_path / "vae")
+    damage(folder)
+    with pytest.raises(UserError, match=words):
+        read_vae(folder)
+
+
+def test_a_folder_that_is_not_there_is_said() -> None:
+    with pytest.raises(UserError, match="/nowhere holds no trained small-vae"):
+        SmallVaeSettings(folder="/nowhere").build()

@@ -1,0 +1,291 @@
+"""`small-vae`: our own convolutional variational autoencoder, a few million parameters, trained by `tintype tokenizer
+train` on any set of pictures.
+
+Its first layer folds 2 × 2 pixels into channels and its last one unfolds them, so that no convolution runs at full
+resolution. Latents are normalised channel by channel with the mean and deviation that were measured after training.
+
+B: pictures. C: channels. H, W: rows, columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from tintype.errors import UserError
+from tintype.settings import Settings, TokenizerPart, plain
+from tintype.train.folder import write_bytes, write_json
+from tintype.vision.frozen import frozen_arithmetic
+
+WEIGHTS_NAME, RECORD_NAME = "vae.safetensors", "vae.json"
+FORMAT = 1
+
+_GROUPS = 8
+_LOGVAR = (-30.0, 20.0)
+"""Beyond these the exponential says nothing more, and the gradient would still grow."""
+
+
+class SmallVaeShape(Settings):
+    """All that decides the network's shape."""
+
+    channels: int = Field(16, ge=1, le=512, description="Channels of the latents")
+    stride_px: Literal[4, 8] = Field(8, description="Pixels to a latent pixel, along each side")
+    width: int = Field(48, ge=_GROUPS, multiple_of=_GROUPS, description="Channels at half the resolution; then doubled")
+    blocks: int = Field(2, ge=1, description="Residual blocks at each resolution, in the encoder and in the decoder")
+
+    @property
+    def widths(self) -> list[int]:
+        """Channels at a half, a quarter, … of the resolution."""
+        return [self.width * 2**level for level in range(self.stride_px.bit_length() - 1)]
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """A Gaussian for each number of the latents, before normalisation."""
+
+    mean_BCHW: Tensor
+    logvar_BCHW: Tensor
+
+    def sample(self, noise_BCHW: Tensor) -> Tensor:
+        return self.mean_BCHW + (0.5 * self.logvar_BCHW).exp() * noise_BCHW
+
+    def kl(self) -> Tensor:
+        """The divergence from a standard normal of each picture, in nats for each number of its latents."""
+        each_BCHW = 0.5 * (self.mean_BCHW.square() + self.logvar_BCHW.exp() - 1.0 - self.logvar_BCHW)
+        return each_BCHW.mean(dim=(1, 2, 3))
+
+
+class _Residual(nn.Module):
+    """Two convolutions, each behind a group norm, beside the identity; at first the identity alone."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first_norm, self.first = nn.GroupNorm(_GROUPS, channels), nn.Conv2d(channels, channels, 3, padding=1)
+        self.second_norm, self.second = nn.GroupNorm(_GROUPS, channels), nn.Conv2d(channels, channels, 3, padding=1)
+        nn.init.zeros_(self.second.weight)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        inner_BCHW = self.first(silu(self.first_norm(x_BCHW)))
+        added_BCHW: Tensor = self.second(silu(self.second_norm(inner_BCHW)))
+        return x_BCHW + added_BCHW
+
+
+def _blocks(channels: int, count: int) -> list[nn.Module]:
+    return [_Residual(channels) for _ in range(count)]
+
+
+def _head(channels_in: int, channels_out: int) -> list[nn.Module]:
+    return [nn.GroupNorm(_GROUPS, channels_in), nn.SiLU(), nn.Conv2d(channels_in, channels_out, 3, padding=1)]
+
+
+def _begin_as_enlarging(layer: nn.Conv2d) -> None:
+    """Makes the four pixels that come of one alike, so that no grid must be unlearnt (ICNR, arXiv 1707.02937)."""
+    assert layer.bias is not None
+    with torch.no_grad():
+        for values in (layer.weight, layer.bias):
+            values.copy_(values[::4].repeat_interleave(4, dim=0))
+
+
+class Vae(nn.Module):
+    """The network in fp32, with the statistics of its latents. Pictures are floats in [-1, 1]."""
+
+    latent_mean: Tensor
+    latent_std: Tensor
+
+    def __init__(self, shape: SmallVaeShape) -> None:
+        super().__init__()
+        self.shape = shape
+        widths = shape.widths
+        down: list[nn.Module] = [nn.PixelUnshuffle(2), nn.Conv2d(12, widths[0], 3, padding=1)]
+        for level, width in enumerate(widths):
+            if level:
+                down.append(nn.Conv2d(widths[level - 1], width, 3, stride=2, padding=1))
+            down += _blocks(width, shape.blocks)
+        self.encoder = nn.Sequential(*down, *_head(widths[-1], 2 * shape.channels))
+        up: list[nn.Module] = [nn.Conv2d(shape.channels, widths[-1], 3, padding=1)]
+        for level, width in reversed(list(enumerate(widths))):
+            up += _blocks(width, shape.blocks)
+            if level:
+                up += [nn.Conv2d(width, 4 * widths[level - 1], 3, padding=1), nn.PixelShuffle(2)]
+        self.decoder = nn.Sequential(*up, *_head(widths[0], 12), nn.PixelShuffle(2))
+        for layer, after in pairwise(self.decoder):
+            if isinstance(layer, nn.Conv2d) and isinstance(after, nn.PixelShuffle):
+                _begin_as_enlarging(layer)
+        self.register_buffer("latent_mean", torch.zeros(1, shape.channels, 1, 1))
+        self.register_buffer("latent_std", torch.ones(1, shape.channels, 1, 1))
+
+    def posterior(self, x_BCHW: Tensor) -> Posterior:
+        mean_BCHW, logvar_BCHW = self.encoder(x_BCHW).float().chunk(2, dim=1)
+        return Posterior(mean_BCHW, logvar_BCHW.clamp(*_LOGVAR))
+
+    def picture(self, raw_BCHW: Tensor) -> Tensor:
+        """Latents as the posterior has them, not normalised, to a picture."""
+        x_BCHW: Tensor = self.decoder(raw_BCHW)
+        return x_BCHW.float()
+
+    def normalised(self, raw_BCHW: Tensor) -> Tensor:
+        return (raw_BCHW - self.latent_mean) / self.latent_std
+
+    def raw(self, z_BCHW: Tensor) -> Tensor:
+        return z_BCHW * self.latent_std + self.latent_mean
+
+
+def to_floats(image_BCHW: Tensor) -> Tensor:
+    """uint8 to [-1, 1]."""
+    return image_BCHW.float() / 127.5 - 1
+
+
+def to_bytes(x_BCHW: Tensor) -> Tensor:
+    return ((x_BCHW.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+class SmallVae:
+    """The tokenizer: encodes to the posterior's mean, normalised. The network follows its input's device."""
+
+    def __init__(self, network: Vae) -> None:
+        self.network = network.eval().requires_grad_(False)
+        self.channels, self.stride_px = network.shape.channels, int(network.shape.stride_px)
+
+    def encode(self, image_BCHW: Tensor) -> Tensor:
+        if image_BCHW.dtype != torch.uint8:
+            raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
+        check_divides(self.stride_px, image_BCHW)
+        network = self.network.to(image_BCHW.device)
+        with frozen_arithmetic(image_BCHW.device):
+            return network.normalised(network.posterior(to_floats(image_BCHW)).mean_BCHW)
+
+    def decode(self, z_BCHW: Tensor) -> Tensor:
+        network = self.network.to(z_BCHW.device)
+        with frozen_arithmetic(z_BCHW.device):
+            return to_bytes(network.picture(network.raw(z_BCHW.float())))
+
+
+def check_divides(stride_px: int, image_BCHW: Tensor) -> None:
+    height, width = image_BCHW.shape[-2:]
+    if height % stride_px or width % stride_px:
+        raise UserError(
+            f"small-vae: pictures of {width} × {height} px; each side must be a multiple of {stride_px} px, "
+            "which is one latent pixel"
+        )
+
+
+class SmallVaeSettings(TokenizerPart):
+    """A trained small-vae. Without `sha256` the folder alone says which weights; with it no others are taken."""
+
+    kind: Literal["small-vae"] = "small-vae"
+    folder: str = Field(min_length=1, description="Where `tintype tokenizer train --out` wrote it")
+    sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="Of vae.safetensors: refuse any other")
+
+    @property
+    def channels(self) -> int:
+        return self._record.shape.channels
+
+    @property
+    def stride_px(self) -> int:
+        return int(self._record.shape.stride_px)
+
+    @property
+    def _record(self) -> Record:
+        return read_record(Path(self.folder).expanduser())
+
+    def build(self) -> SmallVae:
+        return SmallVae(read_vae(Path(self.folder).expanduser(), self.sha256))
+
+
+class Record(Settings):
+    """What `vae.json` holds."""
+
+    format: int
+    kind: Literal["small-vae"]
+    sha256: str
+    shape: SmallVaeShape
+    trained: dict[str, Any]
+    """How it was trained and what it measured: for people and reports; nothing depends on it."""
+
+
+def write_vae(folder: Path, network: Vae, trained: dict[str, Any]) -> Record:
+    """Weights first: a record vouches for weights that are there."""
+    content = save({name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()})
+    record = Record(
+        format=FORMAT,
+        kind="small-vae",
+        sha256=hashlib.sha256(content).hexdigest(),
+        shape=network.shape,
+        trained=trained,
+    )
+    write_bytes(folder / WEIGHTS_NAME, content)
+    write_json(folder / RECORD_NAME, plain(record))
+    return record
+
+
+def is_trained(folder: Path) -> bool:
+    return (folder / RECORD_NAME).exists()
+
+
+def read_record(folder: Path) -> Record:
+    path = folder / RECORD_NAME
+    try:
+        stat = path.stat()
+        return _read_record(path, stat.st_mtime_ns, stat.st_size)
+    except (FileNotFoundError, NotADirectoryError):
+        state = "its training has not ended" if (folder / "checkpoints").is_dir() else "it is none"
+        raise UserError(
+            f"{folder} holds no trained small-vae ({RECORD_NAME} is not there: {state}); "
+            "train one with: tintype tokenizer train --out DIR"
+        ) from None
+
+
+@lru_cache(maxsize=16)
+def _read_record(path: Path, changed_ns: int, size: int) -> Record:
+    """Kept for as long as the file is the same: a plan asks for the shape many times."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(data, dict) and data.get("format", FORMAT) != FORMAT:
+            raise UserError(f"{path} is of format {data['format']}; this version of tintype reads format {FORMAT}")
+        return Record.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"])) or "(top level)"
+        raise UserError(f"{path} is not the record of a small-vae: {key}: {first['msg']}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: it is not JSON ({error}); put a good copy back, or train anew") from None
+
+
+def read_vae(folder: Path, sha256: str | None = None) -> Vae:
+    """The network of a folder, after its weights were found to be those of the record."""
+    record = read_record(folder)
+    path = folder / WEIGHTS_NAME
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path} is not there, but {RECORD_NAME} names it; put it back, or train anew") from None
+    found = hashlib.sha256(content).hexdigest()
+    if found != record.sha256:
+        raise UserError(
+            f"{path} is damaged or another's: its SHA-256 is {found[:12]}…, and {RECORD_NAME} says "
+            f"{record.sha256[:12]}…; put the right file back, or train anew"
+        )
+    if sha256 is not None and found != sha256:
+        raise UserError(
+            f"{path} has the SHA-256 {found[:12]}…, but tokenizer.sha256 asks for {sha256[:12]}…: other weights were "
+            "trained there since"
+        )
+    network = Vae(record.shape)
+    try:
+        network.load_state_dict(load(content))
+    except (SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} does not hold the network that {RECORD_NAME} describes: {reason}") from None
+    return network
