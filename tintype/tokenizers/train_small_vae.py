@@ -178,8 +178,7 @@ def _refuse_other(path: Path, there: Training, here: Training) -> None:
 def _new_state(settings: Training, device: torch.device) -> TrainState:
     with seeded(settings.seed, "small-vae"):
         network = Vae(settings.vae)
-    network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    modules = nn.ModuleDict({"vae": network})
+    modules = nn.ModuleDict({"vae": network.to(device)})
     optimizer = AdamWSettings(lr=settings.lr, beta2=0.99, eps=1e-8).build(modules.named_parameters(), EXACT)
     return TrainState(modules, optimizer, None)
 
@@ -252,6 +251,7 @@ def losses_of(
     settings: Training, network: Vae, distance: Distance | None, position_B: Tensor, image_BCHW: Tensor
 ) -> dict[str, Tensor]:
     """Each term, a mean over the pictures, and under "loss" their weighted sum."""
+    # Weights stay as they are: a checkpoint would bring moments back in another layout than theirs.
     x_BCHW = to_floats(image_BCHW).contiguous(memory_format=torch.channels_last)
     side = settings.size_px // settings.vae.stride_px
     device = x_BCHW.device

@@ -128,7 +128,7 @@ def test_tokenizers_by_kind_options_and_folder(tmp_path: Path) -> None:
         == SmallVaeSettings(folder=str(folder))
     )
     assert read_tokenizer("pixels") == PixelsSettings()
-    with pytest.raises(UserError, match="unknown tokenizer 'pixel'.*did you mean 'pixels'"):
+    with pytest.raises(UserError, match=r"unknown tokenizer 'pixel'.*did you mean 'pixels'"):
         read_tokenizer("pixel")
     with pytest.raises(UserError, match="unknown key"):
         read_tokenizer("pixels:folder=x")
