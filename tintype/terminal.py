@@ -221,11 +221,14 @@ def show_evaluation(title: str, result: dict[str, Any], meanings: Mapping[str, D
 def show_tokenizers(result: dict[str, Any], console: Console) -> None:
     images = result["images"]
     names = list(result["tokenizers"][0]["metrics"])
-    table = Table("tokenizer", *names, "in/out", "enc/s", "dec/s")
+    heads = [name.replace("_", " ") for name in names]
+    table = Table("tokenizer", *heads, "in / out", "encode /s", "decode /s")
     table.title = escape(f"{images['count']} pictures of {images['data']} at {images['size_px']} px")
     for row in result["tokenizers"]:
         values = ["exact" if row["exact"] else _number(row["metrics"][name]) for name in names]
-        speeds = [f"{row[key]:.3g}" for key in ("encode_images_per_s", "decode_images_per_s")]
+        speeds = [
+            f"{row[key]:,.{0 if row[key] >= 100 else 1}f}" for key in ("encode_images_per_s", "decode_images_per_s")
+        ]
         table.add_row(escape(row["name"]), *values, f"{row['compression']:.3g}", *speeds)
     console.print(table)
     for row in result["tokenizers"]:

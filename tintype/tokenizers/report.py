@@ -159,8 +159,8 @@ class Judge:
         self.definitions[_fd_name(encoder)] = f"{fd}; reconstructions against their originals; {encoder.definition}"
         if len(reference) <= reference.size:
             self.notes.append(
-                f"{_fd_name(encoder)}: {len(reference)} pictures give no full covariance of {reference.size} features; "
-                "compare it at equal counts only"
+                f"{len(reference)} pictures give no full covariance of {reference.size} features ({encoder.name}); "
+                "compare its Fréchet distance at equal counts only"
             )
 
     def _has_lpips(self) -> bool:

@@ -127,12 +127,12 @@ class Vae(nn.Module):
         self.register_buffer("latent_std", torch.ones(1, shape.channels, 1, 1))
 
     def posterior(self, x_BCHW: Tensor) -> Posterior:
-        mean_BCHW, logvar_BCHW = self.encoder(x_BCHW).float().chunk(2, dim=1)
+        mean_BCHW, logvar_BCHW = self.encoder(_channels_last(x_BCHW)).float().chunk(2, dim=1)
         return Posterior(mean_BCHW, logvar_BCHW.clamp(*_LOGVAR))
 
     def picture(self, raw_BCHW: Tensor) -> Tensor:
         """Latents as the posterior has them, not normalised, to a picture."""
-        x_BCHW: Tensor = self.decoder(raw_BCHW)
+        x_BCHW: Tensor = self.decoder(_channels_last(raw_BCHW))
         return x_BCHW.float()
 
     def normalised(self, raw_BCHW: Tensor) -> Tensor:
@@ -140,6 +140,14 @@ class Vae(nn.Module):
 
     def raw(self, z_BCHW: Tensor) -> Tensor:
         return z_BCHW * self.latent_std + self.latent_mean
+
+
+def _channels_last(x_BCHW: Tensor) -> Tensor:
+    """Two to three times as fast on a CPU.
+
+    Weights stay as they are: a checkpoint would bring an optimizer's moments back in another layout than theirs.
+    """
+    return x_BCHW.contiguous(memory_format=torch.channels_last)
 
 
 def to_floats(image_BCHW: Tensor) -> Tensor:
@@ -164,12 +172,12 @@ class SmallVae:
         check_divides(self.stride_px, image_BCHW)
         network = self.network.to(image_BCHW.device)
         with frozen_arithmetic(image_BCHW.device):
-            return network.normalised(network.posterior(to_floats(image_BCHW)).mean_BCHW)
+            return network.normalised(network.posterior(to_floats(image_BCHW)).mean_BCHW).contiguous()
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
         network = self.network.to(z_BCHW.device)
         with frozen_arithmetic(z_BCHW.device):
-            return to_bytes(network.picture(network.raw(z_BCHW.float())))
+            return to_bytes(network.picture(network.raw(z_BCHW.float()))).contiguous()
 
 
 def check_divides(stride_px: int, image_BCHW: Tensor) -> None:

@@ -251,8 +251,7 @@ def losses_of(
     settings: Training, network: Vae, distance: Distance | None, position_B: Tensor, image_BCHW: Tensor
 ) -> dict[str, Tensor]:
     """Each term, a mean over the pictures, and under "loss" their weighted sum."""
-    # Weights stay as they are: a checkpoint would bring moments back in another layout than theirs.
-    x_BCHW = to_floats(image_BCHW).contiguous(memory_format=torch.channels_last)
+    x_BCHW = to_floats(image_BCHW)
     side = settings.size_px // settings.vae.stride_px
     device = x_BCHW.device
     noise_BCHW = rng.normal(
