@@ -258,7 +258,9 @@ def _seen_in_training(part: TokenizerPart, settings: ReportSettings, total: int)
     if theirs == SCENES or Path(theirs).resolve() != Path(settings.data).resolve():
         return []
     count, held_out = min(settings.count, total), int(trained["held_out"])
-    if count <= held_out and trained["settings"]["limit"] is None:
+    if (limit := trained["settings"]["limit"]) is not None:
+        return [f"it was trained on the first {limit} pictures of this set, and may have seen some of those here"]
+    if count <= held_out:
         return []
     return [
         f"it was trained on this set, and held only {held_out} pictures out: some of those here it has seen. "

@@ -149,9 +149,9 @@ def test_a_size_that_does_not_divide_is_refused_before_any_work(tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("count", "noted"), [(4, False), (5, True)])
-def test_pictures_seen_in_training_are_said(tmp_path: Path, count: int, noted: bool) -> None:
-    trained = {"held_out": 4, "settings": {"data": str(tmp_path), "limit": None}}
+@pytest.mark.parametrize(("count", "limit", "noted"), [(4, None, False), (5, None, True), (4, 10, True)])
+def test_pictures_seen_in_training_are_said(tmp_path: Path, count: int, limit: int | None, noted: bool) -> None:
+    trained = {"held_out": 4, "settings": {"data": str(tmp_path), "limit": limit}}
     part = SmallVaeSettings(folder=str(vae_folder(tmp_path / "vae", **trained)))
     notes = report._seen_in_training(part, settings(data=str(tmp_path), count=count), 20)
     assert bool(notes) == noted
