@@ -9,11 +9,19 @@ from tintype.tokenizers.dc_ae import DcAeSettings
 from tintype.tokenizers.flux1 import E2eFluxSettings, Flux1Settings
 from tintype.tokenizers.flux2 import Flux2Settings
 from tintype.tokenizers.pixels import PixelsSettings
+from tintype.tokenizers.small_vae import SmallVaeSettings
 from tintype.tokenizers.taef1 import Taef1Settings
 from tintype.tokenizers.taef2 import Taef2Settings
 
 TokenizerChoice = Annotated[
-    PixelsSettings | Flux1Settings | E2eFluxSettings | Flux2Settings | DcAeSettings | Taef1Settings | Taef2Settings,
+    PixelsSettings
+    | Flux1Settings
+    | E2eFluxSettings
+    | Flux2Settings
+    | DcAeSettings
+    | Taef1Settings
+    | Taef2Settings
+    | SmallVaeSettings,
     Field(discriminator="kind"),
     BeforeValidator(kind_alone),
 ]

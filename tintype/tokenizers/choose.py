@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tintype.errors import UserError
 from tintype.plan import Plan
-from tintype.settings import Settings, TokenizerPart
+from tintype.settings import TokenizerPart
 from tintype.strict import Document, nearest, parse, settings_in
 from tintype.tokenizers.small_vae import SmallVaeSettings, is_trained
 
@@ -18,8 +18,7 @@ _OUTER_COMMA = re.compile(r",(?![^\[]*\])")
 def tokenizer_kinds() -> dict[str, type[TokenizerPart]]:
     """All that a plan may have."""
     kinds: dict[str, type[TokenizerPart]] = {}
-    parts: list[type[Settings]] = [*settings_in(Plan.model_fields["tokenizer"].annotation), SmallVaeSettings]
-    for part in parts:
+    for part in settings_in(Plan.model_fields["tokenizer"].annotation):
         if issubclass(part, TokenizerPart):
             kinds[str(part.model_fields["kind"].default)] = part
     return kinds

@@ -23,7 +23,7 @@ from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair, Reference
 from tintype.metrics.reconstruction import PSNR_DEFINITION, SSIM_DEFINITION, psnr, ssim
 from tintype.metrics.resample import mean_with_error
-from tintype.seams import Encoder, Measured, Tokenizer
+from tintype.seams import Draws, Encoder, Measured, Tokenizer
 from tintype.settings import Settings, TokenizerPart, plain
 from tintype.tokenizers.choose import read_tokenizer, tokenizer_names
 from tintype.tokenizers.image_sets import SCENES, OnImages, measured_images
@@ -75,7 +75,7 @@ def report_tokenizers(
 ) -> dict[str, Any]:
     """Measures every tokenizer, writes the two files, and returns what `results.json` holds."""
     parts = dict(zip(tokenizer_names(specs), map(read_tokenizer, specs), strict=True))
-    built = {name: part.build() for name, part in parts.items()}
+    built = {name: part.build(device) for name, part in parts.items()}
     for name, tokenizer in built.items():
         _refuse_indivisible(name, tokenizer, settings.size_px)
     with locked(out):
@@ -116,11 +116,12 @@ def round_trip(tokenizer: Tokenizer, image_NCHW: Tensor, batch: int, device: tor
     made: list[Tensor] = []
     encode_s = decode_s = 0.0
     shape = (0, 0, 0)
-    tokenizer.decode(tokenizer.encode(send(image_NCHW[:batch], device)))
-    for chunk_BCHW in image_NCHW.split(batch):
+    position_N = torch.arange(len(image_NCHW), device=device)
+    tokenizer.decode(tokenizer.encode(send(image_NCHW[:batch], device), Draws(0, position_N[:batch])))
+    for chunk_BCHW, position_B in zip(image_NCHW.split(batch), position_N.split(batch), strict=True):
         image_BCHW = send(chunk_BCHW, device)
         began = _now(device)
-        z_BCHW = tokenizer.encode(image_BCHW)
+        z_BCHW = tokenizer.encode(image_BCHW, Draws(0, position_B))
         between = _now(device)
         seen_BCHW = tokenizer.decode(z_BCHW)
         encode_s, decode_s = encode_s + between - began, decode_s + _now(device) - between

@@ -25,13 +25,16 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from tintype.errors import UserError
-from tintype.settings import Settings, TokenizerPart, plain
-from tintype.train.folder import write_bytes, write_json
+from tintype.seams import Draws
+from tintype.settings import Compression, Settings, TokenizerPart, plain
+from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD
 from tintype.vision.frozen import frozen_arithmetic
+from tintype.vision.weights import digest
 
 WEIGHTS_NAME, RECORD_NAME = "vae.safetensors", "vae.json"
 FORMAT = 1
 
+_CPU = torch.device("cpu")
 _GROUPS = 8
 _LOGVAR = (-30.0, 20.0)
 """Beyond these the exponential says nothing more, and the gradient would still grow."""
@@ -166,7 +169,23 @@ class SmallVae:
         self.network = network.eval().requires_grad_(False)
         self.channels, self.stride_px = network.shape.channels, int(network.shape.stride_px)
 
-    def encode(self, image_BCHW: Tensor) -> Tensor:
+    @property
+    def identity(self) -> str:
+        return digest(list(self.network.state_dict().values()))
+
+    def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
+        odd_C = (mean_C.abs() > CHANNEL_MEAN) | (std_C < CHANNEL_LEAST_STD) | (std_C > CHANNEL_MOST_STD)
+        if not odd_C.any():
+            return None
+        worst = int(odd_C.nonzero()[0])
+        return (
+            f"channel {worst} of the latents has mean {float(mean_C[worst]):.3g} and deviation "
+            f"{float(std_C[worst]):.3g}, far from the 0 and 1 that were measured where it was trained: this data is "
+            "another; train a small-vae on it (`tintype tokenizer train`)"
+        )
+
+    def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
+        """The posterior's mean: it draws nothing."""
         if image_BCHW.dtype != torch.uint8:
             raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
         check_divides(self.stride_px, image_BCHW)
@@ -197,19 +216,12 @@ class SmallVaeSettings(TokenizerPart):
     sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="Of vae.safetensors: refuse any other")
 
     @property
-    def channels(self) -> int:
-        return self._record.shape.channels
+    def compression(self) -> Compression:
+        shape = read_record(Path(self.folder).expanduser()).shape
+        return Compression(shape.channels, int(shape.stride_px))
 
-    @property
-    def stride_px(self) -> int:
-        return int(self._record.shape.stride_px)
-
-    @property
-    def _record(self) -> Record:
-        return read_record(Path(self.folder).expanduser())
-
-    def build(self) -> SmallVae:
-        return SmallVae(read_vae(Path(self.folder).expanduser(), self.sha256))
+    def build(self, device: torch.device = _CPU) -> SmallVae:
+        return SmallVae(read_vae(Path(self.folder).expanduser(), self.sha256).to(device))
 
 
 class Record(Settings):
@@ -225,6 +237,8 @@ class Record(Settings):
 
 def write_vae(folder: Path, network: Vae, trained: dict[str, Any]) -> Record:
     """Weights first: a record vouches for weights that are there."""
+    from tintype.train.folder import write_bytes, write_json  # which knows what a plan is, and a plan knows this file
+
     content = save({name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()})
     record = Record(
         format=FORMAT,

@@ -14,6 +14,7 @@ from tintype.errors import UserError
 from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair
 from tintype.metrics.reconstruction import psnr, ssim
+from tintype.seams import Draws
 from tintype.strict import Document, parse
 from tintype.tokenizers import report
 from tintype.tokenizers.choose import read_tokenizer, tokenizer_kinds, tokenizer_names
@@ -93,9 +94,12 @@ def test_the_page_stands_alone_and_escapes_names(tmp_path: Path) -> None:
 class Halver:
     """Keeps half of each pixel's value, exactly."""
 
-    channels, stride_px = 3, 1
+    channels, stride_px, identity = 3, 1, "halves"
 
-    def encode(self, image_BCHW: Tensor) -> Tensor:
+    def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
+        return None
+
+    def encode(self, image_BCHW: Tensor, draws: Draws) -> Tensor:
         return 2.0 + image_BCHW.float()
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
@@ -120,7 +124,7 @@ def test_an_exact_picture_is_counted_beside_the_mean() -> None:
 
 def test_tokenizers_by_kind_options_and_folder(tmp_path: Path) -> None:
     assert {"pixels", "small-vae"} <= set(tokenizer_kinds())
-    assert isinstance(read_tokenizer("pixels").build(), Pixels)
+    assert isinstance(read_tokenizer("pixels").build(CPU), Pixels)
     folder = vae_folder(tmp_path / "vae")
     assert (
         read_tokenizer(str(folder))
@@ -133,7 +137,7 @@ def test_tokenizers_by_kind_options_and_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown key"):
         read_tokenizer("pixels:folder=x")
     with pytest.raises(UserError, match="holds no trained small-vae"):
-        read_tokenizer(str(tmp_path)).build()
+        read_tokenizer(str(tmp_path)).build(CPU)
 
 
 def test_names_are_short_where_they_can_be() -> None:

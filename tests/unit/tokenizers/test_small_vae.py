@@ -9,9 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.tiny import tiny_plan
 from tests.tiny_perceptual import pictures
+from tintype.data.scenes.source import scene_source
 from tintype.errors import UserError
 from tintype.tokenizers.small_vae import Posterior, SmallVae, SmallVaeSettings, SmallVaeShape, Vae, read_vae, write_vae
+from tintype.tokenizers.train_small_vae import latent_statistics
+from tintype.train.interrupt import Interrupt
+from tintype.train.loop import train
 
 TINY = SmallVaeShape(channels=3, stride_px=4, width=8, blocks=1)
 
@@ -94,7 +99,10 @@ def test_what_it_cannot_take_is_refused() -> None:
 def test_a_folder_gives_back_what_was_written(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "vae")
     settings = SmallVaeSettings(folder=str(folder))
-    assert (settings.channels, settings.stride_px) == (3, 4)
+    assert (settings.compression.channels, settings.compression.stride_px) == (
+        network().shape.channels,
+        int(network().shape.stride_px),
+    )
     image = pictures(3)
     assert torch.equal(settings.build().encode(image), SmallVae(network()).encode(image))
     sha256 = json.loads((folder / "vae.json").read_text())["sha256"]
@@ -151,3 +159,23 @@ def test_a_damaged_folder_is_refused(tmp_path: Path, damage: Callable[[Path], No
 def test_a_folder_that_is_not_there_is_said() -> None:
     with pytest.raises(UserError, match="/nowhere holds no trained small-vae"):
         SmallVaeSettings(folder="/nowhere").build()
+
+
+def test_a_plan_trains_on_its_latents(tmp_path: Path) -> None:
+    vae, images = network(), scene_source(tiny_plan().data, "train", torch.device("cpu")).images(range(24))
+    mean_C, std_C = latent_statistics(vae, [images])
+    vae.latent_mean.copy_(mean_C.view(1, -1, 1, 1))
+    vae.latent_std.copy_(std_C.view(1, -1, 1, 1))
+    (tmp_path / "vae").mkdir()
+    write_vae(tmp_path / "vae", vae, {})
+    plan = tiny_plan(f"tokenizer={{kind: small-vae, folder: {tmp_path / 'vae'}}}", "model.patch=2")
+    assert plan.token_grid == (2, 2)
+    assert train(plan, tmp_path / "run", Interrupt()).finished
+    assert json.loads((tmp_path / "run" / "loaded.json").read_text())["tokenizer"] == SmallVae(vae).identity
+
+
+def test_latents_of_other_data_are_told() -> None:
+    tokenizer = SmallVae(network())
+    channels = tokenizer.channels
+    assert tokenizer.judge(torch.zeros(channels), torch.ones(channels)) is None
+    assert "train a small-vae on it" in str(tokenizer.judge(torch.full((channels,), 5.0), torch.ones(channels)))
