@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import reduce
@@ -30,7 +29,7 @@ from tintype.settings import (
     TrainSettings,
     plain,
 )
-from tintype.strict import Document, nearest, parse, read_file, read_yaml, write_yaml
+from tintype.strict import Document, assignments_in, nearest, parse, read_file, read_yaml, write_yaml
 from tintype.techniques import SHARED_SEAMS, TECHNIQUES, Technique
 from tintype.text.words import WordsSettings
 from tintype.tokenizers import TokenizerChoice
@@ -215,10 +214,6 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix: value}
 
 
-_OUTER_COMMA = re.compile(r",(?![^\[]*\])")
-"""A comma that does not stand in a list."""
-
-
 @dataclass(frozen=True)
 class Application:
     """A technique with the options that it is applied with."""
@@ -233,7 +228,7 @@ class Application:
         if name not in TECHNIQUES:
             raise UserError(f"unknown technique '{name}'; {nearest(name, TECHNIQUES)}")
         document = Document(f"technique {spec}", {})
-        for assignment in filter(None, _OUTER_COMMA.split(rest)):
+        for assignment in assignments_in(rest):
             document.override(assignment, option=f"technique {name}:")
         return cls(TECHNIQUES[name], parse(TECHNIQUES[name].options, document))
 

@@ -215,3 +215,12 @@ def settings_in(annotation: Any) -> list[type[Settings]]:
     if get_origin(annotation) in (Union, types.UnionType) or get_args(annotation):
         return [c for inner in get_args(annotation) for c in settings_in(inner)]
     return []
+
+
+_OUTER_COMMA = re.compile(r",(?![^\[]*\])")
+"""A comma that does not stand in a list."""
+
+
+def assignments_in(options: str) -> list[str]:
+    """The assignments of `key=value,key=[value,value]`: a comma in a list parts nothing."""
+    return [one for one in _OUTER_COMMA.split(options) if one]

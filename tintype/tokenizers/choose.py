@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.settings import TokenizerPart
-from tintype.strict import Document, nearest, parse, settings_in
+from tintype.strict import Document, assignments_in, nearest, parse, settings_in
 from tintype.tokenizers.small_vae import SmallVaeSettings, is_trained
-
-_OUTER_COMMA = re.compile(r",(?![^\[]*\])")
-"""A comma that does not stand in a list."""
 
 
 def tokenizer_kinds() -> dict[str, type[TokenizerPart]]:
@@ -36,7 +32,7 @@ def read_tokenizer(spec: str) -> TokenizerPart:
             f"{nearest(kind, kinds)}"
         )
     document = Document(f"tokenizer {spec}", {"kind": kind})
-    for assignment in filter(None, _OUTER_COMMA.split(rest)):
+    for assignment in assignments_in(rest):
         document.override(assignment, option=f"tokenizer {kind}:")
     return parse(kinds[kind], document)
 
