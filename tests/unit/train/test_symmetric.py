@@ -84,10 +84,24 @@ def test_the_kernel_takes_what_bulk_copies_can() -> None:
     assert not runs_on(x_NRC)  # a CPU's
 
 
+def test_small_matrices_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To start the kernel takes the host longer than the product takes the GPU."""
+    monkeypatch.setattr(symmetric, "runs_on", lambda x_NRC: True)
+    x_NRC = torch.zeros(1, symmetric.FEWEST_ROWS, 1, dtype=torch.bfloat16)
+    assert symmetric._takes(x_NRC) and not symmetric._takes(x_NRC[:, 1:])
+
+
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="no GPU of compute capability 9.0 or more")
 
 
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel for small matrices too."""
+    monkeypatch.setattr(symmetric, "FEWEST_ROWS", 1)
+
+
 @needs_gpu
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_kernel_rounds_once_and_is_symmetric_to_the_bit(shape: tuple[int, int, int], turned: bool) -> None:
@@ -104,6 +118,7 @@ def test_the_kernel_rounds_once_and_is_symmetric_to_the_bit(shape: tuple[int, in
 
 
 @needs_gpu
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("rows", [384, 1096])
 def test_all_configurations_give_the_same_bits(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a run that goes on after a stop, and tunes anew, is the run that never stopped."""
@@ -121,6 +136,7 @@ def test_all_configurations_give_the_same_bits(rows: int, monkeypatch: pytest.Mo
 
 
 @needs_gpu
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("turned", [False, True])
 def test_the_iteration_with_the_kernel_is_no_further_from_the_truth_than_torchs(turned: bool) -> None:
     x_NRC = matrices((3, 384, 1152), turned, "cuda")

@@ -1,6 +1,7 @@
 """Products that are symmetric, of which half is computed: X Xᵀ, and the polynomial of it that Newton and Schulz take.
 
-On GPUs that have bulk copies (Hopper and later) and for bf16 by a kernel of Triton's; elsewhere by torch, in full.
+On GPUs that have bulk copies (Hopper and later), in bf16 and for large matrices by a kernel of Triton's; elsewhere by
+torch, in full.
 
 N: matrices of a batch, R: rows, C: columns.
 """
@@ -13,11 +14,13 @@ from torch.utils._triton import has_triton
 
 _COPIED_BYTES = 16
 """What bulk copies ask of an address, and of the distance from one row to the next."""
+FEWEST_ROWS = 1024
+"""Below, a product is done before the host has started the next, and it starts Triton's kernels slower than torch's."""
 
 
 def gram(x_NRC: Tensor) -> Tensor:
     """X Xᵀ [N, R, R]. X may be a transposed view."""
-    if not runs_on(x_NRC):
+    if not _takes(x_NRC):
         return x_NRC @ x_NRC.mT
     from tintype.train.optim import symmetric_kernel
 
@@ -30,7 +33,7 @@ def bracket(gram_NRR: Tensor, a: float, b: float, c: float, norm_N: Tensor | Non
     So that the bracket times X is the iteration's step from X / n, which is never made. The kernel adds in fp32 and
     rounds once; n⁴ must be less than 3e38.
     """
-    if not runs_on(gram_NRR):
+    if not _takes(gram_NRR):
         return _bracket(gram_NRR, a, b, c, norm_N)
     from tintype.train.optim import symmetric_kernel
 
@@ -46,6 +49,10 @@ def _bracket(gram_NRR: Tensor, a: float, b: float, c: float, norm_N: Tensor | No
     bracket_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=b, alpha=c)
     bracket_NRR.diagonal(dim1=1, dim2=2).add_(a)
     return bracket_NRR if norm_N is None else (bracket_NRR / norm_N[:, None, None]).to(dtype)
+
+
+def _takes(x_NRC: Tensor) -> bool:
+    return x_NRC.shape[1] >= FEWEST_ROWS and runs_on(x_NRC)
 
 
 def runs_on(x_NRC: Tensor) -> bool:
