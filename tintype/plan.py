@@ -45,6 +45,8 @@ _CAME_LATER = [
     ("precision", "loss_scale", 1.0),
 ]
 """Settings that older plans do not have: at these values the hash leaves them out, so that runs keep their names."""
+_CAME_LATER_TO_A_KIND = [("tokenizer", "small-vae", "posterior", "mean")]
+"""The same of settings that only parts of this kind lacked: (section, kind, key, value)."""
 UNHASHED = "run"
 """The housekeeping section: it is no part of what a run is."""
 
@@ -150,6 +152,9 @@ class Plan(Settings):
         content = {key: value for key, value in plain(self).items() if key != UNHASHED}
         for section, key, value in _CAME_LATER:
             if content[section][key] == value:
+                del content[section][key]
+        for section, kind, key, value in _CAME_LATER_TO_A_KIND:
+            if content[section]["kind"] == kind and content[section][key] == value:
                 del content[section][key]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

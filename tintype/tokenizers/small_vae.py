@@ -163,10 +163,14 @@ def to_bytes(x_BCHW: Tensor) -> Tensor:
 
 
 class SmallVae:
-    """The tokenizer: encodes to the posterior's mean, normalised. The network follows its input's device."""
+    """The tokenizer: encodes to the posterior's mean or a draw from it, normalised.
 
-    def __init__(self, network: Vae) -> None:
+    The network follows its input's device.
+    """
+
+    def __init__(self, network: Vae, sampled: bool = False) -> None:
         self.network = network.eval().requires_grad_(False)
+        self._sampled = sampled
         self.channels, self.stride_px = network.shape.channels, int(network.shape.stride_px)
 
     @property
@@ -185,13 +189,20 @@ class SmallVae:
         )
 
     def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
-        """The posterior's mean: it draws nothing."""
+        """Only a sampled posterior needs draws: the mean takes none."""
         if image_BCHW.dtype != torch.uint8:
             raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
         check_divides(self.stride_px, image_BCHW)
         network = self.network.to(image_BCHW.device)
         with frozen_arithmetic(image_BCHW.device):
-            return network.normalised(network.posterior(to_floats(image_BCHW)).mean_BCHW).contiguous()
+            found = network.posterior(to_floats(image_BCHW))
+            raw_BCHW = found.sample(self._noise(found, draws)) if self._sampled else found.mean_BCHW
+            return network.normalised(raw_BCHW).contiguous()
+
+    def _noise(self, found: Posterior, draws: Draws | None) -> Tensor:
+        if draws is None:
+            raise TypeError("a sampled posterior needs draws")
+        return draws.normal("posterior", tuple(found.mean_BCHW.shape[1:]))
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
         network = self.network.to(z_BCHW.device)
@@ -214,6 +225,9 @@ class SmallVaeSettings(TokenizerPart):
     kind: Literal["small-vae"] = "small-vae"
     folder: str = Field(min_length=1, description="Where `tintype tokenizer train --out` wrote it")
     sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="Of vae.safetensors: refuse any other")
+    posterior: Literal["mean", "sample"] = Field(
+        "mean", description="The mean of the encoder's Gaussian, or a draw from it, anew at each step"
+    )
 
     @property
     def compression(self) -> Compression:
@@ -221,7 +235,8 @@ class SmallVaeSettings(TokenizerPart):
         return Compression(shape.channels, int(shape.stride_px))
 
     def build(self, device: torch.device = _CPU) -> SmallVae:
-        return SmallVae(read_vae(Path(self.folder).expanduser(), self.sha256).to(device))
+        network = read_vae(Path(self.folder).expanduser(), self.sha256).to(device)
+        return SmallVae(network, sampled=self.posterior == "sample")
 
 
 class Record(Settings):

@@ -13,6 +13,7 @@ from tests.tiny import tiny_plan
 from tests.tiny_perceptual import pictures
 from tintype.data.scenes.source import scene_source
 from tintype.errors import UserError
+from tintype.seams import Draws
 from tintype.tokenizers.small_vae import Posterior, SmallVae, SmallVaeSettings, SmallVaeShape, Vae, read_vae, write_vae
 from tintype.tokenizers.train_small_vae import latent_statistics
 from tintype.train.interrupt import Interrupt
@@ -58,6 +59,48 @@ def test_latents_are_normalised_on_the_way_in_and_out() -> None:
     torch.testing.assert_close(z, expected)
     pixels = ((vae.picture(raw) + 1) * 127.5).round().clamp(0, 255)
     assert (SmallVae(vae).decode(z).float() - pixels).abs().max() <= 1  # rounding of the way there and back
+
+
+def draws(count: int, first: int = 0, seed: int = 3) -> Draws:
+    return Draws(seed, torch.arange(first, first + count))
+
+
+def test_a_sampled_posterior_is_a_function_of_the_position_whatever_the_batch() -> None:
+    tokenizer, image = SmallVae(network(), sampled=True), pictures(1, count=6)
+    whole = tokenizer.encode(image, draws(6))
+    cut = torch.cat([tokenizer.encode(image[a:b], draws(b - a, first=a)) for a, b in ((0, 1), (1, 4), (4, 6))])
+    assert float((whole - cut).abs().max()) < 1e-5
+    assert float((whole - tokenizer.encode(image, draws(6, seed=4))).abs().max()) > 0.1
+    assert float((whole - tokenizer.encode(image, draws(6, first=6))).abs().max()) > 0.1
+    with pytest.raises(TypeError, match="needs draws"):
+        tokenizer.encode(image)
+
+
+@torch.no_grad()
+def test_a_sampled_posterior_has_the_mean_and_deviation_of_the_encoder() -> None:
+    vae, image, count = network(), pictures(1, count=1, size_px=16), 4000
+    found = vae.posterior(image.float() / 127.5 - 1)
+    mean, std = vae.normalised(found.mean_BCHW)[0], ((0.5 * found.logvar_BCHW).exp() / vae.latent_std)[0]
+    z = SmallVae(vae, sampled=True).encode(image.expand(count, -1, -1, -1), draws(count))
+    assert float(((z.mean(0) - mean) / (std / count**0.5)).abs().max()) < 5
+    assert torch.allclose(z.std(0), std, rtol=0.06)
+
+
+def test_the_mean_is_the_same_for_all_draws() -> None:
+    tokenizer, image = SmallVae(network()), pictures(1, count=2)
+    assert torch.equal(tokenizer.encode(image, draws(2)), tokenizer.encode(image))
+
+
+def test_the_posterior_is_a_setting_and_its_default_renames_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder_of(tmp_path / "vae")
+    image, sampled = pictures(1, count=2), SmallVaeSettings(folder="vae", posterior="sample").build()
+    assert torch.equal(sampled.encode(image, draws(2)), SmallVae(network(), sampled=True).encode(image, draws(2)))
+    plan = tiny_plan("tokenizer={kind: small-vae, folder: vae}", "model.patch=2")
+    assert plan.hash == "da1e1b733217035b"  # that of plans without the setting
+    assert tiny_plan("tokenizer={kind: small-vae, folder: vae, posterior: sample}", "model.patch=2").hash != plan.hash
 
 
 def test_no_gradient_and_no_autocast_reach_it() -> None:
