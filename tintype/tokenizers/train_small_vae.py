@@ -1,4 +1,5 @@
-"""Trains a small-vae: reconstruction, a small divergence from a normal, and a perceptual distance where one is chosen.
+"""Trains a small-vae: reconstruction, a small divergence from a normal, and where they are chosen a perceptual distance
+and a discriminator.
 
 Every draw is a function of (seed, position), so a training that was stopped goes on as if it had not been.
 
@@ -24,6 +25,8 @@ from tintype.losses.perceptual import Distance, resized
 from tintype.metrics.reconstruction import psnr
 from tintype.settings import Settings, plain
 from tintype.strict import parse, read_file, write_yaml
+from tintype.tokenizers import adversary
+from tintype.tokenizers.adversary import Adversary, AdversarySettings
 from tintype.tokenizers.image_sets import SCENES, SceneSettings, TrainingPictures, TrainingScenes, TrainingSet
 from tintype.tokenizers.small_vae import (
     Record,
@@ -49,6 +52,7 @@ from tintype.vision.scene_encoder import INPUT_PX, load_scene_encoder, scene_enc
 from tintype.vision.weights import digest
 
 SETTINGS_NAME = "training.yaml"
+ADVERSARY = "adversary"
 DEAD_STD = 0.05
 """A channel whose posterior mean varies less than this carries nothing: its noise has a deviation of one."""
 
@@ -82,6 +86,7 @@ class Training(Settings):
     reconstruction: Literal["l1", "charbonnier"] = "l1"
     kl_weight: float = Field(1e-4, ge=0, description="Of nats for each number of the latents")
     perceptual: PerceptualSettings = PerceptualSettings()
+    adversarial: AdversarySettings = AdversarySettings()
     seed: int = Field(0, ge=0)
     steps: int = Field(20_000, ge=1)
     batch: int = Field(32, ge=1)
@@ -101,7 +106,19 @@ class Training(Settings):
         smallest = SMALLEST_PX[self.perceptual.net]
         if self.perceptual.kind == "lpips" and self.size_px < smallest:
             raise ValueError(f"lpips with {self.perceptual.net} needs size_px of at least {smallest}")
+        self._check_adversary()
         return self
+
+    def _check_adversary(self) -> None:
+        if not self.adversarial.weight:
+            return
+        if self.size_px < adversary.SMALLEST_PX:
+            raise ValueError(f"adversarial: the discriminator needs size_px of at least {adversary.SMALLEST_PX}")
+        if self.adversarial.start_step >= self.steps:
+            raise ValueError(
+                f"adversarial.start_step ({self.adversarial.start_step}) is not before the end, at {self.steps} steps: "
+                "the discriminator would never be used"
+            )
 
     def lr_at(self, step: int) -> float:
         """Linear warm-up, then half a cosine down to zero."""
@@ -180,6 +197,11 @@ def _new_state(settings: Training, device: torch.device) -> TrainState:
         network = Vae(settings.vae)
     modules = nn.ModuleDict({"vae": network.to(device)})
     optimizer = AdamWSettings(lr=settings.lr, beta2=0.99, eps=1e-8).build(modules.named_parameters(), EXACT)
+    if settings.adversarial.weight:
+        with seeded(settings.seed, ADVERSARY):
+            judge = Adversary(settings.adversarial.width).to(device)
+        modules[ADVERSARY] = judge
+        optimizer.add_param_group({"params": list(judge.parameters()), "lr": settings.adversarial.lr})
     return TrainState(modules, optimizer, None)
 
 
@@ -187,6 +209,15 @@ def _network(state: TrainState) -> Vae:
     network = state.modules["vae"]
     assert isinstance(network, Vae)
     return network
+
+
+def _adversary(settings: Training, state: TrainState) -> Adversary | None:
+    """None where there is none at this step."""
+    if not settings.adversarial.on_at(state.step):
+        return None
+    judge = state.modules[ADVERSARY]
+    assert isinstance(judge, Adversary)
+    return judge
 
 
 def _run(
@@ -205,7 +236,7 @@ def _run(
     for position_B, image_BCHW in data.batches(state.step, settings.steps, settings.batch):
         if interrupt.signal is not None:
             break
-        losses = _step(settings, _network(state), state, distance, position_B, image_BCHW)
+        losses = _step(settings, state, distance, position_B, image_BCHW)
         if state.step % settings.log_every_steps == 0 or state.step == settings.steps:
             line = {name: float(value) for name, value in losses.items()}
             loss = _refuse_nonfinite(line["loss"], state.step, folder.path)
@@ -228,19 +259,17 @@ def _refuse_nonfinite(loss: float, step: int, path: Path) -> float:
 
 
 def _step(
-    settings: Training,
-    network: Vae,
-    state: TrainState,
-    distance: Distance | None,
-    position_B: Tensor,
-    image_BCHW: Tensor,
+    settings: Training, state: TrainState, distance: Distance | None, position_B: Tensor, image_BCHW: Tensor
 ) -> dict[str, Tensor]:
-    for group in state.optimizer.param_groups:
-        group["lr"] = settings.lr_at(state.step)
-    losses = losses_of(settings, network, distance, position_B, image_BCHW)
+    """The discriminator learns from the same pictures as the autoencoder, at the same time."""
+    network, judge = _network(state), _adversary(settings, state)
+    state.optimizer.param_groups[0]["lr"] = settings.lr_at(state.step)
+    losses = losses_of(settings, network, distance, position_B, image_BCHW, judge)
     state.optimizer.zero_grad()
-    torch.autograd.backward([losses["loss"]])
+    torch.autograd.backward([losses[name] for name in ("loss", "discriminator") if name in losses])
     norm = nn.utils.clip_grad_norm_(network.parameters(), settings.clip_norm)
+    if judge is not None:
+        nn.utils.clip_grad_norm_(judge.parameters(), settings.clip_norm)
     state.optimizer.step()
     state.step += 1
     state.images_seen += len(image_BCHW)
@@ -248,9 +277,17 @@ def _step(
 
 
 def losses_of(
-    settings: Training, network: Vae, distance: Distance | None, position_B: Tensor, image_BCHW: Tensor
+    settings: Training,
+    network: Vae,
+    distance: Distance | None,
+    position_B: Tensor,
+    image_BCHW: Tensor,
+    judge: Adversary | None = None,
 ) -> dict[str, Tensor]:
-    """Each term, a mean over the pictures, and under "loss" their weighted sum."""
+    """Each term, a mean over the pictures, and under "loss" the weighted sum of those of the autoencoder.
+
+    "discriminator" is the loss of the judge's own parameters.
+    """
     x_BCHW = to_floats(image_BCHW)
     side = settings.size_px // settings.vae.stride_px
     device = x_BCHW.device
@@ -268,6 +305,11 @@ def losses_of(
     if distance is not None:
         losses["perceptual"] = distance(seen_BCHW, x_BCHW).mean()
         total = total + settings.perceptual.weight * losses["perceptual"]
+    if judge is not None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=settings.compute == "bf16"):
+            losses["generator"] = judge.generator_loss(seen_BCHW)
+            losses["discriminator"] = judge.discriminator_loss(seen_BCHW, x_BCHW)
+        total = total + settings.adversarial.weight * losses["generator"]
     return {"loss": total, **losses}
 
 

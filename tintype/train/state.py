@@ -86,7 +86,7 @@ class TrainState:
             slots.setdefault(name, {})[slot] = tensor
         names = self._parameter_names()
         if slots:  # before the first update there is none
-            late = (LOSSES, "router.")  # what a schedule can leave without a gradient up to here
+            late = (LOSSES, "router.", "adversary.")  # what a schedule can leave without a gradient up to here
             idle = {name for name in names if name.startswith(late)} - set(slots)
             _same_names("the optimizer", slots, set(names) - idle)
             for group in self._parameter_names_by_group():

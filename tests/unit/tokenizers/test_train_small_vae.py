@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch import nn
 
 from tests.tiny_perceptual import pictures, write_alexnet
 from tintype.errors import UserError
 from tintype.metrics.reconstruction import psnr
 from tintype.strict import Document, parse
+from tintype.tokenizers.adversary import Adversary
 from tintype.tokenizers.image_sets import TrainingPictures, crop, held_out_ids, measured_images, shrunk
 from tintype.tokenizers.small_vae import SmallVae, SmallVaeSettings, Vae, read_vae, to_floats
 from tintype.tokenizers.train_small_vae import (
@@ -32,6 +34,7 @@ from tintype.train.folder import read_lines
 from tintype.train.interrupt import Interrupt
 
 CPU = torch.device("cpu")
+PARTS = ("whole", "parts")
 TINY = {
     "size_px": 16,
     "vae": {"channels": 2, "stride_px": 4, "width": 8, "blocks": 1},
@@ -105,6 +108,55 @@ def test_a_stopped_training_goes_on_bit_for_bit(tmp_path: Path, stop_at: int) ->
     assert [line["loss"] for line in of_whole] == [line["loss"] for line in of_parts]
 
 
+def adversarial(**changes: object) -> Training:
+    settings = {"weight": 0.1, "start_step": 2, "lr": 1e-3, "width": 8, **changes}
+    return tiny(size_px=24, adversarial=settings)
+
+
+@pytest.mark.parametrize("stop_at", [1, 3])
+def test_a_stopped_adversarial_training_goes_on_bit_for_bit(tmp_path: Path, stop_at: int) -> None:
+    """Also where it stopped before the discriminator's first step, when the optimizer holds nothing of it."""
+    settings = adversarial()
+    whole = run(settings, tmp_path / "whole")
+    run(settings, tmp_path / "parts", stop_at)
+    second = run(settings, tmp_path / "parts")
+    assert whole.record is not None
+    assert second.record == whole.record
+    lines = [read_lines(tmp_path / name / "metrics.jsonl") for name in ("whole", "parts")]
+    for name in ("loss", "generator", "discriminator"):
+        assert [line.get(name) for line in lines[0]] == [line.get(name) for line in lines[1]]
+    last = [load_file(next((tmp_path / name / "checkpoints").glob("*6")) / "state.safetensors") for name in PARTS]
+    assert last[0].keys() == last[1].keys()
+    assert any(name.startswith("optimizer/adversary.") for name in last[0])
+    assert all(torch.equal(tensor, last[1][name]) for name, tensor in last[0].items())
+
+
+def test_the_discriminator_comes_at_its_step_and_changes_what_is_learnt(tmp_path: Path) -> None:
+    with_it, without = run(adversarial(), tmp_path / "with"), run(tiny(size_px=24), tmp_path / "without")
+    lines, plain_lines = (read_lines(tmp_path / name / "metrics.jsonl") for name in ("with", "without"))
+    assert ["discriminator" in line for line in lines] == [False, False, True, True, True, True]
+    assert [line["loss"] for line in lines[:2]] == [line["loss"] for line in plain_lines[:2]]
+    assert with_it.record is not None and without.record is not None
+    assert with_it.record.sha256 != without.record.sha256
+    assert with_it.record.trained["parameters"] == without.record.trained["parameters"]
+
+
+def test_neither_loss_reaches_the_others_parameters() -> None:
+    settings = adversarial()
+    vae, judge, image = Vae(settings.vae), Adversary(8), pictures(0, 4, 24)
+    losses = losses_of(settings, vae, None, torch.arange(4), image, judge)
+    expected = losses["reconstruction"] + settings.kl_weight * losses["kl"] + 0.1 * losses["generator"]
+    assert losses["loss"].item() == pytest.approx(expected.item(), rel=1e-6)
+    torch.autograd.backward([losses["loss"]], retain_graph=True)
+    assert all(parameter.grad is None for parameter in judge.parameters())
+    of_vae = [parameter.grad.clone() for parameter in vae.parameters() if parameter.grad is not None]
+    assert of_vae
+    torch.autograd.backward([losses["discriminator"]])
+    assert all(parameter.grad is not None for parameter in judge.parameters())
+    after = [parameter.grad for parameter in vae.parameters() if parameter.grad is not None]
+    assert all(torch.equal(before, now) for before, now in zip(of_vae, after, strict=True))
+
+
 def test_a_training_that_is_done_is_not_done_again(tmp_path: Path) -> None:
     first = run(tiny(), tmp_path)
     before = (tmp_path / "vae.safetensors").stat().st_mtime_ns
@@ -157,6 +209,8 @@ def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
         ({"short_px": 16, "size_px": 32}, "no crop would fit"),
         ({"perceptual": {"kind": "lpips", "net": "alexnet"}}, "at least 31"),
         ({"vae": {"width": 12}}, "multiple of 8"),
+        ({"adversarial": {"weight": 0.1, "start_step": 0}}, "size_px of at least 24"),
+        ({"size_px": 24, "adversarial": {"weight": 0.1, "start_step": 6}}, "would never be used"),
         ({"stepz": 3}, "did you mean 'steps'"),
     ],
 )

@@ -1,0 +1,84 @@
+"""A discriminator that judges patches of pictures, for the training of an autoencoder's decoder (PatchGAN, arXiv
+1611.07004), with the hinge losses of LDM's and REPA-E's (arXiv 2112.10752, 2504.10483).
+
+Differs: group norm in place of batch norm. What is said of a picture then does not depend on those beside it, so that
+neither the size of a batch nor its layout over ranks changes a loss. And the weight of the generator's loss is fixed,
+as in REPA-E; LDM's follows the norms of two gradients.
+
+A trainer adds `weight · generator_loss(seen)` to the autoencoder's loss and minimises `discriminator_loss(seen, true)`
+over this module's parameters. Neither loss has a gradient for the other's parameters, so both may go into one backward.
+
+B: pictures. C: channels. H, W: rows, columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import relu
+
+from tintype.settings import Settings
+
+SMALLEST_PX = 24
+"""A smaller picture has no patch."""
+
+_GROUPS = 8
+_LAYERS = 3
+_SLOPE = 0.2
+_WEIGHT_STD = 0.02
+
+
+class AdversarySettings(Settings):
+    """Off by default. LDM's and REPA-E's discriminator, with REPA-E's weight: `weight: 0.1`."""
+
+    weight: float = Field(0.0, ge=0, description="Of the generator's loss; 0: none. REPA-E's is 0.1")
+    start_step: int = Field(2000, ge=0, description="First step with a discriminator, in the loss and in training")
+    lr: float = Field(1e-4, gt=0, description="Of the discriminator, the same at each step")
+    width: int = Field(64, ge=_GROUPS, multiple_of=_GROUPS, description="Channels at half the resolution; then doubled")
+
+    def on_at(self, step: int) -> bool:
+        return self.weight > 0 and step >= self.start_step
+
+
+class Adversary(nn.Module):
+    """Pictures in [-1, 1] to a number for each of their patches of 70 × 70 px: high where it takes them for true."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        widths = [width * 2**level for level in range(_LAYERS + 1)]
+        layers: list[nn.Module] = [nn.Conv2d(3, width, 4, stride=2, padding=1), nn.LeakyReLU(_SLOPE)]
+        for level in range(1, _LAYERS + 1):
+            stride = 2 if level < _LAYERS else 1
+            layers += [
+                nn.Conv2d(widths[level - 1], widths[level], 4, stride=stride, padding=1, bias=False),
+                nn.GroupNorm(_GROUPS, widths[level]),
+                nn.LeakyReLU(_SLOPE),
+            ]
+        self.layers = nn.Sequential(*layers, nn.Conv2d(widths[-1], 1, 4, padding=1))
+        for layer in self.layers:
+            if isinstance(layer, nn.Conv2d):
+                nn.init.normal_(layer.weight, 0.0, _WEIGHT_STD)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        logit_B1HW: Tensor = self.layers(x_BCHW.contiguous(memory_format=torch.channels_last))
+        return logit_B1HW.float()
+
+    def generator_loss(self, seen_BCHW: Tensor) -> Tensor:
+        """What the decoder minimises. Its gradient reaches the pictures, and no parameter of this module."""
+        frozen = {name: parameter.detach() for name, parameter in self.named_parameters()}
+        return generator_hinge(functional_call(self, frozen, (seen_BCHW,)))
+
+    def discriminator_loss(self, seen_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
+        """What this module minimises. Its gradient reaches this module's parameters, and no picture."""
+        return discriminator_hinge(self(seen_BCHW.detach()), self(true_BCHW.detach()))
+
+
+def generator_hinge(seen_logit: Tensor) -> Tensor:
+    return -seen_logit.mean()
+
+
+def discriminator_hinge(seen_logit: Tensor, true_logit: Tensor) -> Tensor:
+    """Zero where all true patches are at 1 or above, and all seen ones at -1 or below."""
+    return 0.5 * (relu(1.0 - true_logit).mean() + relu(1.0 + seen_logit).mean())
