@@ -30,6 +30,7 @@ from tintype.study.results import (
     Resolution,
     Results,
     Run,
+    TokenizerInfo,
     Trend,
 )
 from tintype.study.runner import FAILURE_FILE
@@ -44,7 +45,7 @@ from tintype.study.verdicts import (
     pair_runs,
     trend_metrics,
 )
-from tintype.train.folder import RunFolder
+from tintype.train.folder import RunFolder, read_json
 
 _CURVE_POINTS = 200
 
@@ -132,7 +133,22 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
         evaluate_s=result["seconds"],
         events=files.events(),
         environment=environment,
+        tokenizer=_tokenizer(plan, files),
         previews=[f"{folder}/{name}" for name in result["previews"]],
+    )
+
+
+def _tokenizer(plan: Plan, files: RunFolder) -> TokenizerInfo:
+    part, latents = plan.tokenizer, read_json(files.latents_file)
+    return TokenizerInfo(
+        kind=part.kind,
+        settings=plain(part),
+        channels=part.compression.channels,
+        stride_px=part.compression.stride_px,
+        identity=read_json(files.loaded_file).get("tokenizer", ""),
+        images=latents.get("images", 0),
+        mean=latents.get("mean", []),
+        std=latents.get("std", []),
     )
 
 

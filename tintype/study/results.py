@@ -47,6 +47,23 @@ class Curve(_Data):
     value: list[float]
 
 
+class TokenizerInfo(_Data):
+    """A run's tokenizer, and what its latents were like on the run's first images."""
+
+    kind: str
+    settings: dict[str, Any]
+    channels: int
+    stride_px: int
+    identity: str = ""
+    """SHA-256 of weights and normalisation; empty where it has none."""
+    images: int = 0
+    """On which the latents were measured; 0 where they were not."""
+    mean: list[float] = []
+    """Of each channel."""
+    std: list[float] = []
+    """The standard deviation of each channel."""
+
+
 class Run(_Data):
     seed: int
     hash: str
@@ -68,6 +85,8 @@ class Run(_Data):
     evaluate_s: float = 0
     events: list[dict[str, Any]] = []
     environment: dict[str, Any] = {}
+    tokenizer: TokenizerInfo | None = None
+    """None in a run that was not done, and in results from before."""
     previews: list[str] = []
     """Pictures of the first prompts, relative to the study's folder; the same prompts and noise in every arm."""
 

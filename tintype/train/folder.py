@@ -65,7 +65,7 @@ class RunFolder:
     def keep_identities(self, loaded: Mapping[str, str | None], step: int) -> None:
         """Notes the tokenizer and what the losses compare with, and refuses to go on with other weights than the run
         began with."""
-        before: dict[str, str] = json.loads(self.loaded_file.read_text()) if step and self.loaded_file.exists() else {}
+        before: dict[str, str] = read_json(self.loaded_file) if step else {}
         for name, identity in loaded.items():
             if before.get(name, identity) != identity:
                 raise UserError(
@@ -78,7 +78,7 @@ class RunFolder:
 
     def check_identity(self, name: str, identity: str | None) -> None:
         """Refuses to use a trained run with other weights of others than it was trained with."""
-        known = json.loads(self.loaded_file.read_text()) if self.loaded_file.exists() else {}
+        known = read_json(self.loaded_file)
         if known.get(name, identity) != identity:
             raise UserError(
                 f"{self.path}: the run was trained with the '{name}' {known[name][:12]}…, and the one loaded now is "
@@ -200,6 +200,14 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What an earlier `write_json` wrote there; empty where there is no file."""
+    if not path.exists():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

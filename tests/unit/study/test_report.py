@@ -26,7 +26,7 @@ from tests.unit.study.example_results import (
 )
 from tintype.study.report import charts, findings, numerals, read_results, svg, write_report
 from tintype.study.report.markdown import escaped
-from tintype.study.results import Curve, EncoderInfo, Results
+from tintype.study.results import Curve, EncoderInfo, Results, Run, TokenizerInfo
 from tintype.study.trends import NO_RUNS, NOT_POSITIVE
 from tintype.terminal import show_verdicts
 
@@ -539,3 +539,66 @@ def test_an_interval_without_end_is_cut_at_the_edge() -> None:
 def test_an_effect_beyond_all_sense_is_a_dash() -> None:
     assert findings.log_percent(math.log(1.5)) == "+50.0\u00a0%"
     assert findings.log_percent(700.0) == numerals.UNKNOWN == findings.log_percent(None)
+
+
+def with_tokenizer(results: Results, arm: str, **changes: Any) -> Results:
+    """All on pixels but for one arm, whose two channels differ from seed to seed."""
+
+    def run_of(run: Run, name: str, index: int) -> Run:
+        pixels = TokenizerInfo(kind="pixels", settings={"kind": "pixels"}, channels=3, stride_px=1, images=256)
+        found = pixels.model_copy(update={"mean": [-0.1] * 3, "std": [0.5] * 3})
+        if name == arm:
+            own = {"kind": "small-vae", "settings": {"kind": "small-vae"}, "channels": 2, "stride_px": 8}
+            latents = {"identity": "0123456789abcdef", "mean": [-0.4 + index / 10, 0.2], "std": [0.75, 1.25]}
+            found = found.model_copy(update={**own, **latents, **changes})
+        return run.model_copy(update={"tokenizer": found})
+
+    arms = [
+        one.model_copy(update={"runs": [run_of(run, one.name, index) for index, run in enumerate(one.runs)]})
+        for one in results.arms
+    ]
+    return results.model_copy(update={"arms": arms})
+
+
+def test_tokenizers_are_listed_with_their_latents(results: Results, tmp_path: Path) -> None:
+    shown = with_tokenizer(results, "short_captions")
+    pixels, vae = findings.latents_rows(shown)
+    assert [arm.name for arm in pixels.arms] == ["baseline", "control", "uniform_time"]
+    assert vae.mean_C == pytest.approx([-0.3, 0.2])
+    assert vae.mean == pytest.approx(-0.05)
+    assert vae.std == pytest.approx(math.sqrt((0.75**2 + 1.25**2) / 2 + 0.25**2))
+    assert vae.ratio == 96
+    draw_previews(shown, tmp_path)
+    page = _page(shown, tmp_path)
+    expected = [
+        "small-vae",
+        "short_captions",
+        "2",
+        "8 px",
+        "96×",
+        "256",
+        "−0.05 (−0.30 to 0.20)",
+        "1.06 (0.75 to 1.25)",
+        "0123456789ab",
+    ]
+    row = page.text[page.text.index("What the denoisers work on") :]
+    assert all(words in row for words in expected)
+    markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert f"| {' | '.join(expected)} |" in markdown
+    stored = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert stored["arms"][2]["runs"][1]["tokenizer"]["mean"] == pytest.approx([-0.3, 0.2])
+    assert read_results(tmp_path) == shown
+
+
+def test_a_study_on_pixels_has_no_list_of_tokenizers(results: Results, tmp_path: Path) -> None:
+    shown = with_tokenizer(results, "none of them")
+    assert findings.latents_rows(shown) == []
+    assert "Tokenizers" not in _page(shown, tmp_path).text
+    assert "## Tokenizers" not in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_tokenizer_without_measured_latents_is_listed_with_dashes(results: Results, tmp_path: Path) -> None:
+    shown = with_tokenizer(results, "short_captions", images=0, mean=[], std=[], identity="")
+    _page(shown, tmp_path)
+    row = f"| small-vae | short_captions | 2 | 8 px | 96× | {' | '.join([numerals.UNKNOWN] * 3)} | none |"
+    assert row in (tmp_path / "report.md").read_text(encoding="utf-8")

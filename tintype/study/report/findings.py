@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Any, Literal
 
 from tintype.study.report.numerals import NO_BREAK, UNKNOWN, decimals_showing, fixed, interval, percent
-from tintype.study.results import Arm, Comparison, MetricInfo, Results, Run, Trend, Verdict
+from tintype.study.results import Arm, Comparison, MetricInfo, Results, Run, TokenizerInfo, Trend, Verdict
 from tintype.study.trends import NOT_POSITIVE
 
+PIXELS = "pixels"
 _SENSELESS = 20.0
 GLYPHS: dict[Verdict, str] = {"better": "✓", "worse": "✗", "not shown": "○", "sketch": "◌", "incomplete": "…"}
 
@@ -317,6 +319,64 @@ def distinct_arms(results: Results) -> list[tuple[Arm, str]]:
             groups.append([arm]) if same is None else same.append(arm)
         cards += [(group[0], ", ".join(one.resolution for one in group) if groups[1:] else "") for group in groups]
     return cards
+
+
+@dataclass(frozen=True)
+class LatentsRow:
+    """One tokenizer of a study, the arms that have it, and its latents: each channel's numbers averaged over runs."""
+
+    tokenizer: TokenizerInfo
+    arms: list[Arm]
+    images: list[int]
+    """Of each run, without repetition."""
+    mean_C: list[float]
+    std_C: list[float]
+
+    @property
+    def ratio(self) -> float:
+        """Numbers of a picture over those of its latents."""
+        return 3 * self.tokenizer.stride_px**2 / self.tokenizer.channels
+
+    @property
+    def mean(self) -> float | None:
+        return mean_of(self.mean_C)
+
+    @property
+    def std(self) -> float | None:
+        """Of all latents together: what varies between the means of channels is a part of it."""
+        middle = self.mean
+        if middle is None:
+            return None
+        return math.sqrt(fmean(s * s + (m - middle) ** 2 for m, s in zip(self.mean_C, self.std_C, strict=True)))
+
+    def words(self, kind: Literal["mean", "std"]) -> str:
+        """The number of all latents, and its range over channels."""
+        whole, channels = (self.mean, self.mean_C) if kind == "mean" else (self.std, self.std_C)
+        if whole is None:
+            return UNKNOWN
+        return f"{fixed(whole, 2)} ({fixed(min(channels), 2)} to {fixed(max(channels), 2)})"
+
+
+def latents_rows(results: Results) -> list[LatentsRow]:
+    """A row for each tokenizer in the order of the arms; none where all of the study work on pixels."""
+    found: dict[str, list[tuple[Arm, TokenizerInfo]]] = {}
+    for arm in results.arms:
+        for tokenizer in (run.tokenizer for run in arm.runs if run.tokenizer is not None):
+            key = json.dumps([tokenizer.settings, tokenizer.identity], sort_keys=True)
+            found.setdefault(key, []).append((arm, tokenizer))
+    rows = [_latents_row(some) for some in found.values()]
+    return rows if any(row.tokenizer.kind != PIXELS for row in rows) else []
+
+
+def _latents_row(runs: list[tuple[Arm, TokenizerInfo]]) -> LatentsRow:
+    measured = [one for _, one in runs if one.images]
+    return LatentsRow(
+        tokenizer=runs[0][1],
+        arms=list({arm.label: arm for arm, _ in runs}.values()),
+        images=sorted({one.images for one in measured}),
+        mean_C=[fmean(numbers) for numbers in zip(*(one.mean for one in measured), strict=True)],
+        std_C=[fmean(numbers) for numbers in zip(*(one.std for one in measured), strict=True)],
+    )
 
 
 def environment(results: Results) -> dict[str, list[str]]:

@@ -67,6 +67,7 @@ def _page(results: Results, folder: Path) -> dict[str, Any]:
         "several": bool(results.resolutions),
         "views": [_view(view, folder, colours) for view in results.by_resolution()],
         "tokens": _tokens(results, colours),
+        "latents": findings.latents_rows(results),
         "cards": findings.distinct_arms(results),
         "papers": {arm.name: [(paper, _link(paper)) for paper in arm.papers] for arm in results.arms},
         "environment": findings.environment(results),

@@ -18,6 +18,7 @@ def to_markdown(results: Results) -> str:
         *([_tokens(results)] if results.resolutions else []),
         *(_metric_section(results, metric) for metric in results.metrics),
         _changes(results),
+        *([_tokenizers(rows)] if (rows := findings.latents_rows(results)) else []),
         _definitions(results),
         _environment(results),
         _events(results),
@@ -189,6 +190,27 @@ def _changes(results: Results) -> Iterator[str]:
         if not arm.changes:
             rows.append([name, "no change but the seeds", "", "", sources])
     yield from _table(["Arm", "Key", "Before", "After", "Techniques and papers"], rows)
+
+
+def _tokenizers(rows: Sequence[findings.LatentsRow]) -> Iterator[str]:
+    yield "## Tokenizers\n"
+    yield "Latents of each run's first images, over all channels, in brackets from the lowest to the highest channel.\n"
+    heads = ["Tokenizer", "Arms", "Channels", "Stride", "Fewer numbers", "Images", "Mean", "Deviation", "Identity"]
+    yield from _table(heads, map(_tokenizer_row, rows))
+
+
+def _tokenizer_row(row: findings.LatentsRow) -> list[str]:
+    return [
+        row.tokenizer.kind,
+        ", ".join(arm.label for arm in row.arms),
+        str(row.tokenizer.channels),
+        f"{row.tokenizer.stride_px} px",
+        f"{numerals.significant(row.ratio)}×",
+        ", ".join(map(str, row.images)) or numerals.UNKNOWN,
+        row.words("mean"),
+        row.words("std"),
+        row.tokenizer.identity[:12] or "none",
+    ]
 
 
 def _definitions(results: Results) -> Iterator[str]:
