@@ -29,6 +29,7 @@ from tintype.data.scenes.scene import STYLES, draw_scenes
 from tintype.data.scenes.source import scene_source
 from tintype.errors import UserError
 from tintype.generate import SamplerSettings, generate
+from tintype.metrics.throughput import tokenizer_words
 from tintype.plan import Plan, apply_techniques, plan_from_document
 from tintype.settings import DataSettings, plain
 from tintype.strict import Document
@@ -43,7 +44,7 @@ _WARM_UP_STEPS = 3
 _MOST_WARM_UP_STEPS = 10
 _RENDER_PX, _RENDER_COUNT = 64, 1024
 _CEILING_TRIES = 20
-_SHOWN_PARTS = ("forward", "backward", "optimizer", "data")
+_SHOWN_PARTS = ("forward", "backward", "optimizer", "tokenizer", "data")
 _SIZE_RULES = DataSettings.model_fields["size_px"].metadata
 DENSE, AGAIN = "dense", "dense again"
 """The plan as it is, measured before the techniques and once more after them."""
@@ -128,6 +129,10 @@ class Row:
     optimizer_s: float | None = None
     """Median of a step's, with clipping and the weight average."""
     optimizer_share: float | None = None
+    """Of `step_s`."""
+    tokenizer_s: float | None = None
+    """Median of a step's encoding of pixels to latents."""
+    tokenizer_share: float | None = None
     """Of `step_s`."""
     newton_schulz_tflop: float | None = None
     """Of Muon's matrix products in a step; None, as all that follows from it, for other optimizers."""
@@ -273,7 +278,8 @@ def _speeds(timed: Sequence[Step], batch: int) -> dict[str, Any]:
     """The fields of a Row that follow from the times of its steps alone."""
     total_s = sum(step.whole_s for step in timed)
     steps_s = [step.whole_s - step.parts_s["data"] for step in timed]
-    step_s, optimizer_s = median(steps_s), median(step.parts_s["optimizer"] for step in timed)
+    step_s = median(steps_s)
+    optimizer_s, tokenizer_s = (median(step.parts_s[part] for step in timed) for part in ("optimizer", "tokenizer"))
     split = {part: sum(step.parts_s[part] for step in timed) / total_s for part in PARTS}
     return {
         "images_per_s": batch / step_s,
@@ -284,6 +290,8 @@ def _speeds(timed: Sequence[Step], batch: int) -> dict[str, Any]:
         "step_s": step_s,
         "optimizer_s": optimizer_s,
         "optimizer_share": optimizer_s / step_s,
+        "tokenizer_s": tokenizer_s,
+        "tokenizer_share": tokenizer_s / step_s,
     }
 
 
@@ -410,7 +418,10 @@ def show(result: dict[str, Any], console: Console) -> None:
     title = f"{result['environment']['device']}, median (slowest–fastest) of {result['steps']} steps"
     table = Table(title=escape(title), title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name in ("tokens", "px", "batch", "technique", "images/s", "× dense", "/\n".join(_SHOWN_PARTS) + " %", "GiB"):
-        table.add_column(name, justify="left" if name == "technique" else "right", no_wrap=True)
+        if name == "technique":  # its options can be long, and must not push the numbers out of sight
+            table.add_column(name, justify="left", overflow="fold")
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
     rows = [Row(**row) for row in result["rows"]]
     for _, same_size in groupby(rows, key=_size):
         for row in same_size:
@@ -420,6 +431,11 @@ def show(result: dict[str, Any], console: Console) -> None:
     for row in rows:
         if row.floor_s is not None:
             console.print(_floor_line(row), soft_wrap=True, highlight=False, markup=False)
+    for row in rows:
+        if words := tokenizer_words(row.tokenizer_share):
+            console.print(
+                f"note: {_title(row)}: {words}", style="yellow", soft_wrap=True, highlight=False, markup=False
+            )
     for row in rows:
         if row.recompiled or row.graph_breaks:
             console.print(

@@ -303,6 +303,9 @@ def show_verdicts(results: Results, console: Console) -> None:
             table.add_row(*[""] * len(first), escape(arm.name), *cells, _other_verdicts(arm.comparisons, others))
         table.add_section()
     console.print(table)
+    for arm in results.arms:
+        if words := findings.time_words(arm):
+            console.print(f"note: {arm.label}: {words}", style="yellow", soft_wrap=True, highlight=False, markup=False)
     if results.trends:
         _show_trends(results, console)
 

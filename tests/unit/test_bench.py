@@ -10,6 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.tiny import tiny_plan
+from tests.tiny_autoencoders import option, write_autoencoder
 from tintype import bench
 from tintype.bench import Step, StepClock, at_size, compare, measure, show
 from tintype.cli import app
@@ -91,14 +92,31 @@ def test_muon_stands_beside_the_time_of_its_matrix_products() -> None:
     assert f"{muon['times_floor']:.2f} × that floor" in shown and "dense: the optimizer" not in shown
 
 
+def test_the_tokenizers_share_stands_beside_the_optimizers() -> None:
+    write_autoencoder("flux1")
+    result = compare(tiny_plan(), [option("flux1")], [], [], 2)
+    dense, latents, _ = result["rows"]
+    assert latents["tokenizer_s"] > dense["tokenizer_s"]
+    assert latents["tokenizer_share"] == latents["tokenizer_s"] / latents["step_s"] < 1
+    split = latents["time_split"]
+    assert f"/{100 * split['optimizer']:.0f}/{100 * split['tokenizer']:.0f}/" in _shown(result)
+    for share, told in ((0.34, True), (0.1, False)):
+        result["rows"][1]["tokenizer_share"] = share
+        assert ("the tokenizer takes 34% of a step; cache its latents" in _shown(result)) == told
+
+
 def test_the_wait_for_data_is_no_part_of_the_speed() -> None:
     others = dict.fromkeys(PARTS, 0.0)
-    timed = [Step(whole, {**others, "data": data, "optimizer": 0.1}) for whole, data in [(0.5, 0.0), (1.0, 0.6)]]
+    timed = [
+        Step(whole, {**others, "data": data, "optimizer": 0.1, "tokenizer": 0.2})
+        for whole, data in [(0.5, 0.0), (1.0, 0.6)]
+    ]
     found = bench._speeds(timed, batch=9)
     assert found["images_per_s"] == pytest.approx(9 / 0.45)
     assert (found["slowest_images_per_s"], found["fastest_images_per_s"]) == pytest.approx((9 / 0.5, 9 / 0.4))
     assert (found["data_share"], found["time_split"]["optimizer"]) == pytest.approx((0.6 / 1.5, 0.2 / 1.5))
     assert (found["step_s"], found["optimizer_share"]) == pytest.approx((0.45, 0.1 / 0.45))
+    assert found["tokenizer_share"] == pytest.approx(0.2 / 0.45)
 
 
 def test_a_part_is_timed_in_each_step_by_itself_and_summed_over_micro_batches() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 from tintype.train.clock import PARTS
 
 WARM_UP_SHARE = 0.1
+MUCH_FOR_A_TOKENIZER = 0.1
+"""A frozen network that gives the same latents at each epoch need not take more than this share of a step."""
 _OUTLIER = 5
 DEFINITION = (
     "training images per second: all images after the first tenth of the run over the time of the step's parts except "
@@ -38,6 +40,13 @@ def time_split(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
     seconds = {part: sum(line["parts"].get(part, 0.0) for line in warm) for part in PARTS}
     total = max(sum(line["seconds"] for line in warm), sum(seconds.values()))
     return {**{part: value / total for part, value in seconds.items()}, "other": 1 - sum(seconds.values()) / total}
+
+
+def tokenizer_words(share: float | None) -> str:
+    """Says of a tokenizer that takes much of a step what to do; empty where it does not."""
+    if share is None or share <= MUCH_FOR_A_TOKENIZER:
+        return ""
+    return f"the tokenizer takes {100 * share:.0f}% of a step; cache its latents"
 
 
 def _warm(lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

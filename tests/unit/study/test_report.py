@@ -26,7 +26,7 @@ from tests.unit.study.example_results import (
 )
 from tintype.study.report import charts, findings, numerals, read_results, svg, write_report
 from tintype.study.report.markdown import escaped
-from tintype.study.results import Curve, EncoderInfo, Results, Run, TokenizerInfo
+from tintype.study.results import Arm, Curve, EncoderInfo, Results, Run, TokenizerInfo
 from tintype.study.trends import NO_RUNS, NOT_POSITIVE
 from tintype.terminal import show_verdicts
 
@@ -602,3 +602,47 @@ def test_a_tokenizer_without_measured_latents_is_listed_with_dashes(results: Res
     _page(shown, tmp_path)
     row = f"| small-vae | short_captions | 2 | 8 px | 96× | {' | '.join([numerals.UNKNOWN] * 3)} | none |"
     assert row in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def with_times(results: Results, arm: str, split: dict[str, float]) -> Results:
+    def timed(one: Arm) -> Arm:
+        runs = [
+            run.model_copy(update={"time_split": split if one.name == arm else {"forward": 1.0}}) for run in one.runs
+        ]
+        return one.model_copy(update={"runs": runs})
+
+    return results.model_copy(update={"arms": [timed(one) for one in results.arms]})
+
+
+def test_a_tokenizer_that_takes_much_of_a_step_is_told_in_words(results: Results, tmp_path: Path) -> None:
+    words = "the tokenizer takes 34% of a step; cache its latents"
+    for share, told in ((0.34, True), (0.099, False)):
+        shown = with_times(results, "short_captions", {"tokenizer": share, "forward": 1 - share})
+        assert [findings.time_words(arm) for arm in shown.arms] == ["", "", words if told else "", ""]
+        page = _page(shown, tmp_path)
+        assert (words in page.text, words in (tmp_path / "report.md").read_text()) == (told, told)
+        assert (f"note: short_captions: {words}" in _shown(shown)) == told
+
+
+def test_the_shares_of_a_step_stand_in_the_order_of_the_step(results: Results, tmp_path: Path) -> None:
+    split = dict.fromkeys(("other", "losses", "optimizer", "teacher", "backward", "tokenizer", "text", "data"), 0.1)
+    shown = with_times(results, "short_captions", {**split, "forward": 0.2})
+    order = ["data", "text", "tokenizer", "teacher", "forward", "losses", "backward", "optimizer", "other"]
+    assert findings.time_parts(shown) == order
+    page = _page(shown, tmp_path)
+    assert "tokenizer: 10.0\u00a0%" in page.text or "tokenizer: 10.0 %" in page.text
+    markdown = (tmp_path / "report.md").read_text(encoding="utf-8").replace("\u00a0", " ")
+    assert f"| Arm | {' | '.join(order)} |" in markdown
+    cells = ["10.0 %"] * 4 + ["20.0 %"] + ["10.0 %"] * 4
+    assert f"| short_captions | {' | '.join(cells)} |" in markdown
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert all(f"segment part-{index}" in html for index in range(len(order)))
+    assert f"--part-{len(order) - 1}:" in html
+
+
+def test_time_is_shared_out_run_by_run() -> None:
+    """A run that was not done has no times, and one that took longer counts no more than the others."""
+    splits = [{"tokenizer": 1.0, "forward": 3.0}, {"tokenizer": 30.0, "forward": 10.0}, {}]
+    results = example()
+    runs = [run.model_copy(update={"time_split": s}) for run, s in zip(results.arms[0].runs, splits, strict=True)]
+    assert findings.time_shares(results.arms[0].model_copy(update={"runs": runs})) == {"tokenizer": 0.5, "forward": 0.5}

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from markupsafe import Markup
 
-from tintype.study.report.numerals import fixed, interval, percent, significant
+from tintype.study.report.numerals import fixed, interval, percent, share, significant
 from tintype.study.report.svg import (
     CHARACTER_PX,
     Box,
@@ -29,6 +29,8 @@ from tintype.study.report.svg import (
 )
 from tintype.study.results import Curve, Verdict
 
+PART_COLOURS = 9
+"""As many as the style sheet has for the parts of a step."""
 _PANEL_PX = 360
 _FIGURE_PX = 430
 _TEXT_PX = 14
@@ -437,11 +439,14 @@ def _bar_marks(bar: Bar, order: Sequence[str], px_per_unit: float, top: float) -
     marks, x = [text(0, top + 13, bar.name, class_="name", room_px=_FIGURE_PX)], 0.0
     for index, part in enumerate(order):
         width = bar.segments.get(part, 0.0) * px_per_unit
-        share = percent(bar.segments.get(part, 0.0) / bar.total).lstrip("+")
-        tooltip = tag("title", f"{part}: {share}")
-        marks.append(tag("rect", tooltip, x=x, y=top + 19, width=width, height=17, class_=f"segment part-{index % 8}"))
-        if width > CHARACTER_PX * len(share) + 4:
-            marks.append(text(x + width / 2, top + 31.5, share, anchor="middle", class_=f"on-part-{index % 8}"))
+        written = share(bar.segments.get(part, 0.0) / bar.total)
+        tooltip = tag("title", f"{part}: {written}")
+        marks.append(
+            tag("rect", tooltip, x=x, y=top + 19, width=width, height=17, class_=f"segment part-{index % PART_COLOURS}")
+        )
+        if width > CHARACTER_PX * len(written) + 4:
+            on = f"on-part-{index % PART_COLOURS}"
+            marks.append(text(x + width / 2, top + 31.5, written, anchor="middle", class_=on))
         x += width
     return tag("g", *marks)
 

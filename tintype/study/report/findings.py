@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Any, Literal
 
+from tintype.metrics.throughput import tokenizer_words
 from tintype.study.report.numerals import NO_BREAK, UNKNOWN, decimals_showing, fixed, interval, percent
 from tintype.study.results import Arm, Comparison, MetricInfo, Results, Run, TokenizerInfo, Trend, Verdict
 from tintype.study.trends import NOT_POSITIVE
+from tintype.train.clock import PARTS
 
 PIXELS = "pixels"
 _SENSELESS = 20.0
@@ -319,6 +321,27 @@ def distinct_arms(results: Results) -> list[tuple[Arm, str]]:
             groups.append([arm]) if same is None else same.append(arm)
         cards += [(group[0], ", ".join(one.resolution for one in group) if groups[1:] else "") for group in groups]
     return cards
+
+
+TIME_PARTS = (*PARTS, "other")
+
+
+def time_parts(results: Results) -> list[str]:
+    """The parts that took any time, in the order in which a step goes through them."""
+    taken = {part for arm in results.arms for run in arm.runs for part, value in run.time_split.items() if value > 0}
+    return [*(part for part in TIME_PARTS if part in taken), *sorted(taken.difference(TIME_PARTS))]
+
+
+def time_shares(arm: Arm) -> dict[str, float]:
+    """Of an arm's training time, by part and averaged over its runs; empty where no run was timed."""
+    runs = [run.time_split for run in arm.runs if sum(run.time_split.values()) > 0]
+    found = dict.fromkeys(part for split in runs for part in split)
+    return {part: fmean(split.get(part, 0.0) / sum(split.values()) for split in runs) for part in found}
+
+
+def time_words(arm: Arm) -> str:
+    """What takes more of a step than it should; empty where nothing does."""
+    return tokenizer_words(time_shares(arm).get("tokenizer"))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from tintype.study.results import SPEED, Arm, Comparison, MetricInfo, Results, R
 
 _LARGEST_PREVIEW_PX = 320
 _ARM_COLOURS = 8
-_TIME_PARTS = ("data", "text", "tokenizer", "forward", "backward", "optimizer", "other")
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5}(?:v\d+)?|[a-z-]+(?:\.[A-Z]{2})?/\d{7})\b")
 
 
@@ -40,6 +39,7 @@ def to_html(results: Results, folder: Path) -> str:
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(
+        share=numerals.share,
         fixed=numerals.fixed,
         significant=numerals.significant,
         duration=numerals.duration,
@@ -67,6 +67,7 @@ def _page(results: Results, folder: Path) -> dict[str, Any]:
         "several": bool(results.resolutions),
         "views": [_view(view, folder, colours) for view in results.by_resolution()],
         "tokens": _tokens(results, colours),
+        "part_colours": charts.PART_COLOURS,
         "latents": findings.latents_rows(results),
         "cards": findings.distinct_arms(results),
         "papers": {arm.name: [(paper, _link(paper)) for paper in arm.papers] for arm in results.arms},
@@ -94,8 +95,10 @@ def _view(results: Results, folder: Path, colours: dict[str, str]) -> dict[str, 
         "samples": _samples(results, folder),
         "part_figures": list(_part_figures(results, colours)),
         "costs": [_cost(arm) for arm in [baseline, *ranked]],
-        "time_parts": _time_parts(results),
+        "time_parts": findings.time_parts(results),
+        "time_shares": [(arm, shares) for arm in [baseline, *ranked] if (shares := findings.time_shares(arm))],
         "time_figure": _time_figure(results),
+        "time_words": {arm.name: findings.time_words(arm) for arm in results.arms},
     }
 
 
@@ -455,22 +458,11 @@ def _cost(arm: Arm) -> _Cost | None:
     )
 
 
-def _time_parts(results: Results) -> list[str]:
-    """The parts that took any time, in the order in which a step goes through them."""
-    taken = {part for arm in results.arms for run in arm.runs for part, value in run.time_split.items() if value > 0}
-    return [*(part for part in _TIME_PARTS if part in taken), *sorted(taken.difference(_TIME_PARTS))]
-
-
 def _time_figure(results: Results) -> Markup | None:
-    parts = _time_parts(results)
+    parts = findings.time_parts(results)
     arms = [findings.baseline_of(results), *findings.ranked_arms(results)]
-    bars = [charts.Bar(arm.name, {part: _mean_time(arm, part) for part in parts}) for arm in arms]
-    bars = [bar for bar in bars if bar.total > 0]
+    bars = [charts.Bar(arm.name, shares) for arm in arms if (shares := findings.time_shares(arm))]
     return charts.stacked(bars, parts) if bars else None
-
-
-def _mean_time(arm: Arm, part: str) -> float:
-    return findings.mean_of(run.time_split.get(part, 0.0) for run in arm.runs if run.time_split) or 0.0
 
 
 def _link(paper: str) -> str | None:

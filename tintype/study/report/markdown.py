@@ -17,6 +17,7 @@ def to_markdown(results: Results) -> str:
         _verdicts(results),
         *([_tokens(results)] if results.resolutions else []),
         *(_metric_section(results, metric) for metric in results.metrics),
+        *([_times(results)] if any(map(findings.time_shares, results.arms)) else []),
         _changes(results),
         *([_tokenizers(rows)] if (rows := findings.latents_rows(results)) else []),
         _definitions(results),
@@ -63,12 +64,16 @@ def _verdicts(results: Results) -> Iterator[str]:
     primary = findings.primary_metrics(results)
     yield "## Verdicts\n"
     rows = [
-        [*_where(arm), findings.titled(arm), arm.summary, *(_short(results, arm, metric) for metric in primary)]
+        [*_where(arm), findings.titled(arm), _summary(arm), *(_short(results, arm, metric) for metric in primary)]
         for view in results.by_resolution()
         for arm in findings.ranked_arms(view)
     ]
     heads = [*_where_heads(results), "Arm", "What it does", *(_headed(metric) for metric in primary)]
     yield from _table(heads, rows)
+
+
+def _summary(arm: Arm) -> str:
+    return "; ".join(words for words in (arm.summary, findings.time_words(arm)) if words)
 
 
 def _where(arm: Arm) -> list[str]:
@@ -137,6 +142,17 @@ def _metric_section(results: Results, metric: MetricInfo) -> Iterator[str]:
     yield f"### {escaped(_headed(metric))}\n"
     heads = ["Arm", "Mean", "Difference", "Interval", "Relative", "Verdict", "Finds ≥", "± sampling", "Seeds"]
     yield from _table([*_where_heads(results), *heads], rows)
+
+
+def _times(results: Results) -> Iterator[str]:
+    parts = findings.time_parts(results)
+    yield "## Where training time goes\n"
+    rows = [
+        [*_where(arm), findings.titled(arm), *(numerals.share(shares.get(part, 0.0)) for part in parts)]
+        for arm in results.arms
+        if (shares := findings.time_shares(arm))
+    ]
+    yield from _table([*_where_heads(results), "Arm", *parts], rows)
 
 
 def _baseline_row(baseline: Arm, metric: MetricInfo, decimals: int) -> list[str]:

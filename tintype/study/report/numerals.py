@@ -49,6 +49,11 @@ def percent(ratio: float | None, *, whole: bool = False) -> str:
     return (digits.removesuffix(".0") if whole else digits) + NO_BREAK + "%"
 
 
+def share(ratio: float | None) -> str:
+    """A percentage of a whole, without a sign."""
+    return percent(ratio).lstrip("+")
+
+
 def interval(low: float | None, high: float | None, decimals: int) -> str:
     if low is None or high is None:
         return ""
