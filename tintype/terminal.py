@@ -299,7 +299,7 @@ def show_verdicts(results: Results, console: Console) -> None:
         means = [_mean_text([run.metrics.get(metric.name) for run in baseline.runs]) for metric in shown]
         table.add_row(*([_where(baseline)] if first else []), "baseline", *means, "")
         for arm in arms:
-            cells = [_verdict_text(arm.comparisons.get(metric.name)) for metric in shown]
+            cells = [_verdict_text(arm, metric) for metric in shown]
             table.add_row(*[""] * len(first), escape(arm.name), *cells, _other_verdicts(arm.comparisons, others))
         table.add_section()
     console.print(table)
@@ -335,7 +335,10 @@ def _mean_text(values: list[float | None]) -> str:
     return f"{sum(known) / len(known):.4g}" if known else "–"
 
 
-def _verdict_text(row: Comparison | None) -> str:
+def _verdict_text(arm: Arm, metric: MetricInfo) -> str:
+    if metric.name in arm.incomparable:
+        return f"[yellow]{findings.NOT_COMPARABLE}[/]: {findings.short_reason(arm, metric.name)}"
+    row = arm.comparisons.get(metric.name)
     if row is None:
         return "[yellow]no runs to compare[/]"
     interval = f" [{row.low:+.3g}, {row.high:+.3g}]" if row.low is not None and row.high is not None else ""

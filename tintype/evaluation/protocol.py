@@ -172,6 +172,8 @@ class Definition:
     label: str
     direction: Direction
     definition: str
+    in_latents: bool = False
+    """Measured in the latents of the run's own tokenizer: comparable between runs that share one."""
 
 
 def metric_label(kind: str, encoder: EncoderPart) -> str:
@@ -204,7 +206,7 @@ def definitions(protocol: Protocol) -> dict[str, Definition]:
                 label = metric_label(kind, encoder) + behind
                 meaning = Definition(label, one.direction, f"{one.definition}. Features: {encoder.title}.{how}")
                 found[sampling.metric(f"{kind}_{encoder.title}")] = meaning
-    found["validation_loss"] = Definition("validation loss", "lower", validation.DEFINITION)
+    found["validation_loss"] = Definition("validation loss", "lower", validation.DEFINITION, in_latents=True)
     found["images_per_s"] = Definition("training images/s", "higher", throughput.DEFINITION)
     return found
 

@@ -1,6 +1,7 @@
 """Validation loss: the error of the velocity on unseen images at fixed noise and eight fixed times.
 
-It is taken on velocities whatever the arm's objective, so that arms compare. Every arm reads long captions here.
+It is taken on velocities whatever the arm's objective, so that arms compare, and in the latents of the run's own
+tokenizer, so that arms with other tokenizers do not. Every arm reads long captions here.
 
 B: images of a batch, N: all images, T: times.
 """
@@ -20,7 +21,10 @@ from tintype.train.parts import Parts
 TIMES = tuple((index + 0.5) / 8 for index in range(8))
 DEFINITION = (
     "mean squared error of the velocity as predicted (a contrastive loss biases it) on held-out images with long "
-    "captions, at fixed noise and the times " + ", ".join(f"{t:g}" for t in TIMES)
+    "captions, at fixed noise and the times "
+    + ", ".join(f"{t:g}" for t in TIMES)
+    + "; in the latents of the run's own "
+    "tokenizer, so that arms with another are not compared"
 )
 
 

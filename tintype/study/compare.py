@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,6 +34,7 @@ from tintype.study.results import (
     Trend,
 )
 from tintype.study.runner import FAILURE_FILE
+from tintype.study.spaces import another_space
 from tintype.study.study import ArmPlan, Study
 from tintype.study.trends import UNPAIRED, Level, relative_effect, trend_key, trend_pair
 from tintype.study.verdicts import (
@@ -54,6 +55,7 @@ def collect(study: Study, out: Path) -> Results:
     protocol, settings = study.settings.evaluation, study.settings
     runs = {arm.label: [read_run(plan, protocol, out) for plan in arm.plans] for arm in study.arms}
     encoders = _same_encoders(runs)
+    _check_tokenizers(runs)
     meanings = definitions(protocol)
     resolutions = [_resolution(arms, protocol, out) for arms in study.by_resolution()]
     only = resolutions[0] if len(resolutions) == 1 else _NO_RESOLUTION
@@ -68,7 +70,7 @@ def collect(study: Study, out: Path) -> Results:
         confidence=stats.CONFIDENCE,
         method=_method(study, planned),
         metrics=[_metric_info(name, meaning, name in settings.primary) for name, meaning in meanings.items()],
-        arms=[_arm(arm, runs, rows) for arm in study.arms],
+        arms=[_arm(arm, runs, rows, incomparable(study)) for arm in study.arms],
         plan=only.plan,
         protocol=plain(protocol),
         encoders=encoders,
@@ -174,6 +176,21 @@ def _same_encoders(runs: Mapping[str, Sequence[Run]]) -> dict[str, EncoderInfo]:
     return {name: encoder for name, (encoder, _) in found.items()}
 
 
+def _check_tokenizers(runs: Mapping[str, Sequence[Run]]) -> None:
+    """Refuses a study in which the same settings stood for several weights: its arms would not differ as declared."""
+    found: dict[str, tuple[str, str]] = {}
+    for arm, run in ((arm, run) for arm, of_arm in runs.items() for run in of_arm):
+        if run.tokenizer is None:
+            continue
+        who, identity = f"'{arm}', seed {run.seed}", run.tokenizer.identity
+        first, by = found.setdefault(json.dumps(run.tokenizer.settings, sort_keys=True), (identity, who))
+        if identity != first:
+            raise UserError(
+                f"the tokenizer '{run.tokenizer.kind}' was {first[:12]} for {by} and {identity[:12]} for {who}: its "
+                f"weights changed in between. Put the first ones back, remove {run.folder}, then run the study again"
+            )
+
+
 def _warnings(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     """Each warning of the evaluations with the number of runs that gave it, whatever numbers stand in it."""
     counted: dict[str, list[str]] = {}
@@ -191,14 +208,38 @@ def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
     return Curve(step=[b[-1]["step"] for b in bins], value=[fmean(line[name] for line in b) for b in bins])
 
 
-def planned_comparisons(study: Study, metrics: Iterable[str]) -> list[Key]:
-    """Every comparison that the study is to make, by the arm's label and the metric, trends by their `trend_key`."""
-    resolutions = study.by_resolution()
+def incomparable(study: Study) -> dict[Key, str]:
+    """Why an arm is not compared with its baseline on a metric, by the arm's label and the metric."""
+    meanings = definitions(study.settings.evaluation)
+    found: dict[Key, str] = {}
+    for baseline, *others in study.by_resolution():
+        for arm in others:
+            if reason := another_space(arm.plans[0], baseline.plans[0]):
+                found |= {(arm.label, name): reason for name, meaning in meanings.items() if meaning.in_latents}
+    return found
+
+
+def planned_comparisons(study: Study, metrics: Mapping[str, Definition]) -> list[Key]:
+    """Every comparison that the study is to make, by the arm's label and the metric, trends by their `trend_key`.
+
+    What cannot be compared takes nothing from the others: it is no part of what is corrected for.
+    """
+    resolutions, apart = study.by_resolution(), incomparable(study)
     compared = [arm for _, *others in resolutions for arm in others]
     trended = [arm for arm in resolutions[0] if arm.role == "arm"] if len(resolutions) > 1 else []
-    return [(arm.label, metric) for arm in compared for metric in metrics] + [
-        trend_key(arm.name, metric) for arm in trended for metric in trend_metrics(study.settings.primary)
+    return [(arm.label, metric) for arm in compared for metric in metrics if (arm.label, metric) not in apart] + [
+        trend_key(arm.name, metric)
+        for arm in trended
+        for metric in trend_metrics(study.settings.primary)
+        if not _trend_apart(study, arm.name, metric)
     ]
+
+
+def _trend_apart(study: Study, name: str, metric: str) -> str:
+    """Why an arm has no relative effects on a metric; empty where it can have them."""
+    apart = incomparable(study)
+    labels = [arm.label for arm in study.arms if arm.name == name]
+    return next((apart[label, metric] for label in labels if (label, metric) in apart), "")
 
 
 def _compared(
@@ -213,7 +254,11 @@ def _compared(
     for baseline, *others in study.by_resolution():
         for arm in others:
             new, old = runs[arm.label], runs[baseline.label]
-            pairs |= {(arm.label, metric): pair_runs(new, old, metric, arm.role == "arm") for metric in meanings}
+            pairs |= {
+                (arm.label, metric): pair_runs(new, old, metric, arm.role == "arm")
+                for metric in meanings
+                if (arm.label, metric) in planned
+            }
     measured = {key: pair for key, pair in pairs.items() if pair.new}
     rows = compare(measured, meanings, study.settings.primary, study.settings.analysis, planned)
     for baseline, *others in study.by_resolution():
@@ -249,8 +294,9 @@ def _trend_pairs(study: Study, runs: Mapping[str, list[Run]]) -> dict[Key, Pair 
     for arm in resolutions[0][1:]:
         levels = _levels(study, runs, arm.name)
         for metric in trend_metrics(study.settings.primary):
-            paired = arm.role == "arm"
-            found[arm.name, metric] = trend_pair(levels[0], levels[-1], metric) if paired else UNPAIRED
+            paired, apart = arm.role == "arm", _trend_apart(study, arm.name, metric)
+            pair = apart or trend_pair(levels[0], levels[-1], metric)
+            found[arm.name, metric] = pair if paired else UNPAIRED
     return found
 
 
@@ -258,7 +304,8 @@ def _trend(
     arm: str, metric: str, study: Study, runs: Mapping[str, list[Run]], pair: Pair | str, rows: Mapping[Key, Comparison]
 ) -> Trend:
     paired, analysis = pair != UNPAIRED, study.settings.analysis
-    effects = [relative_effect(level, metric, paired, analysis) for level in _levels(study, runs, arm)]
+    levels = [] if _trend_apart(study, arm, metric) else _levels(study, runs, arm)
+    effects = [relative_effect(level, metric, paired, analysis) for level in levels]
     return Trend(
         arm=arm,
         metric=metric,
@@ -273,10 +320,24 @@ def _method(study: Study, planned: Sequence[Key]) -> str:
     control = any(arm.role == "control" for arm in study.arms)
     counts = counts_of(planned, settings.primary)
     tokens = [arms[0].tokens for arms in resolutions] if len(resolutions) > 1 else []
-    return describe_method(len(settings.seeds), counts, control, settings.primary, settings.analysis, tokens)
+    text = describe_method(len(settings.seeds), counts, control, settings.primary, settings.analysis, tokens)
+    return " ".join([text, *_not_compared(study)])
 
 
-def _arm(arm: ArmPlan, runs: Mapping[str, list[Run]], rows: Mapping[Key, Comparison]) -> Arm:
+def _not_compared(study: Study) -> list[str]:
+    """A sentence for each reason and metric."""
+    meanings = definitions(study.settings.evaluation)
+    arms: dict[tuple[str, str], list[str]] = {}
+    for (label, metric), reason in incomparable(study).items():
+        arms.setdefault((metric, reason), []).append(label)
+    return [
+        f"Not compared, nor counted among the comparisons, is the {meanings[metric].label} of {', '.join(labels)} "
+        f"({reason})."
+        for (metric, reason), labels in arms.items()
+    ]
+
+
+def _arm(arm: ArmPlan, runs: Mapping[str, list[Run]], rows: Mapping[Key, Comparison], apart: Mapping[Key, str]) -> Arm:
     papers = [application.technique.paper for application in arm.applications if application.technique.paper]
     return Arm(
         name=arm.name,
@@ -287,6 +348,7 @@ def _arm(arm: ArmPlan, runs: Mapping[str, list[Run]], rows: Mapping[Key, Compari
         changes=[Change(key=key, before=old, after=new) for key, (old, new) in arm.changes.items()],
         runs=runs[arm.label],
         comparisons={metric: row for (label, metric), row in rows.items() if label == arm.label},
+        incomparable={metric: reason for (label, metric), reason in apart.items() if label == arm.label},
         resolution=arm.resolution,
         tokens=arm.tokens if arm.resolution else None,
     )

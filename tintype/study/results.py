@@ -124,6 +124,8 @@ class Arm(_Data):
     runs: list[Run]
     comparisons: dict[str, Comparison]
     """By metric, with the baseline of the same resolution; empty for the baseline."""
+    incomparable: dict[str, str] = {}
+    """By metric, why it is not compared with the baseline although both have it."""
     resolution: str = ""
     """Empty in a study of one resolution."""
     tokens: int | None = None
@@ -168,7 +170,7 @@ class Trend(_Data):
     comparison: Comparison | None
     """The effect at the most tokens (`mean`) against that at the fewest (`baseline_mean`), seed by seed."""
     undefined: str = ""
-    """Why there is no comparison: values that are not positive, no pairs, or no runs (yet)."""
+    """Why there is no comparison: values that are not positive, another space, no pairs, or no runs (yet)."""
 
 
 class Results(_Data):

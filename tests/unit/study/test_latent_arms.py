@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from tests.tiny import TINY
-from tests.tiny_autoencoders import CHANNELS, STRIDE_PX, option, write_autoencoder
+from tests.tiny import TINY, tiny_plan
+from tests.tiny_autoencoders import CHANNELS, FOLDER, STRIDE_PX, option, write_autoencoder
+from tintype.errors import UserError
+from tintype.evaluation.protocol import definitions
+from tintype.study.compare import _check_tokenizers, _compared, _trend_pairs, incomparable, planned_comparisons
 from tintype.study.lab import run_study
 from tintype.study.report import read_results
-from tintype.study.study import load_study
+from tintype.study.results import Run
+from tintype.study.spaces import another_space
+from tintype.study.study import Study, load_study
+from tintype.study.trends import trend_key
+from tintype.study.verdicts import counts_of
 from tintype.train.folder import read_json
 
 STUDY = """
@@ -48,3 +56,107 @@ def test_results_have_the_latents_of_each_run(study: Path) -> None:
     assert (found.images, found.mean, found.std) == (stored["images"], stored["mean"], stored["std"])
     assert len(found.mean) == CHANNELS
     assert found.identity == read_json(run / "loaded.json")["tokenizer"]
+
+
+def test_the_validation_loss_of_another_space_is_not_compared(study: Path) -> None:
+    results = read_results(study)
+    _, latents = results.arms
+    assert "validation_loss" not in latents.comparisons and "scene_accuracy" in latents.comparisons
+    assert list(latents.incomparable) == ["validation_loss"]
+    reason = "it is measured in the latents of the run's own tokenizer, flux1 here and pixels in the baseline"
+    assert latents.incomparable["validation_loss"] == f"another space: {reason}"
+    assert "validation_loss" in latents.runs[0].metrics  # as it was measured
+    html = (study / "report.html").read_text(encoding="utf-8").replace("&#39;", "'")
+    markdown = (study / "report.md").read_text(encoding="utf-8")
+    assert reason in html and reason in markdown and reason in results.method
+    assert "1 is not comparable (latents: another space)" in markdown.lower()
+
+
+def test_a_tokenizer_that_changed_between_runs_is_refused(study: Path) -> None:
+    baseline, latents = (arm.runs[0] for arm in read_results(study).arms)
+    _check_tokenizers({"baseline": [baseline], "one": [latents], "two": [latents]})
+    runs = {"one": [latents], "two": [latents.model_copy(update={"tokenizer": _other_weights(latents)})]}
+    with pytest.raises(UserError, match=r"the tokenizer 'flux1' was .* for 'one', seed 0 and cdcdcdcdcdcd for 'two'"):
+        _check_tokenizers(runs)
+
+
+def _other_weights(run: Run) -> Any:
+    assert run.tokenizer is not None
+    return run.tokenizer.model_copy(update={"identity": "cd" * 32})
+
+
+@pytest.mark.parametrize(
+    ("change", "apart"),
+    [
+        ("", False),
+        (",to.compute=bf16", False),
+        (",to.posterior=sample", True),
+        (",to.scale=0.5", True),
+        (",to.weights=elsewhere", True),
+    ],
+)
+def test_a_space_is_what_decides_the_latents(change: str, apart: bool) -> None:
+    one = tiny_plan(techniques=[option("flux1")])
+    options = option("flux1").replace(f",to.weights={FOLDER / 'flux1'}", "") if "weights" in change else option("flux1")
+    other = tiny_plan("optimizer.lr=1e-4", techniques=[options + change])
+    assert bool(another_space(other, one)) == bool(another_space(one, other)) == apart
+    if apart:
+        assert "flux1 here and with other settings or weights in the baseline" in another_space(other, one)
+    assert "flux1 here and pixels" in another_space(other, tiny_plan())
+
+
+SEVERAL = """
+question: Are latents better with more tokens?
+recipe: PLAN
+seeds: [0, 1, 2]
+control_seeds: [7, 8, 9]
+resolutions: [{name: coarse}, {name: fine, set: [data.size_px=32]}]
+arms:
+  - {name: latents, techniques: ["LATENTS"]}
+  - {name: x, techniques: [x-prediction]}
+primary: [scene_accuracy, validation_loss]
+evaluation: {count: 8, also: [], reference_count: 8, validation_count: 2, metrics: [fd], sampler: {steps: 1}}
+"""
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Study:
+    (tmp_path / "plan.yaml").write_text(TINY)
+    text = SEVERAL.replace("PLAN", str(tmp_path / "plan.yaml")).replace("LATENTS", option("flux1"))
+    (tmp_path / "study.yaml").write_text(text)
+    return load_study(str(tmp_path / "study.yaml"))
+
+
+def _made_up(study: Study) -> dict[str, list[Run]]:
+    """Every arm has every metric; that of the validation loss of latents is far from the baseline's, without spread."""
+    names = definitions(study.settings.evaluation)
+
+    def run(label: str, seed: int) -> Run:
+        metrics = {name: 1 + 0.01 * ((7 * seed + len(name)) % 5) for name in names}
+        if label.startswith("latents"):
+            metrics["validation_loss"] = 100 + 0.001 * seed
+        return Run(seed=seed, hash="", folder="", state="done", metrics=metrics)
+
+    return {arm.label: [run(arm.label, plan.seed) for plan in arm.plans] for arm in study.arms}
+
+
+def test_what_cannot_be_compared_is_not_corrected_for(several: Study) -> None:
+    meanings = definitions(several.settings.evaluation)
+    planned = planned_comparisons(several, meanings)
+    apart = {(f"latents @ {where}", "validation_loss") for where in ("coarse", "fine")}
+    assert set(incomparable(several)) == apart
+    assert not apart & set(planned)
+    assert trend_key("latents", "validation_loss") not in planned
+    assert trend_key("latents", "scene_accuracy") in planned and trend_key("x", "validation_loss") in planned
+    counts = counts_of(planned, several.settings.primary)
+    assert counts.primary == 2 * 3 * 2 - 2 + 2 * 2 - 1
+    assert counts.others == 2 * 3 * (len(meanings) - 2) + 2
+
+
+def test_no_verdict_comes_of_another_space_however_clear_it_looks(several: Study) -> None:
+    runs, meanings = _made_up(several), definitions(several.settings.evaluation)
+    trends = _trend_pairs(several, runs)
+    rows = _compared(several, runs, meanings, trends, planned_comparisons(several, meanings))
+    assert not [key for key in rows if key[0].startswith("latents") and key[1] == "validation_loss"]
+    assert ("x @ fine", "validation_loss") in rows and ("control @ fine", "validation_loss") in rows
+    assert str(trends["latents", "validation_loss"]).startswith("another space")

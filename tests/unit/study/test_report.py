@@ -626,7 +626,7 @@ def test_a_tokenizer_that_takes_much_of_a_step_is_told_in_words(results: Results
 
 def test_the_shares_of_a_step_stand_in_the_order_of_the_step(results: Results, tmp_path: Path) -> None:
     split = dict.fromkeys(("other", "losses", "optimizer", "teacher", "backward", "tokenizer", "text", "data"), 0.1)
-    shown = with_times(results, "short_captions", {**split, "forward": 0.2})
+    shown = with_times(results, "short_captions", {**split, "forward": 0.2, "hardly": 1e-5})
     order = ["data", "text", "tokenizer", "teacher", "forward", "losses", "backward", "optimizer", "other"]
     assert findings.time_parts(shown) == order
     page = _page(shown, tmp_path)
@@ -646,3 +646,58 @@ def test_time_is_shared_out_run_by_run() -> None:
     results = example()
     runs = [run.model_copy(update={"time_split": s}) for run, s in zip(results.arms[0].runs, splits, strict=True)]
     assert findings.time_shares(results.arms[0].model_copy(update={"runs": runs})) == {"tokenizer": 0.5, "forward": 0.5}
+
+
+APART = "another space: it is measured elsewhere"
+
+
+def apart(results: Results, arm: str, metric: str) -> Results:
+    """As a study's results are where an arm cannot be compared on a metric."""
+
+    def without(one: Arm) -> Arm:
+        if one.name != arm:
+            return one
+        kept = {name: row for name, row in one.comparisons.items() if name != metric}
+        return one.model_copy(update={"comparisons": kept, "incomparable": {metric: APART}})
+
+    trends = [
+        trend.model_copy(update={"comparison": None, "effects": [], "undefined": APART})
+        if (trend.arm, trend.metric) == (arm, metric)
+        else trend
+        for trend in results.trends
+    ]
+    return results.model_copy(update={"arms": [without(one) for one in results.arms], "trends": trends})
+
+
+@pytest.mark.parametrize("seeds", [(0, 1, 2), (0,)])
+def test_what_cannot_be_compared_has_a_reason_and_no_difference(seeds: tuple[int, ...], tmp_path: Path) -> None:
+    shown = apart(example(seeds), "short_captions", "fd_scenes")
+    draw_previews(shown, tmp_path)
+    page, markdown = _page(shown, tmp_path), (tmp_path / "report.md").read_text(encoding="utf-8")
+    words = "1 is not comparable (short_captions: another space)"
+    assert any(words in sentence for sentence in findings.answer(shown))
+    assert APART in page.text and f"not comparable: {APART}" in markdown
+    assert f"Not compared: FD (scenes) of short_captions ({APART})." in page.text
+    assert "not comparable (another space)" in markdown
+    assert re.search(r"not comparable:\s+another", _shown(shown))
+    assert "incomplete" not in markdown and "not measured" not in page.text
+    assert read_results(tmp_path) == shown
+
+
+def test_figures_leave_out_what_has_another_scale(results: Results, tmp_path: Path) -> None:
+    draw_previews(results, tmp_path)
+    for metric, figure in (("scene_accuracy", "Quality against speed"), ("scene_accuracy", "What a metric is made of")):
+        html = write_report(apart(results, "short_captions", metric), tmp_path).read_text(encoding="utf-8")
+        begin = html.index("<svg", html.index(f">{figure}"))
+        part = html[begin : html.index("</svg>", begin)]
+        assert "uniform_time" in part and "short_captions" not in part
+    assert "Left out: short_captions (another space)." in html
+
+
+def test_a_trend_of_what_cannot_be_compared_is_not_defined(fine_and_coarse: Results, tmp_path: Path) -> None:
+    shown = apart(fine_and_coarse, "short_captions", "fd_scenes")
+    trend = next(one for one in shown.trends if (one.arm, one.metric) == ("short_captions", "fd_scenes"))
+    assert findings.trend_verdict(trend) == "not defined"
+    page = _page(shown, tmp_path)
+    assert f"Not defined: {APART}." in page.text
+    assert "At coarse: Not compared: FD (scenes) of short_captions" in page.text

@@ -12,11 +12,13 @@ from typing import Any, Literal
 from tintype.metrics.throughput import tokenizer_words
 from tintype.study.report.numerals import NO_BREAK, UNKNOWN, decimals_showing, fixed, interval, percent
 from tintype.study.results import Arm, Comparison, MetricInfo, Results, Run, TokenizerInfo, Trend, Verdict
+from tintype.study.spaces import ANOTHER_SPACE
 from tintype.study.trends import NOT_POSITIVE
 from tintype.train.clock import PARTS
 
 PIXELS = "pixels"
 _SENSELESS = 20.0
+NOT_COMPARABLE: Literal["not comparable"] = "not comparable"
 GLYPHS: dict[Verdict, str] = {"better": "✓", "worse": "✗", "not shown": "○", "sketch": "◌", "incomplete": "…"}
 
 
@@ -172,7 +174,8 @@ def _closing_sentences(results: Results) -> list[str]:
 def _sentence(results: Results, arms: list[Arm], metric: MetricInfo) -> str:
     if results.sketch:
         shown = "; ".join(_effect(results, arm, metric) for arm in arms if metric.name in arm.comparisons)
-        return f"{metric.label} ({metric.direction} is better) differs by: {shown or 'nothing measured'}."
+        apart = "".join(f" {clause[0].upper()}{clause[1:]}." for clause in _apart_clauses(arms, metric))
+        return f"{metric.label} ({metric.direction} is better) differs by: {shown or 'nothing measured'}.{apart}"
     groups = {verdict: [arm for arm in arms if _verdict(arm, metric) == verdict] for verdict in GLYPHS}
     clauses = []
     for verdict in ("better", "worse"):
@@ -183,8 +186,39 @@ def _sentence(results: Results, arms: list[Arm], metric: MetricInfo) -> str:
         clauses.append(f"{len(group)} {_is(group)} not shown to differ ({_names(group)})")
     if group := groups["incomplete"]:
         clauses.append(f"{len(group)} {_is(group)} incomplete ({_names(group)})")
+    clauses += _apart_clauses(arms, metric)
     counted = f"of {len(arms)} arms" if len(arms) > 1 else "of the one arm"
     return f"{metric.label} ({metric.direction} is better): {counted}, {_listed(clauses)}."
+
+
+def _apart_clauses(arms: list[Arm], metric: MetricInfo) -> list[str]:
+    """What is not compared, by the first words of the reason."""
+    reasons: dict[str, list[Arm]] = {}
+    for arm in arms:
+        if metric.name in arm.incomparable:
+            reasons.setdefault(short_reason(arm, metric.name), []).append(arm)
+    return [f"{len(some)} {_is(some)} {NOT_COMPARABLE} ({_names(some)}: {why})" for why, some in reasons.items()]
+
+
+def short_reason(arm: Arm, metric: str) -> str:
+    """Why it is not compared, in two words; the rest of the reason says more."""
+    return arm.incomparable[metric].partition(":")[0]
+
+
+def left_out(results: Results, metric: str) -> str:
+    """Names the arms that a figure of several arms cannot show on one scale; empty where there are none."""
+    apart = [arm for arm in results.arms if metric in arm.incomparable]
+    return f"Left out: {_names(apart)} ({short_reason(apart[0], metric)})." if apart else ""
+
+
+def apart_notes(results: Results) -> list[str]:
+    """A sentence for each metric and reason for which arms are not compared."""
+    arms: dict[tuple[str, str], list[Arm]] = {}
+    for metric in results.metrics:
+        for arm in compared_arms(results):
+            if metric.name in arm.incomparable:
+                arms.setdefault((metric.label, arm.incomparable[metric.name]), []).append(arm)
+    return [f"Not compared: {label} of {_names(some)} ({reason})." for (label, reason), some in arms.items()]
 
 
 def _effect(results: Results, arm: Arm, metric: MetricInfo) -> str:
@@ -219,7 +253,9 @@ def _control_sentences(results: Results) -> list[str]:
     return ["The control, which is the baseline with other seeds, shows no difference on any metric, as it should."]
 
 
-def _verdict(arm: Arm, metric: MetricInfo) -> Verdict:
+def _verdict(arm: Arm, metric: MetricInfo) -> Verdict | Literal["not comparable"]:
+    if metric.name in arm.incomparable:
+        return NOT_COMPARABLE
     comparison = arm.comparisons.get(metric.name)
     return comparison.verdict if comparison else "incomplete"
 
@@ -254,7 +290,7 @@ def compared_trends(results: Results) -> list[tuple[Trend, MetricInfo]]:
 def trend_verdict(trend: Trend) -> Verdict | Literal["not defined"]:
     if trend.comparison:
         return trend.comparison.verdict
-    return "not defined" if trend.undefined == NOT_POSITIVE else "incomplete"
+    return "not defined" if trend.undefined.startswith((NOT_POSITIVE, ANOTHER_SPACE)) else "incomplete"
 
 
 def trend_words(trend: Trend, metric: MetricInfo) -> str:
@@ -324,11 +360,13 @@ def distinct_arms(results: Results) -> list[tuple[Arm, str]]:
 
 
 TIME_PARTS = (*PARTS, "other")
+_LEAST_SHARE = 0.0005
+"""What would be written as 0.0 % is left out: some parts of a step are timed and do nothing."""
 
 
 def time_parts(results: Results) -> list[str]:
-    """The parts that took any time, in the order in which a step goes through them."""
-    taken = {part for arm in results.arms for run in arm.runs for part, value in run.time_split.items() if value > 0}
+    """The parts that took any time worth a figure, in the order in which a step goes through them."""
+    taken = {part for arm in results.arms for part, share in time_shares(arm).items() if share > _LEAST_SHARE}
     return [*(part for part in TIME_PARTS if part in taken), *sorted(taken.difference(TIME_PARTS))]
 
 

@@ -86,6 +86,7 @@ def _view(results: Results, folder: Path, colours: dict[str, str]) -> dict[str, 
         "token_count": baseline.tokens,
         "plan": results.plan,
         "metrics": metrics,
+        "apart_notes": findings.apart_notes(results),
         "primary": [column for column in metrics if column.info.name in primary],
         "listed": results.arms,
         "arms": ranked,
@@ -156,6 +157,16 @@ class _Column:
     """The same measurement on real images, where there is one."""
     cells: dict[str, _Cell]
     forest: Markup | None
+    apart: dict[str, _Apart]
+    """Arms that are not compared."""
+
+
+@dataclass(frozen=True)
+class _Apart:
+    mean: str
+    short: str
+    reason: str
+    values: list[tuple[int, str]]
 
 
 def _column(results: Results, metric: MetricInfo) -> _Column:
@@ -178,6 +189,16 @@ def _column(results: Results, metric: MetricInfo) -> _Column:
             for name, arm in compared.items()
         },
         forest=charts.forest(metric.label, list(effects.values()), decimals, lower) if effects else None,
+        apart={arm.name: _apart(arm, metric, decimals) for arm in results.arms if metric.name in arm.incomparable},
+    )
+
+
+def _apart(arm: Arm, metric: MetricInfo, decimals: int) -> _Apart:
+    return _Apart(
+        mean=numerals.fixed(findings.mean_of(findings.metric_values(arm, metric.name)), decimals),
+        short=findings.short_reason(arm, metric.name),
+        reason=arm.incomparable[metric.name],
+        values=_seed_values(arm, metric, decimals),
     )
 
 
@@ -333,7 +354,7 @@ def _speed_figure(results: Results, colours: dict[str, str]) -> Markup | None:
     clouds = [
         charts.Cloud(arm.name, colours[arm.name], points)
         for arm in results.arms
-        if (points := list(_points(arm, speed.name, quality.name)))
+        if quality.name not in arm.incomparable and (points := list(_points(arm, speed.name, quality.name)))
     ]
     return charts.scatter(clouds, speed.label, quality.label, quality.direction == "lower") if clouds else None
 
@@ -420,19 +441,23 @@ class _Parts:
     reference: dict[str, float]
     names: list[str]
     decimals: int
+    left_out: str
+    """Which arms are not shown, and why; empty where all are."""
 
 
 def _part_figures(results: Results, colours: dict[str, str]) -> Iterator[_Parts]:
     labels = {metric.name: metric.label for metric in results.metrics}
     names = dict.fromkeys(name for arm in results.arms for run in arm.runs for name in run.details)
     for name in names:
-        arms = [charts.PartValues(a.name, colours[a.name], findings.part_means(a, name)) for a in results.arms]
+        compared = [arm for arm in results.arms if name not in arm.incomparable]
+        arms = [charts.PartValues(a.name, colours[a.name], findings.part_means(a, name)) for a in compared]
         label, reference = labels.get(name, name), results.reference.get(name, {})
         parts = list(dict.fromkeys(part for arm in arms for part in arm.values))
         if parts:
             largest = max(abs(value) for arm in arms for value in arm.values.values())
             decimals = numerals.decimals_showing(largest / 10)
-            yield _Parts(label, charts.parts(label, arms, reference), arms, reference, parts, decimals)
+            figure = charts.parts(label, arms, reference)
+            yield _Parts(label, figure, arms, reference, parts, decimals, findings.left_out(results, name))
 
 
 @dataclass(frozen=True)

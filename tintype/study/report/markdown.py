@@ -123,6 +123,8 @@ def _speed(results: Results, name: str) -> str:
 
 
 def _short(results: Results, arm: Arm, metric: MetricInfo) -> str:
+    if metric.name in arm.incomparable:
+        return f"{findings.NOT_COMPARABLE} ({findings.short_reason(arm, metric.name)})"
     comparison = arm.comparisons.get(metric.name)
     if comparison is None:
         return numerals.UNKNOWN
@@ -137,7 +139,9 @@ def _metric_section(results: Results, metric: MetricInfo) -> Iterator[str]:
         baseline = findings.baseline_of(view)
         rows.append([*_where(baseline), *_baseline_row(baseline, metric, decimals)])
         for arm in findings.ranked_arms(view):
-            if metric.name in arm.comparisons:
+            if metric.name in arm.incomparable:
+                rows.append([*_where(arm), *_apart_row(arm, metric, decimals)])
+            elif metric.name in arm.comparisons:
                 rows.append([*_where(arm), *_metric_row(results, arm, metric, decimals)])
     yield f"### {escaped(_headed(metric))}\n"
     heads = ["Arm", "Mean", "Difference", "Interval", "Relative", "Verdict", "Finds ≥", "± sampling", "Seeds"]
@@ -161,6 +165,13 @@ def _baseline_row(baseline: Arm, metric: MetricInfo, decimals: int) -> list[str]
     mean = numerals.fixed(findings.mean_of(values), decimals)
     first = mean if spread is None else f"{mean} ± {numerals.fixed(spread, decimals)}"
     return [findings.titled(baseline), first, "", "", "", "", "", "", _seeds(baseline, metric, decimals)]
+
+
+def _apart_row(arm: Arm, metric: MetricInfo, decimals: int) -> list[str]:
+    """The values of an arm that is not compared."""
+    cells = _baseline_row(arm, metric, decimals)
+    cells[5] = f"{findings.NOT_COMPARABLE}: {arm.incomparable[metric.name]}"
+    return cells
 
 
 def _metric_row(results: Results, arm: Arm, metric: MetricInfo, decimals: int) -> list[str]:
@@ -211,7 +222,7 @@ def _changes(results: Results) -> Iterator[str]:
 def _tokenizers(rows: Sequence[findings.LatentsRow]) -> Iterator[str]:
     yield "## Tokenizers\n"
     yield "Latents of each run's first images, over all channels, in brackets from the lowest to the highest channel.\n"
-    heads = ["Tokenizer", "Arms", "Channels", "Stride", "Fewer numbers", "Images", "Mean", "Deviation", "Identity"]
+    heads = ["Tokenizer", "Arms", "Channels", "Stride", "Compression", "Images", "Mean", "Deviation", "Identity"]
     yield from _table(heads, map(_tokenizer_row, rows))
 
 

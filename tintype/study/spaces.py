@@ -1,0 +1,32 @@
+"""Whether two plans measure an error of velocities in the same space.
+
+The validation loss is taken in the latents of a run's own tokenizer. Those of another tokenizer have another scale and
+another share of noise in them, so a difference between the two says nothing of the denoisers, however small its p.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tintype.plan import Plan
+from tintype.settings import plain
+
+ANOTHER_SPACE = "another space"
+_OF_NO_SPACE = ("compute", "sha256")
+"""Settings of a tokenizer that change its latents by rounding, or not at all."""
+
+
+def another_space(new: Plan, old: Plan) -> str:
+    """Why an error in the latents of one plan cannot be compared with that of the other; empty where it can.
+
+    It is known from the plans alone, so that a study knows before its first run what it will compare.
+    """
+    if _space(new) == _space(old):
+        return ""
+    here, there = new.tokenizer.kind, old.tokenizer.kind
+    which = f"{here} here and {there}" if here != there else f"{here} here and with other settings or weights"
+    return f"{ANOTHER_SPACE}: it is measured in the latents of the run's own tokenizer, {which} in the baseline"
+
+
+def _space(plan: Plan) -> dict[str, Any]:
+    return {key: value for key, value in plain(plan.tokenizer).items() if key not in _OF_NO_SPACE}
