@@ -64,6 +64,10 @@ class Numbers:
     def __len__(self) -> int:
         return COUNT
 
+    @property
+    def identity(self) -> str:
+        return "numbers"
+
     def prepare(self, ids: Sequence[int]) -> None:
         pass
 

@@ -37,6 +37,7 @@ from tintype.train.clock import PARTS, Clock
 from tintype.train.folder import environment
 from tintype.train.optim.muon import MuonSettings, newton_schulz_flops
 from tintype.train.parts import Parts, build_parts, choose_device, exact_fp32
+from tintype.train.prepare import prepare_ids
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import update
 
@@ -58,7 +59,7 @@ def measure(plan: Plan, steps: int) -> dict[str, Any]:
     state = new_state(parts)
     clock = Clock(parts.device)
     images = min(len(parts.source), (_WARM_UP_STEPS + steps) * plan.train.batch)
-    parts.source.prepare(ids_at(plan.seed, 0, images, len(parts.source)).tolist())
+    prepare_ids(parts, ids_at(plan.seed, 0, images, len(parts.source)).tolist())
     for _ in range(_WARM_UP_STEPS):
         update(parts, state, clock)
     clock.read()

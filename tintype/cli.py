@@ -29,7 +29,9 @@ app = typer.Typer(
 )
 plan_app = typer.Typer(no_args_is_help=True, help="Show, compare and describe plans.")
 encoder_app = typer.Typer(no_args_is_help=True, help="The packaged scene encoder.")
-tokenizer_app = typer.Typer(no_args_is_help=True, help="Train tokenizers, and compare any of them.")
+tokenizer_app = typer.Typer(
+    no_args_is_help=True, help="Train tokenizers, compare any of them, and cache their latents."
+)
 app.add_typer(plan_app, name="plan")
 app.add_typer(encoder_app, name="encoder")
 app.add_typer(tokenizer_app, name="tokenizer")
@@ -449,6 +451,23 @@ def tokenizer_train(
     alone("tintype tokenizer train")
     settings = _settings(Training, "training", [*set_, f"data={json.dumps(data)}"])
     code = train_vae_with_progress(settings, out, choose_device(device), console)
+    if code:
+        sys.exit(code)
+
+
+@tokenizer_app.command("cache")
+def tokenizer_cache(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name or the path of a plan")],
+    set_: Set = [],  # noqa: B006
+    technique: Techniques = [],  # noqa: B006
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hash all images again and encode those that have changed")
+    ] = False,
+) -> None:
+    """Encode all training images of a plan once, for all runs with run.latents=disk. Running it again goes on."""
+    from tintype.terminal import cache_with_progress
+
+    code = cache_with_progress(_plan(recipe, set_, technique), verify, console, progress_console)
     if code:
         sys.exit(code)
 

@@ -96,7 +96,8 @@ class View:
     """What it should be."""
     weight_B: Tensor | None
     """How much each sample counts in the objective, where the plan weights them."""
-    image_BCHW: Tensor
+    image_BCHW: Tensor | None
+    """None where no term asks for the images: latents that are kept need none."""
     captions: Sequence[str]
     draws: Draws
     step: int
@@ -129,6 +130,10 @@ class Record:
 
 class ImageSource(Protocol):
     def __len__(self) -> int: ...
+    @property
+    def identity(self) -> str | None:
+        """Names the pixels of all images; None where only the images themselves say it."""
+
     def prepare(self, ids: Sequence[int]) -> None:
         """Makes the images now, where it keeps them: they will be asked for."""
 
@@ -158,11 +163,26 @@ class Tokenizer(Protocol):
     def identity(self) -> str | None:
         """SHA-256 over its weights and its normalisation; None where it has neither."""
 
+    @property
+    def arithmetic(self) -> str:
+        """What it computes in, and what its moments are, in words: other words are other numbers."""
+
+    @property
+    def moment_channels(self) -> int: ...
     def encode(self, image_BCHW: Tensor, draws: Draws) -> Tensor:
         """uint8 images to float32 latents of about mean 0 and deviation 1, without gradient.
 
         `draws` serve a tokenizer that samples: a latent is a function of its image and its draws, whatever the batch.
         """
+
+    def moments(self, image_BCHW: Tensor) -> Tensor:
+        """The part of `encode` without chance, float32 [B, moment_channels, H, W]: what a cache keeps of an image.
+
+        On a CPU it is a function of the image alone, to the last bit, whatever the batch.
+        """
+
+    def drawn(self, moment_BCHW: Tensor, draws: Draws) -> Tensor:
+        """The rest of it: `encode(image, draws)` is `drawn(moments(image), draws)`."""
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
         """Latents to uint8 images."""
@@ -219,6 +239,8 @@ class LossTerm:
 
     taps: frozenset[int] = frozenset()
     """Blocks (counted from 0) whose output tokens it wants."""
+    needs_images: bool = True
+    """Whether `look` or `loss` want the clean images. Without, `look` is not called: fetching images takes time."""
 
     def ready(self) -> str | None:
         """Loads what only a running loss needs, a teacher for example, and gives its identity.

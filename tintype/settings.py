@@ -322,6 +322,18 @@ class RunSettings(Settings):
     log_every_steps: int = Field(10, ge=1)
     tensorboard: bool = False
     distribution: DistributionSettings = DistributionSettings()
+    latents: Literal["none", "disk"] = Field(
+        "none", description="disk: encode each image once and keep its latents in the cache, in fp32, for all runs"
+    )
+    latents_folder: str | None = Field(
+        None, min_length=1, description="Keep them in this folder; by default in one named by what they are made of"
+    )
+
+    @model_validator(mode="after")
+    def _kept(self) -> RunSettings:
+        if self.latents_folder is not None and self.latents == "none":
+            raise ValueError("latents_folder says where latents are kept, but latents is none; set it to disk")
+        return self
 
 
 def plain(settings: Settings) -> dict[str, Any]:

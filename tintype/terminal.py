@@ -16,11 +16,13 @@ from rich.table import Table
 from tintype.evaluation.ema_curve import Curve, StoppedError, score_lengths
 from tintype.evaluation.protocol import Definition, Protocol
 from tintype.plan import Plan
+from tintype.rows import gigabytes
 from tintype.study.report import findings
 from tintype.study.results import Arm, Comparison, MetricInfo, Results, Trend
 from tintype.study.runner import Message
 from tintype.study.study import ArmPlan, Study
 from tintype.tokenizers import train_small_vae
+from tintype.tokenizers.fill_cache import fill_cache
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt, watch_signals
 from tintype.train.loop import Progress as TrainProgress
@@ -103,6 +105,30 @@ def train_vae_with_progress(
     if dead := trained["dead_channels"]:
         text = f"note: {len(dead)} of {settings.vae.channels} channels carry nothing; lower kl_weight or vae.channels"
         console.print(text, style="yellow", soft_wrap=True, highlight=False)
+    return 0
+
+
+def cache_with_progress(plan: Plan, verify: bool, console: Console, progress: Console) -> int:
+    """Fills the cache of a plan's latents with a progress bar; returns the exit code."""
+    with watch_signals() as interrupt, _bars(progress) as bars:
+        bar = bars.add_task("encoding", total=plan.data.count, note="")
+
+        def on_images(done: int, total: int) -> None:
+            bars.update(bar, completed=done, total=total, note=f"{done:,} of {total:,} images")
+
+        filled = fill_cache(plan, interrupt, verify, on_images)
+    number = f"{filled.there:,} of {filled.images:,}" if filled.there < filled.images else f"{filled.images:,}"
+    parts = [f"{number} images, {gigabytes(filled.size_bytes)}"]
+    if filled.encoded:
+        parts.append(f"{filled.encoded:,} encoded at {filled.images_per_s:,.1f} images/s")
+    else:
+        parts.append("all were there" if filled.there == filled.images else "none encoded")
+    if verify:
+        parts.append(f"{filled.changed:,} images had changed")
+    console.print(f"{filled.folder}: {'; '.join(parts)}", soft_wrap=True, highlight=False, markup=False)
+    if interrupt.signal is not None:
+        console.print("interrupted: run the same command to go on", soft_wrap=True, highlight=False)
+        return interrupt.exit_code
     return 0
 
 

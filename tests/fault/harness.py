@@ -14,7 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from tests.tiny import tiny_plan
+from tests.tiny_vae import write_tiny_vae
 from tintype.plan import Plan
+from tintype.tokenizers.fill_cache import fill_cache
+from tintype.tokenizers.latent_cache import HEADER_NAME, ROWS_NAME
 from tintype.train import checkpoint, fault
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
@@ -46,6 +49,21 @@ SNAPSHOT_KILLS = [
     *[("save.prune", n) for n in (1, 3)],
 ]
 
+LATENT_KILLS = [
+    *[("rows.sum", n) for n in (1, 2)],
+    *[("rows.done", n) for n in (1, 3)],
+    ("step.data", 4),
+]
+"""Of a run that fills a cache of 600 latents in chunks of 256 before its first step."""
+CACHE_KILLS = [("rows.sum", 1), ("rows.sum", 10), ("rows.done", 4)]
+"""Of the command that fills it in chunks of 64."""
+
+
+def latent_plan(root: Path) -> Plan:
+    vae = write_tiny_vae(root / "vae")
+    settings = ("data.count=600", "train.steps=4", "train.batch=150", "run.latents=disk")
+    return tiny_plan(*settings, techniques=[f"tokenizer:to.kind=small-vae,to.folder={vae}"])
+
 
 def in_child(work: Callable[[], object]) -> int:
     """Runs `work` in a forked process and returns how it ended: 0, or minus the number of the signal."""
@@ -60,7 +78,20 @@ def in_child(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def kill_at(plan: Plan, point: str, occurrence: int, folder: Path) -> None:
+def train_with_cache(plan: Plan, folder: Path) -> None:
+    os.environ["TINTYPE_CACHE"] = str(folder.with_suffix(".cache"))
+    train(plan, folder, Interrupt())
+
+
+def fill_with_cache(plan: Plan, folder: Path) -> None:
+    os.environ["TINTYPE_CACHE"] = str(folder.with_suffix(".cache"))
+    filled = fill_cache(plan, Interrupt())
+    assert filled.there == filled.images
+    folder.mkdir(exist_ok=True)
+    (folder / "encoded").write_text(str(filled.encoded))
+
+
+def kill_at(work: Callable[[Plan, Path], None], plan: Plan, point: str, occurrence: int, folder: Path) -> None:
     left = occurrence
 
     def count_down() -> None:
@@ -70,7 +101,7 @@ def kill_at(plan: Plan, point: str, occurrence: int, folder: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     fault.arm(point, count_down)
-    train(plan, folder, Interrupt())
+    work(plan, folder)
 
 
 def digest(folder: Path) -> str:
@@ -84,21 +115,42 @@ def digest(folder: Path) -> str:
 
 
 def main(root: Path) -> None:
-    rows = [row for plan, kills in PLANS for row in kill_and_resume(plan, kills, root / plan.hash)]
+    latents = latent_plan(root)
+    plans = [(PLAN, KILLS), (SNAPSHOT_PLAN, SNAPSHOT_KILLS), (latents, LATENT_KILLS)]
+    rows = [row for plan, kills in plans for row in kill_and_resume(plan, kills, root / plan.hash)]
+    rows += [fill_again(latents, point, occurrence, root / "fill") for point, occurrence in CACHE_KILLS]
     print(json.dumps(rows))
 
 
-PLANS = [(PLAN, KILLS), (SNAPSHOT_PLAN, SNAPSHOT_KILLS)]
+def fill_again(plan: Plan, point: str, occurrence: int, root: Path) -> dict[str, object]:
+    """Kills the filling of a cache, lets it go on, and compares the file with that of one that was not killed."""
+    root.mkdir(exist_ok=True)
+    whole, folder = root / "whole", root / f"{point}-{occurrence}"
+    if not whole.exists():
+        assert in_child(lambda: fill_with_cache(plan, whole)) == 0
+    killed = in_child(partial(kill_at, fill_with_cache, plan, point, occurrence, folder))
+    resumed = in_child(partial(fill_with_cache, plan, folder))
+    files = [next(one.with_suffix(".cache").glob("latents/*/latents.rows")) for one in (whole, folder)]
+    kept = 600 - int((folder / "encoded").read_text())
+    done = occurrence - 1 if point == "rows.sum" else occurrence
+    return {
+        "point": point,
+        "occurrence": occurrence,
+        "killed": killed == -signal.SIGKILL,
+        "resumed": resumed == 0,
+        "identical": files[0].read_bytes() == files[1].read_bytes() and kept == min(600, 64 * done),
+        "leftovers": [one.name for one in files[1].parent.iterdir() if one.name not in (HEADER_NAME, ROWS_NAME)],
+    }
 
 
 def kill_and_resume(plan: Plan, kills: Sequence[tuple[str, int]], root: Path) -> list[dict[str, object]]:
-    assert in_child(lambda: train(plan, root / "whole", Interrupt())) == 0
+    assert in_child(lambda: train_with_cache(plan, root / "whole")) == 0
     expected = digest(root / "whole")
     rows: list[dict[str, object]] = []
     for point, occurrence in kills:
         folder = root / f"{point}-{occurrence}"
-        killed = in_child(partial(kill_at, plan, point, occurrence, folder))
-        resumed = in_child(partial(train, plan, folder, Interrupt()))
+        killed = in_child(partial(kill_at, train_with_cache, plan, point, occurrence, folder))
+        resumed = in_child(partial(train_with_cache, plan, folder))
         # A save that is not all or nothing would leave a half checkpoint, to be found damaged at resume.
         written = [*(folder / "checkpoints").iterdir(), *(folder / "snapshots").glob("*")]
         leftovers = [path.name for path in written if not path.name.startswith("step-")]

@@ -1,4 +1,4 @@
-"""SIGKILL at each named point of a step and of a save: the run goes on and ends bit-identical."""
+"""SIGKILL at each named point of a step, of a save and of a cache's rows: the run goes on and ends bit-identical."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.fault.harness import KILLS, SNAPSHOT_KILLS
+from tests.fault.harness import CACHE_KILLS, KILLS, LATENT_KILLS, SNAPSHOT_KILLS
 from tintype.train import fault
 
 ROOT = Path(__file__).parents[2]
+ALL = KILLS + SNAPSHOT_KILLS + LATENT_KILLS + CACHE_KILLS
 
 
 def test_every_named_point_is_tried() -> None:
-    assert {point for point, _ in KILLS + SNAPSHOT_KILLS} == set(fault.POINTS)
+    assert {point for point, _ in ALL} == set(fault.POINTS)
     assert len(KILLS) >= 20
 
 
@@ -24,7 +25,7 @@ def test_a_killed_run_ends_bit_identical(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
-    assert len(rows) == len(KILLS) + len(SNAPSHOT_KILLS)
+    assert len(rows) == len(ALL)
     bad = [row for row in rows if not (row["killed"] and row["resumed"] and row["identical"] and not row["leftovers"])]
     assert not bad
 

@@ -85,6 +85,8 @@ class PerceptualTerm(LossTerm):
         """Samples at or above the threshold give 0, and are spared the network."""
         if self._distance is None:
             raise RuntimeError(f"{self._settings.kind}: ready() comes before loss()")
+        if view.image_BCHW is None:
+            raise RuntimeError(f"{self._settings.kind}: it needs the images, which were not fetched")
         predicted_BCHW, image_BCHW = view.output.prediction_BCHW, view.image_BCHW
         if self._settings.threshold == 1:  # t is below 1 always, and asking would wait for the GPU
             return self._compared(self._distance, predicted_BCHW, image_BCHW)

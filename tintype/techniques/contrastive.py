@@ -62,6 +62,8 @@ class ContrastiveSettings(Options, LossPart):
 
 
 class Contrastive(LossTerm):
+    needs_images = False
+
     def loss(self, view: View) -> Tensor:
         world, count = view.world, len(view.captions)
         captions = [caption for some in world.tell(list(view.captions)) for caption in some]

@@ -17,7 +17,7 @@ from tintype.errors import UserError
 from tintype.seams import Draws
 from tintype.settings import Compression, TokenizerPart
 from tintype.tokenizers.normalise import Normalisation, Numbers, filled
-from tintype.vision.frozen import frozen_arithmetic
+from tintype.vision.frozen import encode_evenly, frozen_arithmetic
 from tintype.vision.hub import Checkpoint
 from tintype.vision.weights import digest
 
@@ -34,6 +34,10 @@ Scale = Annotated[
 
 _MOST_PX = 4 * 1024**2
 """Pixels that go through the network at a time: an autoencoder takes gigabytes for each image of 1024 px."""
+
+CPU_BATCH = 8
+"""Images that a network encodes at once on a CPU, always: kernels round by the batch's size, and a latent must be that
+of its image alone. A GPU encodes what it is given."""
 
 MOST_MEAN, LEAST_STD, MOST_STD = 0.5, 0.5, 2.0
 """Bounds on all latents together."""
@@ -147,8 +151,14 @@ class LatentTokenizer:
         self._network: Any = network.bfloat16() if settings.compute == "bf16" else network
         self._normalisation = normalisation.to(device)
         self._sampled = sampled
+        self.moment_channels = self.channels * (2 if sampled else 1)
+        self.arithmetic = f"{settings.compute}, {'mean and deviation' if sampled else 'mean'} of the posterior"
 
     def encode(self, image_BCHW: Tensor, draws: Draws) -> Tensor:
+        return self.drawn(self.moments(image_BCHW), draws)
+
+    def moments(self, image_BCHW: Tensor) -> Tensor:
+        """The normalised latents; or mean and deviation before normalisation, where latents are drawn of them."""
         if image_BCHW.dtype != torch.uint8:
             raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
         height, width = image_BCHW.shape[2:]
@@ -158,11 +168,23 @@ class LatentTokenizer:
                 f"{self.stride_px} × {self.stride_px} px; choose sizes that are multiples of {self.stride_px}"
             )
         with frozen_arithmetic(self._device, self._arithmetic):
-            found = [self._posterior(some) for some in image_BCHW.split(self._at_a_time(height, width))]
-            latent_BCHW = torch.cat([one.mean_BCHW.float() for one in found])
-            if self._sampled:
-                std_BCHW = torch.cat([one.std_BCHW.float() for one in found if one.std_BCHW is not None])
-                latent_BCHW = latent_BCHW + std_BCHW * draws.normal("posterior", tuple(latent_BCHW.shape[1:]))
+            most = self._at_a_time(height, width)
+            if self._device.type == "cpu":
+                return encode_evenly(self._moments, image_BCHW, min(CPU_BATCH, most))
+            return torch.cat([self._moments(some_BCHW) for some_BCHW in image_BCHW.split(most)])
+
+    def _moments(self, image_BCHW: Tensor) -> Tensor:
+        found = self._posterior(image_BCHW)
+        if found.std_BCHW is None or not self._sampled:
+            return self._normalisation.apply(found.mean_BCHW.float())
+        return torch.cat([found.mean_BCHW.float(), found.std_BCHW.float()], dim=1)
+
+    def drawn(self, moment_BCHW: Tensor, draws: Draws) -> Tensor:
+        if not self._sampled:
+            return moment_BCHW
+        mean_BCHW, std_BCHW = moment_BCHW.chunk(2, dim=1)
+        with frozen_arithmetic(self._device, self._arithmetic):
+            latent_BCHW = mean_BCHW + std_BCHW * draws.normal("posterior", tuple(mean_BCHW.shape[1:]))
             return self._normalisation.apply(latent_BCHW)
 
     def decode(self, z_BCHW: Tensor) -> Tensor:

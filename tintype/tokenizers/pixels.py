@@ -29,11 +29,19 @@ class Pixels:
     channels = 3
     stride_px = 1
     identity = None
+    arithmetic = "fp32"
+    moment_channels = 3
 
     def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
         if image_BCHW.dtype != torch.uint8:
             raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
         return image_BCHW.float() / 127.5 - 1
+
+    def moments(self, image_BCHW: Tensor) -> Tensor:
+        return self.encode(image_BCHW)
+
+    def drawn(self, moment_BCHW: Tensor, draws: Draws) -> Tensor:
+        return moment_BCHW
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
         return ((z_BCHW.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)

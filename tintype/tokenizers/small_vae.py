@@ -27,8 +27,8 @@ from torch.nn.functional import silu
 from tintype.errors import UserError
 from tintype.seams import Draws
 from tintype.settings import Compression, Settings, TokenizerPart, plain
-from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD
-from tintype.vision.frozen import frozen_arithmetic
+from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, CPU_BATCH
+from tintype.vision.frozen import encode_evenly, frozen_arithmetic
 from tintype.vision.weights import digest
 
 WEIGHTS_NAME, RECORD_NAME = "vae.safetensors", "vae.json"
@@ -172,6 +172,8 @@ class SmallVae:
         self.network = network.eval().requires_grad_(False)
         self._sampled = sampled
         self.channels, self.stride_px = network.shape.channels, int(network.shape.stride_px)
+        self.moment_channels = self.channels * (2 if sampled else 1)
+        self.arithmetic = f"fp32, {'mean and deviation' if sampled else 'mean'} of the posterior"
 
     @property
     def identity(self) -> str:
@@ -190,19 +192,35 @@ class SmallVae:
 
     def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
         """Only a sampled posterior needs draws: the mean takes none."""
+        return self.drawn(self.moments(image_BCHW), draws)
+
+    def moments(self, image_BCHW: Tensor) -> Tensor:
+        """The normalised latents; or mean and deviation before normalisation, where latents are drawn of them."""
         if image_BCHW.dtype != torch.uint8:
             raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
         check_divides(self.stride_px, image_BCHW)
         network = self.network.to(image_BCHW.device)
-        with frozen_arithmetic(image_BCHW.device):
-            found = network.posterior(to_floats(image_BCHW))
-            raw_BCHW = found.sample(self._noise(found, draws)) if self._sampled else found.mean_BCHW
-            return network.normalised(raw_BCHW).contiguous()
 
-    def _noise(self, found: Posterior, draws: Draws | None) -> Tensor:
+        def found(image_BCHW: Tensor) -> Tensor:
+            posterior = network.posterior(to_floats(image_BCHW))
+            if not self._sampled:
+                return network.normalised(posterior.mean_BCHW).contiguous()
+            return torch.cat([posterior.mean_BCHW, (0.5 * posterior.logvar_BCHW).exp()], dim=1).contiguous()
+
+        with frozen_arithmetic(image_BCHW.device):
+            if image_BCHW.device.type == "cpu":
+                return encode_evenly(found, image_BCHW, CPU_BATCH)
+            return found(image_BCHW)
+
+    def drawn(self, moment_BCHW: Tensor, draws: Draws | None) -> Tensor:
+        if not self._sampled:
+            return moment_BCHW
         if draws is None:
             raise TypeError("a sampled posterior needs draws")
-        return draws.normal("posterior", tuple(found.mean_BCHW.shape[1:]))
+        mean_BCHW, std_BCHW = moment_BCHW.chunk(2, dim=1)
+        network = self.network.to(moment_BCHW.device)
+        with frozen_arithmetic(moment_BCHW.device):
+            return network.normalised(mean_BCHW + std_BCHW * draws.normal("posterior", tuple(mean_BCHW.shape[1:])))
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
         network = self.network.to(z_BCHW.device)

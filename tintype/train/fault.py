@@ -19,6 +19,8 @@ POINTS = (
     "snapshot.state",
     "snapshot.manifest",
     "snapshot.rename",
+    "rows.sum",
+    "rows.done",
 )
 
 _armed: dict[str, Callable[[], None]] = {}

@@ -39,7 +39,7 @@ def measure_latents(parts: Parts) -> tuple[torch.Tensor, torch.Tensor, int]:
         position_B = torch.arange(first, min(first + _BATCH, count))
         ids = ids_at(plan.seed, first, len(position_B), size).tolist()
         draws = Draws(plan.seed, position_B.to(parts.device))
-        z_BCHW = parts.tokenizer.encode(parts.source.images(ids).to(parts.device), draws).double()
+        z_BCHW = parts.latents(ids, None, draws).double()
         sums.append(torch.stack([z_BCHW.mean((2, 3)).sum(0), z_BCHW.square().mean((2, 3)).sum(0)]).cpu())
     mean_C, square_C = torch.stack(sums).sum(0) / count
     return mean_C, (square_C - mean_C.square()).clamp_min(0).sqrt(), count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from tintype.rng import stream_key
 from tintype.routing import Unrouted
 from tintype.seams import (
     CaptionPolicy,
+    Draws,
     ImageSource,
     LossTerm,
     Objective,
@@ -32,8 +33,10 @@ from tintype.seams import (
     Weighting,
 )
 from tintype.settings import PrecisionSettings
+from tintype.tokenizers.latent_cache import KeptLatents, keep_latents
 from tintype.train.gradients import NO_OTHERS, GradientMean
 from tintype.train.layout import ONE, Layout, as_the_leader_has_it, cut_into_pieces, lay_out, share_of_batch
+from tintype.transfer import send
 from tintype.world import World
 
 
@@ -68,6 +71,8 @@ class Parts:
     gradients: GradientMean = NO_OTHERS
     trained_steps: int | None = None
     """How long the weights were trained, where they were loaded."""
+    kept: KeptLatents | None = None
+    """The latents on the disk, where `run.latents` asks for them."""
 
     @property
     def world(self) -> World:
@@ -76,6 +81,18 @@ class Parts:
     def terms_at(self, step: int) -> list[Term]:
         """The terms that have a weight at this step."""
         return [term for term in self.terms if term.settings.weight_at(step)]
+
+    def wants_images(self, terms: Sequence[Term]) -> bool:
+        """Whether steps with these terms need the images themselves."""
+        return self.kept is None or any(term.part.needs_images for term in terms)
+
+    def latents(self, ids: Sequence[int], image_BCHW: Tensor | None, draws: Draws) -> Tensor:
+        """The latents of the images, on the device; those that are kept need no images."""
+        if self.kept is not None:
+            return self.kept(ids, draws)
+        if image_BCHW is None:
+            image_BCHW = send(self.source.images(ids), self.device)
+        return self.tokenizer.encode(image_BCHW, draws)
 
     def velocity(
         self, x_t_BCHW: Tensor, t_B: Tensor, text: TextTokens | TextCache, route: Route | None = None
@@ -127,11 +144,13 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     """All parts of a run; without its loss terms, and whole on every rank, where nothing is trained."""
     device = choose_device(plan.run.device)
     layout = lay_out(plan.run.distribution, world.current(), device) if training else ONE
-    share_of_batch(plan.train, layout.world)  # refuses what cannot be shared, before anything is built
+    share = share_of_batch(plan.train, layout.world)  # refuses what cannot be shared, before anything is built
     precision = precision_on(device, plan.precision, training)
     tokenizer = plan.tokenizer.build(device)
     source = scene_source(plan.data, "train", device)
     _check_column(plan, source)
+    keeping = training and plan.run.latents == "disk"
+    kept = keep_latents(plan, tokenizer, source, device, share) if keeping else None
     with seeded(plan.seed, "text"):
         text = plan.text.build()
     if plan.model.compile:
@@ -168,6 +187,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
         modules=modules,
         layout=layout,
         gradients=GradientMean(list(modules.parameters()), layout),
+        kept=kept,
     )
 
 

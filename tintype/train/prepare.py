@@ -1,4 +1,5 @@
-"""Makes ready what a run needs before its clock starts: what losses compare with, and the images that a source keeps.
+"""Makes ready what a run needs before its clock starts: what losses compare with, the images that a source keeps, and
+the latents that are kept on the disk.
 
 Otherwise the first arm of a study would pay for all of them, and a step that lacks one image nearly as much as one that
 lacks them all.
@@ -37,4 +38,12 @@ def prepare_images(
             return
         on_chunk()
         count = min(_CHUNK_IMAGES, end - first)
-        parts.source.prepare(ids_at(parts.plan.seed, first, count, size).tolist())
+        prepare_ids(parts, ids_at(parts.plan.seed, first, count, size).tolist())
+
+
+def prepare_ids(parts: Parts, ids: Sequence[int]) -> None:
+    """Of the latents each rank encodes a share; where ranks do not see each other's files, a step encodes the rest."""
+    if parts.kept is not None:
+        parts.kept.fill(parts.world.mine(ids))
+    if parts.wants_images(parts.terms):
+        parts.source.prepare(ids)

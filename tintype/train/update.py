@@ -6,6 +6,7 @@ B: samples of a micro-batch.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,7 +22,7 @@ from tintype.train.clock import Clock
 from tintype.train.gradients import clip
 from tintype.train.later import Later
 from tintype.train.layout import local, share_of_batch
-from tintype.train.parts import Parts
+from tintype.train.parts import Parts, Term
 from tintype.train.state import TrainState
 from tintype.transfer import send
 
@@ -104,7 +105,7 @@ def micro_batch_losses(parts: Parts, first: int, count: int, step: int, clock: C
     terms = parts.terms_at(step)
     with clock.part("data"):
         ids = ids_at(plan.seed, first, count, len(parts.source)).tolist()
-        image_BCHW = send(parts.source.images(ids), device)
+        image_BCHW = send(parts.source.images(ids), device) if parts.wants_images(terms) else None
         records = parts.source.records(ids)
         position_B = torch.arange(first, first + count)
         captions = captions_of(records, parts.captions, plan.captions.dropout, Draws(plan.seed, position_B))
@@ -114,9 +115,9 @@ def micro_batch_losses(parts: Parts, first: int, count: int, step: int, clock: C
         with clock.part("text"):
             text = parts.text.encode(captions)
         with clock.part("tokenizer"), torch.no_grad():
-            z_BCHW = parts.tokenizer.encode(image_BCHW, draws)
+            z_BCHW = parts.latents(ids, image_BCHW, draws)
         with clock.part("teacher"), torch.no_grad():
-            seen = {term.name: term.part.look(image_BCHW, ids) for term in terms}
+            seen = _seen(terms, image_BCHW, ids)
         with clock.part("forward"):
             sample = parts.objective.draw(z_BCHW, draws)
             grid = (z_BCHW.shape[2] // plan.model.patch, z_BCHW.shape[3] // plan.model.patch)
@@ -133,9 +134,15 @@ def micro_batch_losses(parts: Parts, first: int, count: int, step: int, clock: C
             flow = (error_B if weight_B is None else weight_B * error_B).mean()
             losses = {"loss": flow, "flow": flow}
             for term in terms:
-                losses[term.name] = term.part.loss(replace(view, seen=seen[term.name])).mean()
+                losses[term.name] = term.part.loss(replace(view, seen=seen.get(term.name))).mean()
                 losses["loss"] = losses["loss"] + term.settings.weight_at(step) * losses[term.name]
     return Losses(losses, _by_time(error_B.detach(), sample.t_B))
+
+
+def _seen(terms: Sequence[Term], image_BCHW: Tensor | None, ids: Sequence[int]) -> dict[str, Tensor | None]:
+    if image_BCHW is None:
+        return {}
+    return {term.name: term.part.look(image_BCHW, ids) for term in terms if term.part.needs_images}
 
 
 def _by_time(error_B: Tensor, t_B: Tensor) -> Tensor:

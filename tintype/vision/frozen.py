@@ -33,6 +33,11 @@ def frozen_arithmetic(device: torch.device, arithmetic: Arithmetic = "fp32") -> 
         torch.set_float32_matmul_precision(before)
 
 
+def encode_evenly(encode: Callable[[Tensor], Tensor], input_BCHW: Tensor, size: int) -> Tensor:
+    """Encodes any number of inputs, one at least, in batches of exactly that size."""
+    return torch.cat([encode_filled(encode, some_BCHW, size) for some_BCHW in input_BCHW.split(size)])
+
+
 def encode_filled(encode: Callable[[Tensor], Tensor], input_BCHW: Tensor, size: int) -> Tensor:
     """Encodes up to `size` inputs as a batch of exactly that size: kernels round by the batch's size."""
     filling_BCHW = input_BCHW[-1:].expand(size - len(input_BCHW), -1, -1, -1)

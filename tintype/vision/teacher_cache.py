@@ -11,10 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tintype.errors import UserError
+from tintype.rows import Content, DiskRows, fingerprint, gigabytes
 from tintype.seams import ImageSource
 from tintype.transfer import send
 from tintype.vision.teachers import Teacher
@@ -33,16 +30,13 @@ CacheKind = Literal["none", "memory", "disk"]
 
 _CPU_BATCH = 16
 """Pictures that the network sees at once on a CPU, always, since kernels round by the batch's size."""
-_PRESENT = 1 << 62
-"""Added to the sum over a row that is there; zero stands for one that is not."""
-_LEFT_S = 3600
 
 
 class Rows(Protocol):
     """Tokens of each image, fp16 [L, D]."""
 
     def has(self, id_B: Tensor) -> Tensor: ...
-    def write(self, id_M: Tensor, row_MLD: Tensor) -> None: ...
+    def write(self, id_M: Tensor, row_M: Tensor) -> None: ...
     def read(self, id_B: Tensor) -> Tensor: ...
 
 
@@ -82,58 +76,12 @@ class MemoryRows:
     def has(self, id_B: Tensor) -> Tensor:
         return self._have_N[id_B]
 
-    def write(self, id_M: Tensor, row_MLD: Tensor) -> None:
-        self._row_NLD[id_M.to(row_MLD.device)] = row_MLD
+    def write(self, id_M: Tensor, row_M: Tensor) -> None:
+        self._row_NLD[id_M.to(row_M.device)] = row_M
         self._have_N[id_M] = True
 
     def read(self, id_B: Tensor) -> Tensor:
         return self._row_NLD[send(id_B, self._row_NLD.device)]
-
-
-class DiskRows:
-    """A file that is mapped into memory and shared by all processes: for each image a sum, then for each its row.
-
-    The sum is written after the row and says that it is there. It is compared when a process first reads the row, so
-    that what a crash of the machine left unwritten is computed again.
-    """
-
-    def __init__(self, file: Path, shape: tuple[int, int, int]) -> None:
-        count = shape[0]
-        size = _file_bytes(shape)
-        if not file.exists():
-            _make(file, size)
-        if (found := file.stat().st_size) != size:
-            raise UserError(
-                f"{file} has {found} bytes, but a cache of these teacher tokens has {size}: it is damaged; delete it, "
-                "and it will be made anew"
-            )
-        try:
-            mapped = torch.from_file(str(file), shared=True, size=size, dtype=torch.uint8)
-        except RuntimeError as error:
-            raise UserError(f"cannot map {file} into memory: {error}") from None
-        self._sum_N = mapped[: 8 * count].view(torch.int64)
-        self._row_NLD = mapped[8 * count :].view(torch.float16).view(shape)
-        self._known_N = torch.zeros(count, dtype=torch.bool)
-
-    def has(self, id_B: Tensor) -> Tensor:
-        new = id_B[~self._known_N[id_B]]
-        new = new[self._sum_N[new] != 0]
-        if len(new):
-            self._known_N[new] = _sums(self._row_NLD[new]) == self._sum_N[new]
-        return self._known_N[id_B]
-
-    def write(self, id_M: Tensor, row_MLD: Tensor) -> None:
-        row_MLD = row_MLD.cpu()
-        self._row_NLD[id_M] = row_MLD
-        self._sum_N[id_M] = _sums(row_MLD)
-        self._known_N[id_M] = True
-
-    def read(self, id_B: Tensor) -> Tensor:
-        return self._row_NLD[id_B]
-
-
-def _sums(row_MLD: Tensor) -> Tensor:
-    return row_MLD.view(torch.int16).sum(dim=(1, 2), dtype=torch.int64) + _PRESENT
 
 
 _in_memory: dict[tuple[str, torch.device], MemoryRows] = {}
@@ -146,11 +94,12 @@ def keep_tokens(
     """Room for the tokens of all images of a source, or a `UserError` where there is none."""
     key = _key(teacher, source, data_key, device)
     shape = (len(source), teacher.grid[0] * teacher.grid[1], teacher.width)
+    content = Content("teacher's tokens", shape, torch.float16, "set the cache to memory or none")
     if kind == "disk":
-        return KeptTokens(teacher, DiskRows(cache_folder() / "teacher" / f"{key}.tokens", shape))
+        return KeptTokens(teacher, DiskRows(cache_folder() / "teacher" / f"{key}.tokens", content))
     here = (key, device)
     if here not in _in_memory:
-        _find_memory(shape, device)
+        _find_memory(content, device)
         _in_memory[here] = MemoryRows(shape, device)
     return KeptTokens(teacher, _in_memory[here])
 
@@ -162,30 +111,20 @@ def forget_tokens(kept: KeptTokens) -> None:
 
 
 def _key(teacher: Teacher, source: ImageSource, data_key: str, device: torch.device) -> str:
-    """Names what decides every row: a few pictures of the data stand for how it is drawn or decoded."""
-    some = sorted({0, len(source) // 2, len(source) - 1})
-    pictures = hashlib.sha256(source.images(some).cpu().contiguous().numpy().data).hexdigest()
-    content = json.dumps([teacher.identity, data_key, pictures, teacher.grid, len(source), device.type])
+    """Names what decides every row."""
+    content = json.dumps([teacher.identity, data_key, fingerprint(source), teacher.grid, len(source), device.type])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
-def _row_bytes(shape: tuple[int, int, int]) -> int:
-    return 2 * shape[0] * shape[1] * shape[2]
-
-
-def _file_bytes(shape: tuple[int, int, int]) -> int:
-    return 8 * shape[0] + _row_bytes(shape)
-
-
-def _find_memory(shape: tuple[int, int, int], device: torch.device) -> None:
+def _find_memory(content: Content, device: torch.device) -> None:
     """What earlier runs left is given up for it."""
-    need = _row_bytes(shape)
+    need = content.row_bytes
     if need > _free_bytes(device):
         _in_memory.clear()
     if need > (free := _free_bytes(device)):
         raise UserError(
-            f"the teacher's tokens of {shape[0]} images need {_gigabytes(need)} of memory on {device}, which has "
-            f"{_gigabytes(free)} free; set the cache to disk or none"
+            f"the teacher's tokens of {content.shape[0]} images need {gigabytes(need)} of memory on {device}, which "
+            f"has {gigabytes(free)} free; set the cache to disk or none"
         )
 
 
@@ -198,51 +137,3 @@ def _free_bytes(device: torch.device) -> int:
         fields = dict(line.split(":", 1) for line in memory.read_text().splitlines())
         return int(fields["MemAvailable"].split()[0]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _make(file: Path, size: int) -> None:
-    """An empty file of its full size, in place only when it is whole."""
-    advice = "; free some, set TINTYPE_CACHE to a folder with room, or set the cache to memory or none"
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(file.parent)
-        if size > (free := shutil.disk_usage(file.parent).free):
-            raise UserError(
-                f"the teacher's tokens need {_gigabytes(size)} ({size} bytes) in {file.parent}, where "
-                f"{_gigabytes(free)} are free{advice}"
-            )
-        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".making", delete=False) as made:
-            try:
-                _take_room(made.fileno(), size)
-                Path(made.name).chmod(0o666 & ~_umask())
-                Path(made.name).replace(file)
-            except OSError:
-                Path(made.name).unlink()
-                raise
-    except OSError as error:
-        raise UserError(f"cannot make {file} of {_gigabytes(size)} ({size} bytes): {error.strerror}{advice}") from None
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """What a process left that was killed while it made a file: none takes an hour for that."""
-    for left in folder.glob("*.making"):
-        if time.time() - left.stat().st_mtime > _LEFT_S:
-            left.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _take_room(descriptor: int, size: int) -> None:
-    """Takes the blocks now: to write to a mapped file when the disk is full kills the process."""
-    if sys.platform == "darwin":
-        os.ftruncate(descriptor, size)
-    else:
-        os.posix_fallocate(descriptor, 0, size)
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.3g} GB"

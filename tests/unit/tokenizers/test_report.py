@@ -95,12 +95,19 @@ class Halver:
     """Keeps half of each pixel's value, exactly."""
 
     channels, stride_px, identity = 3, 1, "halves"
+    moment_channels, arithmetic = 3, "fp32"
 
     def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         return None
 
     def encode(self, image_BCHW: Tensor, draws: Draws) -> Tensor:
+        return self.moments(image_BCHW)
+
+    def moments(self, image_BCHW: Tensor) -> Tensor:
         return 2.0 + image_BCHW.float()
+
+    def drawn(self, moment_BCHW: Tensor, draws: Draws) -> Tensor:
+        return moment_BCHW
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
         return ((z_BCHW - 2) // 2).to(torch.uint8)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -179,14 +177,6 @@ def test_room_is_taken_at_once(teacher: Teacher, tmp_path: Path) -> None:
     kept("disk", teacher, source(4096))
     (file,) = files(tmp_path)
     assert file.stat().st_blocks * 512 >= file.stat().st_size
-
-
-def test_room_that_cannot_be_had_after_all_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 63))
-    file = tmp_path / "cache" / "teacher" / "x.tokens"
-    with pytest.raises(UserError, match=rf"cannot make .*\({1 << 62} bytes\): .*TINTYPE_CACHE"):
-        teacher_cache._make(file, 1 << 62)
-    assert files(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_written_is_named(

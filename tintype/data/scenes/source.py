@@ -37,6 +37,10 @@ class SceneSource:
     def __len__(self) -> int:
         return self._settings.count
 
+    @property
+    def identity(self) -> None:
+        """The settings name the scenes, but not how they are drawn."""
+
     def records(self, ids: Sequence[int]) -> list[Record]:
         missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in self._records]
         for id_, scene in zip(missing, self._scenes(missing) if missing else [], strict=True):

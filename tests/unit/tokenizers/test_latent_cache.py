@@ -1,0 +1,394 @@
+"""The cache of latents: what it keeps, whom it serves, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.ranks import run_ranks
+from tests.tiny import tiny_plan
+from tests.tiny_autoencoders import chosen, option, write_autoencoder
+from tests.tiny_vae import write_tiny_vae
+from tintype.data.scenes import source as scenes
+from tintype.data.scenes.source import SceneSource, scene_source
+from tintype.errors import UserError
+from tintype.plan import Plan
+from tintype.seams import Draws, Tokenizer
+from tintype.settings import DataSettings
+from tintype.tokenizers import latent
+from tintype.tokenizers.fill_cache import Filled, fill_cache
+from tintype.tokenizers.flux1 import Flux1Settings
+from tintype.tokenizers.latent import LatentTokenizer
+from tintype.tokenizers.latent_cache import HEADER_NAME, ROWS_NAME, KeptLatents, keep_latents
+from tintype.tokenizers.small_vae import SmallVae, SmallVaeShape, Vae
+from tintype.train.folder import RunFolder
+from tintype.train.interrupt import Interrupt
+from tintype.train.loop import train
+from tintype.train.parts import build_parts
+
+CPU = torch.device("cpu")
+KINDS = ("small-vae", "flux1", "flux1-sampled")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "cache"))
+    scene_source.cache_clear()
+    yield
+    scene_source.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def vae(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_vae(tmp_path_factory.mktemp("vae"))
+
+
+def plan_of(kind: str, vae: Path, *assignments: str, techniques: tuple[str, ...] = (), disk: bool = True) -> Plan:
+    if kind == "small-vae":
+        tokenizer = f"tokenizer:to.kind=small-vae,to.folder={vae}"
+    else:
+        write_autoencoder("flux1")
+        tokenizer = option("flux1") + (",to.posterior=sample" if kind == "flux1-sampled" else "")
+    kept = ["run.latents=disk"] if disk else []
+    return tiny_plan(*kept, *assignments, techniques=[tokenizer, *techniques])
+
+
+def losses(plan: Plan, folder: Path) -> list[dict[str, Any]]:
+    assert train(plan, folder, Interrupt()).finished
+    return [{key: line[key] for key in ("step", "loss", "flow")} for line in RunFolder(folder).metrics()]
+
+
+def opened(plan: Plan) -> KeptLatents:
+    return keep_latents(plan, plan.tokenizer.build(CPU), scene_source(plan.data, "train", CPU), CPU, 4)
+
+
+def filled(plan: Plan, verify: bool = False) -> Filled:
+    return fill_cache(plan, Interrupt(), verify)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many images were encoded, and how many fetched."""
+    counted: Counter[str] = Counter()
+    for kind in (SmallVae, LatentTokenizer):
+        real = kind.moments
+
+        def moments(self: Any, image_BCHW: Tensor, real: Any = real) -> Any:
+            counted["encoded"] += len(image_BCHW)
+            return real(self, image_BCHW)
+
+        monkeypatch.setattr(kind, "moments", moments)
+    images = SceneSource.images
+
+    def fetched(self: Any, ids: Any) -> Tensor:
+        counted["fetched"] += len(ids)
+        return images(self, ids)
+
+    monkeypatch.setattr(SceneSource, "images", fetched)
+    return counted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_learns_the_same_without_a_cache_with_a_cold_one_and_with_a_full_one(
+    kind: str, vae: Path, tmp_path: Path
+) -> None:
+    """To the last bit, over more than an epoch: 32 samples of 24 images, in micro-batches of 2."""
+    several = ("train.steps=8", "train.accumulate=2")
+    plain = losses(plan_of(kind, vae, *several, disk=False), tmp_path / "plain")
+    assert losses(plan_of(kind, vae, *several), tmp_path / "cold") == plain
+    shutil.rmtree(tmp_path / "cache" / "latents")
+    plan = plan_of(kind, vae, *several)
+    assert filled(plan).encoded == 24
+    assert losses(plan, tmp_path / "full") == plain
+    assert len({line["loss"] for line in plain}) == 8
+
+
+def tokenizers() -> list[Tokenizer]:
+    torch.manual_seed(0)
+    write_autoencoder("flux1")
+    return [SmallVae(Vae(SmallVaeShape())), Flux1Settings(**chosen("flux1"), posterior="sample").build(CPU)]
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["small-vae", "flux1"])
+def test_on_a_cpu_moments_are_of_the_image_alone(which: int) -> None:
+    """Without batches of one size the last bits of small-vae depend on the batch."""
+    tokenizer = tokenizers()[which]
+    images = SceneSource(DataSettings(size_px=32, count=19), "train", CPU).images(range(19))
+    whole = tokenizer.moments(images)
+    assert whole.shape[1] == tokenizer.moment_channels and whole.dtype == torch.float32
+    for size in (1, 2, 5, 16):
+        assert torch.equal(torch.cat([tokenizer.moments(some) for some in images.split(size)]), whole)
+    assert torch.equal(tokenizer.moments(images.flip(0)).flip(0), whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_encode_is_the_draw_from_the_moments(kind: str, vae: Path) -> None:
+    parts = build_parts(plan_of(kind, vae, disk=False))
+    images, draws = parts.source.images(range(5)), Draws(3, torch.arange(5))
+    moments = parts.tokenizer.moments(images)
+    assert torch.equal(parts.tokenizer.drawn(moments, draws), parts.tokenizer.encode(images, draws))
+    other = parts.tokenizer.drawn(moments, Draws(4, torch.arange(5)))
+    assert torch.equal(other, parts.tokenizer.encode(images, draws)) == (kind != "flux1-sampled")
+
+
+def test_arms_and_seeds_share_one_encoding_and_need_no_images(vae: Path, tmp_path: Path, calls: Counter[str]) -> None:
+    several = "train.steps=8"
+    losses(plan_of("small-vae", vae, several), tmp_path / "first")
+    assert calls["encoded"] == 24
+    calls.clear()
+    losses(plan_of("small-vae", vae, several, "seed=1"), tmp_path / "seed")
+    losses(plan_of("small-vae", vae, several, techniques=("contrastive", "tread")), tmp_path / "arm")
+    assert calls["encoded"] == 0
+    assert calls["fetched"] == 2 * 3  # those that the key is made of
+
+
+def test_without_a_cache_every_step_encodes(vae: Path, tmp_path: Path, calls: Counter[str]) -> None:
+    losses(plan_of("small-vae", vae, disk=False), tmp_path / "run")
+    assert calls["encoded"] == calls["fetched"] == 6 * 4 + 24  # and the look at the first latents
+
+
+def test_a_term_that_looks_at_images_gets_them(vae: Path, tmp_path: Path, calls: Counter[str]) -> None:
+    repa = ("repa:teacher=scenes,hidden=8",)
+    plain = losses(plan_of("small-vae", vae, techniques=repa, disk=False), tmp_path / "plain")
+    filled(plan_of("small-vae", vae))
+    calls.clear()
+    assert losses(plan_of("small-vae", vae, techniques=repa), tmp_path / "run") == plain
+    assert calls["encoded"] == 0 and calls["fetched"] == 6 * 4 + 3
+
+
+def test_the_setting_is_housekeeping(vae: Path, tmp_path: Path) -> None:
+    plan = plan_of("small-vae", vae)
+    assert plan.hash == plan_of("small-vae", vae, disk=False).hash
+    assert train(plan_of("small-vae", vae, disk=False), tmp_path / "run", Interrupt()).finished
+    assert train(plan, tmp_path / "run", Interrupt()).already_done
+    with pytest.raises(UserError, match=r"latents_folder says where .* set it to disk"):
+        tiny_plan("run.latents_folder=/somewhere")
+
+
+def test_filling_goes_on_where_it_stopped(vae: Path, tmp_path: Path, calls: Counter[str]) -> None:
+    plan = plan_of("small-vae", vae, "data.count=300")
+    interrupt = Interrupt()
+    seen = []
+
+    def stop(done: int, total: int) -> None:
+        seen.append((done, total))
+        interrupt.signal = signal.SIGINT
+
+    part = fill_cache(plan, interrupt, on_images=stop)
+    assert (part.there, part.encoded, part.images) == (64, 64, 300) and seen == [(64, 300)]
+    whole = filled(plan)
+    assert (whole.there, whole.encoded) == (300, 236) and whole.images_per_s > 0
+    assert whole.folder.parent == tmp_path / "cache" / "latents" and whole.size_bytes == 32 + 300 * (8 + 16 + 4 * 64)
+    assert calls["encoded"] == 300
+    again = filled(plan)
+    assert (again.there, again.encoded, again.images_per_s) == (300, 0, 0.0)
+
+
+def test_a_damaged_row_is_encoded_again(vae: Path, calls: Counter[str]) -> None:
+    plan = plan_of("small-vae", vae)
+    file = filled(plan).folder / ROWS_NAME
+    good = file.read_bytes()
+    row = 32 + 8 * 24 + 7 * (16 + 4 * 64)
+    bad = bytearray(good)
+    bad[row + 40] ^= 1
+    file.write_bytes(bad)
+    calls.clear()
+    assert opened(plan).missing(range(24)) == [7]
+    assert filled(plan).encoded == 1 and calls["encoded"] == 1
+    assert file.read_bytes() == good
+
+
+def test_images_that_changed_are_found_by_their_hashes(
+    vae: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Those that the key looks at are the first, the middle and the last: another than these is not noticed."""
+    plan = plan_of("small-vae", vae)
+    filled(plan)
+    images = SceneSource.images
+    monkeypatch.setattr(SceneSource, "images", lambda self, ids: _with_dot(images(self, ids), ids))
+    scene_source.cache_clear()
+    assert filled(plan).encoded == 0
+    found = filled(plan, verify=True)
+    assert (found.changed, found.encoded) == (1, 1)
+    assert filled(plan, verify=True).changed == 0
+    source = scene_source(plan.data, "train", CPU)
+    draws = Draws(0, torch.arange(2))
+    wanted = plan.tokenizer.build(CPU).encode(source.images([5, 6]), draws)
+    assert torch.equal(opened(plan)([5, 6], draws), wanted)
+
+
+def _with_dot(image_BCHW: Tensor, ids: Any) -> Tensor:
+    image_BCHW = image_BCHW.clone()
+    for place, id_ in enumerate(ids):
+        if id_ == 5:
+            image_BCHW[place, 0, 3, 3] ^= 1
+    return image_BCHW
+
+
+def test_every_part_of_the_key_makes_another_cache(vae: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flux = plan_of("flux1", vae)
+    plans = [
+        plan_of("small-vae", vae),
+        plan_of("small-vae", write_tiny_vae(tmp_path / "other", seed=1)),
+        plan_of("small-vae", vae, "data.size_px=32"),
+        plan_of("small-vae", vae, "data.count=25"),
+        plan_of("small-vae", vae, "data.style=photo"),
+        plan_of("small-vae", vae, "data.seed=1"),
+        flux,
+        plan_of("flux1-sampled", vae),
+        *(
+            Plan(**{**dict(flux), "tokenizer": flux.tokenizer.model_copy(update=change)})
+            for change in ({"compute": "bf16"}, {"scale": 1.01}, {"shift": 0.01})
+        ),
+    ]
+    folders = [opened(plan).folder for plan in plans]
+    assert len(set(folders)) == len(plans)
+    assert [opened(plan).folder for plan in plans] == folders
+    assert opened(plan_of("small-vae", vae, "seed=3", "train.batch=2")).folder == folders[0]
+    monkeypatch.setattr(scenes, "render", lambda *args: _darker(args))
+    scene_source.cache_clear()
+    assert opened(plans[0]).folder not in folders
+
+
+_true_render = scenes.render
+
+
+def _darker(args: Any) -> Tensor:
+    return _true_render(*args) // 2
+
+
+def test_a_source_that_names_its_pixels_is_not_asked_for_pictures(
+    vae: Path, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SceneSource, "identity", "first")
+    plan = plan_of("small-vae", vae)
+    folder = opened(plan).folder
+    assert calls["fetched"] == 0 and json.loads((folder / HEADER_NAME).read_text())["made_of"]["pictures"] == "first"
+    monkeypatch.setattr(SceneSource, "identity", "second")
+    assert opened(plan).folder != folder
+
+
+def test_a_folder_of_the_users_is_checked_against_its_header(vae: Path, tmp_path: Path) -> None:
+    given = f"run.latents_folder={tmp_path / 'mine'}"
+    assert filled(plan_of("small-vae", vae, given)).folder == tmp_path / "mine"
+    assert filled(plan_of("small-vae", vae, given)).encoded == 0
+    other = write_tiny_vae(tmp_path / "other", seed=1)
+    for plan, what in (
+        (
+            plan_of("small-vae", other, given),
+            r"tokenizer\.weights and normalisation: [0-9a-f]{16}… there, [0-9a-f]{16}…",
+        ),
+        (plan_of("small-vae", vae, given, "data.size_px=32"), r"data\.size_px: 16 there, 32 here"),
+        (plan_of("small-vae", vae, given, "data.count=23"), r"images: 24 there, 23 here"),
+        (plan_of("flux1", vae, given), r"tokenizer\.kind: small-vae there, flux1 here"),
+    ):
+        with pytest.raises(UserError, match=rf"mine holds latents .*{what}.*delete .*mine and run `tintype tok"):
+            build_parts(plan)
+        with pytest.raises(UserError, match=what):
+            filled(plan)
+
+
+def test_a_cache_that_was_renamed_edited_or_mixed_up_is_refused(vae: Path, tmp_path: Path) -> None:
+    first, second = plan_of("small-vae", vae), plan_of("small-vae", vae, "data.seed=1")
+    one, two = filled(first).folder, filled(second).folder
+    (two / ROWS_NAME).replace(one / ROWS_NAME)
+    with pytest.raises(UserError, match=r"latents\.rows holds the latents of something else; delete it"):
+        build_parts(first)
+    shutil.rmtree(one)
+    two.replace(one)
+    with pytest.raises(UserError, match=r"data\.seed: 1 there, 0 here"):
+        build_parts(first)
+    (one / HEADER_NAME).write_text("{")
+    with pytest.raises(UserError, match=r"latents\.json is damaged .*delete"):
+        build_parts(first)
+    (one / HEADER_NAME).write_text('{"format": 99, "made_of": {}}')
+    with pytest.raises(UserError, match="is of format 99; this version of tintype has 1"):
+        build_parts(first)
+    (one / HEADER_NAME).unlink()
+    (one / ROWS_NAME).touch()
+    with pytest.raises(UserError, match=r"has files but no latents\.json, so it is not known"):
+        build_parts(first)
+
+
+def test_a_full_disk_is_said_before_the_first_step(vae: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    for work in (lambda plan: train(plan, tmp_path / "run", Interrupt()), filled):
+        with pytest.raises(
+            UserError, match=r"the latents need .*\(6752 bytes\) .* free; .*TINTYPE_CACHE.*latents to none"
+        ):
+            work(plan_of("small-vae", vae))
+    assert not list((tmp_path / "cache" / "latents").glob("*/latents.rows"))
+
+
+def test_a_folder_that_cannot_be_written_is_named(vae: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*/file/mine/latents\.json: Not a directory"):
+        filled(plan_of("small-vae", vae, f"run.latents_folder={tmp_path / 'file' / 'mine'}"))
+
+
+def test_pixels_are_not_cached(tmp_path: Path) -> None:
+    for work in (filled, build_parts):
+        with pytest.raises(UserError, match=r"'pixels' has no latents to cache: .*leave run\.latents at none"):
+            work(tiny_plan("run.latents=disk"))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_sampling_and_scoring_open_no_cache(vae: Path, tmp_path: Path) -> None:
+    assert build_parts(plan_of("small-vae", vae), training=False).kept is None
+    assert not (tmp_path / "cache" / "latents").exists()
+
+
+def _fill_as_rank(plan: Plan) -> Filled:
+    return fill_cache(plan, Interrupt())
+
+
+def test_ranks_share_the_work_and_make_the_same_file(vae: Path, tmp_path: Path) -> None:
+    plan = plan_of("small-vae", vae, "data.count=150")
+    alone = filled(plan)
+    wanted = (alone.folder / ROWS_NAME).read_bytes()
+    shutil.rmtree(alone.folder)
+    found = run_ranks(2, _fill_as_rank, plan)
+    assert [(one.there, one.encoded, one.folder) for one in found] == [(150, 150, alone.folder)] * 2
+    assert (alone.folder / ROWS_NAME).read_bytes() == wanted
+
+
+def _train_as_rank(plan: Plan, folder: Path) -> None:
+    assert train(plan, folder, Interrupt()).finished
+
+
+def test_ranks_that_train_fill_it_together(vae: Path, tmp_path: Path) -> None:
+    plain = plan_of("small-vae", vae, disk=False)
+    run_ranks(2, _train_as_rank, plain, tmp_path / "plain")
+    run_ranks(2, _train_as_rank, plan_of("small-vae", vae), tmp_path / "kept")
+    first, second = ([line["loss"] for line in RunFolder(tmp_path / name).metrics()] for name in ("plain", "kept"))
+    assert first == second and len(first) == 6
+    assert opened(plan_of("small-vae", vae)).missing(range(24)) == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_the_losses_are_the_same_too(kind: str, vae: Path, tmp_path: Path) -> None:
+    """Rows are encoded in batches of the step's size, as without a cache."""
+    gpu = ("run.device=cuda", "train.steps=8")
+    plain = losses(plan_of(kind, vae, *gpu, disk=False), tmp_path / "plain")
+    assert losses(plan_of(kind, vae, *gpu), tmp_path / "kept") == plain
+
+
+def test_the_batch_on_a_cpu_is_one_that_large_images_leave_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latent, "_MOST_PX", 3 * 16 * 16)
+    tokenizer = Flux1Settings(**chosen("flux1")).build(CPU)
+    sizes = []
+    real = tokenizer._encode
+    monkeypatch.setattr(tokenizer, "_encode", lambda x: (sizes.append(len(x)), real(x))[1])
+    tokenizer.moments(torch.zeros(7, 3, 16, 16, dtype=torch.uint8))
+    assert sizes == [3, 3, 3]
