@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from tests.end_to_end.test_study import environment, tintype
 from tests.tiny import TINY
+from tests.tiny_vae import write_tiny_vae
 from tintype import cli
 from tintype.data.scenes import draw_scenes
 from tintype.data.scenes.render import render
@@ -74,6 +75,7 @@ def test_a_dry_run_shows_the_arms() -> None:
         (["train", "pocket", "--out", "x", "--set", "captions.column=tiny"], "no caption column 'tiny'"),
         (["train", "pocket", "--out", "x", "--set", "run.device=tpuu"], "is no device"),
         (["train", "pocket", "--out", "x", "--set", "run.device=cuda:7"], "CUDA"),
+        (["tokenizer", "cache", "pocket"], "'pixels' has no latents to cache"),
         (["ablate", "poket", "--out", "x"], "unknown study 'poket'"),
         (["ablate", "pocket", "--out", "x", "--arm", "emma"], "unknown arm 'emma'"),
         (["evaluate", "nowhere"], "is not a run"),
@@ -118,6 +120,35 @@ def test_a_full_disk_is_a_message_too(monkeypatch: pytest.MonkeyPatch, capsys: p
         cli.main()
     assert left.value.code == 2
     assert "No space left on device (some/file)" in capsys.readouterr().err
+
+
+def test_latents_are_cached_by_a_command_that_can_be_stopped(tmp_path: Path) -> None:
+    vae, plan, cache = write_tiny_vae(tmp_path / "vae", width=32), tmp_path / "plan.yaml", tmp_path / "cache"
+    plan.write_text(TINY.replace("count: 24", "count: 3000"))
+    command = ["tokenizer", "cache", str(plan), "--technique", f"tokenizer:to.kind=small-vae,to.folder={vae}"]
+    env = {**environment(), "TINTYPE_CACHE": str(cache)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tintype", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+    )
+    deadline = time.monotonic() + 60
+    while not list(cache.glob("latents/*/latents.rows")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130, stderr
+    assert "of 3,000 images" in stdout and "interrupted: run the same command to go on" in stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "tintype", *command, "--verify"], capture_output=True, text=True, check=False, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    (folder,) = (cache / "latents").iterdir()
+    assert f"{folder}: 3,000 images, 0.00084 GB; " in done.stdout and "0 images had changed" in done.stdout
+    assert " images/s" in done.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

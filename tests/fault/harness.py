@@ -78,13 +78,17 @@ def in_child(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def cache_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.cache")
+
+
 def train_with_cache(plan: Plan, folder: Path) -> None:
-    os.environ["TINTYPE_CACHE"] = str(folder.with_suffix(".cache"))
+    os.environ["TINTYPE_CACHE"] = str(cache_of(folder))
     train(plan, folder, Interrupt())
 
 
 def fill_with_cache(plan: Plan, folder: Path) -> None:
-    os.environ["TINTYPE_CACHE"] = str(folder.with_suffix(".cache"))
+    os.environ["TINTYPE_CACHE"] = str(cache_of(folder))
     filled = fill_cache(plan, Interrupt())
     assert filled.there == filled.images
     folder.mkdir(exist_ok=True)
@@ -130,7 +134,7 @@ def fill_again(plan: Plan, point: str, occurrence: int, root: Path) -> dict[str,
         assert in_child(lambda: fill_with_cache(plan, whole)) == 0
     killed = in_child(partial(kill_at, fill_with_cache, plan, point, occurrence, folder))
     resumed = in_child(partial(fill_with_cache, plan, folder))
-    files = [next(one.with_suffix(".cache").glob("latents/*/latents.rows")) for one in (whole, folder)]
+    files = [next(cache_of(one).glob("latents/*/latents.rows")) for one in (whole, folder)]
     kept = 600 - int((folder / "encoded").read_text())
     done = occurrence - 1 if point == "rows.sum" else occurrence
     return {

