@@ -20,21 +20,25 @@ from tests.tiny import tiny_plan
 from tests.tiny_autoencoders import chosen, option, write_autoencoder
 from tests.tiny_vae import write_tiny_vae
 from tintype.data.scenes import source as scenes
+from tintype.data.scenes.render import render
 from tintype.data.scenes.source import SceneSource, scene_source
 from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.seams import Draws, Tokenizer
 from tintype.settings import DataSettings
+from tintype.study.lab import _fetch_weights
+from tintype.study.runner import Task
 from tintype.tokenizers import latent
 from tintype.tokenizers.fill_cache import Filled, fill_cache
 from tintype.tokenizers.flux1 import Flux1Settings
-from tintype.tokenizers.latent import LatentTokenizer
+from tintype.tokenizers.latent import LatentTokenizer, Posterior
 from tintype.tokenizers.latent_cache import HEADER_NAME, ROWS_NAME, KeptLatents, keep_latents
 from tintype.tokenizers.small_vae import SmallVae, SmallVaeShape, Vae
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import build_parts
+from tintype.train.prepare import prepare_images
 
 CPU = torch.device("cpu")
 KINDS = ("small-vae", "flux1", "flux1-sampled")
@@ -157,6 +161,22 @@ def test_without_a_cache_every_step_encodes(vae: Path, tmp_path: Path, calls: Co
     assert calls["encoded"] == calls["fetched"] == 6 * 4 + 24  # and the look at the first latents
 
 
+def test_latents_are_there_before_the_first_step(vae: Path) -> None:
+    """Else the first arm of a study would pay for all of them in its steps."""
+    parts = build_parts(plan_of("small-vae", vae, "train.steps=5"))
+    assert parts.kept is not None and len(parts.kept.missing(range(24))) == 24
+    prepare_images(parts, 0, Interrupt())
+    assert len(parts.kept.missing(range(24))) == 24 - 5 * 4
+    prepare_images(parts, 8, Interrupt())
+    assert len(parts.kept.missing(range(24))) == 24 - 5 * 4
+
+
+def test_a_study_refuses_a_cache_of_pixels_before_its_first_step(vae: Path, tmp_path: Path) -> None:
+    _fetch_weights([Task("arm", plan_of("small-vae", vae), tmp_path / "arm")])
+    with pytest.raises(UserError, match="'pixels' has no latents to cache"):
+        _fetch_weights([Task("arm", tiny_plan("run.latents=disk"), tmp_path / "arm")])
+
+
 def test_a_term_that_looks_at_images_gets_them(vae: Path, tmp_path: Path, calls: Counter[str]) -> None:
     repa = ("repa:teacher=scenes,hidden=8",)
     plain = losses(plan_of("small-vae", vae, techniques=repa, disk=False), tmp_path / "plain")
@@ -260,11 +280,8 @@ def test_every_part_of_the_key_makes_another_cache(vae: Path, tmp_path: Path, mo
     assert opened(plans[0]).folder not in folders
 
 
-_true_render = scenes.render
-
-
 def _darker(args: Any) -> Tensor:
-    return _true_render(*args) // 2
+    return render(*args) // 2
 
 
 def test_a_source_that_names_its_pixels_is_not_asked_for_pictures(
@@ -388,8 +405,13 @@ def test_on_a_gpu_the_losses_are_the_same_up_to_rounding(kind: str, vae: Path, t
 def test_the_batch_on_a_cpu_is_one_that_large_images_leave_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latent, "_MOST_PX", 3 * 16 * 16)
     tokenizer = Flux1Settings(**chosen("flux1")).build(CPU)
-    sizes = []
+    sizes: list[int] = []
     real = tokenizer._encode
-    monkeypatch.setattr(tokenizer, "_encode", lambda x: (sizes.append(len(x)), real(x))[1])
+
+    def noted(x_BCHW: Tensor) -> Posterior:
+        sizes.append(len(x_BCHW))
+        return real(x_BCHW)
+
+    monkeypatch.setattr(tokenizer, "_encode", noted)
     tokenizer.moments(torch.zeros(7, 3, 16, 16, dtype=torch.uint8))
     assert sizes == [3, 3, 3]
