@@ -54,8 +54,7 @@ DENSE, AGAIN = "dense", "dense again"
 @exact_fp32()
 def measure(plan: Plan, steps: int) -> dict[str, Any]:
     parts = build_parts(plan)
-    for term in parts.terms:
-        term.part.ready()
+    parts.ready()
     state = new_state(parts)
     clock = Clock(parts.device)
     images = min(len(parts.source), (_WARM_UP_STEPS + steps) * plan.train.batch)
@@ -245,8 +244,7 @@ def _measured(row: Row, plan: Plan, steps: int) -> Row:
 
 def _train_speed(plan: Plan, steps: int) -> dict[str, Any]:
     parts = build_parts(plan)
-    for term in parts.terms:
-        term.part.ready()
+    parts.ready()
     state, clock = new_state(parts), StepClock(parts.device)
     began = _compiled()
     _warm_up(parts, state, clock)

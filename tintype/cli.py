@@ -30,7 +30,7 @@ app = typer.Typer(
 plan_app = typer.Typer(no_args_is_help=True, help="Show, compare and describe plans.")
 encoder_app = typer.Typer(no_args_is_help=True, help="The packaged scene encoder.")
 tokenizer_app = typer.Typer(
-    no_args_is_help=True, help="Train tokenizers, compare any of them, and cache their latents."
+    no_args_is_help=True, help="Train tokenizers, save tuned ones, compare any of them, and cache their latents."
 )
 app.add_typer(plan_app, name="plan")
 app.add_typer(encoder_app, name="encoder")
@@ -470,6 +470,32 @@ def tokenizer_cache(
     code = cache_with_progress(_plan(recipe, set_, technique), verify, console, progress_console)
     if code:
         sys.exit(code)
+
+
+@tokenizer_app.command("save")
+def tokenizer_save(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that tuned its tokenizer (technique repa-e)")],
+    out: Out,
+    device: Device = None,
+    json_: Json = False,
+) -> None:
+    """Write the autoencoder that a run has tuned as a frozen tokenizer, with its statistics, for any other plan."""
+    from dataclasses import asdict
+
+    from tintype.tokenizers.save_tuned import save_tuned
+    from tintype.world import alone
+
+    alone("tintype tokenizer save")
+    saved = save_tuned(run, out, device)
+    if json_:
+        _print_json(asdict(saved))
+        return
+    console.print(f"{out}: the autoencoder of step {saved.step}", soft_wrap=True, highlight=False, markup=False)
+    shown = {"shift": saved.statistics.mean, "scale": [1 / std for std in saved.statistics.std]}
+    for name, numbers in shown.items():
+        listed = ", ".join(f"{number:.4g}" for number in numbers)
+        console.print(f"{name} of its latents: [{listed}]", soft_wrap=True, highlight=False, markup=False)
+    console.print(saved.words, soft_wrap=True, highlight=False, markup=False)
 
 
 @tokenizer_app.command("report")

@@ -47,6 +47,8 @@ _CAME_LATER = [
 """Settings that older plans do not have: at these values the hash leaves them out, so that runs keep their names."""
 _CAME_LATER_TO_A_KIND = [("tokenizer", "small-vae", "posterior", "mean")]
 """The same of settings that only parts of this kind lacked: (section, kind, key, value)."""
+_SECTIONS_CAME_LATER = ["tuning"]
+"""Sections that older plans do not have: the hash leaves them out where a plan has none."""
 UNHASHED = "run"
 """The housekeeping section: it is no part of what a run is."""
 
@@ -88,6 +90,7 @@ def _averages() -> Any:
 
 if TYPE_CHECKING:
     from tintype.losses import LossPart as Loss
+    from tintype.losses.tuning import TuningSettings as Tuning
     from tintype.settings import AverageSettings as Average
     from tintype.settings import CaptionsPart as Captions
     from tintype.settings import ObjectivePart as Objective
@@ -105,6 +108,7 @@ else:
     Route = _kinds("route")
     Loss = _kinds("losses")
     Weighting = _kinds("weighting")
+    Tuning = _kinds("tuning")
     Average = _averages()
 
 
@@ -122,6 +126,7 @@ class Plan(Settings):
     weighting: Weighting | None = None
     route: Route | None = None
     losses: tuple[Loss, ...] = ()
+    tuning: Tuning | None = None
     optimizer: Optimizer = AdamWSettings()
     train: TrainSettings = TrainSettings()
     precision: PrecisionSettings = PrecisionSettings()
@@ -144,6 +149,8 @@ class Plan(Settings):
             self.route.check(self)
         for loss in self.losses:
             loss.check(self)
+        if self.tuning:
+            self.tuning.check(self)
         return self
 
     @property
@@ -156,6 +163,9 @@ class Plan(Settings):
         for section, kind, key, value in _CAME_LATER_TO_A_KIND:
             if content[section]["kind"] == kind and content[section][key] == value:
                 del content[section][key]
+        for section in _SECTIONS_CAME_LATER:
+            if content[section] is None:
+                del content[section]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -195,7 +205,7 @@ def plan_from_folder(folder: Path) -> Plan:
 
 Change = tuple[Any, Any]
 
-_SWITCHES = ("ema", "route", "weighting")
+_SWITCHES = ("ema", "route", "weighting", "tuning")
 """Sections that a plan may have or not."""
 
 

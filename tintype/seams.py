@@ -59,11 +59,7 @@ class Route:
             raise ValueError(f"a route from block {self.start} to {self.end} holds no block")
 
 
-@dataclass(frozen=True)
-class Output:
-    """What the denoiser returns: its prediction, the features of the tapped blocks, and the route they took."""
-
-    prediction_BCHW: Tensor
+class _Routed:
     features: Mapping[int, Tensor]
     route: Route | None
 
@@ -72,6 +68,23 @@ class Output:
         if self.route is None or not self.route.start <= block < self.route.end:
             return None
         return self.route.kept_BK
+
+
+@dataclass(frozen=True)
+class Tapped(_Routed):
+    """What the denoiser returns of the blocks up to the last tapped one: their features, and the route they took."""
+
+    features: Mapping[int, Tensor]
+    route: Route | None
+
+
+@dataclass(frozen=True)
+class Output(_Routed):
+    """What the denoiser returns: its prediction, the features of the tapped blocks, and the route they took."""
+
+    prediction_BCHW: Tensor
+    features: Mapping[int, Tensor]
+    route: Route | None
 
 
 @dataclass(frozen=True)

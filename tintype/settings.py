@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from torch import Tensor
 
     from tintype.plan import Plan
     from tintype.seams import CaptionPolicy, Objective, Router, TextEncoder, Tokenizer, WeightAverage, Weighting
+    from tintype.tokenizers.tuned import Autoencoder
     from tintype.train.layout import Layout
     from tintype.train.optim.storage import Storage
 
@@ -61,6 +64,14 @@ class TextPart(Part):
 
 
 @dataclass(frozen=True)
+class Statistics:
+    """Of each channel of a tokenizer's latents: z = (latent - mean) / std."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Compression:
     """What a tokenizer makes of pixels: one latent for each square of `stride_px`, of so many channels."""
 
@@ -76,6 +87,18 @@ class TokenizerPart(Part):
 
     def build(self, device: torch.device) -> Tokenizer:
         """Loads its weights; what is missing or does not fit these settings is a UserError."""
+        raise NotImplementedError
+
+    def why_frozen(self) -> str | None:
+        """Why its network cannot be trained with the denoiser; None where it can."""
+        return "its encoder gives latents without a Gaussian to draw them from; take small-vae, flux1 or e2e-flux"
+
+    def open(self) -> Autoencoder:
+        """The network itself, to be trained, as `build` would load it; `why_frozen` says whether there is one."""
+        raise NotImplementedError
+
+    def write_tuned(self, folder: Path, network: Any, normalisation: Statistics, about: dict[str, Any]) -> str:
+        """Writes a network that `open` gave and that was trained, to be used frozen; says how to name it in a plan."""
         raise NotImplementedError
 
 

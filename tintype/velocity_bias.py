@@ -35,6 +35,8 @@ def velocity_bias(parts: Parts, size_px: int) -> VelocityBias | None:
             f"guidance.unbias: the mean velocity is known at the size of the training images, {plan.data.size_px} px, "
             f"and not at {size_px} px; sample at that size, or without unbias"
         )
+    if plan.tuning is not None:  # then the latents are this run's alone, and of this step
+        return VelocityBias(strength, mean_target(parts))
     key = plan.model_dump_json(include=_DECIDE), parts.device
     if key not in _kept:
         _kept[key] = mean_target(parts)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import tiny_autoencoders, tiny_dino
+from tests import tiny_autoencoders, tiny_dino, tiny_tuning
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
@@ -29,20 +29,38 @@ from tintype.train.update import update
 
 NAMES = sorted(TECHNIQUES)
 NEEDY = [name for name in NAMES if TECHNIQUES[name].needs]
-REFUSED = {("irepa", "sprint"), ("irepa", "tread"), ("lpips", "tokenizer"), ("perceptual-dino", "tokenizer")}
+REFUSED = {
+    ("irepa", "sprint"),
+    ("irepa", "tread"),
+    ("lpips", "repa-e"),
+    ("lpips", "tokenizer"),
+    ("perceptual-dino", "repa-e"),
+    ("perceptual-dino", "tokenizer"),
+    ("repa-burn-in", "repa-e"),
+    ("repa-e", "tokenizer"),
+}
 """Pairs of different seams that the parts themselves refuse, as they stand on the tiny plan."""
 OFFLINE: dict[str, str] = {
     "irepa": "irepa:teacher=scenes",
     "repa": "repa:teacher=scenes,hidden=32",
     "repa-burn-in": "repa-burn-in:teacher=scenes,hidden=32,stop=4",
+    "repa-e": tiny_tuning.REPA_E,
     "perceptual-dino": f"perceptual-dino:source={tiny_dino.FOLDER},size_px={tiny_dino.SIZE_PX}",
     "tokenizer": tiny_autoencoders.option(),
     "island": "island:norms=bf16,softmax=bf16,rope=bf16,timestep=bf16,modulation=bf16",
 }
 """How a technique is applied here whose default weights come from a hub, or whose name alone says nothing."""
-BASELINES = {"fp32": "precision.compute=bf16"}
-"""Settings of the tiny plan without which a technique would change nothing."""
-TOGETHER = [("repa", "tread"), ("ema", "sprint"), ("repa-burn-in", "sprint"), ("power-ema", "repa-burn-in")]
+BASELINES: dict[str, tuple[str, ...]] = {"fp32": ("precision.compute=bf16",), "repa-e": tiny_tuning.BASELINE}
+"""Settings of the tiny plan without which a technique would change nothing, or be refused."""
+TOGETHER = [
+    ("repa", "tread"),
+    ("ema", "sprint"),
+    ("repa-burn-in", "sprint"),
+    ("power-ema", "repa-burn-in"),
+    ("repa", "repa-e"),
+    ("power-ema", "repa-e"),
+    ("muon", "repa-e"),
+]
 """Pairs that share state with each other: resumed together too."""
 PAIRS = list(itertools.combinations(NAMES, 2))
 
@@ -56,14 +74,18 @@ WEIGHTS: dict[str, Callable[[], object]] = {
     "lpips": need_lpips_weights,
     "perceptual-dino": tiny_dino.write_dino,
     "tokenizer": partial(tiny_autoencoders.write_autoencoder, "taef1"),
+    "repa-e": tiny_tuning.write_small_vae,
 }
 """Sees to it that the weights of a technique are there, or skips the test."""
 
 
 def baseline_for(*names: str) -> Plan:
     """The tiny plan with what the techniques need of it, unless one of them brings it."""
+    for name in names:
+        if name in WEIGHTS:
+            WEIGHTS[name]()
     brought = {TECHNIQUES[name].seam for name in names}
-    own = [BASELINES[name] for name in names if name in BASELINES]
+    own = [setting for name in names for setting in BASELINES.get(name, ())]
     if "fp8" in names and not refused_by_the_device(*names):
         own.append("run.device=cuda")
     needs = {key: value for name in names for key, value in TECHNIQUES[name].needs.items()}
@@ -85,15 +107,11 @@ def refused_before_the_first_step(*names: str) -> bool:
 
 
 def with_technique(*names: str) -> Plan:
-    for name in names:
-        if name in WEIGHTS:
-            WEIGHTS[name]()
     return apply_techniques(baseline_for(*names), [OFFLINE.get(name, name) for name in names])
 
 
 def ready(parts: Parts) -> Parts:
-    for term in parts.terms:
-        term.part.ready()
+    parts.ready()
     return parts
 
 

@@ -82,9 +82,7 @@ def audit_run(
 
 
 def _audit_ready(parts: Parts, state: TrainState, steps: int, on_step: Callable[[int], None]) -> Audit:
-    for term in parts.terms:
-        if not term.settings.schedule.over(state.step):
-            term.part.ready()
+    parts.ready(state.step)
     return audit(parts, state, steps, on_step)
 
 

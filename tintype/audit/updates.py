@@ -19,7 +19,7 @@ from tintype.train.layout import Layout, local
 from tintype.train.optim.adamw import AdamWSettings
 from tintype.train.optim.muon import MuonSettings
 from tintype.train.optim.storage import COMPENSATION, EXACT
-from tintype.train.state import TrainState
+from tintype.train.state import TrainState, build_optimizer
 
 _COUNT = "step"
 """The slot that counts steps; all others are moments, or what rounding left over."""
@@ -122,7 +122,7 @@ class _Shadow:
         self._starts = {name: _as_computed(parameter, state[name]) for name, parameter in named.items()}
         self._weights = {name: nn.Parameter(_opened(parameter, state[name])) for name, parameter in named.items()}
         self.moments = {name: _moments(state[name]) for name, parameter in named.items()}
-        self.optimizer: Any = settings.build(list(self._weights.items()), EXACT, layout)
+        self.optimizer: Any = build_optimizer(settings, self._weights, EXACT, layout)
         for group, real in zip(self.optimizer.param_groups, optimizer.param_groups, strict=True):
             group["lr"] = real["lr"]
         for name, weight in self._weights.items():

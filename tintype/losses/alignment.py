@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from tintype.losses.part import LossPart
-from tintype.seams import LossTerm, Place, View
+from tintype.seams import LossTerm, Output, Place, Tapped, View
 from tintype.settings import Settings
 from tintype.vision.teacher_cache import CacheKind, KeptTokens, forget_tokens, keep_tokens
 from tintype.vision.teachers import Dinov2TeacherSettings, Teacher, TeacherChoice
@@ -90,12 +90,16 @@ class AlignmentTerm(nn.Module, LossTerm):
         return self._kept(image_BCHW, ids) if self._kept else self._teacher.tokens(image_BCHW)
 
     def loss(self, view: View) -> Tensor:
+        return self.aligned(view.output, view.seen)
+
+    def aligned(self, output: Output | Tapped, seen_BLT: Tensor | None) -> Tensor:
+        """The loss of each sample, from its tapped features and what `look` gave."""
         (block,) = self.taps
-        if view.seen is None:
+        if seen_BLT is None:
             raise RuntimeError(f"{self._settings.kind}: look() comes before loss()")
-        token_BKD, kept_BK = view.output.features[block], view.output.tokens_at(block)
+        token_BKD, kept_BK = output.features[block], output.tokens_at(block)
         with torch.autocast(token_BKD.device.type, enabled=False):
-            return self.compare(token_BKD.float(), view.seen, kept_BK)
+            return self.compare(token_BKD.float(), seen_BLT, kept_BK)
 
     def compare(self, token_BKD: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None) -> Tensor:
         """The loss of each sample."""
@@ -116,8 +120,10 @@ class RepaSettings(AlignmentPart, RepaOptions):
     kind: Literal["repa"] = "repa"
 
     def build(self, place: Place) -> AlignmentTerm:
-        width, hidden, out = place.width, self.hidden, self.teacher.width()
-        projector = nn.Sequential(
-            nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out)
-        )
-        return AlignmentTerm(self, place, projector)
+        return AlignmentTerm(self, place, repa_projector(place.width, self.hidden, self.teacher.width()))
+
+
+def repa_projector(width: int, hidden: int, out: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out)
+    )

@@ -29,7 +29,7 @@ from tintype.model.layers import (
     sinusoid,
     unpatchify,
 )
-from tintype.seams import Output, Route, TextTokens
+from tintype.seams import Output, Route, Tapped, TextTokens
 from tintype.settings import ModelSettings, PrecisionSettings
 
 _TIME_SIZE = 256
@@ -115,8 +115,12 @@ class Transformer(nn.Module):
         *,
         route: Route | None = None,
         taps: Sequence[int] | frozenset[int] = (),
-    ) -> Output:
-        """`taps` are blocks (counted from 0) whose output tokens come back in `Output.features`."""
+        only_taps: bool = False,
+    ) -> Output | Tapped:
+        """`taps` are blocks (counted from 0) whose output tokens come back in `Output.features`.
+
+        With `only_taps` no block runs behind the last of them, and there is no prediction.
+        """
         rows, columns = self._grid(x_t_BCHW)
         vector_BD = self._embed_time(t_B)
         if self.resolution_embedder is not None:
@@ -133,11 +137,12 @@ class Transformer(nn.Module):
         depth = len(self.blocks)
         if route is not None and route.end > depth:
             raise ValueError(f"the route ends at block {route.end}, but there are {depth}")
+        stop = 1 + max(taps) if only_taps else depth
         features: dict[int, Tensor] = {}
 
         def through(blocks: range, token_BLD: Tensor, rotation: Tensor) -> Tensor:
             mask = _key_mask(mask_BS, token_BLD.shape[1])
-            for index in blocks if token_BLD.shape[1] else ():
+            for index in blocks[: max(0, stop - blocks.start)] if token_BLD.shape[1] else ():
                 token_BLD = self._run(self.blocks[index], token_BLD, text_of_block[index], vector_BD, mask, rotation)
                 if index in taps:
                     features[index] = token_BLD
@@ -149,9 +154,13 @@ class Transformer(nn.Module):
             token_BLD = through(range(route.start), token_BLD, rotation)
             kept_BKD, kept_rotation = _keep(token_BLD, rotation, route.kept_BK)
             kept_BKD = through(range(route.start, route.end), kept_BKD, kept_rotation)
+            if only_taps and stop <= route.end:
+                return Tapped(features, route)
             token_BLD = (route.merge or _put_back)(token_BLD, kept_BKD, route.kept_BK)
             token_BLD = through(range(route.end, depth), token_BLD, rotation)
 
+        if only_taps:
+            return Tapped(features, route)
         flat_BLP = self.final_layer(token_BLD, vector_BD)
         return Output(unpatchify(flat_BLP, self.settings.patch, rows, columns), features, route)
 

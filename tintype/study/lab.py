@@ -60,6 +60,10 @@ def _fetch_weights(tasks: Sequence[Task]) -> None:
     wanted = {(loss, task.plan.token_grid): None for task in tasks if not _trained(task) for loss in task.plan.losses}
     for loss, grid in wanted:
         loss.fetch(grid)
+    tunings = {(task.plan.tuning, task.plan.token_grid): None for task in tasks if not _trained(task)}
+    for tuning, grid in tunings:
+        if tuning is not None:
+            tuning.fetch(grid)
 
 
 def _trained(task: Task) -> bool:

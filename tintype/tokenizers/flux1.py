@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
+from tintype.settings import Statistics
 from tintype.tokenizers.latent import Channels, Revision, Source, StridePx, Subfolder
-from tintype.tokenizers.published import KlPart, KlTokenizer, load_published
+from tintype.tokenizers.published import KlAutoencoder, KlPart, KlTokenizer, load_published
 
 
 class _KlFluxPart(KlPart):
@@ -20,6 +22,28 @@ class _KlFluxPart(KlPart):
         self.check_compression(config.latent_channels, 2 ** (len(config.block_out_channels) - 1))
         normalisation = self.normalisation(lambda: found.scaling(self.channels))
         return KlTokenizer(self, found.network, normalisation, device, sampled=self.posterior == "sample")
+
+    def why_frozen(self) -> str | None:
+        if self.compute != "fp32":
+            return f"tokenizer.compute {self.compute} is for frozen networks; leave it fp32 and set tuning.compute"
+        return None
+
+    def open(self) -> KlAutoencoder:
+        return self.build(torch.device("cpu")).autoencoder()
+
+    def write_tuned(
+        self, folder: Path, network: KlAutoencoder, normalisation: Statistics, about: dict[str, Any]
+    ) -> str:
+        """A folder of diffusers. Its config states the mean and deviation of the latents, which are read before the
+        factors of the network that the tuning began with."""
+        from tintype.train.folder import write_json  # which knows what a plan is, and a plan knows this file
+
+        stated = {"latents_mean": list(normalisation.mean), "latents_std": list(normalisation.std)}
+        network.network.register_to_config(**stated)
+        network.network.save_pretrained(folder)
+        write_json(folder / "tuned.json", about)
+        size = f"channels: {self.channels}, stride_px: {self.stride_px}"
+        return f"tokenizer: {{kind: {self.kind}, weights: {folder}, {size}}}"
 
 
 class Flux1Settings(_KlFluxPart):

@@ -35,6 +35,9 @@ class Flux2Settings(KlPart):
         normalisation = self.normalisation(lambda: _statistics(found))
         return KlTokenizer(self, found.network, normalisation, device, sampled=self.posterior == "sample")
 
+    def why_frozen(self) -> str | None:
+        return "its own batch norm is of patches of 2 × 2 latents; take small-vae, flux1 or e2e-flux"
+
 
 def _statistics(found: Published) -> Normalisation:
     """The running mean and variance, folded as channel, row, column; eps under the root."""

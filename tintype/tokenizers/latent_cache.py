@@ -45,6 +45,11 @@ def refuse_uncacheable(plan: Plan) -> None:
             "the tokenizer 'pixels' has no latents to cache: its latents are the pixels, four times as large on a disk "
             "and no work to make; leave run.latents at none"
         )
+    if plan.tuning is not None:
+        raise UserError(
+            f"'{plan.tuning.kind}' trains the tokenizer, so its latents change at every step and cannot be kept; leave "
+            "run.latents at none"
+        )
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ class PixelsSettings(TokenizerPart):
     def build(self, device: torch.device) -> Pixels:
         return Pixels()
 
+    def why_frozen(self) -> str | None:
+        return "it has no network; take small-vae, flux1 or e2e-flux"
+
 
 class Pixels:
     channels = 3

@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from tintype.errors import UserError
 from tintype.tokenizers.latent import LatentPart, LatentTokenizer, Posterior
 from tintype.tokenizers.normalise import Normalisation, filled
+from tintype.tokenizers.small_vae import Posterior as Gaussian
 from tintype.vision.hub import Checkpoint, explained, json_object
 
 
@@ -88,7 +89,27 @@ class KlPart(LatentPart):
     )
 
 
+class KlAutoencoder(nn.Module):
+    """diffusers' network as one that can be trained."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network.requires_grad_(True)
+
+    def posterior(self, x_BCHW: Tensor) -> Gaussian:
+        found = self.network.encode(x_BCHW).latent_dist
+        return Gaussian(found.mean.float(), found.logvar.float())
+
+    def picture(self, raw_BCHW: Tensor) -> Tensor:
+        x_BCHW: Tensor = self.network.decode(raw_BCHW).sample
+        return x_BCHW.float()
+
+
 class KlTokenizer(LatentTokenizer):
+    def autoencoder(self) -> KlAutoencoder:
+        """The network, to be trained; this tokenizer is of no use then."""
+        return KlAutoencoder(self._network)
+
     def _encode(self, x_BCHW: Tensor) -> Posterior:
         found = self._network.encode(x_BCHW).latent_dist
         return Posterior(found.mean, found.std)

@@ -26,7 +26,7 @@ from torch.nn.functional import silu
 
 from tintype.errors import UserError
 from tintype.seams import Draws
-from tintype.settings import Compression, Settings, TokenizerPart, plain
+from tintype.settings import Compression, Settings, Statistics, TokenizerPart, plain
 from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, CPU_BATCH
 from tintype.vision.frozen import encode_evenly, frozen_arithmetic
 from tintype.vision.weights import digest
@@ -255,6 +255,18 @@ class SmallVaeSettings(TokenizerPart):
     def build(self, device: torch.device = _CPU) -> SmallVae:
         network = read_vae(Path(self.folder).expanduser(), self.sha256).to(device)
         return SmallVae(network, sampled=self.posterior == "sample")
+
+    def why_frozen(self) -> str | None:
+        return None
+
+    def open(self) -> Vae:
+        return read_vae(Path(self.folder).expanduser(), self.sha256)
+
+    def write_tuned(self, folder: Path, network: Vae, normalisation: Statistics, about: dict[str, Any]) -> str:
+        network.latent_mean.copy_(torch.tensor(normalisation.mean).view(1, -1, 1, 1))
+        network.latent_std.copy_(torch.tensor(normalisation.std).view(1, -1, 1, 1))
+        record = write_vae(folder, network, about)
+        return f"tokenizer: {{kind: small-vae, folder: {folder}, sha256: {record.sha256}}}"
 
 
 class Record(Settings):

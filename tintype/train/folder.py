@@ -92,7 +92,7 @@ class RunFolder:
 
     def write_about(self, parts: Parts) -> None:
         """What the run is made on, and which of its parameters are optimized how."""
-        groups = parts.plan.optimizer.groups(dict(parts.modules.named_parameters()))
+        groups = parts.optimized()
         if not self.writes:
             return
         sizes = {name: parameter.numel() for name, parameter in parts.modules.named_parameters()}

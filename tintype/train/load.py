@@ -12,7 +12,7 @@ from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_folder
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.parts import LOSSES, Parts, build_parts
+from tintype.train.parts import LOSSES, TUNED, Parts, build_parts
 from tintype.train.reconstruct import Reconstruction
 from tintype.train.state import TrainState
 from tintype.world import current
@@ -43,9 +43,9 @@ def load_run(path: Path, device: str | None = None, average: Reconstruction | No
 
 
 def _all_parameters(parts: Parts, average: Reconstruction) -> dict[str, Tensor]:
-    """The average's weights: every parameter, or some would silently not be averaged."""
+    """The average's weights: every parameter but those of a tokenizer, or some would silently not be averaged."""
     weights = average.weights()
-    different = set(weights) ^ {name for name, _ in parts.modules.named_parameters()}
+    different = set(weights) ^ {name for name, _ in parts.modules.named_parameters() if not name.startswith(TUNED)}
     if different:
         raise UserError(f"the snapshots do not fit this plan and version: {sorted(different)[:3]}")
     return weights

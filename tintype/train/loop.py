@@ -62,8 +62,7 @@ def train(
         parts = build_parts(plan)
         state = new_state(parts)
         resume(folder, state)
-        running = [term for term in parts.terms if not term.settings.schedule.over(state.step)]
-        identities = get_ready(running, world)
+        identities = get_ready(parts, state.step)
         with world.together():
             folder.keep_identities({"tokenizer": parts.tokenizer.identity, **identities}, state.step)
             folder.write_about(parts)

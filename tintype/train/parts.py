@@ -34,8 +34,10 @@ from tintype.seams import (
 )
 from tintype.settings import PrecisionSettings
 from tintype.tokenizers.latent_cache import KeptLatents, keep_latents
+from tintype.tokenizers.tuned import TunedTokenizer
 from tintype.train.gradients import NO_OTHERS, GradientMean
 from tintype.train.layout import ONE, Layout, as_the_leader_has_it, cut_into_pieces, lay_out, share_of_batch
+from tintype.train.tuning import Tuning, begin_statistics, find_aligner
 from tintype.transfer import send
 from tintype.world import World
 
@@ -69,6 +71,8 @@ class Parts:
     """All that is trained: optimizer, weight average and checkpoint see exactly this."""
     layout: Layout = ONE
     gradients: GradientMean = NO_OTHERS
+    tuning: Tuning | None = None
+    """Where the tokenizer is trained too, and this is a training."""
     trained_steps: int | None = None
     """How long the weights were trained, where they were loaded."""
     kept: KeptLatents | None = None
@@ -93,6 +97,24 @@ class Parts:
         if image_BCHW is None:
             image_BCHW = send(self.source.images(ids), self.device)
         return self.tokenizer.encode(image_BCHW, draws)
+
+    def optimized(self) -> dict[str, list[str]]:
+        """Which parameters are optimized how, by name."""
+        named = dict(self.modules.named_parameters())
+        tuned = [name for name in named if name.startswith(TUNED)]
+        groups = self.plan.optimizer.groups({name: one for name, one in named.items() if name not in tuned})
+        return groups | ({"tuning": tuned} if tuned else {})
+
+    def ready(self, step: int = 0) -> dict[str, str | None]:
+        """Loads what the losses compare with from this step on, and gives the identities."""
+        running = [term for term in self.terms if not term.settings.schedule.over(step)]
+        identities = {term.name: term.part.ready() for term in running}
+        return identities | (self.tuning.ready() if self.tuning else {})
+
+    def route(self, z_BCHW: Tensor, step: int, draws: Draws) -> Route | None:
+        """The tokens' way through a step of training: the same whenever it is asked for."""
+        patch = self.plan.model.patch
+        return self.router.plan((z_BCHW.shape[2] // patch, z_BCHW.shape[3] // patch), step, draws)
 
     def velocity(
         self, x_t_BCHW: Tensor, t_B: Tensor, text: TextTokens | TextCache, route: Route | None = None
@@ -138,6 +160,8 @@ def choose_device(name: str) -> torch.device:
 
 LOSSES = "losses_"
 """Stands before the names of parameters that a loss term owns. Sampling needs none of them."""
+TUNED = "tokenizer."
+"""Stands before the names of what a tokenizer that is trained owns: fp32 always, and no average follows it."""
 
 
 def build_parts(plan: Plan, training: bool = True) -> Parts:
@@ -146,7 +170,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     layout = lay_out(plan.run.distribution, world.current(), device) if training else ONE
     share = share_of_batch(plan.train, layout.world)  # refuses what cannot be shared, before anything is built
     precision = precision_on(device, plan.precision, training)
-    tokenizer = plan.tokenizer.build(device)
+    tokenizer = _build_tokenizer(plan, device)
     source = scene_source(plan.data, "train", device)
     _check_column(plan, source)
     keeping = training and plan.run.latents == "disk"
@@ -161,17 +185,23 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
         router = plan.route.build(plan.model) if plan.route else Unrouted(plan.model.depth)
     objective = plan.objective.build(plan.time)
     place = Place(plan.model.width, plan.token_grid, device, source, plan.data.model_dump_json())
-    terms = tuple(_build_term(plan, settings, place) for settings in plan.losses) if training else ()
+    terms = tuple(_build_term(plan, settings, place) for settings in _losses(plan)) if training else ()
     of_losses = {LOSSES + term.name: term.part for term in terms}
-    owners = {"denoiser": denoiser, "text": text, "router": router, **of_losses}
+    owners = {"denoiser": denoiser, "text": text, "router": router, **of_losses, "tokenizer": tokenizer}
     modules = nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
     if training and plan.precision.storage == "bf16":
         _store_in_bf16(modules)
     modules = modules.to(device)
+    if training and isinstance(tokenizer, TunedTokenizer):
+        begin_statistics(tokenizer, source, plan)
     as_the_leader_has_it(modules, layout.world)
     if layout.mesh is not None:
         gather = torch.bfloat16 if plan.precision.gather == "bf16" else None
         cut_into_pieces(denoiser, plan.run.distribution, layout, gather)
+    others = [parameter for name, parameter in modules.named_parameters() if not name.startswith(TUNED)]
+    tuning = None
+    if training and plan.tuning is not None and isinstance(tokenizer, TunedTokenizer):
+        tuning = Tuning(plan.tuning, tokenizer, find_aligner(plan, terms), others, layout)
     return Parts(
         plan=plan,
         device=device,
@@ -186,9 +216,24 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
         terms=terms,
         modules=modules,
         layout=layout,
-        gradients=GradientMean(list(modules.parameters()), layout),
+        gradients=GradientMean(others, layout),
+        tuning=tuning,
         kept=kept,
     )
+
+
+def _build_tokenizer(plan: Plan, device: torch.device) -> Tokenizer:
+    if plan.tuning is None:
+        return plan.tokenizer.build(device)
+    tuning, compression = plan.tuning, plan.tokenizer.compression
+    network = plan.tokenizer.open()
+    return TunedTokenizer(network, compression, momentum=tuning.momentum, eps=tuning.eps, compute=tuning.compute)
+
+
+def _losses(plan: Plan) -> tuple[LossPart, ...]:
+    """The plan's, and the one that trains a projector for the tuning where no other does."""
+    probe = plan.tuning.probe(plan) if plan.tuning is not None else None
+    return plan.losses if probe is None else (*plan.losses, probe)
 
 
 def precision_on(device: torch.device, precision: PrecisionSettings, training: bool) -> PrecisionSettings:
@@ -204,7 +249,7 @@ def precision_on(device: torch.device, precision: PrecisionSettings, training: b
 
 def _store_in_bf16(modules: nn.ModuleDict) -> None:
     for name, parameter in modules.named_parameters():
-        if not name.startswith(LOSSES):
+        if not name.startswith((LOSSES, TUNED)):
             parameter.data = parameter.data.bfloat16()
 
 

@@ -7,23 +7,22 @@ lacks them all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tintype.data.order import ids_at
 from tintype.train.interrupt import Interrupt
-from tintype.train.parts import Parts, Term
-from tintype.world import World
+from tintype.train.parts import Parts
 
 _CHUNK_IMAGES = 256
 
 
-def get_ready(terms: Sequence[Term], world: World) -> dict[str, str | None]:
+def get_ready(parts: Parts, step: int) -> dict[str, str | None]:
     """Loads what the losses compare with; one rank of each machine first, which fetches weights and makes caches."""
     found: dict[str, str | None] = {}
     for first in (True, False):
-        with world.together():
-            if (world.local_rank == 0) == first:
-                found = {term.name: term.part.ready() for term in terms}
+        with parts.world.together():
+            if (parts.world.local_rank == 0) == first:
+                found = parts.ready(step)
     return found
 
 

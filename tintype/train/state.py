@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from tintype.seams import WeightAverage
-from tintype.train.layout import is_cut
+from tintype.settings import OptimizerPart
+from tintype.train.layout import Layout, is_cut
 from tintype.train.optim.storage import Storage
-from tintype.train.parts import LOSSES, Parts
+from tintype.train.parts import LOSSES, TUNED, Parts
 from tintype.train.pieces import Place, whole_place
 
 
@@ -108,11 +109,33 @@ class TrainState:
 
 def new_state(parts: Parts) -> TrainState:
     storage = Storage(parts.plan.precision.rounding, parts.plan.seed, parts.layout.piece)
-    optimizer = parts.plan.optimizer.build(parts.modules.named_parameters(), storage, parts.layout)
+    plan, named = parts.plan, dict(parts.modules.named_parameters())
+    tuned_lr = plan.tuning.lr if plan.tuning else 0.0
+    optimizer = build_optimizer(plan.optimizer, named, storage, parts.layout, tuned_lr)
     for group in optimizer.param_groups:
         group["base_lr"] = group["lr"]
-    ema = parts.plan.ema.build(dict(parts.modules.named_parameters())) if parts.plan.ema else None
+    ema = plan.ema.build(untuned(named)) if plan.ema else None
     return TrainState(parts.modules, optimizer, ema)
+
+
+def build_optimizer(
+    settings: OptimizerPart,
+    named: Mapping[str, nn.Parameter],
+    storage: Storage,
+    layout: Layout,
+    tuned_lr: float = 0.0,
+) -> torch.optim.Optimizer:
+    """The plan's optimizer. A tokenizer that is trained has a group of its own, the last one, which AdamW moves."""
+    others = untuned(named)
+    optimizer = settings.build(others.items(), storage, layout)
+    if tuned := [parameter for name, parameter in named.items() if name not in others]:
+        optimizer.add_param_group({"params": tuned, "lr": tuned_lr})
+    return optimizer
+
+
+def untuned(named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """All parameters but those of a tokenizer that is trained."""
+    return {name: parameter for name, parameter in named.items() if not name.startswith(TUNED)}
 
 
 def _same_names(what: str, found: Iterable[str], expected: Iterable[str]) -> None:

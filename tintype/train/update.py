@@ -6,25 +6,24 @@ B: samples of a micro-batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from tintype.data.captions import captions_of
-from tintype.data.order import ids_at
 from tintype.flow.objective import mean_square
 from tintype.plan import Plan
-from tintype.seams import Draws, View
+from tintype.seams import View
 from tintype.train import fault
+from tintype.train.batch import Batch, read_batch
 from tintype.train.clock import Clock
 from tintype.train.gradients import clip
 from tintype.train.later import Later
 from tintype.train.layout import local, share_of_batch
-from tintype.train.parts import Parts, Term
+from tintype.train.parts import Parts
 from tintype.train.state import TrainState
-from tintype.transfer import send
+from tintype.train.tuning import TuningStep
 
 TIME_BINS = 8
 """Their middles are the times of the validation loss."""
@@ -63,10 +62,11 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
     share = share_of_batch(plan.train, parts.world)
     losses: dict[str, Tensor] = {}
     by_time = torch.zeros(2, TIME_BINS, device=parts.device)
+    tuning = TuningStep(parts, parts.tuning, clock) if parts.tuning else None
     state.optimizer.zero_grad(set_to_none=True)
     for index in range(plan.train.accumulate):
         first = state.images_seen + index * micro + parts.world.rank * share
-        found = micro_batch_losses(parts, first, share, state.step, clock)
+        found = micro_batch_losses(parts, first, share, state.step, clock, tuning)
         with clock.part("backward"), parts.gradients.over(last=index == plan.train.accumulate - 1):
             (found.parts["loss"] / plan.train.accumulate * plan.precision.loss_scale).backward()
         by_time += found.by_time
@@ -76,7 +76,10 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
 
     with clock.part("optimizer"):
         _undo_loss_scale(state, plan)
-        grad_norm = clip(state.parameters, plan.train.clip_norm, parts.layout)
+        clipped = tuning.leave_out(state.parameters) if tuning else state.parameters
+        grad_norm = clip(clipped, plan.train.clip_norm, parts.layout)
+        if tuning:
+            grad_norm = tuning.clip(grad_norm)
         skipped = grad_norm.isfinite().logical_not().float()
         for group in state.optimizer.param_groups:
             group["lr"] = group["base_lr"] * lr_factor(plan, state.step)
@@ -84,6 +87,8 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
         state.optimizer.step()
         if state.ema:
             state.ema.update(skipped)
+        if tuning:
+            losses |= tuning.finish(skipped)
     fault.point("step.optimizer")
     result = StepResult(losses, by_time, state.step + 1, state.images_seen, Later(grad_norm))
     state.step += 1
@@ -99,50 +104,41 @@ class Losses:
     by_time: Tensor
 
 
-def micro_batch_losses(parts: Parts, first: int, count: int, step: int, clock: Clock) -> Losses:
-    """The losses of the samples at positions first … first + count - 1."""
-    plan, device = parts.plan, parts.device
-    terms = parts.terms_at(step)
-    with clock.part("data"):
-        ids = ids_at(plan.seed, first, count, len(parts.source)).tolist()
-        image_BCHW = send(parts.source.images(ids), device) if parts.wants_images(terms) else None
-        records = parts.source.records(ids)
-        position_B = torch.arange(first, first + count)
-        captions = captions_of(records, parts.captions, plan.captions.dropout, Draws(plan.seed, position_B))
-        draws = Draws(plan.seed, send(position_B, device))
-        fault.point("step.data")
+Latents = Callable[[Batch], Tensor]
+"""Makes of a micro-batch the latents that the denoiser is trained on."""
+
+
+def micro_batch_losses(
+    parts: Parts, first: int, count: int, step: int, clock: Clock, latents: Latents | None = None
+) -> Losses:
+    """The losses of the samples at positions first … first + count - 1, on the tokenizer's latents or on those that
+    `latents` makes of them."""
+    batch = read_batch(parts, first, count, step, clock)
+    z_BCHW = frozen_latents(parts, batch, clock) if latents is None else latents(batch)
     with parts.compute():
-        with clock.part("text"):
-            text = parts.text.encode(captions)
-        with clock.part("tokenizer"), torch.no_grad():
-            z_BCHW = parts.latents(ids, image_BCHW, draws)
-        with clock.part("teacher"), torch.no_grad():
-            seen = _seen(terms, image_BCHW, ids)
         with clock.part("forward"):
-            sample = parts.objective.draw(z_BCHW, draws)
-            grid = (z_BCHW.shape[2] // plan.model.patch, z_BCHW.shape[3] // plan.model.patch)
-            route = parts.router.plan(grid, step, draws)
-            taps = frozenset[int]().union(*(term.part.taps for term in terms))
-            output = parts.denoiser(sample.x_t_BCHW, sample.t_B, text, route=route, taps=taps)
+            sample = parts.objective.draw(z_BCHW, batch.draws)
+            route = parts.route(z_BCHW, step, batch.draws)
+            taps = frozenset[int]().union(*(term.part.taps for term in batch.terms))
+            output = parts.denoiser(sample.x_t_BCHW, sample.t_B, batch.text, route=route, taps=taps)
         with clock.part("losses"):
             velocity_BCHW = parts.objective.velocity(output.prediction_BCHW, sample.x_t_BCHW, sample.t_B)
             target_BCHW = parts.objective.target(sample)
             weight_B = parts.weighting(sample.t_B) if parts.weighting else None
-            view = View(output, sample, velocity_BCHW, target_BCHW, weight_B, image_BCHW, captions, draws, step)
-            view = replace(view, world=parts.world)
+            seen_by_all = (output, sample, velocity_BCHW, target_BCHW, weight_B)
+            view = View(*seen_by_all, batch.image_BCHW, batch.captions, batch.draws, step, world=parts.world)
             error_B = mean_square(velocity_BCHW, target_BCHW)
             flow = (error_B if weight_B is None else weight_B * error_B).mean()
             losses = {"loss": flow, "flow": flow}
-            for term in terms:
-                losses[term.name] = term.part.loss(replace(view, seen=seen.get(term.name))).mean()
+            for term in batch.terms:
+                losses[term.name] = term.part.loss(replace(view, seen=batch.seen.get(term.name))).mean()
                 losses["loss"] = losses["loss"] + term.settings.weight_at(step) * losses[term.name]
     return Losses(losses, _by_time(error_B.detach(), sample.t_B))
 
 
-def _seen(terms: Sequence[Term], image_BCHW: Tensor | None, ids: Sequence[int]) -> dict[str, Tensor | None]:
-    if image_BCHW is None:
-        return {}
-    return {term.name: term.part.look(image_BCHW, ids) for term in terms if term.part.needs_images}
+def frozen_latents(parts: Parts, batch: Batch, clock: Clock) -> Tensor:
+    with clock.part("tokenizer"), torch.no_grad(), parts.compute():
+        return parts.latents(batch.ids, batch.image_BCHW, batch.draws)
 
 
 def _by_time(error_B: Tensor, t_B: Tensor) -> Tensor:

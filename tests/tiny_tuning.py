@@ -1,0 +1,45 @@
+"""A tiny small-vae on a disk, and the settings of the tiny plan with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from tests.tiny import TINY
+from tests.tiny_autoencoders import pictures
+from tintype.plan import Plan, apply_techniques, plan_from_yaml
+from tintype.tokenizers.small_vae import SmallVaeShape, Vae, write_vae
+from tintype.tokenizers.train_small_vae import latent_statistics
+
+FOLDER = Path(os.environ["TINTYPE_CACHE"]) / "tiny-small-vae"
+SHAPE = SmallVaeShape(channels=3, stride_px=4, width=8, blocks=1)
+BASELINE = (f'tokenizer={{"kind":"small-vae","folder":"{FOLDER}"}}', "model.patch=1")
+"""Overrides of the tiny plan: the same grid of tokens, on latents."""
+REPA_E = "repa-e:teacher=scenes,hidden=32,perceptual.kind=scenes"
+REPA = "repa:teacher=scenes,hidden=32"
+
+
+@lru_cache
+def write_small_vae() -> Path:
+    """Random weights, its second convolutions included, with narrow posteriors as trained ones have them."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        network = Vae(SHAPE)
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+        dict(network.encoder.named_parameters())[f"{len(network.encoder) - 1}.bias"][SHAPE.channels :] -= 3
+        mean_C, std_C = latent_statistics(network, [pictures(64)])
+        network.latent_mean.copy_(mean_C.view(1, -1, 1, 1))
+        network.latent_std.copy_(std_C.view(1, -1, 1, 1))
+    write_vae(FOLDER, network, {"held_out": 0})
+    return FOLDER
+
+
+def tuned_plan(*assignments: str, techniques: Sequence[str] = (REPA_E,)) -> Plan:
+    write_small_vae()
+    return apply_techniques(plan_from_yaml(TINY, "tiny", [*BASELINE, *assignments]), techniques)

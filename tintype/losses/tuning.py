@@ -1,0 +1,137 @@
+"""Tuning: the tokenizer's autoencoder is trained with the denoiser (REPA-E, arXiv 2504.10483).
+
+Its losses are those of an autoencoder, and the alignment of the denoiser's tokens with a teacher's, through latents and
+a denoiser that holds still. No loss of the denoiser reaches the autoencoder. This file has the settings, and the term
+that trains a projector where no other does; the step itself is `train.tuning`.
+
+B: samples. K: kept tokens. D: width of the denoiser. T: width of the teacher.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.losses.alignment import AlignmentPart, AlignmentTerm, RepaOptions, RepaSettings, repa_projector
+from tintype.losses.perceptual import Distance
+from tintype.seams import Place, Tapped, View
+from tintype.settings import Part, Settings
+from tintype.vision.lpips import SMALLEST_PX, Net
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+SHARED = ("teacher", "block", "hidden", "cache")
+"""Settings that this alignment and the denoiser's have in common, where one projector serves both."""
+
+
+class TuningPerceptual(Settings):
+    """A distance of features between a picture and its reconstruction. The default is the paper's."""
+
+    kind: Literal["none", "scenes", "lpips"] = Field(
+        "lpips", description="lpips: needs its weights; scenes: the packaged scene encoder; none"
+    )
+    weight: float = Field(1.0, gt=0)
+    net: Net = Field("vgg16", description="lpips: its network")
+    weights: str | None = Field(None, description="lpips: a file of one's own; by default the published ones")
+
+    def load(self, device: torch.device) -> Distance | None:
+        from tintype.tokenizers import train_small_vae as own  # which knows what a plan is, and a plan knows this file
+
+        if self.kind == "none":
+            return None
+        if self.kind == "scenes":
+            return own.SceneDistance(device)
+        settings = own.PerceptualSettings(kind="lpips", weight=self.weight, net=self.net, weights=self.weights)
+        try:
+            return own.LpipsDistance(settings, device)
+        except UserError as error:
+            raise UserError(f"{error}\nOr tune without: repa-e:perceptual.kind=none (or scenes)") from None
+
+
+class TuningOptions(RepaOptions):
+    """The weights are the paper's."""
+
+    weight: float = Field(1.5, gt=0, description="Of the alignment in the autoencoder's loss")
+    reconstruction: float = Field(1.0, gt=0, description="Weight of the mean absolute difference of pictures")
+    kl: float = Field(1e-6, ge=0, description="Weight of the divergence from a normal, summed over a picture's latents")
+    perceptual: TuningPerceptual = TuningPerceptual()
+    lr: float = Field(1e-4, gt=0, description="Of the autoencoder; the plan's warm-up and schedule hold for it too")
+    clip_norm: float = Field(1.0, gt=0, description="Clips the norm of the autoencoder's gradient, apart from others")
+    momentum: float = Field(0.1, gt=0, le=1, description="How fast the norm's running statistics follow")
+    eps: float = Field(1e-4, gt=0, description="Of the norm, added to the variance")
+    compute: Literal["fp32", "bf16"] = Field("fp32", description="Of the autoencoder; its weights stay in fp32")
+
+
+class TuningSettings(TuningOptions, Part):
+    kind: Literal["repa-e"] = "repa-e"
+    block: int = Field(description="The block whose output is aligned, counted from 1")
+
+    def check(self, plan: Plan) -> None:
+        """Raises ValueError where the plan cannot have it."""
+        if reason := plan.tokenizer.why_frozen():
+            raise ValueError(f"repa-e: the tokenizer '{plan.tokenizer.kind}' cannot be tuned: {reason}")
+        if not 1 <= self.block <= plan.model.depth:
+            raise ValueError(
+                f"repa-e: there is no block {self.block} to align; model.depth is {plan.model.depth}, so block is 1 to "
+                f"{plan.model.depth}"
+            )
+        if plan.run.distribution.kind == "fsdp":
+            raise ValueError(
+                "repa-e: run.distribution.kind is fsdp, whose pieces of the denoiser cannot hold still for the "
+                "autoencoder's step; take ddp"
+            )
+        smallest = SMALLEST_PX[self.perceptual.net]
+        if self.perceptual.kind == "lpips" and plan.data.size_px < smallest:
+            raise ValueError(f"repa-e: lpips with {self.perceptual.net} needs data.size_px of at least {smallest}")
+        if (loss := aligned_loss(plan)) is not None:
+            self._check_shared(loss)
+
+    def _check_shared(self, loss: RepaSettings) -> None:
+        for name in SHARED:
+            ours, theirs = getattr(self, name), getattr(loss, name)
+            if ours != theirs:
+                raise ValueError(
+                    f"repa-e and '{loss.kind}' share one projector and one teacher, but {name} is {ours} in tuning and "
+                    f"{theirs} in losses; give both the same"
+                )
+        if loss.schedule.kind != "constant":
+            raise ValueError(
+                f"repa-e needs the projector of '{loss.kind}' at every step, but that has a schedule "
+                f"({loss.schedule.kind}); leave it constant"
+            )
+
+    def probe(self, plan: Plan) -> ProbeSettings | None:
+        """The term that trains a projector of its own; None where a loss of the denoiser trains one."""
+        if aligned_loss(plan) is not None:
+            return None
+        return ProbeSettings(**{name: getattr(self, name) for name in SHARED}, weight=1.0)
+
+    def fetch(self, grid: tuple[int, int]) -> None:
+        """Gets the weights that it needs, or says what is wrong: called before a study begins."""
+        self.teacher.build(grid, torch.device("cpu"))
+        self.perceptual.load(torch.device("cpu"))
+
+
+def aligned_loss(plan: Plan) -> RepaSettings | None:
+    """The loss that aligns the denoiser itself through a projector of the same form."""
+    return next((loss for loss in plan.losses if isinstance(loss, RepaSettings)), None)
+
+
+class ProbeSettings(AlignmentPart, RepaOptions):
+    kind: Literal["repa-e"] = "repa-e"
+
+    def build(self, place: Place) -> ProbeTerm:
+        return ProbeTerm(self, place, repa_projector(place.width, self.hidden, self.teacher.width()))
+
+
+class ProbeTerm(AlignmentTerm):
+    """Trains its projector on tokens as they are: the denoiser is not aligned by it."""
+
+    def loss(self, view: View) -> Tensor:
+        features = {block: token_BKD.detach() for block, token_BKD in view.output.features.items()}
+        return self.aligned(Tapped(features, view.output.route), view.seen)

@@ -1,0 +1,37 @@
+"""repa-e: the tokenizer's autoencoder is trained together with the denoiser (arXiv 2504.10483).
+
+It is the end-to-end half of the paper. The other half, a denoiser that is aligned itself, is an alignment loss beside it,
+whose projector then serves both; what that loss says of teacher, block and projector is the default here. Alone, it
+trains a projector on the denoiser's tokens without touching the denoiser.
+
+Differs: no discriminator. The autoencoder's optimizer is the plan's AdamW with its own learning rate.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tintype.losses.tuning import SHARED, TuningOptions, TuningSettings, aligned_loss
+from tintype.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+
+def apply(plan: Plan, options: TuningOptions) -> dict[str, Any]:
+    chosen = options.resolved(plan)
+    if (loss := aligned_loss(plan)) is not None:
+        chosen |= {name: getattr(loss, name) for name in SHARED if name not in options.model_fields_set}
+    return {"tuning": TuningSettings(**chosen)}
+
+
+TECHNIQUE = Technique(
+    name="repa-e",
+    seam="tuning",
+    summary="train the tokenizer's autoencoder with the denoiser, by alignment and reconstruction",
+    apply=apply,
+    options=TuningOptions,
+    paper="arXiv:2504.10483",
+    part=TuningSettings,
+    trains=frozenset({"tokenizer", "losses_repa-e"}),
+)

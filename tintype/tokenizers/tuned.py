@@ -1,0 +1,178 @@
+"""A tokenizer whose autoencoder is trained with the denoiser, behind a batch norm that follows its latents.
+
+The norm is REPA-E's (arXiv 2504.10483): without affine, over all ranks. Its running statistics are a part of the model.
+Differs: the way back divides by 1 / √(variance + eps), with the eps under the root, where the authors' code leaves it
+out.
+
+B: pictures. C: channels. H, W: rows, columns. R: ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tintype.errors import UserError
+from tintype.seams import Draws
+from tintype.settings import Compression, Statistics
+from tintype.tokenizers.small_vae import Posterior, to_bytes, to_floats
+from tintype.vision.frozen import frozen_arithmetic
+from tintype.vision.weights import digest
+from tintype.world import World
+
+_MOST_PX = 4 * 1024**2
+"""Pixels that go through the network at a time where nothing is trained."""
+_LEAST_STD = 1e-3
+"""A latent that varies less, after the norm, is no latent."""
+
+
+class Autoencoder(Protocol):
+    """An `nn.Module` in fp32 with a Gaussian for each latent. Pictures are floats in [-1, 1]."""
+
+    def posterior(self, x_BCHW: Tensor) -> Posterior: ...
+    def picture(self, raw_BCHW: Tensor) -> Tensor:
+        """Latents as the posterior has them, not normalised, to a picture."""
+
+
+class LatentNorm(nn.Module):
+    """torch's batch norm without affine: the batch's own variance to normalise, the unbiased one to remember.
+
+    Statistics are summed in float64, over the batches of all ranks, and have no gradient.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int, momentum: float, eps: float) -> None:
+        super().__init__()
+        self.momentum, self.eps = momentum, eps
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+    @property
+    def statistics(self) -> Statistics:
+        mean_C, std_C = self.running_mean.double(), (self.running_var.double() + self.eps).sqrt()
+        return Statistics(tuple(mean_C.tolist()), tuple(std_C.tolist()))
+
+    def settled(self, raw_BCHW: Tensor) -> Tensor:
+        """Normalised by the running statistics, which stay as they are."""
+        return self._normalised(raw_BCHW, self.running_mean, self.running_var)
+
+    @torch.no_grad()
+    def moving(self, raw_BCHW: Tensor, world: World) -> Tensor:
+        """Normalised by the statistics of the batch, which the running ones follow."""
+        mean_C, var_C = self.measured(raw_BCHW, world)
+        count = world.size * raw_BCHW.numel() // raw_BCHW.shape[1]
+        self.running_mean.lerp_(mean_C.float(), self.momentum)
+        self.running_var.lerp_((var_C * (count / max(1, count - 1))).float(), self.momentum)
+        return self._normalised(raw_BCHW, mean_C.float(), var_C.float())
+
+    @torch.no_grad()
+    def measured(self, raw_BCHW: Tensor, world: World) -> tuple[Tensor, Tensor]:
+        """Mean and biased variance of each channel over the batches of all ranks, which are of one size: float64."""
+        wide_BCHW = raw_BCHW.double()
+        var_C, mean_C = torch.var_mean(wide_BCHW, dim=(0, 2, 3), correction=0)
+        mean_RC, var_RC = world.rows(torch.stack([mean_C, var_C])[None]).unbind(1)
+        mean_C = mean_RC.mean(0)
+        return mean_C, (var_RC + (mean_RC - mean_C).square()).mean(0)
+
+    def undone(self, z_BCHW: Tensor) -> Tensor:
+        return z_BCHW * (self.running_var + self.eps).sqrt()[:, None, None] + self.running_mean[:, None, None]
+
+    @torch.no_grad()
+    def put_back(self, before: tuple[Tensor, Tensor], where: Tensor) -> None:
+        """Restores what `remembered` gave, where the scalar is 1. The host does not wait."""
+        for now, then in zip((self.running_mean, self.running_var), before, strict=True):
+            now.copy_(torch.where(where > 0, then, now))
+
+    def remembered(self) -> tuple[Tensor, Tensor]:
+        return self.running_mean.clone(), self.running_var.clone()
+
+    def _normalised(self, raw_BCHW: Tensor, mean_C: Tensor, var_C: Tensor) -> Tensor:
+        return (raw_BCHW - mean_C[:, None, None]) * (var_C + self.eps).rsqrt()[:, None, None]
+
+
+class TunedTokenizer(nn.Module):
+    """Encodes to the posterior's mean, normalised by the running statistics, as others than training see it.
+
+    `identity` is that of the weights that the tuning began with.
+    """
+
+    arithmetic = "fp32, mean of the posterior"
+
+    def __init__(
+        self,
+        network: Autoencoder,
+        compression: Compression,
+        *,
+        momentum: float,
+        eps: float,
+        compute: Literal["fp32", "bf16"] = "fp32",
+    ) -> None:
+        super().__init__()
+        self.channels, self.stride_px = compression.channels, compression.stride_px
+        self.moment_channels = self.channels
+        self.network = network
+        self.norm = LatentNorm(compression.channels, momentum, eps)
+        self.compute = compute
+        self.identity = digest(list(self.state_dict().values()))
+        self.eval().requires_grad_(True)
+
+    @property
+    def device(self) -> torch.device:
+        return self.norm.running_mean.device
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Of training: fp32 or bf16 as the plan says, and each backward pass adds in one order."""
+        flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+        with flags, torch.autocast(self.device.type, torch.bfloat16, enabled=self.compute == "bf16"):
+            yield
+
+    def sampled(self, posterior: Posterior, draws: Draws) -> Tensor:
+        return posterior.sample(draws.normal("posterior", tuple(posterior.mean_BCHW.shape[1:])))
+
+    def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
+        """The posterior's mean: it draws nothing."""
+        return self.moments(image_BCHW)
+
+    def moments(self, image_BCHW: Tensor) -> Tensor:
+        image_BCHW = self._checked(image_BCHW)
+        with frozen_arithmetic(self.device):
+            chunks = image_BCHW.split(self._at_a_time(*image_BCHW.shape[2:]))
+            means = [self.network.posterior(to_floats(some)).mean_BCHW for some in chunks]
+            return self.norm.settled(torch.cat(means)).contiguous()
+
+    def drawn(self, moment_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
+        return moment_BCHW
+
+    def decode(self, z_BCHW: Tensor) -> Tensor:
+        height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
+        with frozen_arithmetic(self.device):
+            raw_BCHW = self.norm.undone(z_BCHW.float())
+            pictures = [to_bytes(self.network.picture(some)) for some in raw_BCHW.split(self._at_a_time(height, width))]
+            return torch.cat(pictures).contiguous()
+
+    def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
+        """Of any autoencoder the norm makes latents of mean 0 and deviation 1, if there is anything to normalise."""
+        if bool(mean_C.isfinite().all()) and float(std_C.max()) >= _LEAST_STD:
+            return None
+        return "the latents are not finite, or do not differ from picture to picture; tune another autoencoder"
+
+    def _checked(self, image_BCHW: Tensor) -> Tensor:
+        if image_BCHW.dtype != torch.uint8:
+            raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
+        height, width = image_BCHW.shape[2:]
+        if height % self.stride_px or width % self.stride_px:
+            raise UserError(
+                f"images of {width} × {height} px cannot be encoded: the tokenizer makes one latent of "
+                f"{self.stride_px} × {self.stride_px} px; choose sizes that are multiples of {self.stride_px}"
+            )
+        return image_BCHW.to(self.device)
+
+    def _at_a_time(self, height: int, width: int) -> int:
+        return max(1, _MOST_PX // (height * width))

@@ -1,0 +1,61 @@
+"""A micro-batch as a step sees it before anything is learnt from it.
+
+B: samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tintype.data.captions import captions_of
+from tintype.data.order import ids_at
+from tintype.seams import Draws, TextTokens
+from tintype.train import fault
+from tintype.train.clock import Clock
+from tintype.train.parts import Parts, Term
+from tintype.transfer import send
+
+
+@dataclass(frozen=True)
+class Batch:
+    ids: Sequence[int]
+    image_BCHW: Tensor | None
+    """None where nothing in the step asks for the images."""
+    captions: Sequence[str]
+    text: TextTokens
+    draws: Draws
+    terms: Sequence[Term]
+    """Those that have a weight at this step."""
+    seen: Mapping[str, Tensor | None]
+    """What each term's `look` gave, by its name."""
+    step: int
+
+
+def read_batch(parts: Parts, first: int, count: int, step: int, clock: Clock) -> Batch:
+    """The samples at positions first … first + count - 1."""
+    plan, device = parts.plan, parts.device
+    terms = parts.terms_at(step)
+    with clock.part("data"):
+        ids = ids_at(plan.seed, first, count, len(parts.source)).tolist()
+        image_BCHW = send(parts.source.images(ids), device) if parts.wants_images(terms) else None
+        records = parts.source.records(ids)
+        position_B = torch.arange(first, first + count)
+        captions = captions_of(records, parts.captions, plan.captions.dropout, Draws(plan.seed, position_B))
+        draws = Draws(plan.seed, send(position_B, device))
+        fault.point("step.data")
+    with parts.compute():
+        with clock.part("text"):
+            text = parts.text.encode(captions)
+        with clock.part("teacher"), torch.no_grad():
+            seen = _seen(terms, image_BCHW, ids)
+    return Batch(ids, image_BCHW, captions, text, draws, terms, seen, step)
+
+
+def _seen(terms: Sequence[Term], image_BCHW: Tensor | None, ids: Sequence[int]) -> dict[str, Tensor | None]:
+    if image_BCHW is None:
+        return {}
+    return {term.name: term.part.look(image_BCHW, ids) for term in terms if term.part.needs_images}
