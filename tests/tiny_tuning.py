@@ -15,11 +15,13 @@ from tintype.plan import Plan, apply_techniques, plan_from_yaml
 from tintype.tokenizers.small_vae import SmallVaeShape, Vae, write_vae
 from tintype.tokenizers.train_small_vae import latent_statistics
 
+# Two channels in each group of the norms: with one, the biases before them would have no gradient.
 FOLDER = Path(os.environ["TINTYPE_CACHE"]) / "tiny-small-vae"
-SHAPE = SmallVaeShape(channels=3, stride_px=4, width=8, blocks=1)
+SHAPE = SmallVaeShape(channels=3, stride_px=4, width=16, blocks=1)
 BASELINE = (f'tokenizer={{"kind":"small-vae","folder":"{FOLDER}"}}', "model.patch=1")
 """Overrides of the tiny plan: the same grid of tokens, on latents."""
 REPA_E = "repa-e:teacher=scenes,hidden=32,perceptual.kind=scenes"
+NO_PERCEPTUAL = "repa-e:teacher=scenes,hidden=32,perceptual.kind=none"
 REPA = "repa:teacher=scenes,hidden=32"
 
 

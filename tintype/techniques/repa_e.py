@@ -1,7 +1,7 @@
 """repa-e: the tokenizer's autoencoder is trained together with the denoiser (arXiv 2504.10483).
 
-It is the end-to-end half of the paper. The other half, a denoiser that is aligned itself, is an alignment loss beside it,
-whose projector then serves both; what that loss says of teacher, block and projector is the default here. Alone, it
+It is the end-to-end half of the paper. The other half, a denoiser that is aligned itself, is an alignment loss beside
+it, whose projector then serves both; what that loss says of teacher, block and projector is the default here. Alone, it
 trains a projector on the denoiser's tokens without touching the denoiser.
 
 Differs: no discriminator. The autoencoder's optimizer is the plan's AdamW with its own learning rate.
