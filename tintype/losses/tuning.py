@@ -9,17 +9,17 @@ B: samples. K: kept tokens. D: width of the denoiser. T: width of the teacher.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.losses.alignment import AlignmentPart, AlignmentTerm, RepaOptions, RepaSettings, repa_projector
 from tintype.losses.perceptual import Distance
 from tintype.seams import Place, Tapped, View
-from tintype.settings import Part, Settings
+from tintype.settings import Part, Settings, kind_alone
 from tintype.vision.lpips import SMALLEST_PX, Net
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class TuningPerceptual(Settings):
         try:
             return own.LpipsDistance(settings, device)
         except UserError as error:
-            raise UserError(f"{error}\nOr tune without: repa-e:perceptual.kind=none (or scenes)") from None
+            raise UserError(f"{error}\nOr tune without: repa-e:perceptual=none (or scenes)") from None
 
 
 class TuningOptions(RepaOptions):
@@ -59,7 +59,9 @@ class TuningOptions(RepaOptions):
     weight: float = Field(1.5, gt=0, description="Of the alignment in the autoencoder's loss")
     reconstruction: float = Field(1.0, gt=0, description="Weight of the mean absolute difference of pictures")
     kl: float = Field(1e-6, ge=0, description="Weight of the divergence from a normal, summed over a picture's latents")
-    perceptual: TuningPerceptual = TuningPerceptual()
+    perceptual: Annotated[TuningPerceptual, BeforeValidator(kind_alone)] = Field(
+        TuningPerceptual(), description="A kind alone (perceptual=none), or with settings"
+    )
     lr: float = Field(1e-4, gt=0, description="Of the autoencoder; the plan's warm-up and schedule hold for it too")
     clip_norm: float = Field(1.0, gt=0, description="Clips the norm of the autoencoder's gradient, apart from others")
     momentum: float = Field(0.1, gt=0, le=1, description="How fast the norm's running statistics follow")

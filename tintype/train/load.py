@@ -39,6 +39,11 @@ def load_run(path: Path, device: str | None = None, average: Reconstruction | No
     parts.modules.load_state_dict(weights)
     parts.modules.eval()
     step = int(scalars["step"]) if average is None else average.step
+    if plan.tuning is not None and step != int(scalars["step"]) and current().leads:
+        sys.stderr.write(
+            f"note: the average is of step {step}, and the tuned tokenizer, of which there is none, of step "
+            f"{scalars['step']}\n"
+        )
     return replace(parts, trained_steps=step), step
 
 

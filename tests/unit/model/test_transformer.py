@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tintype.model import Transformer
 from tintype.model.transformer import _put_back
-from tintype.seams import Output, Route, TextTokens
+from tintype.seams import Output, Route, Tapped, TextTokens
 from tintype.settings import ModelSettings
 
 SETTINGS = ModelSettings(depth=3, width=32, heads=2, mlp_ratio=2.0, patch=2)
@@ -162,6 +162,24 @@ def test_taps_return_features_and_which_tokens_they_are() -> None:
     inside = output.tokens_at(1)
     assert output.tokens_at(0) is None and inside is not None and torch.equal(inside, kept)
     assert output.tokens_at(2) is None
+
+
+@pytest.mark.parametrize("route", [None, (0, 1), (1, 2), (1, 3)])
+@pytest.mark.parametrize("taps", [(0,), (1,), (2,), (0, 1)])
+def test_only_the_blocks_up_to_the_last_tap_run_where_nothing_else_is_asked(
+    taps: tuple[int, ...], route: tuple[int, int] | None
+) -> None:
+    model, (x, t, text), kept = random_model(), inputs(), torch.tensor([[0, 3], [5, 1], [2, 9]])
+    way = None if route is None else Route(*route, kept)
+    whole = predict(model, way, taps)
+    ran: list[int] = []
+    for index, block in enumerate(model.blocks):
+        block.register_forward_pre_hook(lambda *_, index=index: ran.append(index))
+    tapped = model(x, t, text, route=way, taps=taps, only_taps=True)
+    assert isinstance(tapped, Tapped) and tapped.features.keys() == whole.features.keys()
+    assert all(torch.equal(tapped.features[block], whole.features[block]) for block in taps)
+    assert ran == list(range(max(taps) + 1))
+    assert all((tapped.tokens_at(tap) is None) == (whole.tokens_at(tap) is None) for tap in taps)
 
 
 def test_skipped_tokens_and_their_gradients_pass_unchanged() -> None:
