@@ -7,7 +7,7 @@ lacks them all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tintype.data.order import ids_at
 from tintype.train.interrupt import Interrupt
