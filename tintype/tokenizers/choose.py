@@ -38,7 +38,7 @@ def read_tokenizer(spec: str) -> TokenizerPart:
 
 
 def tokenizer_names(specs: list[str]) -> list[str]:
-    """A short name for each, of which no two are alike: a folder's last part where that is enough."""
+    """A short name for each, of which no two are alike: a folder's last part or the kind where that is enough."""
     short = [_short(spec) for spec in specs]
     names = [name if short.count(name) == 1 else spec for name, spec in zip(short, specs, strict=True)]
     for name in names:
@@ -48,4 +48,5 @@ def tokenizer_names(specs: list[str]) -> list[str]:
 
 
 def _short(spec: str) -> str:
-    return Path(spec).name if "/" in spec.partition(":")[0] else spec
+    kind = spec.partition(":")[0]
+    return Path(spec).name if "/" in kind else kind

@@ -76,7 +76,7 @@ def _metric(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for row in rows:
         error = row["errors"].get(name)
         decimals = 2 if name == "psnr_db" else 4 if name in ("ssim", "lpips") else _decimals(row["metrics"][name])
-        value = "exact" if row["exact"] and name == "psnr_db" else numerals.fixed(row["metrics"][name], decimals)
+        value = "exact" if row["exact"] else numerals.fixed(row["metrics"][name], decimals)
         spread = f"± {numerals.fixed(error, decimals)}" if error is not None and not row["exact"] else ""
         cells[row["name"]] = (value, spread)
     return {

@@ -70,6 +70,7 @@ def test_the_numbers_are_those_of_the_functions(tmp_path: Path) -> None:
     assert exact["metrics"]["psnr_db"] is None
     assert exact["metrics"]["ssim"] == pytest.approx(1)
     assert exact["compression"] == 1
+    assert exact["notes"] == ["every picture came back exactly"]
 
 
 def test_what_is_not_at_hand_is_left_out_by_name(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_a_round_trip_keeps_the_order_and_measures_latents() -> None:
     assert trip.latent_shape == (3, 16, 16)
     expected = 2 + images.double().mean(dim=(0, 2, 3))
     assert trip.latent_mean_C.tolist() == pytest.approx(expected.tolist(), rel=1e-9)
-    assert len(report._latent_notes(trip)) == 1
+    assert len(report._latent_notes(read_tokenizer("taef2"), trip)) == 1
 
 
 def test_an_exact_picture_is_counted_beside_the_mean() -> None:
@@ -149,6 +150,9 @@ def test_tokenizers_by_kind_options_and_folder(tmp_path: Path) -> None:
 
 def test_names_are_short_where_they_can_be() -> None:
     assert tokenizer_names(["pixels", "a/x", "b/x", "c/y"]) == ["pixels", "a/x", "b/x", "y"]
+    assert tokenizer_names(["taef2:weights=/a/b", "taef1:scale=2", "pixels"]) == ["taef2", "taef1", "pixels"]
+    twice = ["taef2:scale=1", "taef2:scale=2"]
+    assert tokenizer_names(twice) == twice
     with pytest.raises(UserError, match="given twice"):
         tokenizer_names(["pixels", "pixels"])
 

@@ -141,6 +141,17 @@ def test_the_discriminator_comes_at_its_step_and_changes_what_is_learnt(tmp_path
     assert with_it.record.trained["parameters"] == without.record.trained["parameters"]
 
 
+def test_the_losses_are_in_fp32_where_the_networks_are_not() -> None:
+    settings, image = adversarial().model_copy(update={"compute": "bf16"}), pictures(0, 4, 24)
+    vae, judge = Vae(settings.vae), Adversary(8)
+    half = losses_of(settings, vae, None, torch.arange(4), image, judge)
+    exact = losses_of(adversarial(), vae, None, torch.arange(4), image, judge)
+    assert {value.dtype for value in half.values()} == {torch.float32}
+    for name in ("generator", "discriminator"):
+        assert half[name].item() != exact[name].item()
+        assert half[name].item() == pytest.approx(exact[name].item(), abs=0.02)
+
+
 def test_neither_loss_reaches_the_others_parameters() -> None:
     settings = adversarial()
     vae, judge, image = Vae(settings.vae), Adversary(8), pictures(0, 4, 24)
