@@ -18,7 +18,8 @@ from tintype.train.parts import choose_device
 from tintype.transfer import send
 from tintype.world import World, current
 
-_CHUNK_IMAGES = 64
+_CPU_CHUNK_IMAGES, _GPU_CHUNK_IMAGES = 16, 64
+"""Between chunks a signal is heard."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,14 @@ def _fill(
     kept: KeptLatents, world: World, interrupt: Interrupt, verify: bool, on_images: Callable[[int, int], None]
 ) -> tuple[int, int]:
     """The images that this rank encoded, and those of them that had changed. Every rank goes through every round."""
-    count = len(kept.source)
-    at_once = _CHUNK_IMAGES * world.size
+    count, chunk = len(kept.source), _chunk_images(kept)
+    at_once = chunk * world.size
     encoded = changed = 0
     for first in range(0, count, at_once):
         if interrupt.of_any(world):
             break
-        start = first + world.rank * _CHUNK_IMAGES
-        ids = range(start, min(start + _CHUNK_IMAGES, count))
+        start = first + world.rank * chunk
+        ids = range(start, min(start + chunk, count))
         with world.together():
             if verify and ids:
                 other = kept.changed(ids)
@@ -86,3 +87,10 @@ def _fill(
                 encoded += kept.fill(ids)
         on_images(min(first + at_once, count), count)
     return encoded, changed
+
+
+def _chunk_images(kept: KeptLatents) -> int:
+    """Whole batches of a GPU, which would else encode what fills them up in vain."""
+    if kept.device.type == "cpu":
+        return _CPU_CHUNK_IMAGES
+    return kept.batch * max(1, _GPU_CHUNK_IMAGES // kept.batch)

@@ -32,11 +32,13 @@ def prepare_images(
     """The images that training will ask for from here on, one epoch at most. A signal ends it."""
     train, size = parts.plan.train, len(parts.source)
     end = min(train.steps * train.batch, images_seen + size)
-    for first in range(images_seen, end, _CHUNK_IMAGES):
+    micro = train.batch // train.accumulate
+    chunk = micro * max(1, _CHUNK_IMAGES // micro)  # whole batches: a GPU encodes latents in no others
+    for first in range(images_seen, end, chunk):
         if interrupt.of_any(parts.world):
             return
         on_chunk()
-        count = min(_CHUNK_IMAGES, end - first)
+        count = min(chunk, end - first)
         prepare_ids(parts, ids_at(parts.plan.seed, first, count, size).tolist())
 
 
