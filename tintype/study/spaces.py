@@ -21,11 +21,14 @@ def another_space(new: Plan, old: Plan) -> str:
 
     It is known from the plans alone, so that a study knows before its first run what it will compare.
     """
+    own = "measured in the latents of the run's own tokenizer"
+    if new.tuning is not None or old.tuning is not None:
+        return f"{ANOTHER_SPACE}: it is {own}, and a tokenizer that is trained with the run is like no other"
     if _space(new) == _space(old):
         return ""
     here, there = new.tokenizer.kind, old.tokenizer.kind
     which = f"{here} here and {there}" if here != there else f"{here} here and with other settings or weights"
-    return f"{ANOTHER_SPACE}: it is measured in the latents of the run's own tokenizer, {which} in the baseline"
+    return f"{ANOTHER_SPACE}: it is {own}, {which} in the baseline"
 
 
 def _space(plan: Plan) -> dict[str, Any]:
