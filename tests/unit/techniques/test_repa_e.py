@@ -37,9 +37,11 @@ from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import TUNED, Parts, build_parts
+from tintype.train.reconstruct import try_reconstruction
 from tintype.train.state import TrainState, new_state
 from tintype.train.tuning import Tuning, TuningStep, tune
 from tintype.train.update import micro_batch_losses, update
+from tintype.velocity_bias import velocity_bias
 
 ALONE = [REPA_E]
 BOTH = [REPA, REPA_E]
@@ -447,6 +449,29 @@ def test_decoding_undoes_the_norm_with_the_eps_under_the_root(run: Path) -> None
     posterior = tokenizer.network.posterior(image.float() / 127.5 - 1)
     expected = ((tokenizer.network.picture(posterior.mean_BCHW) + 1) * 127.5).round().clamp(0, 255)
     assert (tokenizer.decode(tokenizer.encode(image)).float() - expected).abs().max() <= 1
+
+
+def test_the_bias_of_the_velocity_is_that_of_the_latents_as_they_are_now() -> None:
+    """Others keep it by their plan, which does not say what became of a tuned tokenizer."""
+    parts = build_parts(tuned_plan(techniques=[NO_PERCEPTUAL, "contrastive"]), training=False)
+    tokenizer = parts.tokenizer
+    assert isinstance(tokenizer, TunedTokenizer)
+    before = velocity_bias(parts, 16)
+    tokenizer.norm.running_mean += 1
+    after = velocity_bias(parts, 16)
+    assert before is not None and after is not None
+    assert not torch.allclose(before.mean_CHW, after.mean_CHW, atol=0.1)
+
+
+def test_an_average_of_another_step_than_the_tokenizer_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tuned_plan(techniques=[NO_PERCEPTUAL, "power-ema:snapshots=6"]), tmp_path / "run", Interrupt())
+    for step, notes in ((6, 0), (4, 1)):
+        parts, found = load_run(tmp_path / "run", average=try_reconstruction(tmp_path / "run", 0.1, step))
+        assert found == step
+        assert capsys.readouterr().err.count("the average is of step 4, and the tuned tokenizer") == notes
+        assert isinstance(parts.tokenizer, TunedTokenizer)
 
 
 def test_an_accumulated_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
