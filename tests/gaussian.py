@@ -61,14 +61,17 @@ def _on_numbers(plan: Plan, line: Tensor) -> Parts:
 class Numbers:
     """Each with its own caption."""
 
+    identity = "numbers"
+    columns = frozenset({"long", "short"})
+
     def __len__(self) -> int:
         return COUNT
 
-    @property
-    def identity(self) -> str:
-        return "numbers"
 
     def prepare(self, ids: Sequence[int]) -> None:
+        pass
+
+    def expect(self, ids: Sequence[int]) -> None:
         pass
 
     def images(self, ids: Sequence[int]) -> Tensor:

@@ -26,7 +26,7 @@ from torch._dynamo.utils import counters
 from tintype.data.order import ids_at
 from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import STYLES, draw_scenes
-from tintype.data.scenes.source import scene_source
+from tintype.data.sources import forget_sources
 from tintype.errors import UserError
 from tintype.generate import SamplerSettings, generate
 from tintype.metrics.throughput import tokenizer_words
@@ -200,7 +200,9 @@ def at_size(plan: Plan, tokens: int, batch: int | None = None) -> Plan:
     most = max(1, plan.train.batch // plan.train.accumulate * _tokens(plan) // tokens)
     batch = batch or most
     accumulate = next(n for n in range(-(-batch // most), batch + 1) if batch % n == 0)
-    sizes = {"data.size_px": size_px, "data.count": min(batch, plan.data.count), "train.batch": batch}
+    key = plan.data.count_key
+    count = min(batch, plain(plan.data)[key] or batch)
+    sizes = {"data.size_px": size_px, f"data.{key}": count, "train.batch": batch}
     changes = [f"{key}={value}" for key, value in {**sizes, "train.accumulate": accumulate}.items()]
     return plan_from_document(Document(f"the plan at {tokens} tokens", plain(plan)), changes)
 
@@ -393,7 +395,7 @@ class StepClock(Clock):
 
 def _free() -> None:
     """Lets go of what the row before has left: images, graphs (there is a limit to their number) and GPU memory."""
-    scene_source.cache_clear()
+    forget_sources()
     torch._dynamo.reset()
     gc.collect()
     if torch.cuda.is_available():

@@ -32,6 +32,8 @@ encoder_app = typer.Typer(no_args_is_help=True, help="The packaged scene encoder
 tokenizer_app = typer.Typer(
     no_args_is_help=True, help="Train tokenizers, save tuned ones, compare any of them, and cache their latents."
 )
+data_app = typer.Typer(no_args_is_help=True, help="Pictures of one's own: bring them into a store, and look at it.")
+app.add_typer(data_app, name="data")
 app.add_typer(plan_app, name="plan")
 app.add_typer(encoder_app, name="encoder")
 app.add_typer(tokenizer_app, name="tokenizer")
@@ -200,6 +202,7 @@ def evaluate(
 def _evaluate_run(run: Path, assignments: list[str], ema_length: float | None, device: str | None, json_: bool) -> None:
     from tintype.evaluation.protocol import Protocol, definitions
     from tintype.evaluation.run import evaluate as score
+    from tintype.plan import plan_from_folder
     from tintype.terminal import sampling_progress, show_evaluation
     from tintype.train.reconstruct import reconstruction
 
@@ -211,7 +214,7 @@ def _evaluate_run(run: Path, assignments: list[str], ema_length: float | None, d
         _print_json(result)
         return
     title = f"{run} at step {result['step']} ({result['weights']} weights)"
-    show_evaluation(title, result, definitions(protocol), console)
+    show_evaluation(title, result, definitions(protocol, plan_from_folder(run).data.of_scenes), console)
 
 
 def _evaluate_images(
@@ -249,10 +252,11 @@ def ema(
     """Score a run with weight averages of several lengths. Running it again goes on where it stopped."""
     from tintype.evaluation.ema_curve import check_metric, read_lengths
     from tintype.evaluation.protocol import Protocol
+    from tintype.plan import plan_from_folder
     from tintype.terminal import ema_with_progress, show_ema_curve
 
     protocol = _settings(Protocol, "evaluation", set_)
-    wanted = check_metric(protocol, metric)
+    wanted = check_metric(protocol, metric, plan_from_folder(run).data.of_scenes)
     curve, code = ema_with_progress(run, read_lengths(lengths), protocol, wanted, progress_console, device)
     if json_:
         _print_json(curve.as_json())
@@ -433,10 +437,82 @@ def encoder_train(
     _print_json(record)
 
 
+@data_app.command("import")
+def data_import(
+    source: Annotated[Path, typer.Argument(help="A .parquet file, a folder of them, or of pictures with .txt files")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the new store")],
+    caption: Annotated[
+        list[str], typer.Option("--caption", help="NAME=COLUMN: a kind of caption and where it is (repeatable)")
+    ] = [],  # noqa: B006
+    split_column: Annotated[
+        str | None, typer.Option(help="The column that says train or eval; by default the picture's hash decides")
+    ] = None,
+    split: Annotated[
+        list[str], typer.Option("--split", help="VALUE=train or VALUE=eval: what a value of it means (repeatable)")
+    ] = [],  # noqa: B006
+    eval_share: Annotated[
+        float | None, typer.Option(min=0, max=1, help="The share of held-out pictures, without a split column [0.1]")
+    ] = None,
+    short_px: Annotated[int | None, typer.Option(min=1, help="Shrink pictures to this short side, as JPEG")] = None,
+    min_px: Annotated[int | None, typer.Option(min=1, help="Set pictures with a smaller short side aside")] = None,
+    quality: Annotated[int, typer.Option(min=1, max=100, help="Of the JPEG of pictures that are changed")] = 95,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many records")] = None,
+) -> None:
+    """Bring pictures and captions into a store. Running it again goes on where it stopped, or says that it is done."""
+    from tintype.data.store.encode import Sizing
+    from tintype.data.store.importing import ImportOptions, read_pairs, read_splits
+    from tintype.terminal import import_with_progress
+    from tintype.world import alone
+
+    alone("tintype data import")
+    if split_column is not None and eval_share is not None:
+        raise UserError("--split-column and --eval-share both say what is held out; give one of them")
+    if split_column is None and split:
+        raise UserError("--split says what the values of a column mean; give --split-column too")
+    options = ImportOptions(
+        captions=read_pairs("--caption", caption, "long=caption_long"),
+        split_column=split_column,
+        splits=read_splits(split),
+        eval_share=0.1 if eval_share is None else eval_share,
+        limit=limit,
+        sizing=Sizing(short_px, min_px, quality),
+    )
+    code = import_with_progress(source, out, options, console)
+    if code:
+        sys.exit(code)
+
+
+@data_app.command("show")
+def data_show(
+    store: Annotated[Path, typer.Argument(help="Folder of a store")],
+    check: Annotated[bool, typer.Option("--check", help="Read everything, and compare it with the identity")] = False,
+    json_: Json = False,
+) -> None:
+    """Say what a store holds; with --check whether it is as it was written."""
+    from tintype.data.store.layout import open_store
+
+    opened = open_store(store)
+    if check:
+        opened.check()
+    if json_:
+        _print_json(opened.about.model_dump())
+        return
+    about = opened.about
+    for name, value in {
+        "identity": about.identity + (" (checked)" if check else ""),
+        "records": ", ".join(f"{count:,} {split}" for split, count in about.counts.items()),
+        "captions": ", ".join(about.captions),
+        "set aside": f"{about.quarantined:,}",
+        "size": f"{sum(shard.bytes for shard in about.shards) / 1e6:,.1f} MB in {len(about.shards)} shards",
+        "imported from": about.made_from.get("source", "?"),
+    }.items():
+        console.print(f"{name}: {value}", soft_wrap=True, highlight=False, markup=False)
+
+
 @tokenizer_app.command("train")
 def tokenizer_train(
     out: Out,
-    data: Annotated[str, typer.Option(help="scenes, or a folder, .tar or .parquet file of pictures")] = "scenes",
+    data: Annotated[str, typer.Option(help="scenes, or a folder, .tar, .parquet file or store of pictures")] = "scenes",
     set_: Annotated[
         list[str], typer.Option("--set", help="Override a setting: steps=2000, vae.channels=8, perceptual.kind=lpips")
     ] = [],  # noqa: B006
@@ -505,7 +581,7 @@ def tokenizer_report(
         typer.Argument(help="Each a kind (pixels, or small-vae:folder=DIR) or a folder of a trained small-vae"),
     ],
     out: Out,
-    data: Annotated[str, typer.Option(help="scenes, or a folder, .tar or .parquet file of pictures")] = "scenes",
+    data: Annotated[str, typer.Option(help="scenes, or a folder, .tar, .parquet file or store of pictures")] = "scenes",
     set_: Annotated[
         list[str], typer.Option("--set", help="Override a setting: size_px=256, count=512, encoders=[inception]")
     ] = [],  # noqa: B006

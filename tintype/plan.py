@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from tintype.data.captions import ColumnSettings
+from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.flow.objective import VelocitySettings
 from tintype.settings import (
+    DataPart,
     DataSettings,
     EmaSettings,
     IslandSettings,
@@ -49,6 +51,7 @@ _CAME_LATER_TO_A_KIND = [("tokenizer", "small-vae", "posterior", "mean")]
 """The same of settings that only parts of this kind lacked: (section, kind, key, value)."""
 _SECTIONS_CAME_LATER = ["tuning"]
 """Sections that older plans do not have: the hash leaves them out where a plan has none."""
+_DATA: tuple[type[DataPart], ...] = (DataSettings, StoreSettings)
 UNHASHED = "run"
 """The housekeeping section: it is no part of what a run is."""
 
@@ -93,6 +96,7 @@ if TYPE_CHECKING:
     from tintype.losses.tuning import TuningSettings as Tuning
     from tintype.settings import AverageSettings as Average
     from tintype.settings import CaptionsPart as Captions
+    from tintype.settings import DataPart as Data
     from tintype.settings import ObjectivePart as Objective
     from tintype.settings import OptimizerPart as Optimizer
     from tintype.settings import RoutePart as Route
@@ -100,6 +104,7 @@ if TYPE_CHECKING:
     from tintype.settings import TokenizerPart as Tokenizer
     from tintype.settings import WeightingPart as Weighting
 else:
+    Data = _kinds("data", *_DATA, usual="scenes")
     Captions = _kinds("captions", ColumnSettings)
     Text = _kinds("text", WordsSettings)
     Tokenizer = TokenizerChoice
@@ -116,7 +121,7 @@ class Plan(Settings):
     """Everything that decides what a run learns, one field per seam. The defaults are PRX's where it has one."""
 
     seed: int = Field(0, ge=0, description="Seeds the weights, the data order, noise, time and dropout")
-    data: DataSettings = DataSettings()
+    data: Data = DataSettings()
     captions: Captions = ColumnSettings()
     text: Text = WordsSettings()
     tokenizer: Tokenizer = PixelsSettings()
@@ -157,6 +162,7 @@ class Plan(Settings):
     def hash(self) -> str:
         """Names the run: a digest of the resolved plan without its housekeeping."""
         content = {key: value for key, value in plain(self).items() if key != UNHASHED}
+        content["data"] = self.data.in_hash()
         for section, key, value in _CAME_LATER:
             if content[section][key] == value:
                 del content[section][key]
@@ -190,7 +196,17 @@ def plan_from_document(document: Document, assignments: Sequence[str] = ()) -> P
         document.data = {}
     for assignment in assignments:
         document.override(assignment)
+        if assignment.partition("=")[0].strip() == "data.kind":
+            _forget_other_kinds(document.data["data"])
     return parse(Plan, document)
+
+
+def _forget_other_kinds(data: dict[str, Any]) -> None:
+    """`--set data.kind=store` on a recipe of scenes: what only scenes have goes, what both kinds have stays."""
+    known = {str(kind.model_fields["kind"].default): set(kind.model_fields) for kind in _DATA}
+    if (own := known.get(str(data["kind"]))) is not None:
+        for key in set().union(*known.values()) - own:
+            data.pop(key, None)
 
 
 def plan_from_folder(folder: Path) -> Plan:

@@ -142,13 +142,20 @@ class Record:
 
 
 class ImageSource(Protocol):
-    def __len__(self) -> int: ...
     @property
     def identity(self) -> str | None:
-        """Names the pixels of all images; None where only the images themselves say it."""
+        """SHA-256 over its pictures and captions; None where the settings say all."""
 
+    @property
+    def columns(self) -> frozenset[str]:
+        """The captions that each record has."""
+
+    def __len__(self) -> int: ...
     def prepare(self, ids: Sequence[int]) -> None:
         """Makes the images now, where it keeps them: they will be asked for."""
+
+    def expect(self, ids: Sequence[int]) -> None:
+        """Begins with images that will be asked for next, where they are made anew each time. Nothing waits for it."""
 
     def images(self, ids: Sequence[int]) -> Tensor: ...
     def records(self, ids: Sequence[int]) -> list[Record]: ...

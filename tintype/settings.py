@@ -137,11 +137,32 @@ class OptimizerPart(Part):
         raise NotImplementedError
 
 
-class DataSettings(Settings):
+class DataPart(Part):
+    """Where images and captions come from. `data/sources.py` opens it."""
+
+    of_scenes: ClassVar[bool] = False
+    """Whether the scene encoder can read the pictures: without, there is no scene accuracy."""
+    count_key: ClassVar[str]
+    """The setting that says how many images training has."""
+
+    size_px: int = Field(32, ge=16, le=1024, description="Width and height of the images")
+
+    def held_out(self, count: int) -> DataPart:
+        """The settings of held-out images, of which so many are needed."""
+        raise NotImplementedError
+
+    def in_hash(self) -> dict[str, Any]:
+        """What of it names a run."""
+        return plain(self)
+
+
+class DataSettings(DataPart):
     """The embedded scenes. `count` scenes make one epoch; the evaluation split never shares a held-out combination."""
 
+    of_scenes: ClassVar[bool] = True
+    count_key: ClassVar[str] = "count"
+
     kind: Literal["scenes"] = "scenes"
-    size_px: int = Field(32, ge=16, le=1024, description="Width and height of the images")
     count: int = Field(8192, ge=1, description="Number of training images")
     style: Literal["render", "photo", "both"] = "render"
     min_objects: int = Field(1, ge=1, le=4)
@@ -153,6 +174,9 @@ class DataSettings(Settings):
         if self.min_objects > self.max_objects:
             raise ValueError(f"min_objects ({self.min_objects}) is above max_objects ({self.max_objects})")
         return self
+
+    def held_out(self, count: int) -> DataSettings:
+        return self.model_copy(update={"count": count})
 
 
 class ModelSettings(Settings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -13,9 +14,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from tintype.data.store.importing import ImportOptions, import_pictures
+from tintype.data.store.importing import Progress as ImportProgress
+from tintype.data.store.writer import QUARANTINE
 from tintype.evaluation.ema_curve import Curve, StoppedError, score_lengths
 from tintype.evaluation.protocol import Definition, Protocol
-from tintype.plan import Plan
+from tintype.plan import Plan, plan_from_folder
 from tintype.rows import gigabytes
 from tintype.study.report import findings
 from tintype.study.results import Arm, Comparison, MetricInfo, Results, Trend
@@ -111,7 +115,7 @@ def train_vae_with_progress(
 def cache_with_progress(plan: Plan, verify: bool, console: Console, progress: Console) -> int:
     """Fills the cache of a plan's latents with a progress bar; returns the exit code."""
     with watch_signals() as interrupt, _bars(progress) as bars:
-        bar = bars.add_task("encoding", total=plan.data.count, note="")
+        bar = bars.add_task("encoding", total=None, note="")
 
         def on_images(done: int, total: int) -> None:
             bars.update(bar, completed=done, total=total, note=f"{done:,} of {total:,} images")
@@ -129,6 +133,44 @@ def cache_with_progress(plan: Plan, verify: bool, console: Console, progress: Co
     if interrupt.signal is not None:
         console.print("interrupted: run the same command to go on", soft_wrap=True, highlight=False)
         return interrupt.exit_code
+    return 0
+
+
+def import_with_progress(source: Path, out: Path, options: ImportOptions, console: Console) -> int:
+    """Imports pictures into a store with a progress bar; returns the exit code."""
+    began, first = time.monotonic(), 0
+    with watch_signals() as interrupt, _bars(console) as bars:
+        bar = bars.add_task("importing", total=None, note="")
+
+        def on_progress(progress: ImportProgress) -> None:
+            nonlocal first
+            first = first if bars.tasks[0].total else progress.done
+            speed = (progress.done - first) / max(time.monotonic() - began, 1e-9)
+            aside = f" · {progress.quarantined:,} set aside" if progress.quarantined else ""
+            note = f"{progress.done:,} of {progress.total:,} · {speed:.0f} images/s{aside}"
+            bars.update(bar, completed=progress.done, total=progress.total, note=note)
+
+        outcome = import_pictures(source, out, options, interrupt, on_progress)
+    if outcome.about is None:
+        text = f"interrupted: {outcome.done:,} records are kept; run the same command to go on"
+        console.print(text, soft_wrap=True, highlight=False)
+        return interrupt.exit_code
+    about, seconds = outcome.about, time.monotonic() - began
+    counts = ", ".join(f"{count:,} {split}" for split, count in about.counts.items())
+    speed = "" if outcome.already_done else f" ({(outcome.done - first) / seconds:.0f} images/s)"
+    state = "was imported before" if outcome.already_done else f"imported in {seconds:.1f} s{speed}"
+    size = sum(shard.bytes for shard in about.shards) / 1e6
+    text = (
+        f"{out}: {state}; {counts}, {size:.1f} MB; captions {', '.join(about.captions)}; sha256 {about.identity[:12]}"
+    )
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    if about.quarantined:
+        text = f"note: {about.quarantined:,} records were set aside; {out / QUARANTINE} says why of each"
+        console.print(text, style="yellow", soft_wrap=True, highlight=False, markup=False)
+    for split, count in about.counts.items():
+        if not count:
+            text = f"note: the split {split} is empty"
+            console.print(text, style="yellow", soft_wrap=True, highlight=False)
     return 0
 
 
@@ -178,7 +220,7 @@ def ema_with_progress(
     run: Path, lengths: Sequence[float], protocol: Protocol, metric: str, console: Console, device: str | None
 ) -> tuple[Curve, int]:
     """Scores the lengths with a progress bar; returns what is known of the curve and the exit code."""
-    curve = Curve(run, lengths, protocol, metric)
+    curve = Curve(run, lengths, protocol, metric, plan_from_folder(run).data.of_scenes)
     # Of several ranks none may stop while others wait for it: there a signal ends them all.
     watched = watch_signals() if current().size == 1 else nullcontext(Interrupt())
     with watched as interrupt, _bars(console) as bars:

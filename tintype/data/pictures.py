@@ -1,4 +1,4 @@
-"""Any set of pictures as it lies on a disk, in a fixed order: a folder, a tar, a Parquet file, or shards of samples.
+"""Any set of pictures as it lies on a disk, in a fixed order: a folder, a tar, a Parquet file, a store, or samples.
 
 Every picture counts. One that cannot be read is an error that names it, since a set without it is another set.
 """
@@ -21,6 +21,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from tintype.data.store.layout import is_store, open_store
 from tintype.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".bmp", ".ppm", ".tif", ".tiff", ".gif")
@@ -69,7 +70,10 @@ class Pictures:
 
 
 def open_pictures(path: Path, limit: int | None = None) -> Pictures:
-    """A folder (looked through to its leaves, by name), a `.tar`, a `.parquet` file, or a folder of such files."""
+    """A folder (looked through to its leaves, by name), a `.tar`, a `.parquet` file, a folder of such files, or a store
+    (both its splits)."""
+    if is_store(path):
+        return Pictures(path, lambda: open_store(path).all_encoded(), limit)
     if path.is_dir():
         return Pictures(path, _folder_reader(path), limit)
     if not path.exists():

@@ -44,12 +44,13 @@ class Curve:
     lengths: Sequence[float]
     protocol: Protocol
     metric: str
+    of_scenes: bool = True
     points: list[Point] = field(default_factory=list)
     step: int = 0
 
     @property
     def meaning(self) -> Definition:
-        return definitions(self.protocol)[self.metric]
+        return definitions(self.protocol, self.of_scenes)[self.metric]
 
     @property
     def best(self) -> Point | None:
@@ -100,9 +101,9 @@ def score_lengths(curve: Curve, on_step: Callable[[float, float], None], device:
         curve.points.append(Point(average.length, average.residual, result))
 
 
-def check_metric(protocol: Protocol, name: str | None) -> str:
+def check_metric(protocol: Protocol, name: str | None, of_scenes: bool = True) -> str:
     """The metric's name, or that of the most important one."""
-    names = list(definitions(protocol))
+    names = list(definitions(protocol, of_scenes))
     if name is not None and name not in names:
         raise UserError(f"--metric {name}: the protocol does not measure it; {nearest(name, names)}")
     return name or names[0]

@@ -184,16 +184,17 @@ def metric_label(kind: str, encoder: EncoderPart) -> str:
     return f"{published or FEATURE_METRICS[kind].label} ({encoder.title})"
 
 
-def definitions(protocol: Protocol) -> dict[str, Definition]:
+def definitions(protocol: Protocol, of_scenes: bool = True) -> dict[str, Definition]:
     """Name, direction and meaning of each number that an evaluation gives, the most important first.
 
-    What an encoder does with a picture is known when it is loaded, and stands in the result.
+    `of_scenes`: whether the data are scenes, whose pictures can be read back. What an encoder does with a picture is
+    known when it is loaded, and stands in the result.
     """
     found: dict[str, Definition] = {}
     for sampling in protocol.conditions:
         behind = f", {sampling.name}" if sampling.name else ""
         how = f" Sampling: {sampling.words}."
-        if sampling.prompts in CAPTIONS:
+        if of_scenes and sampling.prompts in CAPTIONS:
             text = scene_accuracy.definition(sampling.prompts)
             found[sampling.metric("scene_accuracy")] = Definition(f"scene accuracy{behind}", "higher", f"{text}.{how}")
         for name in protocol.text_encoders:

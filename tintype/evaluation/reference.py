@@ -22,14 +22,15 @@ from torch import Tensor
 
 import tintype
 from tintype.data.pictures import Pictures
-from tintype.data.scenes.source import SceneSource, scene_source
+from tintype.data.sources import open_source
 from tintype.errors import UserError
+from tintype.evaluation.data import check_data
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.samples import digest
 from tintype.generate import cut
 from tintype.metrics.pair import Reference
-from tintype.seams import Encoder
-from tintype.settings import DataSettings, plain
+from tintype.seams import Encoder, ImageSource
+from tintype.settings import DataPart, plain
 from tintype.train.folder import write_bytes
 from tintype.vision.encoders import feature_matrix
 from tintype.vision.weights import cache_folder
@@ -56,20 +57,23 @@ class About:
         return _sha256(f"{tintype.__version__} {self.identity} {self.fingerprint} {self.count}")[:16]
 
 
-def held_out(data: DataSettings, protocol: Protocol) -> SceneSource:
-    """Scenes that training never sees: the first are the prompts and the reference."""
-    return scene_source(data.model_copy(update={"count": protocol.held_out_count}), "eval", torch.device("cpu"))
+def held_out(data: DataPart, protocol: Protocol) -> ImageSource:
+    """Pictures that training never sees: the first are the prompts and the reference. Refuses data that the protocol
+    does not fit."""
+    source = open_source(data.held_out(protocol.held_out_count), "eval", torch.device("cpu"))
+    check_data(data, source, protocol)
+    return source
 
 
 @lru_cache(maxsize=8)
-def data_reference(data: DataSettings, protocol: Protocol, encoder: Encoder, device: torch.device) -> Reference | None:
+def data_reference(data: DataPart, protocol: Protocol, encoder: Encoder, device: torch.device) -> Reference | None:
     """The reference of a run: held-out images of its data. Ranks share the work; the first has the reference."""
     source, count = held_out(data, protocol), protocol.reference_count
     about = About(
         encoder.name,
         encoder.identity,
         encoder.definition,
-        "held-out scenes",
+        "held-out scenes" if data.of_scenes else f"held-out pictures of the store {str(source.identity)[:12]}",
         _data_fingerprint(data, source),
         count,
     )
@@ -166,10 +170,12 @@ def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
         )
 
 
-def _data_fingerprint(data: DataSettings, source: SceneSource) -> str:
-    """The settings, and the pixels of a few images: a changed renderer makes another reference."""
-    settings = plain(data)
-    settings.pop("count")
+def _data_fingerprint(data: DataPart, source: ImageSource) -> str:
+    """The settings and the content, wherever it lies; and the pixels of a few images: a changed renderer or resize
+    makes another reference."""
+    settings = {key: value for key, value in plain(data).items() if key not in (data.count_key, "path", "sha256")}
+    if source.identity is not None:
+        settings["identity"] = source.identity
     probes = source.images(range(min(_PROBES, len(source))))
     return _sha256(json.dumps(settings, sort_keys=True) + digest(probes))
 

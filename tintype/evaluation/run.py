@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from tintype.data.scenes import CaptionKind
-from tintype.data.scenes.source import SceneSource
 from tintype.errors import UserError
 from tintype.evaluation.prompts import CAPTIONS, PromptFile, read_prompts
 from tintype.evaluation.protocol import Protocol, Sampling, definitions, numbers_of, refuse_nonfinite, warnings_of
@@ -27,8 +26,8 @@ from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair
 from tintype.metrics.resample import mean_with_error
 from tintype.plan import plan_from_folder
-from tintype.seams import Encoder, Measured, TextImageEncoder
-from tintype.settings import DataSettings, plain
+from tintype.seams import Encoder, ImageSource, Measured, TextImageEncoder
+from tintype.settings import DataPart, plain
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder, write_json
 from tintype.train.load import load_run
@@ -54,8 +53,11 @@ class Scorecard:
     warnings: list[str] = field(default_factory=list)
 
 
-def check_ready(protocol: Protocol) -> None:
-    """Finds a missing prompt file, weight or tokenizer before the first step of training, and fetches weights once."""
+def check_ready(protocol: Protocol, data: Iterable[DataPart] = ()) -> None:
+    """Finds a missing prompt file, weight or tokenizer, and data that the protocol does not fit, before the first step
+    of training; and fetches weights once."""
+    for one in data:
+        held_out(one, protocol)
     for sampling in protocol.conditions:
         sampling_file(sampling)
     for settings in protocol.encoders:
@@ -83,6 +85,7 @@ def evaluate(
         return known
     parts, step = load_run(path, device, average)
     refuse_other_steps(world.tell(step), path)
+    RunFolder(path).check_identity("data", held_out(parts.plan.data, protocol).identity)
     _fetch_once(protocol, parts.device)
     began, name = time.perf_counter(), average.name if average else ""
     stored = result_file(path, protocol, step, name)
@@ -168,14 +171,12 @@ def read_result(file: Path) -> dict[str, Any]:
     return result
 
 
-def _samples(
-    path: Path, step: int, data: DataSettings, protocol: Protocol, sampling: Sampling, weights: str
-) -> Samples:
+def _samples(path: Path, step: int, data: DataPart, protocol: Protocol, sampling: Sampling, weights: str) -> Samples:
     prompts = sampling_prompts(data, protocol, sampling)
     return samples_of(path / "evaluation" / "samples", step, sampling, prompts, protocol.seed, data.size_px, weights)
 
 
-def sampling_prompts(data: DataSettings, protocol: Protocol, sampling: Sampling) -> Sequence[str]:
+def sampling_prompts(data: DataPart, protocol: Protocol, sampling: Sampling) -> Sequence[str]:
     """One prompt for each image of a condition."""
     if sampling.prompts in CAPTIONS:
         assert sampling.count is not None
@@ -227,7 +228,7 @@ def _score(parts: Parts, protocol: Protocol, samples: Sequence[Samples], count: 
             if looks:
                 _score_features(card, parts, protocol, settings, one, count)
     _score_validation(card, parts, protocol)
-    card.warnings += warnings_of(card.measured, definitions(protocol))
+    card.warnings += warnings_of(card.measured, definitions(protocol, parts.plan.data.of_scenes))
     return card
 
 
@@ -256,7 +257,7 @@ def _score_features(
 
 def _score_accuracy(card: Scorecard, parts: Parts, protocol: Protocol, samples: Samples) -> None:
     kind = samples.sampling.prompts
-    if kind not in CAPTIONS:
+    if kind not in CAPTIONS or not parts.plan.data.of_scenes:
         return
     reading = _read(samples.blocks(READ_TOGETHER), samples.read, parts.device)
     if reading is None:
@@ -280,7 +281,7 @@ def _read(
     return None if found is None else SceneReading(found.pop(_FEATURE), found)
 
 
-def _accuracy(reading: SceneReading, source: SceneSource, kind: str, count: int, size_px: int) -> scene_accuracy.Scores:
+def _accuracy(reading: SceneReading, source: ImageSource, kind: str, count: int, size_px: int) -> scene_accuracy.Scores:
     scenes = [record.attributes for record in source.records(range(count))]
     asked: CaptionKind = "long" if kind == "long" else "short"
     return scene_accuracy.score(reading, scenes, asked, size_px)
@@ -324,6 +325,8 @@ def _duplicates(samples: Samples) -> list[str]:
 def _real_accuracy(parts: Parts, protocol: Protocol) -> dict[str, dict[str, float]]:
     """The scene encoder's own score on the real images of the prompts: what a perfect model would get."""
     found: dict[str, dict[str, float]] = {}  # of ranks that do not lead it is empty
+    if not parts.plan.data.of_scenes:
+        return found
     for sampling in protocol.conditions:
         if sampling.prompts in CAPTIONS and sampling.count is not None:
             asked = (parts.plan.data, protocol, sampling.prompts, sampling.count, parts.device)
@@ -334,7 +337,7 @@ def _real_accuracy(parts: Parts, protocol: Protocol) -> dict[str, dict[str, floa
 
 @lru_cache(maxsize=8)
 def _accuracy_of_real(
-    data: DataSettings, protocol: Protocol, kind: str, count: int, device: torch.device
+    data: DataPart, protocol: Protocol, kind: str, count: int, device: torch.device
 ) -> dict[str, float] | None:
     source = held_out(data, protocol)
     reading = _read(cut(0, count, READ_TOGETHER), lambda first, last: source.images(range(first, last)), device)

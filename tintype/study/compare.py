@@ -56,7 +56,7 @@ def collect(study: Study, out: Path) -> Results:
     runs = {arm.label: [read_run(plan, protocol, out) for plan in arm.plans] for arm in study.arms}
     encoders = _same_encoders(runs)
     _check_tokenizers(runs)
-    meanings = definitions(protocol)
+    meanings = definitions(protocol, study.of_scenes)
     resolutions = [_resolution(arms, protocol, out) for arms in study.by_resolution()]
     only = resolutions[0] if len(resolutions) == 1 else _NO_RESOLUTION
     trends = _trend_pairs(study, runs)

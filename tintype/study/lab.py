@@ -32,7 +32,7 @@ def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
     """Runs what is not done yet, then writes the report. Returns the exit code."""
     with locked(out), watch_signals() as interrupt:
         _claim(study, out)
-        check_ready(study.settings.evaluation)
+        check_ready(study.settings.evaluation, [plan.data for plan in study.baselines.values()])
         tasks = tasks_of(study, out)
         _fetch_weights(tasks)
         with StudyDisplay(console, len(tasks)) as display:

@@ -241,4 +241,5 @@ def _note_failure(task: Task, message: Message) -> None:
 
 def _headline(result: dict[str, Any]) -> str:
     metrics = result["metrics"]
-    return ", ".join(f"{name} {metrics[name]:.4g}" for name in ("scene_accuracy", "fd_scenes") if name in metrics)
+    shown = [name for name in ("scene_accuracy", "fd_scenes") if name in metrics] or list(metrics)[:2]
+    return ", ".join(f"{name} {metrics[name]:.4g}" for name in shown)

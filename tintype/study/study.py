@@ -16,7 +16,7 @@ from tintype import recipes
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.plan import Application, Change, Plan, apply_techniques, check_arm, plan_from_document
-from tintype.settings import Settings, plain
+from tintype.settings import DataPart, Settings, plain
 from tintype.strict import Document, nearest, parse
 from tintype.study.results import Role, arm_label
 from tintype.study.verdicts import AnalysisSettings, check_seeds, count_comparisons
@@ -25,6 +25,7 @@ BASELINE, CONTROL = "baseline", "control"
 Seed = Annotated[int, Field(ge=0)]
 
 
+PRIMARY = ("scene_accuracy", "fd_scenes")
 SAME_FOR_ALL = ("seed", "data", "run")
 """What all arms of a study share: the pairs of seeds, the pictures they learn and are scored with, housekeeping."""
 
@@ -54,6 +55,11 @@ def _section(assignment: str) -> str:
     return assignment.partition("=")[0].partition(".")[0].strip()
 
 
+def _distances(protocol: Protocol) -> tuple[str, ...]:
+    """The protocol's first distance, on each of its encoders."""
+    return tuple(f"{protocol.metrics[0]}_{encoder.title}" for encoder in protocol.encoders) if protocol.metrics else ()
+
+
 class ResolutionSettings(Settings):
     """The baseline with another number of tokens: larger pictures, or smaller patches."""
 
@@ -71,7 +77,11 @@ class StudySettings(Settings):
     )
     control_seeds: tuple[Seed, ...] = Field((), description="Seeds of the A/A control; as many as seeds, or none")
     arms: tuple[ArmSettings, ...] = ()
-    primary: tuple[str, ...] = Field(("scene_accuracy", "fd_scenes"), min_length=1, description="What the study asks")
+    primary: tuple[str, ...] = Field(
+        PRIMARY,
+        min_length=1,
+        description="What the study asks; by default, for data that are no scenes, the first metric of each encoder",
+    )
     evaluation: Protocol = Protocol()
     analysis: AnalysisSettings = AnalysisSettings()
 
@@ -82,22 +92,33 @@ class StudySettings(Settings):
             raise ValueError("a seed is given twice; seeds and control_seeds must all differ")
         if self.control_seeds and len(self.control_seeds) != len(self.seeds):
             raise ValueError(f"control_seeds needs {len(self.seeds)} seeds like seeds, or none")
-        known = definitions(self.evaluation)
         if again := {name for name in self.primary if self.primary.count(name) > 1}:
             raise ValueError(f"primary: {', '.join(sorted(again))} is given twice; name each metric once")
-        for name in self.primary:
-            if name not in known:
-                raise ValueError(f"primary: unknown metric '{name}'; {nearest(name, known)}")
         self._check_resolutions()
-        counts = count_comparisons(
-            len(self.arms), bool(self.control_seeds), max(1, len(self.resolutions)), self.primary, len(known)
-        )
-        check_seeds(len(self.seeds), counts, self.analysis)
         labels = [BASELINE, CONTROL, *(arm.label for arm in self.arms)]
         twice = {label for label in labels if labels.count(label) > 1}
         if twice:
             raise ValueError(f"two arms are called {', '.join(sorted(twice))}; give one of them another name")
         return self
+
+    def on(self, data: DataPart) -> StudySettings:
+        """The settings with what depends on the data: primary metrics that were not named. Refuses what cannot be."""
+        known = definitions(self.evaluation, data.of_scenes)
+        named = data.of_scenes or "primary" in self.model_fields_set
+        primary = self.primary if named else _distances(self.evaluation)
+        for name in primary:
+            if name not in known:
+                raise UserError(f"primary: unknown metric '{name}'; {nearest(name, known)}")
+        if not primary:
+            raise UserError(f"the study asks nothing: say what, for example primary: [{next(iter(known))}]")
+        counts = count_comparisons(
+            len(self.arms), bool(self.control_seeds), max(1, len(self.resolutions)), primary, len(known)
+        )
+        try:
+            check_seeds(len(self.seeds), counts, self.analysis)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        return self.model_copy(update={"primary": primary})
 
     def _check_resolutions(self) -> None:
         names = [resolution.name for resolution in self.resolutions]
@@ -151,6 +172,11 @@ class Study:
         return [[arm for arm in self.arms if arm.resolution == name] for name in names]
 
     @property
+    def of_scenes(self) -> bool:
+        """Whether the data are scenes: so all metrics of scenes exist. All arms have the same data."""
+        return self.arms[0].plans[0].data.of_scenes
+
+    @property
     def baselines(self) -> dict[str, Plan]:
         """By resolution, with the seed 0; a study of one resolution calls it ''."""
         return {arms[0].resolution: _seeded(arms[0].plans[0], [0])[0] for arms in self.by_resolution()}
@@ -187,6 +213,9 @@ def resolve(name: str, settings: StudySettings, baselines: Mapping[str, Plan] | 
                 f"the resolutions '{first}' and '{second}' both have {token_count(plan)} tokens; "
                 "change data.size_px or model.patch in one of them"
             )
+    if len({plan.data.kind for plan in baselines.values()}) > 1:
+        raise UserError("the resolutions have data of several kinds, which are scored differently; give all one kind")
+    settings = settings.on(ordered[0][1].data)
     arms = [arm for resolution, baseline in ordered for arm in _arms_at(resolution, baseline, settings)]
     _refuse_twins(arms)
     return Study(name, settings, tuple(arms))

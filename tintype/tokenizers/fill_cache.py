@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tintype.data.scenes.source import scene_source
+from tintype.data.sources import open_source
 from tintype.plan import Plan
 from tintype.tokenizers.latent_cache import KeptLatents, keep_latents, refuse_uncacheable
 from tintype.train.interrupt import Interrupt
@@ -54,7 +54,7 @@ def fill_cache(
     batch = max(1, plan.train.batch // plan.train.accumulate // world.size)
     with world.together():
         tokenizer = plan.tokenizer.build(device)
-        kept = keep_latents(plan, tokenizer, scene_source(plan.data, "train", device), device, batch)
+        kept = keep_latents(plan, tokenizer, open_source(plan.data, "train", device), device, batch)
     began = time.perf_counter()
     encoded, changed = _fill(kept, world, interrupt, verify, on_images)
     seconds = time.perf_counter() - began

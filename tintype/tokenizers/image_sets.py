@@ -1,7 +1,8 @@
 """Pictures to train and to measure tokenizers with: the embedded scenes, or any set of pictures on a disk.
 
 Which pictures of a set on a disk are held out depends on their number alone: the first of a fixed random order. So a
-report that asks for as many as training held out gets just those.
+report that asks for as many as training held out gets just those. Of a store, training sees the training split only
+(and holds some of it out), and a report the evaluation split.
 
 B: pictures. N: all pictures. C: channels. H, W: rows, columns.
 """
@@ -19,16 +20,16 @@ from pydantic import Field
 from torch import Tensor
 
 from tintype import rng
+from tintype.data.fit import crop, refuse_small, shrunk, square
 from tintype.data.order import ids_at
 from tintype.data.pictures import Encoded, decode, map_ahead, open_pictures
 from tintype.data.scenes.source import SceneSource, Split
+from tintype.data.store.layout import is_store, open_store
 from tintype.errors import UserError
 from tintype.settings import DataSettings, Settings
 from tintype.transfer import send
-from tintype.vision.preprocess import Resampling, resize
 
 SCENES = "scenes"
-SHRINK = Resampling("bicubic")
 _MOST_BYTES = 16 << 30
 _HELD_OUT_ORDER = 0
 _HELD_OUT_SHARE = 5
@@ -138,36 +139,11 @@ class TrainingPictures:
         return crop(image_CHW, self._size_px, down, right)
 
 
-def crop(image_CHW: Tensor, size_px: int, down: float, right: float) -> Tensor:
-    """A square whose place is given in shares of the room that there is."""
-    height, width = image_CHW.shape[-2:]
-    top, left = (min(int(u * (px - size_px + 1)), px - size_px) for u, px in ((down, height), (right, width)))
-    return image_CHW[:, top : top + size_px, left : left + size_px]
-
-
-def shrunk(image_CHW: Tensor, short_px: int) -> Tensor:
-    """The picture with a short side of so many pixels."""
-    height, width = image_CHW.shape[-2:]
-    short = min(height, width)
-    if short == short_px:
-        return image_CHW
-    rows, columns = (round(px * short_px / short) for px in (height, width))
-    return resize(image_CHW[None], rows, columns, SHRINK)[0].round().to(torch.uint8)
-
-
-def refuse_small(name: str, image_CHW: Tensor, size_px: int) -> None:
-    height, width = image_CHW.shape[-2:]
-    if min(height, width) < size_px:
-        raise UserError(
-            f"{name} has {width} × {height} pixels, fewer than {size_px} on a side; pictures are never enlarged: take "
-            "a smaller size, or remove it"
-        )
-
-
 def _read_all(path: Path, limit: int | None) -> list[Encoded]:
     found: list[Encoded] = []
     total = 0
-    for one in open_pictures(path).encoded():
+    pictures = open_store(path).all_encoded("train") if is_store(path) else open_pictures(path).encoded()
+    for one in pictures:
         if len(found) == limit:
             break
         found.append(one)
@@ -178,6 +154,13 @@ def _read_all(path: Path, limit: int | None) -> list[Encoded]:
                 f"use the first so many: --set limit={len(found) // 2}"
             )
     return found
+
+
+def _measured(path: Path) -> Callable[[], Iterator[Encoded]]:
+    """The pictures of which some are measured: of a store those that no training sees."""
+    if is_store(path):
+        return lambda: open_store(path).all_encoded("eval")
+    return open_pictures(path).encoded
 
 
 def held_out_ids(wanted: int, count: int) -> list[int]:
@@ -203,18 +186,18 @@ def measured_images(
         image_NCHW = scene_images(SceneSettings(), size_px, count, device).cpu()
         on_images(count)
         return image_NCHW, count
-    pictures = open_pictures(Path(data))
-    total = sum(1 for _ in pictures.encoded())
+    encoded = _measured(Path(data).expanduser())
+    total = sum(1 for _ in encoded())
     chosen = {id_: place for place, id_ in enumerate(held_out_ids(min(count, total), total))}
 
-    def square(one: Encoded) -> Tensor:
+    def middle(one: Encoded) -> Tensor:
         image_CHW = decode(one)
         refuse_small(one.name, image_CHW, size_px)
-        return crop(shrunk(image_CHW, size_px), size_px, 0.5, 0.5)
+        return square(image_CHW, size_px)
 
     found: dict[int, Tensor] = {}
-    wanted = ((index, one) for index, one in enumerate(pictures.encoded()) if index in chosen)
-    for index, image_CHW in map_ahead(lambda item: (item[0], square(item[1])), wanted):
+    wanted = ((index, one) for index, one in enumerate(encoded()) if index in chosen)
+    for index, image_CHW in map_ahead(lambda item: (item[0], middle(item[1])), wanted):
         found[chosen[index]] = image_CHW
         on_images(1)
     if len(found) < 2:

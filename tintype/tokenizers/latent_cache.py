@@ -35,6 +35,8 @@ FORMAT = 1
 _HASH_BYTES = 16
 _HASH_WORDS = _HASH_BYTES // 4
 _SHOWN_DIGITS = 16
+_NOT_CONTENT = ("path", "sha256")
+"""Settings of data that say where it lies; what it is, the source says."""
 _SHOWN_DIFFERENCES = 4
 
 
@@ -147,7 +149,7 @@ def _made_of(
             "weights and normalisation": tokenizer.identity,
             "arithmetic": tokenizer.arithmetic,
         },
-        "data": plain(plan.data),
+        "data": {key: value for key, value in plain(plan.data).items() if key not in _NOT_CONTENT},
         "pictures": source.identity or fingerprint(source),
         "images": len(source),
         "latents": list(shape),

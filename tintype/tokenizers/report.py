@@ -43,7 +43,7 @@ FAR_MEAN, FAR_STD = 0.25, 1.5
 class ReportSettings(Settings):
     """What is measured, and on what."""
 
-    data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar or .parquet file of pictures")
+    data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of pictures")
     size_px: int = Field(
         64, ge=lpips.SMALLEST_PX["vgg16"], le=4096, description="Side of the pictures, which are never enlarged"
     )

@@ -76,7 +76,7 @@ class PerceptualSettings(Settings):
 class Training(Settings):
     """All that decides what is learnt."""
 
-    data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar or .parquet file of pictures")
+    data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of pictures")
     size_px: int = Field(64, ge=16, le=1024, description="Side of the crops")
     short_px: int | None = Field(None, ge=16, description="Shrink pictures to this short side first; null: as they are")
     limit: int | None = Field(None, ge=2, description="Only the first so many pictures")

@@ -41,7 +41,11 @@ def read_batch(parts: Parts, first: int, count: int, step: int, clock: Clock) ->
     terms = parts.terms_at(step)
     with clock.part("data"):
         ids = ids_at(plan.seed, first, count, len(parts.source)).tolist()
-        image_BCHW = send(parts.source.images(ids), device) if parts.wants_images(terms) else None
+        image_BCHW = None
+        if parts.wants_images(terms):
+            image_BCHW = send(parts.source.images(ids), device)
+            ahead = first + count * parts.world.size
+            parts.source.expect(ids_at(plan.seed, ahead, count, len(parts.source)).tolist())
         records = parts.source.records(ids)
         position_B = torch.arange(first, first + count)
         captions = captions_of(records, parts.captions, plan.captions.dropout, Draws(plan.seed, position_B))

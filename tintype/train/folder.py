@@ -63,14 +63,15 @@ class RunFolder:
         return self.metrics_file.exists() or any(self.checkpoints.glob("*"))
 
     def keep_identities(self, loaded: Mapping[str, str | None], step: int) -> None:
-        """Notes the tokenizer and what the losses compare with, and refuses to go on with other weights than the run
+        """Notes the data, the tokenizer and what the losses compare with, and refuses to go on with others than the run
         began with."""
         before: dict[str, str] = read_json(self.loaded_file) if step else {}
         for name, identity in loaded.items():
             if before.get(name, identity) != identity:
                 raise UserError(
-                    f"{self.path}: '{name}' ran with the weights {before[name][:12]}… up to step {step}, and those "
-                    f"loaded now are {str(identity)[:12]}…; put the first ones back, or begin anew with another --out"
+                    f"{self.path}: '{name}' ran with the {_word(name)} {before[name][:12]}… up to step {step}, and "
+                    f"those loaded now are {str(identity)[:12]}…; put the first ones back, or begin anew with another "
+                    "--out"
                 )
         known = {name: identity for name, identity in loaded.items() if identity}
         if known and self.writes:
@@ -138,6 +139,10 @@ class RunFolder:
             text = "".join(json.dumps(line) + "\n" for line in kept)
             if file.exists() and file.read_text(encoding="utf-8") != text:
                 write_text(file, text)
+
+
+def _word(name: str) -> str:
+    return "pictures and captions" if name == "data" else "weights"
 
 
 @contextmanager

@@ -64,7 +64,8 @@ def train(
         resume(folder, state)
         identities = get_ready(parts, state.step)
         with world.together():
-            folder.keep_identities({"tokenizer": parts.tokenizer.identity, **identities}, state.step)
+            loaded = {"data": parts.source.identity, "tokenizer": parts.tokenizer.identity, **identities}
+            folder.keep_identities(loaded, state.step)
             folder.write_about(parts)
         here = Progress(state.step, plan.train.steps, None, None)
         prepare_images(parts, state.images_seen, interrupt, lambda: on_progress(here))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tintype import world
-from tintype.data.scenes.source import scene_source
+from tintype.data.sources import LaterSource, open_source
 from tintype.errors import UserError
 from tintype.losses import LossPart
 from tintype.model import TextCache, Transformer, fp8
@@ -32,7 +32,7 @@ from tintype.seams import (
     Tokenizer,
     Weighting,
 )
-from tintype.settings import PrecisionSettings
+from tintype.settings import DataPart, PrecisionSettings
 from tintype.tokenizers.latent_cache import KeptLatents, keep_latents
 from tintype.tokenizers.tuned import TunedTokenizer
 from tintype.train.gradients import NO_OTHERS, GradientMean
@@ -171,8 +171,10 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     share = share_of_batch(plan.train, layout.world)  # refuses what cannot be shared, before anything is built
     precision = precision_on(device, plan.precision, training)
     tokenizer = _build_tokenizer(plan, device)
-    source = scene_source(plan.data, "train", device)
-    _check_column(plan, source)
+    opened = open_source if training else LaterSource
+    source: ImageSource = opened(plan.data, "train", device)
+    if training:
+        _check_column(plan, source)
     keeping = training and plan.run.latents == "disk"
     kept = keep_latents(plan, tokenizer, source, device, share) if keeping else None
     with seeded(plan.seed, "text"):
@@ -184,8 +186,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     with seeded(plan.seed, "router"):
         router = plan.route.build(plan.model) if plan.route else Unrouted(plan.model.depth)
     objective = plan.objective.build(plan.time)
-    place = Place(plan.model.width, plan.token_grid, device, source, plan.data.model_dump_json())
-    terms = tuple(_build_term(plan, settings, place) for settings in _losses(plan)) if training else ()
+    terms = _build_terms(plan, source, device) if training else ()
     of_losses = {LOSSES + term.name: term.part for term in terms}
     owners = {"denoiser": denoiser, "text": text, "router": router, **of_losses, "tokenizer": tokenizer}
     modules = nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
@@ -253,6 +254,11 @@ def _store_in_bf16(modules: nn.ModuleDict) -> None:
             parameter.data = parameter.data.bfloat16()
 
 
+def _build_terms(plan: Plan, source: ImageSource, device: torch.device) -> tuple[Term, ...]:
+    place = Place(plan.model.width, plan.token_grid, device, source, _data_key(plan.data, source))
+    return tuple(_build_term(plan, settings, place) for settings in _losses(plan))
+
+
 def _build_term(plan: Plan, settings: LossPart, place: Place) -> Term:
     with seeded(plan.seed, f"losses.{settings.kind}"):
         return Term(settings, settings.build(place))
@@ -267,8 +273,14 @@ def seeded(seed: int, name: str) -> Iterator[None]:
 
 
 def _check_column(plan: Plan, source: ImageSource) -> None:
-    columns = sorted(source.records([0])[0].captions)
-    wanted = plan.captions.columns()
-    for column in wanted:
+    columns = sorted(source.columns)
+    for column in plan.captions.columns():
         if column not in columns:
             raise UserError(f"captions: the data has no caption column '{column}'; it has {', '.join(columns)}")
+
+
+def _data_key(data: DataPart, source: ImageSource) -> str:
+    """The settings; and the content, wherever it lies, where they do not say all."""
+    if source.identity is None:
+        return data.model_dump_json()
+    return f"{source.identity} {data.model_dump_json(exclude={'path', 'sha256'})}"

@@ -25,6 +25,10 @@ _FIRST_INDEX: dict[Split, int] = {"train": 0, "eval": 1 << 40}
 class SceneSource:
     """Renders each image when it is first asked for, and keeps it when the whole set fits into a gigabyte."""
 
+    identity = None
+    """The settings name the scenes; how they are drawn, only the images say."""
+    columns = frozenset({"long", "short"})
+
     def __init__(self, settings: DataSettings, split: Split, device: torch.device) -> None:
         self._settings, self._split, self._device = settings, split, device
         self._records: dict[int, Record] = {}
@@ -36,10 +40,6 @@ class SceneSource:
 
     def __len__(self) -> int:
         return self._settings.count
-
-    @property
-    def identity(self) -> None:
-        """The settings name the scenes, but not how they are drawn."""
 
     def records(self, ids: Sequence[int]) -> list[Record]:
         missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in self._records]
@@ -63,6 +63,9 @@ class SceneSource:
         if len(missing):
             self._kept[missing.to(self._device)] = self._render(missing.tolist())
             self._have[missing] = True
+
+    def expect(self, ids: Sequence[int]) -> None:
+        """Rendering is done where it is asked for."""
 
     def _render(self, ids: Sequence[int]) -> Tensor:
         scenes = [record.attributes for record in self.records(ids)]

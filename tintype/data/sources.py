@@ -1,0 +1,65 @@
+"""The door from a plan's data to its images: whatever their kind, training and evaluation ask here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tintype.data.scenes.source import Split, scene_source
+from tintype.data.store.settings import StoreSettings
+from tintype.data.store.source import store_source
+from tintype.seams import ImageSource, Record
+from tintype.settings import DataPart, DataSettings
+
+
+def open_source(data: DataPart, split: Split, device: torch.device) -> ImageSource:
+    """One source per (data, split, device) in a process."""
+    if isinstance(data, StoreSettings):
+        return store_source(data, split, device)
+    assert isinstance(data, DataSettings), f"data of the kind {data.kind} has no source"
+    return scene_source(data, split, device)
+
+
+@dataclass(frozen=True)
+class LaterSource:
+    """Opens its source when it is first asked: a run can be sampled where its data is not."""
+
+    data: DataPart
+    split: Split
+    device: torch.device
+
+    @property
+    def identity(self) -> str | None:
+        return self._opened.identity
+
+    @property
+    def columns(self) -> frozenset[str]:
+        return self._opened.columns
+
+    def __len__(self) -> int:
+        return len(self._opened)
+
+    def prepare(self, ids: Sequence[int]) -> None:
+        self._opened.prepare(ids)
+
+    def expect(self, ids: Sequence[int]) -> None:
+        self._opened.expect(ids)
+
+    def images(self, ids: Sequence[int]) -> Tensor:
+        return self._opened.images(ids)
+
+    def records(self, ids: Sequence[int]) -> list[Record]:
+        return self._opened.records(ids)
+
+    @property
+    def _opened(self) -> ImageSource:
+        return open_source(self.data, self.split, self.device)
+
+
+def forget_sources() -> None:
+    """Lets go of every source that was opened, and of the images that it keeps."""
+    scene_source.cache_clear()
+    store_source.cache_clear()

@@ -1,0 +1,84 @@
+"""The doors through which pictures come into a store: one file for each form in which sets lie on disks.
+
+A door knows its columns before it is gone through, and gives items in a fixed order, from any place. To add one, write
+a file with an `open_…(path)` that returns a `Door`, or None where the path is nothing for it, and name it in `_DOORS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from tintype.errors import UserError
+
+
+@dataclass(frozen=True)
+class Item:
+    """A picture as it lies in the source. What is None could not be read, and `problem` says why."""
+
+    source: str
+    """Its file or row."""
+    content: bytes | None
+    texts: Mapping[str, str | None] = field(default_factory=dict)
+    """The columns that were asked for."""
+    problem: str = ""
+
+
+class Door(Protocol):
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of text that captions and splits can be taken from."""
+
+    @property
+    def usual_captions(self) -> Mapping[str, str]:
+        """Kinds of captions and their columns, as one would take them where nothing else is said."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> list[list[str | int]]:
+        """Name, size and time of each file: an import goes on with the same source only."""
+
+    def items(self, columns: Sequence[str], first: int) -> Iterator[Item]:
+        """The items from `first` on, with these columns."""
+
+
+def usual_captions(columns: Sequence[str]) -> dict[str, str]:
+    """`long` and `short` from the columns of these names, or caption_long and caption_short; with one column only,
+    `long` from `caption` or `text`."""
+    found = {}
+    for name, candidates in {"long": ("long", "caption_long"), "short": ("short", "caption_short")}.items():
+        if column := next((one for one in candidates if one in columns), None):
+            found[name] = column
+    if not found and (column := next((one for one in ("caption", "text") if one in columns), None)):
+        found["long"] = column
+    return found
+
+
+def fingerprint(files: Sequence[Path]) -> list[list[str | int]]:
+    stats = [(file, file.stat()) for file in files]
+    return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+
+
+def open_door(path: Path) -> Door:
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give {KNOWN}")
+    opened = [door for knock in _doors() if (door := knock(path)) is not None]
+    if not opened:
+        raise UserError(f"{path} holds nothing that can be imported; give {KNOWN}")
+    if len(opened) > 1:
+        raise UserError(f"{path} holds files of several kinds; give {KNOWN}, with one kind in it")
+    return opened[0]
+
+
+KNOWN = "a .parquet file, a folder of them, or a folder of pictures with .txt files beside them"
+
+
+def _doors() -> list[Callable[[Path], Door | None]]:
+    from tintype.data.store.doors.folder import open_folder
+    from tintype.data.store.doors.parquet import open_parquet
+
+    return [open_parquet, open_folder]

@@ -1,0 +1,85 @@
+"""What becomes of one picture on its way into a store: decoded, put upright, shrunk where that is asked, and hashed."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass
+
+from PIL import Image
+from torch import Tensor
+
+from tintype.data.fit import shrunk
+from tintype.data.pictures import Encoded, decode
+from tintype.data.store.doors import Item
+from tintype.errors import UserError
+
+_ORIENTATION = 0x0112
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """`short_px`: shrink to this short side. `min_px`: refuse what is smaller. `quality`: of the JPEG of a picture that
+    is changed; all others keep their bytes."""
+
+    short_px: int | None = None
+    min_px: int | None = None
+    quality: int = 95
+
+
+@dataclass(frozen=True)
+class Picture:
+    content: bytes
+    width: int
+    height: int
+    sha256: str
+    pixels: str
+    """SHA-256 of the decoded pixels: two files of one picture have the same."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    reason: str
+
+
+def prepare(item: Item, sizing: Sizing) -> Picture | Refused:
+    if item.content is None:
+        return Refused(item.problem)
+    try:
+        image_CHW = decode(Encoded(item.source, item.content))
+    except UserError as error:
+        return Refused(str(error).removesuffix(". Mend or remove it; none is skipped"))
+    turned = _orientation(item.content)
+    image_CHW, changed = _upright(image_CHW, turned), turned != 1
+    short = min(image_CHW.shape[1:])
+    if sizing.min_px is not None and short < sizing.min_px:
+        return Refused(f"its short side has {short} px, fewer than {sizing.min_px}")
+    if sizing.short_px is not None and short > sizing.short_px:
+        image_CHW, changed = shrunk(image_CHW, sizing.short_px), True
+    content = _jpeg(image_CHW, sizing.quality) if changed else item.content
+    height, width = image_CHW.shape[1:]
+    pixels = hashlib.sha256(f"{width}x{height}".encode() + image_CHW.contiguous().numpy().tobytes())
+    return Picture(content, width, height, hashlib.sha256(content).hexdigest(), pixels.hexdigest())
+
+
+def _upright(image_CHW: Tensor, orientation: int) -> Tensor:
+    """A camera may store a picture as its sensor lay, and say in EXIF how it is to be turned."""
+    if orientation >= 5:
+        image_CHW = image_CHW.transpose(1, 2)
+    axes = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation, [])
+    return image_CHW.flip(axes).contiguous() if axes or orientation >= 5 else image_CHW
+
+
+def _orientation(content: bytes) -> int:
+    try:
+        found = Image.open(io.BytesIO(content)).getexif().get(_ORIENTATION, 1)
+    except (OSError, SyntaxError, ValueError):
+        return 1
+    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+
+
+def _jpeg(image_CHW: Tensor, quality: int) -> bytes:
+    buffer = io.BytesIO()
+    pixels = image_CHW.permute(1, 2, 0).contiguous().numpy()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality, optimize=True)
+    return buffer.getvalue()

@@ -1,0 +1,214 @@
+"""`tintype data import`: from any door into a store.
+
+All is written into a folder beside the store's, which is renamed when everything is there: a store is whole or is not.
+The work is kept shard by shard, so that an import that was stopped, or had no room left, goes on with the same command.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tintype.data.pictures import map_ahead
+from tintype.data.store.doors import Door, Item, open_door
+from tintype.data.store.encode import Picture, Refused, Sizing, prepare
+from tintype.data.store.layout import ABOUT, SPLITS, AboutStore, Split, is_store, open_store
+from tintype.data.store.writer import Record, Writer
+from tintype.errors import UserError
+from tintype.strict import nearest
+from tintype.train.folder import locked
+from tintype.train.interrupt import Interrupt
+
+_SPLIT_NAMES: dict[str, Split] = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("eval", "evaluation", "test", "val", "valid", "validation", "dev"), "eval"),
+}
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    captions: Mapping[str, str] = field(default_factory=dict)
+    """Kinds of captions and the columns that they are taken from; by default what the door has."""
+    split_column: str | None = None
+    """By default the picture's hash decides."""
+    splits: Mapping[str, Split] = field(default_factory=dict)
+    """What further values of that column mean."""
+    eval_share: float = 0.1
+    limit: int | None = None
+    sizing: Sizing = field(default_factory=Sizing)
+
+
+@dataclass(frozen=True)
+class Progress:
+    done: int
+    total: int
+    quarantined: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`about` is there when all is stored."""
+
+    done: int
+    about: AboutStore | None
+    already_done: bool = False
+
+
+def import_pictures(
+    source: Path,
+    out: Path,
+    options: ImportOptions,
+    interrupt: Interrupt,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Outcome:
+    """Stores the source's pictures from wherever an earlier try stopped. Returns unfinished when a signal came."""
+    door = open_door(source)
+    captions = _captions(door, options.captions, source)
+    _check_split_column(door, options.split_column, source)
+    total = door.count if options.limit is None else min(options.limit, door.count)
+    request = _request(source, door, captions, options)
+    if is_store(out):
+        return _already(out, request)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} holds other files and is no store; choose an empty or new folder for --out")
+    work = out.with_name(f".{out.name}.importing")
+    with locked(work):
+        writer = Writer(work, list(captions), request)
+        splitter = Splitter(options, writer.first_seen())
+        columns = list(dict.fromkeys([*captions.values(), *([options.split_column] if options.split_column else [])]))
+        items = islice(door.items(columns, writer.done), total - writer.done)
+        on_progress(Progress(writer.done, total, writer.quarantined))
+        for item, picture in _prepared(items, options.sizing):
+            _store(item, picture, captions, splitter, writer)
+            on_progress(Progress(writer.done, total, writer.quarantined))
+            if interrupt.signal is not None:
+                break
+        writer.keep()
+        if writer.done < total:
+            return Outcome(writer.done, None)
+        return Outcome(writer.done, writer.finish(out))
+
+
+def _prepared(items: Iterator[Item], sizing: Sizing) -> Iterator[tuple[Item, Picture | Refused]]:
+    return map_ahead(lambda item: (item, prepare(item, sizing)), items)
+
+
+def _store(
+    item: Item, picture: Picture | Refused, captions: Mapping[str, str], splitter: Splitter, writer: Writer
+) -> None:
+    """One item into the store, or into the quarantine."""
+    if isinstance(picture, Refused):
+        writer.refuse(item.source, picture.reason)
+        return
+    texts = {name: (item.texts[column] or "").strip() for name, column in captions.items()}
+    if lacking := [f"{name} (column {captions[name]})" for name, text in texts.items() if not text]:
+        writer.refuse(item.source, f"it has no caption {', '.join(lacking)}")
+        return
+    split = splitter.split_of(item, picture)
+    if isinstance(split, Refused):
+        writer.refuse(item.source, split.reason)
+        return
+    writer.add(Record(picture, item.source, split, texts))
+
+
+class Splitter:
+    """Which split a picture belongs to. A picture that is there twice is never in both."""
+
+    def __init__(self, options: ImportOptions, first_seen: dict[str, tuple[Split, str]]) -> None:
+        self._options, self._seen = options, first_seen
+        self._names = {**_SPLIT_NAMES, **{name.lower(): split for name, split in options.splits.items()}}
+
+    def split_of(self, item: Item, picture: Picture) -> Split | Refused:
+        split = self._asked(item, picture)
+        if isinstance(split, Refused):
+            return split
+        there, first = self._seen.setdefault(picture.pixels, (split, item.source))
+        if there != split:
+            return Refused(f"it is the same picture as {first}, which is in the split {there}, not {split}")
+        return split
+
+    def _asked(self, item: Item, picture: Picture) -> Split | Refused:
+        column = self._options.split_column
+        if column is None:
+            return "eval" if int(picture.pixels[:16], 16) < self._options.eval_share * 2**64 else "train"
+        value = (item.texts[column] or "").strip()
+        if not value:
+            return Refused(f"its column {column} is empty, so that its split is not known")
+        if value.lower() not in self._names:
+            raise UserError(
+                f"{item.source}: the column {column} says '{value}', which is neither train nor evaluation "
+                f"({', '.join(_SPLIT_NAMES)} are known); say what it is: --split {value}=train or --split {value}=eval"
+            )
+        return self._names[value.lower()]
+
+
+def _captions(door: Door, asked: Mapping[str, str], source: Path) -> Mapping[str, str]:
+    captions = asked or door.usual_captions
+    if not captions:
+        raise UserError(
+            f"{source}: none of its columns is known for captions; say which: --caption long=COLUMN. It has "
+            f"{', '.join(door.columns) or 'no column of text'}"
+        )
+    for name, column in captions.items():
+        if column not in door.columns:
+            raise UserError(
+                f"--caption {name}={column}: {source} has no text column '{column}'; {_nearest(column, door)}"
+            )
+    return captions
+
+
+def _check_split_column(door: Door, column: str | None, source: Path) -> None:
+    if column is not None and column not in door.columns:
+        raise UserError(f"--split-column {column}: {source} has no text column '{column}'; {_nearest(column, door)}")
+
+
+def _nearest(column: str, door: Door) -> str:
+    return f"it has {', '.join(door.columns)}" if len(door.columns) <= 12 else nearest(column, door.columns)
+
+
+def _request(source: Path, door: Door, captions: Mapping[str, str], options: ImportOptions) -> dict[str, Any]:
+    """All that decides what is stored."""
+    files = json.dumps(door.fingerprint)
+    asked = {**asdict(options), "captions": dict(captions), "splits": dict(options.splits)}
+    return {
+        "source": str(source.resolve()),
+        "source_files_sha256": hashlib.sha256(files.encode()).hexdigest(),
+        **asked,
+    }
+
+
+def _already(out: Path, request: Mapping[str, Any]) -> Outcome:
+    about = open_store(out).about
+    if about.made_from != request:
+        raise UserError(
+            f"{out} holds a store that was imported from another source or with other options ({ABOUT} says how); "
+            "choose another --out"
+        )
+    return Outcome(sum(about.counts.values()) + about.quarantined, about, already_done=True)
+
+
+def read_pairs(option: str, values: Sequence[str], example: str) -> dict[str, str]:
+    """The `NAME=VALUE` of an option that can be given several times."""
+    found: dict[str, str] = {}
+    for value in values:
+        name, equals, other = (part.strip() for part in value.partition("="))
+        if not equals or not name or not other:
+            raise UserError(f"{option} {value}: write it as {option} {example}")
+        if name in found:
+            raise UserError(f"{option}: {name} is given twice; give it once")
+        found[name] = other
+    return found
+
+
+def read_splits(values: Sequence[str]) -> dict[str, Split]:
+    found: dict[str, Split] = {}
+    for name, split in read_pairs("--split", values, "extra=train").items():
+        if split not in SPLITS:
+            raise UserError(f"--split {name}={split}: there is no split '{split}'; valid: {', '.join(SPLITS)}")
+        found[name] = "train" if split == "train" else "eval"
+    return found

@@ -1,0 +1,37 @@
+"""The settings of a store as the data of a plan."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from tintype.settings import DataPart, plain
+
+
+class StoreSettings(DataPart):
+    """Pictures of one's own, as `tintype data import` stores them.
+
+    What counts is the content. A run notes the identity of its store and goes on with no other. `sha256` pins it in
+    the plan; then the path is no part of what names the run, and the store may lie anywhere.
+    """
+
+    count_key: ClassVar[str] = "limit"
+
+    kind: Literal["store"] = "store"
+    size_px: int = Field(64, ge=16, le=1024, description="Width and height of the images")
+    path: str = Field(min_length=1, description="The folder of the store")
+    limit: int | None = Field(None, ge=1, description="Only the first so many training pictures")
+    sha256: str | None = Field(
+        None, pattern="^[0-9a-f]{8,64}$", description="The first digits of the store's identity: refuse any other"
+    )
+
+    def held_out(self, count: int) -> StoreSettings:
+        """The whole evaluation split, however many of them are needed."""
+        return self.model_copy(update={"limit": None})
+
+    def in_hash(self) -> dict[str, Any]:
+        content = plain(self)
+        if self.sha256 is not None:
+            del content["path"]
+        return content

@@ -1,0 +1,120 @@
+"""A split of a store as a source of images and captions, by id.
+
+B: images. C: channels. H, W: rows, columns.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tintype.data.fit import square
+from tintype.data.order import ids_at
+from tintype.data.pictures import decode
+from tintype.data.store.layout import Split, Store, open_store
+from tintype.data.store.settings import StoreSettings
+from tintype.errors import UserError
+from tintype.seams import Record
+from tintype.transfer import send
+
+_MOST_KEPT_BYTES = {"cpu": 1 << 30, "cuda": 2 << 30}
+_MOST_THREADS = 16
+_EVAL_ORDER = 0
+
+
+class StoreSource:
+    """Decodes in threads: images that are kept on the device when they are first asked for, where the whole split fits
+    there, and otherwise those of the next batch while the one before is computed with.
+
+    The training split is in the store's order. The evaluation split is in a fixed random order, so that its first
+    pictures are like all of them, however the store is sorted.
+    """
+
+    def __init__(self, settings: StoreSettings, split: Split, device: torch.device) -> None:
+        self._size_px, self._device = settings.size_px, device
+        self._store = open_store(Path(settings.path).expanduser())
+        _check_identity(self._store, settings)
+        self._rows = torch.from_numpy(self._store.rows(split))
+        if split == "eval" and len(self._rows):
+            self._rows = self._rows[ids_at(_EVAL_ORDER, 0, len(self._rows), len(self._rows))]
+        self._rows = self._rows[: settings.limit]
+        if split == "train" and not len(self._rows):
+            raise UserError(f"{self._store.path} has no training pictures; import it with a smaller --eval-share")
+        _refuse_small(self._store, self._rows, settings.size_px)
+        self.identity: str | None = self._store.identity
+        self.columns = frozenset(self._store.captions)
+        self._pool = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="decode")
+        self._expected: dict[int, Future[Tensor]] = {}
+        self._kept: Tensor | None = None
+        count, size = len(self._rows), settings.size_px
+        if count * 3 * size * size <= _MOST_KEPT_BYTES.get(device.type, 0):
+            self._kept = torch.zeros(count, 3, size, size, dtype=torch.uint8, device=device)
+            self._have = torch.zeros(count, dtype=torch.bool)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def records(self, ids: Sequence[int]) -> list[Record]:
+        return [Record(self._store.captions_of(int(self._rows[id_])), None) for id_ in ids]
+
+    def images(self, ids: Sequence[int]) -> Tensor:
+        if self._kept is None:
+            return send(self._decoded(ids), self._device)
+        self.prepare(ids)
+        return self._kept[send(torch.tensor(ids, dtype=torch.int64), self._device)]
+
+    def prepare(self, ids: Sequence[int]) -> None:
+        if self._kept is None:
+            return
+        index = torch.tensor(ids, dtype=torch.int64)
+        missing = index[~self._have[index]].unique()
+        if len(missing):
+            self._kept[missing.to(self._device)] = send(self._decoded(missing.tolist()), self._device)
+            self._have[missing] = True
+
+    def expect(self, ids: Sequence[int]) -> None:
+        if self._kept is None:
+            self._expected = {id_: self._begun(id_) for id_ in ids}
+
+    def _begun(self, id_: int) -> Future[Tensor]:
+        return self._expected.get(id_) or self._pool.submit(self._image, id_)
+
+    def _decoded(self, ids: Sequence[int]) -> Tensor:
+        begun = [self._begun(id_) for id_ in ids]
+        return torch.stack([image.result() for image in begun])
+
+    def _image(self, id_: int) -> Tensor:
+        return square(decode(self._store.encoded(int(self._rows[id_]))), self._size_px)
+
+
+@lru_cache(maxsize=4)
+def store_source(settings: StoreSettings, split: Split, device: torch.device) -> StoreSource:
+    """One source per (settings, split, device) in a process, so that the runs of a study share decoded images."""
+    return StoreSource(settings, split, device)
+
+
+def _check_identity(store: Store, settings: StoreSettings) -> None:
+    if settings.sha256 is not None and not store.identity.startswith(settings.sha256):
+        raise UserError(
+            f"the store in {store.path} has the identity {store.identity[:12]}…, but data.sha256 asks for "
+            f"{settings.sha256[:12]}: it has other pictures or captions; give the right path, or leave sha256 out"
+        )
+
+
+def _refuse_small(store: Store, row_N: Tensor, size_px: int) -> None:
+    """Pictures are never enlarged. Their sizes are known without decoding any."""
+    width, height = (torch.from_numpy(side)[row_N] for side in store.sizes())
+    small = (torch.minimum(width, height) < size_px).nonzero().flatten()
+    if len(small):
+        first = int(small[0])
+        raise UserError(
+            f"{store.name(int(row_N[first]))} has {int(width[first])} × {int(height[first])} pixels, and "
+            f"{len(small):,} of {len(row_N):,} pictures have fewer than data.size_px={size_px} on a side; they are "
+            f"never enlarged. Take a smaller size, or import again with --min-px {size_px}, which sets them aside"
+        )

@@ -1,0 +1,183 @@
+"""Writes a store shard by shard. What is kept is enough to go on from: nothing counts before it lies on the disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tintype.data.store.encode import Picture
+from tintype.data.store.layout import ABOUT, CAPTION, SPLITS, AboutStore, Identity, Shard, Split, open_shard, schema
+from tintype.errors import UserError
+from tintype.train.folder import write_bytes, write_json, write_text
+
+SHARD_BYTES, SHARD_ROWS = 64 << 20, 16384
+QUARANTINE = "quarantine.jsonl"
+_PROGRESS = "progress.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    picture: Picture
+    source: str
+    split: Split
+    captions: Mapping[str, str]
+
+    def row(self) -> dict[str, Any]:
+        picture = self.picture
+        return {
+            "image": picture.content,
+            "width": picture.width,
+            "height": picture.height,
+            "source": self.source,
+            "sha256": picture.sha256,
+            "pixels": picture.pixels,
+            "split": self.split,
+            **{CAPTION + name: text for name, text in self.captions.items()},
+        }
+
+
+class _Kept(BaseModel):
+    """How far the work is that lies on the disk."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    request: dict[str, Any]
+    items: int = 0
+    shards: list[Shard] = []
+    quarantined: int = 0
+    quarantine_bytes: int = 0
+
+
+class Writer:
+    def __init__(self, work: Path, captions: Sequence[str], request: Mapping[str, Any]) -> None:
+        self._work, self._captions = work, captions
+        self._kept = _read_kept(work, request)
+        self._identity, self._counts = Identity(), dict.fromkeys(SPLITS, 0)
+        self._first_seen: dict[str, tuple[Split, str]] = {}
+        for shard in self._kept.shards:
+            self._take_in(open_shard(work / shard.name))
+        self._rows: list[dict[str, Any]] = []
+        self._refused: list[str] = []
+        self._bytes, self._new_items = 0, 0
+
+    @property
+    def done(self) -> int:
+        """Items that were stored or refused."""
+        return self._kept.items + self._new_items
+
+    @property
+    def quarantined(self) -> int:
+        return self._kept.quarantined + len(self._refused)
+
+    def first_seen(self) -> dict[str, tuple[Split, str]]:
+        """By its pixels, the split and the source of each picture that is stored."""
+        return self._first_seen
+
+    def add(self, record: Record) -> None:
+        self._rows.append(record.row())
+        self._bytes += len(record.picture.content)
+        self._new_items += 1
+        if self._bytes >= SHARD_BYTES or len(self._rows) >= SHARD_ROWS:
+            self.keep()
+
+    def refuse(self, source: str, reason: str) -> None:
+        self._refused.append(json.dumps({"source": source, "reason": reason}, ensure_ascii=False) + "\n")
+        self._new_items += 1
+
+    def keep(self) -> None:
+        """Writes what has come in since the last time, and then how far that is."""
+        if not self._new_items:
+            return
+        kept = self._kept
+        refused = "".join(self._refused).encode()
+        try:
+            shards = [*kept.shards, self._write_shard(len(kept.shards))] if self._rows else kept.shards
+            with (self._work / QUARANTINE).open("ab") as file:
+                file.write(refused)
+            self._kept = _Kept(
+                request=kept.request,
+                items=self.done,
+                shards=shards,
+                quarantined=self.quarantined,
+                quarantine_bytes=kept.quarantine_bytes + len(refused),
+            )
+            write_json(self._work / _PROGRESS, self._kept.model_dump())
+        except OSError as error:
+            self._kept = kept
+            raise self._no_room(error) from error
+        self._rows, self._refused, self._bytes, self._new_items = [], [], 0, 0
+
+    def finish(self, out: Path) -> AboutStore:
+        """Makes the folder a store, and gives it its name."""
+        kept = self._kept
+        if not kept.shards:
+            raise UserError(f"nothing could be stored; {self._work / QUARANTINE} says why of {kept.quarantined} items")
+        about = AboutStore(
+            identity=self._identity.hexdigest(),
+            counts={str(split): count for split, count in self._counts.items()},
+            quarantined=kept.quarantined,
+            captions=list(self._captions),
+            shards=kept.shards,
+            made_from=kept.request,
+        )
+        try:
+            write_text(self._work / ABOUT, about.model_dump_json(indent=1) + "\n")
+            (self._work / _PROGRESS).unlink()
+            (self._work / ".lock").unlink(missing_ok=True)
+            if not kept.quarantined:
+                (self._work / QUARANTINE).unlink()
+            self._work.replace(out)
+        except OSError as error:
+            raise self._no_room(error) from error
+        return about
+
+    def _write_shard(self, index: int) -> Shard:
+        import pyarrow
+
+        batch = pyarrow.RecordBatch.from_pylist(self._rows, schema=schema(self._captions))
+        sink = pyarrow.BufferOutputStream()
+        with pyarrow.ipc.new_file(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        content = sink.getvalue().to_pybytes()
+        name = f"shard-{index:05d}.arrow"
+        write_bytes(self._work / name, content)
+        self._take_in(batch)
+        return Shard(name=name, rows=batch.num_rows, bytes=len(content))
+
+    def _take_in(self, batch: Any) -> None:
+        """Counts the rows of a shard that is written."""
+        columns = ["sha256", "split", "pixels", "source", *(CAPTION + name for name in self._captions)]
+        for sha256, split, pixels, source, *texts in zip(*(batch.column(c).to_pylist() for c in columns), strict=True):
+            self._identity.add(sha256, split, dict(zip(self._captions, texts, strict=True)))
+            self._counts[split] += 1
+            self._first_seen.setdefault(pixels, (split, source))
+
+    def _no_room(self, error: OSError) -> UserError:
+        return UserError(
+            f"cannot write to {self._work}: {error.strerror or error}. No store was made; {self._kept.items:,} items "
+            "are kept there. Make room, then run the same command again to go on"
+        )
+
+
+def _read_kept(work: Path, request: Mapping[str, Any]) -> _Kept:
+    """What an earlier try has left, and the quarantine cut back to what was counted."""
+    file, new = work / _PROGRESS, _Kept(request=dict(request))
+    try:
+        kept = _Kept.model_validate_json(file.read_text(encoding="utf-8")) if file.exists() else new
+    except (UnicodeDecodeError, ValidationError):
+        raise UserError(f"{file} is damaged; remove the folder {work} to begin the import anew") from None
+    if kept.request != json.loads(json.dumps(request)):
+        if kept.shards:
+            raise UserError(
+                f"{work} holds an import that was begun from another source or with other options; run that command "
+                "again to go on with it, or remove the folder"
+            )
+        kept = new
+    with (work / QUARANTINE).open("ab") as quarantine:
+        quarantine.truncate(kept.quarantine_bytes)
+    return kept
