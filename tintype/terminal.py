@@ -220,7 +220,7 @@ def ema_with_progress(
     run: Path, lengths: Sequence[float], protocol: Protocol, metric: str, console: Console, device: str | None
 ) -> tuple[Curve, int]:
     """Scores the lengths with a progress bar; returns what is known of the curve and the exit code."""
-    curve = Curve(run, lengths, protocol, metric, plan_from_folder(run).data.of_scenes)
+    curve = Curve(run, lengths, protocol, metric, of_scenes=plan_from_folder(run).data.of_scenes)
     # Of several ranks none may stop while others wait for it: there a signal ends them all.
     watched = watch_signals() if current().size == 1 else nullcontext(Interrupt())
     with watched as interrupt, _bars(console) as bars:

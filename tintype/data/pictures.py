@@ -181,7 +181,10 @@ def decode(one: Encoded) -> Tensor:
                 raise UserError(f"{one.name} is transparent in places; put it on a background first")
             pixels = np.array(image.convert("RGB"))
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"{one.name} cannot be read as an image: {error}. Mend or remove it; none is skipped") from None
+        reason = "its format is not known" if isinstance(error, UnidentifiedImageError) else error
+        raise UserError(
+            f"{one.name} cannot be read as an image: {reason}. Mend or remove it; none is skipped"
+        ) from None
     return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 

@@ -44,9 +44,9 @@ class Curve:
     lengths: Sequence[float]
     protocol: Protocol
     metric: str
-    of_scenes: bool = True
     points: list[Point] = field(default_factory=list)
     step: int = 0
+    of_scenes: bool = True
 
     @property
     def meaning(self) -> Definition:

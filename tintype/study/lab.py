@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from tintype.data.sources import open_source
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import check_ready, result_file, sampling_file
@@ -24,6 +25,7 @@ from tintype.tokenizers.latent_cache import refuse_uncacheable
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder, locked, refuse_foreign, write_bytes, write_text
 from tintype.train.interrupt import watch_signals
+from tintype.train.parts import check_columns
 
 _STUDY, _BASELINE = "study.yaml", "baseline.yaml"
 
@@ -34,6 +36,7 @@ def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
         _claim(study, out)
         check_ready(study.settings.evaluation, [plan.data for plan in study.baselines.values()])
         tasks = tasks_of(study, out)
+        _check_data(tasks)
         _fetch_weights(tasks)
         with StudyDisplay(console, len(tasks)) as display:
             last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, display.on_message)
@@ -47,6 +50,13 @@ def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
         console.print("interrupted: run the same command to go on", highlight=False)
         return interrupt.exit_code
     return 1 if failed else 0
+
+
+def _check_data(tasks: Sequence[Task]) -> None:
+    """Finds pictures that are too small, and captions that are not there, before the first step."""
+    for task in tasks:
+        if not _trained(task):
+            check_columns(task.plan, open_source(task.plan.data, "train", torch.device("cpu")))
 
 
 def _fetch_weights(tasks: Sequence[Task]) -> None:

@@ -174,7 +174,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     opened = open_source if training else LaterSource
     source: ImageSource = opened(plan.data, "train", device)
     if training:
-        _check_column(plan, source)
+        check_columns(plan, source)
     keeping = training and plan.run.latents == "disk"
     kept = keep_latents(plan, tokenizer, source, device, share) if keeping else None
     with seeded(plan.seed, "text"):
@@ -272,7 +272,8 @@ def seeded(seed: int, name: str) -> Iterator[None]:
         yield
 
 
-def _check_column(plan: Plan, source: ImageSource) -> None:
+def check_columns(plan: Plan, source: ImageSource) -> None:
+    """Refuses data without the captions that the plan reads."""
     columns = sorted(source.columns)
     for column in plan.captions.columns():
         if column not in columns:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import struct
+import zlib
 from dataclasses import dataclass
 
 from PIL import Image
@@ -15,6 +17,20 @@ from tintype.data.store.doors import Item
 from tintype.errors import UserError
 
 _ORIENTATION = 0x0112
+_OF_BROKEN_FILES = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)
+"""What Pillow's readers raise besides what `decode` knows, when the bytes are not what they expect."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +63,11 @@ def prepare(item: Item, sizing: Sizing) -> Picture | Refused:
         return Refused(item.problem)
     try:
         image_CHW = decode(Encoded(item.source, item.content))
+        turned = _orientation(item.content)
     except UserError as error:
         return Refused(str(error).removesuffix(". Mend or remove it; none is skipped"))
-    turned = _orientation(item.content)
+    except _OF_BROKEN_FILES as error:
+        return Refused(f"{item.source} cannot be read as an image: {type(error).__name__}: {error}")
     image_CHW, changed = _upright(image_CHW, turned), turned != 1
     short = min(image_CHW.shape[1:])
     if sizing.min_px is not None and short < sizing.min_px:
@@ -71,15 +89,13 @@ def _upright(image_CHW: Tensor, orientation: int) -> Tensor:
 
 
 def _orientation(content: bytes) -> int:
-    try:
-        found = Image.open(io.BytesIO(content)).getexif().get(_ORIENTATION, 1)
-    except (OSError, SyntaxError, ValueError):
-        return 1
+    found = Image.open(io.BytesIO(content)).getexif().get(_ORIENTATION, 1)
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
 def _jpeg(image_CHW: Tensor, quality: int) -> bytes:
+    """With colours at full resolution: halved, as is usual, they cost a small picture more than all else does."""
     buffer = io.BytesIO()
     pixels = image_CHW.permute(1, 2, 0).contiguous().numpy()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality, optimize=True)
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality, subsampling=0, optimize=True)
     return buffer.getvalue()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,7 +20,7 @@ from tintype.data.pictures import map_ahead
 from tintype.data.store.doors import Door, Item, open_door
 from tintype.data.store.encode import Picture, Refused, Sizing, prepare
 from tintype.data.store.layout import ABOUT, SPLITS, AboutStore, Split, is_store, open_store
-from tintype.data.store.writer import Record, Writer
+from tintype.data.store.writer import Record, Writer, has_kept
 from tintype.errors import UserError
 from tintype.strict import nearest
 from tintype.train.folder import locked
@@ -77,7 +79,7 @@ def import_pictures(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} holds other files and is no store; choose an empty or new folder for --out")
     work = out.with_name(f".{out.name}.importing")
-    with locked(work):
+    with locked(work), _tidied(work):
         writer = Writer(work, list(captions), request)
         splitter = Splitter(options, writer.first_seen())
         columns = list(dict.fromkeys([*captions.values(), *([options.split_column] if options.split_column else [])]))
@@ -92,6 +94,17 @@ def import_pictures(
         if writer.done < total:
             return Outcome(writer.done, None)
         return Outcome(writer.done, writer.finish(out))
+
+
+@contextmanager
+def _tidied(work: Path) -> Iterator[None]:
+    """Leaves no folder behind from which nothing can be gone on with."""
+    try:
+        yield
+    except UserError:
+        if not has_kept(work):
+            shutil.rmtree(work, ignore_errors=True)
+        raise
 
 
 def _prepared(items: Iterator[Item], sizing: Sizing) -> Iterator[tuple[Item, Picture | Refused]]:

@@ -96,6 +96,10 @@ class Store:
         self._ends = np.cumsum([shard.rows for shard in self.about.shards]).tolist()
         splits = self._all("split")
         self._rows = {split: np.flatnonzero(splits == split) for split in SPLITS}
+        if {split: len(rows) for split, rows in self._rows.items()} != self.about.counts:
+            raise UserError(
+                f"{path} is damaged: its splits do not have the {self.about.counts} records that {ABOUT} says"
+            )
 
     @property
     def identity(self) -> str:
@@ -154,9 +158,14 @@ class Store:
         return np.concatenate(parts) if parts else np.zeros(0, dtype=object)
 
 
-@lru_cache(maxsize=8)
 def open_store(path: Path) -> Store:
-    """One for each folder in a process: its splits and its source share the maps."""
+    """One for each folder in a process, as long as it is the same store: its splits share the maps."""
+    about = path / ABOUT
+    return _opened(path, about.stat().st_mtime_ns if about.is_file() else 0)
+
+
+@lru_cache(maxsize=8)
+def _opened(path: Path, written_ns: int) -> Store:
     return Store(path)
 
 
@@ -193,6 +202,8 @@ def open_shard(path: Path) -> Any:
             reader = pyarrow.ipc.open_file(file)
             if reader.num_record_batches != 1:
                 raise UserError(f"{path} has {reader.num_record_batches} record batches; a shard of a store has one")
-            return reader.get_batch(0)
-    except (pyarrow.ArrowException, OSError) as error:
+            batch = reader.get_batch(0)
+            batch.validate(full=True)  # offsets that point elsewhere would be followed
+            return batch
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as a shard of a store: {error}") from None

@@ -164,6 +164,10 @@ class Writer:
         )
 
 
+def has_kept(work: Path) -> bool:
+    return (work / _PROGRESS).exists()
+
+
 def _read_kept(work: Path, request: Mapping[str, Any]) -> _Kept:
     """What an earlier try has left, and the quarantine cut back to what was counted."""
     file, new = work / _PROGRESS, _Kept(request=dict(request))

@@ -97,4 +97,5 @@ def _text_columns(path: Path) -> list[str]:
     fields = _open(path).schema_arrow
     if _IMAGE not in fields.names:
         raise UserError(f"{path} has no column 'image'; its columns are {', '.join(fields.names)}")
-    return [one.name for one in fields if types.is_string(one.type) or types.is_large_string(one.type)]
+    plain = {one.name: one.type.value_type if types.is_dictionary(one.type) else one.type for one in fields}
+    return [name for name, kind in plain.items() if types.is_string(kind) or types.is_large_string(kind)]

@@ -1,0 +1,69 @@
+"""Small sets of pictures, and stores of them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from tintype.data.store.importing import ImportOptions, Outcome, Progress, import_pictures
+from tintype.data.store.layout import AboutStore
+from tintype.train.interrupt import Interrupt
+
+
+def picture(seed: int, size: tuple[int, int] = (24, 20), form: str = "png", **options: Any) -> bytes:
+    """Colours that change slowly: JPEG and resizing leave them nearly as they are."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(1, 3, 3, 3, generator=generator) * 255
+    pixels_HWC = torch.nn.functional.interpolate(coarse, (size[1], size[0]), mode="bilinear")[0].permute(1, 2, 0)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels_HWC.round().to(torch.uint8).contiguous().numpy()).save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def parquet_of(path: Path, images: Sequence[bytes | None], **columns: Sequence[str | None]) -> Path:
+    import pyarrow
+    from pyarrow import parquet
+
+    structs = [{"bytes": image, "path": None} for image in images]
+    parquet.write_table(pyarrow.table({"image": structs, **columns}), path, row_group_size=4)
+    return path
+
+
+def captioned(path: Path, count: int, **columns: Sequence[str | None]) -> Path:
+    return parquet_of(
+        path,
+        [picture(index) for index in range(count)],
+        caption_long=[f"a long caption of number {index}" for index in range(count)],
+        caption_short=[f"number {index}" for index in range(count)],
+        **columns,
+    )
+
+
+def imported(
+    source: Path, out: Path, options: ImportOptions | None = None, on_progress: Callable[[Progress], None] | None = None
+) -> AboutStore:
+    about = tried(source, out, options, on_progress).about
+    assert about is not None
+    return about
+
+
+def tried(
+    source: Path,
+    out: Path,
+    options: ImportOptions | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    interrupt: Interrupt | None = None,
+) -> Outcome:
+    told = on_progress or (lambda progress: None)
+    return import_pictures(source, out, options or ImportOptions(), interrupt or Interrupt(), told)
+
+
+def tiny_store(folder: Path, count: int = 60, name: str = "store", eval_share: float = 0.4) -> Path:
+    source = captioned(folder / f"{name}.parquet", count)
+    imported(source, folder / name, ImportOptions(eval_share=eval_share))
+    return folder / name
