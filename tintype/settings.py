@@ -155,6 +155,11 @@ class DataPart(Part):
         """What of it names a run."""
         return plain(self)
 
+    @property
+    def at_hand(self) -> bool:
+        """Whether the pictures are on this machine: a report can be made without."""
+        return True
+
 
 class DataSettings(DataPart):
     """The embedded scenes. `count` scenes make one epoch; the evaluation split never shares a held-out combination."""

@@ -10,6 +10,7 @@ from tests.tiny import tiny_plan
 from tintype import recipes
 from tintype.errors import UserError
 from tintype.plan import Plan, apply_techniques, check_arm, diff, plan_from_document, plan_from_yaml
+from tintype.settings import plain
 from tintype.strict import read_yaml, write_yaml
 from tintype.techniques import TECHNIQUES
 
@@ -27,6 +28,40 @@ def test_the_hash_is_stable_and_leaves_out_housekeeping() -> None:
     assert tiny_plan("run.save_every_steps=7", "run.device=auto").hash == plan.hash
     assert plan_from_yaml(plan.to_yaml(), "again").hash == plan.hash
     assert tiny_plan("model.resolution_embeds=true").hash != plan.hash
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("mini", "928d362ed9aaf2d5"), ("pocket", "7b50cb497c7b5feb"), ("prx-jit-1024", "87d0011cc89e912b")],
+)
+def test_recipes_keep_their_hashes(name: str, expected: str) -> None:
+    """Runs are found by them. A setting that comes new stands in `_CAME_LATER`."""
+    assert plan_from_document(recipes.find("plans", name)).hash == expected
+
+
+def test_data_of_another_kind_takes_the_place_of_scenes() -> None:
+    expected = {"kind": "store", "size_px": 16, "path": "DIR", "limit": None, "sha256": None}
+    for assignments in (["data.kind=store", "data.path=DIR"], ["data.path=DIR", "data.kind=store"]):
+        assert plain(tiny_plan(*assignments).data) == expected, "what both kinds have stays, the rest goes"
+    assert plain(tiny_plan("data={kind: store, path: DIR}").data) == {**expected, "size_px": 64}
+    assert tiny_plan("data.kind=scenes") == tiny_plan()
+    with pytest.raises(UserError, match=r"data\.path: this key is required"):
+        tiny_plan("data.kind=store")
+    with pytest.raises(UserError, match=r"data\.count: unknown key"):
+        tiny_plan("data.kind=store", "data.path=DIR", "data.count=3")
+    with pytest.raises(UserError, match="unknown kind 'stor'; did you mean 'store'"):
+        tiny_plan("data.kind=stor")
+
+
+def test_a_pinned_store_names_a_run_wherever_it_lies() -> None:
+    def hash_of(*assignments: str) -> str:
+        return tiny_plan("data.kind=store", *assignments).hash
+
+    assert hash_of("data.path=A") != hash_of("data.path=B")
+    pin = "data.sha256=0123456789abcdef"
+    assert hash_of("data.path=A", pin) == hash_of("data.path=B", pin) != hash_of("data.path=A")
+    assert hash_of("data.path=A", pin) != hash_of("data.path=A", "data.sha256=1123456789abcdef")
+    assert hash_of("data.path=A", pin) != hash_of("data.path=A", pin, "data.limit=3")
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

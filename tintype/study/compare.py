@@ -88,12 +88,15 @@ _NO_RESOLUTION = Resolution(name="", plan="", prompts=[], real_previews=[], refe
 
 def _resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path) -> Resolution:
     plan = arms[0].plans[0]
-    prompts = sampling_prompts(plan.data, protocol, protocol.conditions[0])
+    prompts, real_previews = _shown_before(arms[0].resolution, out)
+    if plan.data.at_hand:
+        prompts = list(sampling_prompts(plan.data, protocol, protocol.conditions[0])[:PREVIEWS])
+        real_previews = _real_previews(arms[0], protocol, out)
     return Resolution(
         name=arms[0].resolution,
         plan=plan.to_yaml(),
-        prompts=list(prompts[:PREVIEWS]),
-        real_previews=_real_previews(arms[0], protocol, out),
+        prompts=prompts,
+        real_previews=real_previews,
         reference=_reference(arms, protocol, out),
     )
 
@@ -367,6 +370,19 @@ def _metric_info(name: str, meaning: Definition, primary: bool) -> MetricInfo:
 def real_folder(resolution: str) -> str:
     """Of the real images that stand beside a resolution's pictures, relative to the study's folder."""
     return f"real/{resolution}" if resolution else "real"
+
+
+def _shown_before(resolution: str, out: Path) -> tuple[list[str], list[str]]:
+    """Prompts and real images of the last report: what a report shows where the data are not at hand."""
+    stored = out / "results.json"
+    if not stored.is_file():
+        return [], []
+    try:
+        results = Results.model_validate_json(stored.read_text(encoding="utf-8"))
+    except ValueError:  # of another version, or damaged: it is written anew
+        return [], []
+    of = next((one for one in results.resolutions if one.name == resolution), results)
+    return of.prompts, [name for name in of.real_previews if (out / name).is_file()]
 
 
 def _real_previews(baseline: ArmPlan, protocol: Protocol, out: Path) -> list[str]:

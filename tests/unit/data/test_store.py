@@ -223,23 +223,34 @@ def test_an_import_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.
     assert tried(source, out, options).already_done
 
 
+@pytest.mark.parametrize(("file", "kept"), [("shard-00002.arrow", 8), ("progress.json", 4)])
 def test_a_full_disk_leaves_no_half_store_and_can_be_gone_on_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, kept: int
 ) -> None:
     monkeypatch.setattr(writer, "SHARD_ROWS", 3)
-    source, written = captioned(tmp_path / "a.parquet", 10), writer.write_bytes
+    images = [b"broken" if index in (1, 5) else picture(index) for index in range(12)]
+    source = parquet_of(tmp_path / "a.parquet", images, caption=["x"] * 12)
+    whole, replace, tries = imported(source, tmp_path / "whole"), Path.replace, dict.fromkeys([file], 0)
 
-    def full(path: Path, content: bytes) -> None:
-        if path.name == "shard-00002.arrow":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        written(path, content)
+    def full(self: Path, target: Path) -> Path:
+        if Path(target).name == file:
+            tries[file] += 1
+            if file != "progress.json" or tries[file] == 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        return replace(self, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(writer, "write_bytes", full)
-        with pytest.raises(UserError, match=r"No space left on device\. No store was made; 6 items are kept there"):
+        patched.setattr(Path, "replace", full)
+        with pytest.raises(
+            UserError, match=rf"No space left on device\. No store was made; {kept} items are kept there"
+        ):
             imported(source, tmp_path / "store")
     assert not (tmp_path / "store").exists()
-    assert imported(source, tmp_path / "store").counts == imported(source, tmp_path / "again").counts
+    assert imported(source, tmp_path / "store").identity == whole.identity
+    assert sorted(file.name for file in (tmp_path / "store").iterdir()) == sorted(
+        file.name for file in (tmp_path / "whole").iterdir()
+    )
+    assert len((tmp_path / "store" / "quarantine.jsonl").read_text().splitlines()) == whole.quarantined == 2
 
 
 def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.tiny_perceptual import pictures, write_alexnet
+from tintype.data.fit import crop, shrunk
 from tintype.errors import UserError
 from tintype.metrics.reconstruction import psnr
 from tintype.strict import Document, parse
 from tintype.tokenizers.adversary import Adversary
-from tintype.tokenizers.image_sets import TrainingPictures, crop, held_out_ids, measured_images, shrunk
+from tintype.tokenizers.image_sets import TrainingPictures, held_out_ids, measured_images
 from tintype.tokenizers.small_vae import SmallVae, SmallVaeSettings, Vae, read_vae, to_floats
 from tintype.tokenizers.train_small_vae import (
     Outcome,

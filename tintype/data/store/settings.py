@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from tintype.data.store.layout import is_store
 from tintype.settings import DataPart, plain
 
 
@@ -29,6 +31,10 @@ class StoreSettings(DataPart):
     def held_out(self, count: int) -> StoreSettings:
         """The whole evaluation split, however many of them are needed."""
         return self.model_copy(update={"limit": None})
+
+    @property
+    def at_hand(self) -> bool:
+        return is_store(Path(self.path).expanduser())
 
     def in_hash(self) -> dict[str, Any]:
         content = plain(self)

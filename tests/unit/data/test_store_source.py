@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.tiny import tiny_plan
+from tests.tiny_store import captioned, imported, parquet_of, picture, tiny_store
+from tintype.data.fit import square
+from tintype.data.pictures import Encoded, decode, open_pictures
+from tintype.data.sources import LaterSource, forget_sources, open_source
+from tintype.data.store import source as module
+from tintype.data.store.importing import ImportOptions
+from tintype.data.store.layout import open_store
+from tintype.data.store.settings import StoreSettings
+from tintype.data.store.source import StoreSource
+from tintype.errors import UserError
+from tintype.tokenizers.image_sets import TrainingPictures, measured_images
+
+CPU = torch.device("cpu")
+
+
+def expected(store: Path, split: str, ids: list[int], size_px: int = 16) -> Tensor:
+    rows = open_store(store).rows("train" if split == "train" else "eval")
+    return torch.stack([square(decode(Encoded("", picture(int(rows[id_])))), size_px) for id_ in ids])
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_images_are_the_squares_of_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
+    monkeypatch.setattr(module, "_MOST_KEPT_BYTES", {"cpu": 1 << 30} if kept else {})
+    store = tiny_store(tmp_path)
+    source = StoreSource(StoreSettings(path=str(store), size_px=16), "train", CPU)
+    assert len(source) == len(open_store(store).rows("train"))
+    for ids in ([3, 1, 3], [0, 5], [5, 6]):
+        images_BCHW = source.images(ids)
+        source.expect([6, 5])
+        assert images_BCHW.dtype == torch.uint8 and torch.equal(images_BCHW, expected(store, "train", ids))
+        row = int(open_store(store).rows("train")[ids[0]])
+        assert source.records(ids)[0].captions["short"] == f"number {row}"
+
+
+def test_what_is_kept_is_decoded_once_and_what_is_not_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    image = StoreSource._image
+
+    def noted(self: StoreSource, id_: int) -> Tensor:
+        seen.append(id_)
+        return image(self, id_)
+
+    monkeypatch.setattr(StoreSource, "_image", noted)
+    settings = StoreSettings(path=str(tiny_store(tmp_path)), size_px=16)
+    source = StoreSource(settings, "train", CPU)
+    source.prepare([1, 2])
+    source.images([2, 1, 0])
+    source.expect([7])
+    assert sorted(seen) == [0, 1, 2]
+    monkeypatch.setattr(module, "_MOST_KEPT_BYTES", {})
+    seen.clear()
+    source = StoreSource(settings, "train", CPU)
+    source.prepare([1, 2])
+    source.expect([4, 5])
+    source.images([4, 5])
+    assert sorted(seen) == [4, 5]
+
+
+def test_the_evaluation_split_is_in_a_fixed_random_order(tmp_path: Path) -> None:
+    settings = StoreSettings(path=str(tiny_store(tmp_path)), size_px=16, limit=5)
+    assert len(StoreSource(settings, "train", CPU)) == 5
+    held_out = StoreSource(settings.held_out(3), "eval", CPU)
+    order = [int(held_out.records([id_])[0].captions["short"].split()[1]) for id_ in range(len(held_out))]
+    rows = open_store(tmp_path / "store").rows("eval").tolist()
+    assert sorted(order) == rows and order != rows
+
+
+def test_pictures_that_are_too_small_are_refused_by_name_and_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = [picture(0), picture(1, (40, 18)), picture(2)]
+    imported(parquet_of(tmp_path / "a.parquet", images, caption=["x"] * 3), tmp_path / "s", ImportOptions(eval_share=0))
+    monkeypatch.setattr(module, "decode", None)
+    StoreSource(StoreSettings(path=str(tmp_path / "s"), size_px=18), "train", CPU)
+    with pytest.raises(UserError, match=r"a\.parquet, row 1\) has 40 × 18 pixels, and 1 of 3 pictures .* --min-px 20"):
+        StoreSource(StoreSettings(path=str(tmp_path / "s"), size_px=20), "train", CPU)
+
+
+def test_another_store_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
+    store = tiny_store(tmp_path)
+    identity = open_store(store).identity
+    StoreSource(StoreSettings(path=str(store), size_px=16, sha256=identity[:8]), "train", CPU)
+    with pytest.raises(UserError, match=r"has the identity .* but data\.sha256 asks for 0123456789ab"):
+        StoreSource(StoreSettings(path=str(store), size_px=16, sha256="0123456789abcdef"), "train", CPU)
+    with pytest.raises(UserError, match="is no store"):
+        StoreSource(StoreSettings(path=str(tmp_path), size_px=16), "train", CPU)
+    imported(captioned(tmp_path / "a.parquet", 3), tmp_path / "all", ImportOptions(eval_share=1))
+    with pytest.raises(UserError, match="has no training pictures"):
+        StoreSource(StoreSettings(path=str(tmp_path / "all"), size_px=16), "train", CPU)
+
+
+def test_one_seam_opens_every_kind_once(tmp_path: Path) -> None:
+    forget_sources()
+    store = StoreSettings(path=str(tiny_store(tmp_path)), size_px=16)
+    assert open_source(store, "train", CPU) is open_source(store, "train", CPU)
+    scenes = open_source(tiny_plan().data, "train", CPU)
+    assert scenes.identity is None and scenes.columns == {"long", "short"} == open_source(store, "eval", CPU).columns
+    later = LaterSource(store, "train", CPU)
+    assert (
+        len(later) == len(open_source(store, "train", CPU))
+        and later.identity == open_store(tmp_path / "store").identity
+    )
+    assert torch.equal(later.images([1]), expected(tmp_path / "store", "train", [1]))
+    with pytest.raises(UserError, match="is no store"):
+        len(LaterSource(StoreSettings(path=str(tmp_path / "nowhere")), "train", CPU))
+    forget_sources()
+
+
+def test_a_tokenizer_trains_on_the_training_split_and_is_measured_on_the_other(tmp_path: Path) -> None:
+    store = tiny_store(tmp_path)
+    rows = {split: open_store(store).rows(split).tolist() for split in ("train", "eval")}
+    training = TrainingPictures(store, 16, None, 8, None, 0, CPU)
+    assert training.identity.startswith(f"{len(rows['train'])} pictures")
+    measured_NCHW, total = measured_images(str(store), 16, 1000, CPU)
+    assert total == len(measured_NCHW) == len(rows["eval"])
+    of_eval = {image.numpy().tobytes() for image in expected(store, "eval", list(range(total)))}
+    assert {image.numpy().tobytes() for image in measured_NCHW} == of_eval
+    assert len(list(open_pictures(store))) == 60

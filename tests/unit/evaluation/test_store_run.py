@@ -1,0 +1,147 @@
+"""Training and scoring on a store: what a protocol needs of it, and what it has no meaning for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import tiny_plan
+from tests.tiny_clip import write_clip
+from tests.tiny_store import imported, parquet_of, picture, tiny_store
+from tintype.data.sources import forget_sources
+from tintype.data.store.importing import ImportOptions
+from tintype.data.store.layout import open_store
+from tintype.errors import UserError
+from tintype.evaluation.protocol import Protocol, definitions
+from tintype.evaluation.reference import _data_fingerprint, held_out
+from tintype.evaluation.run import check_ready, evaluate
+from tintype.plan import Plan
+from tintype.strict import parse, read_yaml
+from tintype.train.interrupt import Interrupt
+from tintype.train.load import load_run
+from tintype.train.loop import train
+
+PROTOCOL = """
+count: 10
+reference_count: 12
+validation_count: 4
+encoders: [{kind: clip, source: CLIP}]
+metrics: [fd, recall]
+sampler: {steps: 2, batch: 8}
+also: [{name: short, prompts: short, count: 8, distances: false}]
+"""
+
+
+@dataclass(frozen=True)
+class Trained:
+    folder: Path
+    store: Path
+    clip: Path
+
+    def protocol(self, more: str = "") -> Protocol:
+        data = read_yaml(PROTOCOL.replace("CLIP", str(self.clip)), "protocol").data | (
+            read_yaml(more, "more").data or {}
+        )
+        return parse(Protocol, read_yaml(json.dumps(data), "protocol"))
+
+
+def plan_of(store: Path, *more: str) -> Plan:
+    return tiny_plan("data.kind=store", f"data.path={store}", *more)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("on-store")
+    store = tiny_store(folder)
+    train(plan_of(store), folder / "run", Interrupt())
+    return Trained(folder, store, write_clip(folder / "clip"))
+
+
+def test_a_run_on_a_store_is_scored_without_what_only_scenes_have(trained: Trained) -> None:
+    protocol = trained.protocol()
+    result = evaluate(trained.folder / "run", protocol)
+    assert set(result["metrics"]) == set(definitions(protocol, of_scenes=False))
+    assert {"fd_clip", "validation_loss", "clip_score_clip_short"} <= set(result["metrics"])
+    assert not any("scene" in name for name in (*result["metrics"], *result["details"], *result["real"]))
+    loaded = json.loads((trained.folder / "run" / "loaded.json").read_text())
+    assert loaded == {"data": open_store(trained.store).identity}
+
+
+def test_the_reference_is_that_of_the_content(trained: Trained, tmp_path: Path) -> None:
+    """The same store elsewhere reads the same features; another never does."""
+    copy = shutil.copytree(trained.store, tmp_path / "copy")
+    other = tiny_store(tmp_path, 61, "other")
+    protocol = trained.protocol()
+    found = []
+    for store in (trained.store, copy, other):
+        data = plan_of(store, "data.limit=7" if store is copy else "data.limit=null").data
+        found.append(_data_fingerprint(data, held_out(data, protocol)))
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("encoders: [scenes]", "'scenes' has learnt the embedded scenes.* Take inception .* or vgg16"),
+        ("reference_count: 40", r"has 2\d pictures, fewer than reference_count=40; lower that, or .* --eval-share"),
+        ("validation_count: 99\ncount: 98", "fewer than validation_count=99, count=98"),
+        ("also: [{name: many, prompts: short, count: 97}]", r"fewer than also \(many\): count=97"),
+    ],
+)
+def test_a_protocol_that_does_not_fit_is_refused_before_training(trained: Trained, more: str, message: str) -> None:
+    protocol = trained.protocol(more)
+    with pytest.raises(UserError, match=message):
+        check_ready(protocol, [plan_of(trained.store).data])
+    with pytest.raises(UserError, match=message):
+        evaluate(trained.folder / "run", protocol)
+    check_ready(trained.protocol(), [plan_of(trained.store).data])
+
+
+def test_captions_that_the_store_has_not_are_named_with_those_that_it_has(trained: Trained, tmp_path: Path) -> None:
+    images = [picture(index) for index in range(40)]
+    source = parquet_of(tmp_path / "a.parquet", images, words=["x"] * 40, title=["y"] * 40)
+    imported(source, tmp_path / "s", ImportOptions(captions={"long": "words", "title": "title"}, eval_share=0.5))
+    with pytest.raises(
+        UserError, match=r"needs captions called 'short', and the store has long, title; .*short=COLUMN"
+    ):
+        check_ready(trained.protocol(), [plan_of(tmp_path / "s").data])
+    check_ready(trained.protocol("also: []"), [plan_of(tmp_path / "s").data])
+    with pytest.raises(UserError, match="no caption column 'short'; it has long, title"):
+        train(plan_of(tmp_path / "s", "captions.column=short"), tmp_path / "run", Interrupt())
+
+
+def test_another_store_in_the_same_place_is_refused(trained: Trained, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(trained.store, store)
+    plan, interrupt = plan_of(store), Interrupt()
+
+    def stop(progress: object) -> None:
+        if getattr(progress, "step", 0) == 3:
+            interrupt.signal = 2
+
+    assert not train(plan, tmp_path / "run", interrupt, stop).finished
+    shutil.rmtree(store)
+    tiny_store(tmp_path, 61)
+    forget_sources()
+    with pytest.raises(UserError, match=r"'data' ran with the pictures and captions \w+… up to step 3"):
+        train(plan, tmp_path / "run", Interrupt())
+    with pytest.raises(UserError, match="the run was trained with the 'data'"):
+        evaluate(tmp_path / "run", trained.protocol())
+    shutil.rmtree(store)
+    shutil.copytree(trained.store, store)
+    forget_sources()
+    assert train(plan, tmp_path / "run", Interrupt()).finished
+
+
+def test_a_run_is_sampled_where_its_store_is_not(trained: Trained, tmp_path: Path) -> None:
+    shutil.copytree(trained.folder / "run", tmp_path / "run")
+    plan = tmp_path / "run" / "plan.yaml"
+    plan.write_text(plan.read_text().replace(str(trained.store), str(tmp_path / "nowhere")))
+    parts, step = load_run(tmp_path / "run")
+    assert step == 6
+    with pytest.raises(UserError, match="nowhere is no store"):
+        len(parts.source)
