@@ -18,6 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from tintype.data.store.layout import is_store
 from tintype.errors import UserError
 from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair, Reference
@@ -256,8 +257,8 @@ def _latent_notes(part: TokenizerPart, trip: RoundTrip) -> list[str]:
 
 def _seen_in_training(part: TokenizerPart, settings: ReportSettings, total: int) -> list[str]:
     """Of a small-vae: whether it was trained on some of these pictures."""
-    if not isinstance(part, SmallVaeSettings) or settings.data == SCENES:
-        return []
+    if not isinstance(part, SmallVaeSettings) or settings.data == SCENES or is_store(Path(settings.data).expanduser()):
+        return []  # scenes and stores have an evaluation split, which no training sees
     trained = read_record(Path(part.folder).expanduser()).trained
     theirs = trained.get("settings", {}).get("data", SCENES)
     if theirs == SCENES or Path(theirs).resolve() != Path(settings.data).resolve():
