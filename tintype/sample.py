@@ -11,6 +11,7 @@ from tintype.errors import UserError
 from tintype.generate import SamplerSettings, cut, generate
 from tintype.images import contact_sheet, save_png
 from tintype.settings import plain
+from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.reconstruct import reconstruction
 from tintype.world import current, refuse_other_steps
@@ -40,6 +41,8 @@ def sample_run(
     average = reconstruction(run, ema_length) if ema_length is not None else None
     parts, step = load_run(run, device, average)
     refuse_other_steps(current().tell(step), run)
+    if settings.guidance.unbias:  # its mean velocity is taken of the training images
+        RunFolder(run).check_identity("data", parts.source.identity)
     size_px = size_px or parts.plan.data.size_px
     unit = parts.tokenizer.stride_px * parts.plan.model.patch
     if size_px % unit:

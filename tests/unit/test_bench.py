@@ -65,7 +65,12 @@ def test_a_batch_is_made_up_of_micro_batches_that_fit() -> None:
     plan = tiny_plan("train.batch=64", "train.accumulate=2", "data.count=1000")
     found = [at_size(plan, 16, batch).train for batch in (8, 32, 48, 256)] + [at_size(plan, 64, 12).train]
     assert [(train.batch, train.accumulate) for train in found] == [(8, 1), (32, 1), (48, 2), (256, 8), (12, 2)]
-    assert at_size(plan, 16, 256).data.count == 256
+    assert plain(at_size(plan, 16, 256).data)["count"] == 256
+
+
+def test_a_store_lends_no_more_images_than_a_batch() -> None:
+    plan = tiny_plan("data.kind=store", "data.path=anywhere", "train.batch=8")
+    assert plain(at_size(plan, 16).data)["limit"] == 8 and plain(at_size(plan, 16, 32).data)["limit"] == 32
 
 
 def test_a_technique_is_compared_with_the_plan_at_the_same_batch() -> None:

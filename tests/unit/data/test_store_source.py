@@ -30,6 +30,7 @@ def expected(store: Path, split: str, ids: list[int], size_px: int = 16) -> Tens
 @pytest.mark.parametrize("kept", [True, False])
 def test_images_are_the_squares_of_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
     monkeypatch.setattr(module, "_MOST_KEPT_BYTES", {"cpu": 1 << 30} if kept else {})
+    monkeypatch.setattr(module, "_MOST_KEPT_RECORDS", 1 << 18 if kept else 0)
     store = tiny_store(tmp_path)
     source = StoreSource(StoreSettings(path=str(store), size_px=16), "train", CPU)
     assert len(source) == len(open_store(store).rows("train"))

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tests.shared import shared
 from tests.tiny import tiny_plan
 from tests.tiny_clip import write_clip
 from tests.tiny_store import imported, parquet_of, picture, tiny_store
+from tintype import recipes
+from tintype.cli import app
 from tintype.data.sources import forget_sources
+from tintype.data.store.encode import Sizing
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import open_store
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.reference import _data_fingerprint, held_out
 from tintype.evaluation.run import check_ready, evaluate
-from tintype.plan import Plan
+from tintype.plan import Plan, plan_from_document
 from tintype.strict import parse, read_yaml
 from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
@@ -145,3 +151,24 @@ def test_a_run_is_sampled_where_its_store_is_not(trained: Trained, tmp_path: Pat
     assert step == 6
     with pytest.raises(UserError, match="nowhere is no store"):
         len(parts.source)
+
+
+def test_pocket_trains_on_real_photographs(trained: Trained, tmp_path: Path) -> None:
+    options = ImportOptions(split_column="split", splits={"extra": "train"}, limit=160, sizing=Sizing(short_px=64))
+    about = imported(shared("data/photos.parquet"), tmp_path / "photos", options)
+    assert about.counts["train"] > 100 and about.counts["eval"] > 12
+    overrides = ["data.kind=store", f"data.path={tmp_path / 'photos'}", "data.size_px=32", "train.steps=4"]
+    plan = plan_from_document(recipes.find("plans", "pocket"), [*overrides, "train.batch=8", "run.device=cpu"])
+    assert train(plan, tmp_path / "run", Interrupt()).finished
+    result = evaluate(tmp_path / "run", trained.protocol())
+    assert math.isfinite(result["metrics"]["fd_clip"]) and math.isfinite(result["metrics"]["validation_loss"])
+
+
+def test_options_that_contradict_are_refused(tmp_path: Path) -> None:
+    command = ["data", "import", str(tmp_path), "--out", str(tmp_path / "out")]
+    for more, message in (
+        (["--split-column", "a", "--eval-share", "0.2"], "give one of them"),
+        (["--split", "a=train"], "give --split-column too"),
+    ):
+        refused = CliRunner().invoke(app, [*command, *more])
+        assert isinstance(refused.exception, UserError) and message in str(refused.exception)

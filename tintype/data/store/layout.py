@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tintype.errors import UserError
 
@@ -55,7 +55,7 @@ class AboutStore(BaseModel):
     """Records of each split."""
     quarantined: int
     captions: list[str]
-    shards: list[Shard]
+    shards: list[Shard] = Field(min_length=1)
     made_from: dict[str, Any]
     """The source and the options of the import."""
 
@@ -94,8 +94,7 @@ class Store:
         self.captions = list(self.about.captions)
         self._batches = [_open_shard(path, shard, self.captions) for shard in self.about.shards]
         self._ends = np.cumsum([shard.rows for shard in self.about.shards]).tolist()
-        splits = self._all("split")
-        self._rows = {split: np.flatnonzero(splits == split) for split in SPLITS}
+        self._rows = {split: self._of_split(split) for split in SPLITS}
         if {split: len(rows) for split, rows in self._rows.items()} != self.about.counts:
             raise UserError(
                 f"{path} is damaged: its splits do not have the {self.about.counts} records that {ABOUT} says"
@@ -106,7 +105,7 @@ class Store:
         return self.about.identity
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return self._ends[-1]
 
     def rows(self, split: Split) -> NDArray[np.int64]:
         return self._rows[split]
@@ -148,14 +147,19 @@ class Store:
                 f"{self.identity[:12]}…; import the store again"
             )
 
+    def _of_split(self, split: Split) -> NDArray[np.int64]:
+        from pyarrow import compute
+
+        ours = [compute.equal(batch.column("split"), split) for batch in self._batches]
+        return np.flatnonzero(np.concatenate([one.to_numpy(zero_copy_only=False) for one in ours]))
+
     def _value(self, column: str, row: int) -> Any:
         shard = bisect_right(self._ends, row)
         first = self._ends[shard - 1] if shard else 0
         return self._batches[shard].column(column)[row - first].as_py()
 
     def _all(self, column: str) -> Any:
-        parts = [batch.column(column).to_numpy(zero_copy_only=False) for batch in self._batches]
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=object)
+        return np.concatenate([batch.column(column).to_numpy() for batch in self._batches])
 
 
 def open_store(path: Path) -> Store:

@@ -24,6 +24,7 @@ from tintype.seams import Record
 from tintype.transfer import send
 
 _MOST_KEPT_BYTES = {"cpu": 1 << 30, "cuda": 2 << 30}
+_MOST_KEPT_RECORDS = 1 << 18
 _MOST_THREADS = 16
 _EVAL_ORDER = 0
 
@@ -50,6 +51,7 @@ class StoreSource:
         self.identity: str | None = self._store.identity
         self.columns = frozenset(self._store.captions)
         self._pool = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="decode")
+        self._records: dict[int, Record] = {}
         self._expected: dict[int, Future[Tensor]] = {}
         self._kept: Tensor | None = None
         count, size = len(self._rows), settings.size_px
@@ -61,7 +63,15 @@ class StoreSource:
         return len(self._rows)
 
     def records(self, ids: Sequence[int]) -> list[Record]:
-        return [Record(self._store.captions_of(int(self._rows[id_])), None) for id_ in ids]
+        if len(self) > _MOST_KEPT_RECORDS:
+            return [self._record(id_) for id_ in ids]
+        for id_ in ids:
+            if id_ not in self._records:
+                self._records[id_] = self._record(id_)
+        return [self._records[id_] for id_ in ids]
+
+    def _record(self, id_: int) -> Record:
+        return Record(self._store.captions_of(int(self._rows[id_])), None)
 
     def images(self, ids: Sequence[int]) -> Tensor:
         if self._kept is None:
