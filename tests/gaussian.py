@@ -67,7 +67,6 @@ class Numbers:
     def __len__(self) -> int:
         return COUNT
 
-
     def prepare(self, ids: Sequence[int]) -> None:
         pass
 

@@ -100,6 +100,7 @@ def oracle(parts: Parts, tuning: Tuning, weight: float) -> dict[str, Tensor]:
     vae, denoiser = network.double(), copy.deepcopy(parts.denoiser).double()
     norm = tuning.tokenizer.norm
     batch = read_batch(parts, 0, 4, 0, clock())
+    assert batch.image_BCHW is not None
     x = batch.image_BCHW.double() / 127.5 - 1
     mean, logvar = vae.encoder(x).chunk(2, dim=1)
     noise = batch.draws.normal("posterior", tuple(mean.shape[1:])).double()
@@ -141,6 +142,7 @@ def test_the_alignment_alone_moves_the_encoder_and_not_the_decoder() -> None:
     parts, tuning = ready(tuned_plan(techniques=ALONE))
     batch = read_batch(parts, 0, 4, 0, clock())
     network = tuning.tokenizer.network
+    assert batch.image_BCHW is not None
     posterior = network.posterior(batch.image_BCHW.float() / 127.5 - 1)
     clean = tuning.tokenizer.norm.settled(tuning.tokenizer.sampled(posterior, batch.draws))
     loss = tuning_module._alignment(parts, tuning, batch, clean).mean()

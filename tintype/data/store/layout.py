@@ -105,7 +105,7 @@ class Store:
         return self.about.identity
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return int(self._ends[-1])
 
     def rows(self, split: Split) -> NDArray[np.int64]:
         return self._rows[split]
