@@ -93,7 +93,7 @@ class Store:
         self.path, self.about = path, _read_about(path)
         self.captions = list(self.about.captions)
         self._batches = [_open_shard(path, shard, self.captions) for shard in self.about.shards]
-        self._ends = np.cumsum([shard.rows for shard in self.about.shards]).tolist()
+        self._ends: list[int] = np.cumsum([shard.rows for shard in self.about.shards]).tolist()
         self._rows = {split: self._of_split(split) for split in SPLITS}
         if {split: len(rows) for split, rows in self._rows.items()} != self.about.counts:
             raise UserError(

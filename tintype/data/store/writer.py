@@ -15,7 +15,7 @@ from tintype.data.store.layout import ABOUT, CAPTION, SPLITS, AboutStore, Identi
 from tintype.errors import UserError
 from tintype.train.folder import write_bytes, write_json, write_text
 
-SHARD_BYTES, SHARD_ROWS = 64 << 20, 16384
+SHARD_BYTES, SHARD_ROWS = 64 << 20, 4096
 QUARANTINE = "quarantine.jsonl"
 _PROGRESS = "progress.json"
 
