@@ -107,6 +107,11 @@ class StudySettings(Settings):
         named = data.of_scenes or "primary" in self.model_fields_set
         primary = self.primary if named else _distances(self.evaluation)
         for name in primary:
+            if name not in known and name in definitions(self.evaluation):
+                raise UserError(
+                    f"primary: '{name}' exists for the embedded scenes only; name another for data of the kind "
+                    f"{data.kind}, for example evaluation.encoders=[inception] with primary=[fd_inception]"
+                )
             if name not in known:
                 raise UserError(f"primary: unknown metric '{name}'; {nearest(name, known)}")
         if not primary:

@@ -196,3 +196,20 @@ def test_arms_can_be_chosen_by_name() -> None:
     assert [arm.name for arm in choose_arms(study(), ["both"]).arms] == ["baseline", "both"]
     with pytest.raises(UserError, match="unknown arm 'bothh'; did you mean 'both'"):
         choose_arms(study(), ["bothh"])
+
+
+def test_primary_metrics_are_those_that_the_data_can_have() -> None:
+    text = "question: q\nrecipe: pocket\nseeds: [0, 1]\narms: [{techniques: [ema]}]\n"
+    store = text + "set: ['data={kind: store, path: DIR, size_px: 16}']\n"
+    encoders = "evaluation: {metrics: [kid, fd], encoders: [inception, vgg16]}\n"
+
+    def primary(written: str) -> tuple[str, ...]:
+        return resolve("s", read_settings(read_yaml(written, "s"), Path())).settings.primary
+
+    assert primary(text) == ("scene_accuracy", "fd_scenes")
+    assert primary(store + encoders) == ("kid_inception", "kid_vgg16")
+    assert primary(store + encoders + "primary: [validation_loss]\n") == ("validation_loss",)
+    with pytest.raises(UserError, match="'scene_accuracy' exists for the embedded scenes only"):
+        primary(store + encoders + "primary: [scene_accuracy]\n")
+    with pytest.raises(UserError, match="the resolutions have data of several kinds"):
+        primary(text + "resolutions: [{name: a}, {name: b, set: ['data={kind: store, path: DIR}']}]\n")
