@@ -512,7 +512,9 @@ def data_show(
 @tokenizer_app.command("train")
 def tokenizer_train(
     out: Out,
-    data: Annotated[str, typer.Option(help="scenes, or a folder, .tar, .parquet file or store of pictures")] = "scenes",
+    data: Annotated[
+        str | None, typer.Option(help="scenes (by default), or a folder, .tar, .parquet file or store of pictures")
+    ] = None,
     set_: Annotated[
         list[str], typer.Option("--set", help="Override a setting: steps=2000, vae.channels=8, perceptual.kind=lpips")
     ] = [],  # noqa: B006
@@ -525,7 +527,8 @@ def tokenizer_train(
     from tintype.world import alone
 
     alone("tintype tokenizer train")
-    settings = _settings(Training, "training", [*set_, f"data={json.dumps(data)}"])
+    given = [] if data is None else [f"data={json.dumps(data)}"]
+    settings = _settings(Training, "training", [*set_, *given])
     code = train_vae_with_progress(settings, out, choose_device(device), console)
     if code:
         sys.exit(code)

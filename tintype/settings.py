@@ -375,7 +375,9 @@ class RunSettings(Settings):
     tensorboard: bool = False
     distribution: DistributionSettings = DistributionSettings()
     latents: Literal["none", "disk"] = Field(
-        "none", description="disk: encode each image once and keep its latents in the cache, in fp32, for all runs"
+        "none",
+        description="disk: encode each image once and keep its latents in the cache, in fp32, for all runs; pixels and "
+        "tokenizers that are trained have none to keep, and do without",
     )
     latents_folder: str | None = Field(
         None, min_length=1, description="Keep them in this folder; by default in one named by what they are made of"

@@ -151,6 +151,7 @@ def _tokenizer(plan: Plan, files: RunFolder) -> TokenizerInfo:
         channels=part.compression.channels,
         stride_px=part.compression.stride_px,
         identity=read_json(files.loaded_file).get("tokenizer", ""),
+        tuned=plan.tuning is not None,
         images=latents.get("images", 0),
         mean=latents.get("mean", []),
         std=latents.get("std", []),
@@ -186,12 +187,17 @@ def _check_tokenizers(runs: Mapping[str, Sequence[Run]]) -> None:
         if run.tokenizer is None:
             continue
         who, identity = f"'{arm}', seed {run.seed}", run.tokenizer.identity
-        first, by = found.setdefault(json.dumps(run.tokenizer.settings, sort_keys=True), (identity, who))
+        first, by = found.setdefault(_named(run.tokenizer), (identity, who))
         if identity != first:
             raise UserError(
                 f"the tokenizer '{run.tokenizer.kind}' was {first[:12]} for {by} and {identity[:12]} for {who}: its "
                 f"weights changed in between. Put the first ones back, remove {run.folder}, then run the study again"
             )
+
+
+def _named(tokenizer: TokenizerInfo) -> str:
+    """What must stand for the same weights in all runs; one that is trained carries another normalisation."""
+    return json.dumps([tokenizer.settings, tokenizer.tuned], sort_keys=True)
 
 
 def _warnings(runs: Mapping[str, Sequence[Run]]) -> list[str]:

@@ -21,7 +21,6 @@ from tintype.study.report import write_report
 from tintype.study.runner import Message, Task, run_tasks, tasks_of
 from tintype.study.study import Study, StudySettings, read_settings, resolve
 from tintype.terminal import StudyDisplay, show_verdicts
-from tintype.tokenizers.latent_cache import refuse_uncacheable
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder, locked, refuse_foreign, write_bytes, write_text
 from tintype.train.interrupt import watch_signals
@@ -64,9 +63,6 @@ def _fetch_weights(tasks: Sequence[Task]) -> None:
     once."""
     for tokenizer in dict.fromkeys(task.plan.tokenizer for task in tasks if not _trained(task)):
         tokenizer.build(torch.device("cpu"))
-    for task in tasks:
-        if task.plan.run.latents == "disk":
-            refuse_uncacheable(task.plan)
     wanted = {(loss, task.plan.token_grid): None for task in tasks if not _trained(task) for loss in task.plan.losses}
     for loss, grid in wanted:
         loss.fetch(grid)

@@ -56,6 +56,8 @@ class TokenizerInfo(_Data):
     stride_px: int
     identity: str = ""
     """SHA-256 of weights and normalisation; empty where it has none."""
+    tuned: bool = False
+    """Whether the run trained it; the identity and the latents are then those that it began with."""
     images: int = 0
     """On which the latents were measured; 0 where they were not."""
     mean: list[float] = []

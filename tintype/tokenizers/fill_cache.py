@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tintype.data.sources import open_source
+from tintype.errors import UserError
 from tintype.plan import Plan
-from tintype.tokenizers.latent_cache import KeptLatents, keep_latents, refuse_uncacheable
+from tintype.tokenizers.latent_cache import KeptLatents, keep_latents, why_uncacheable
 from tintype.train.interrupt import Interrupt
 from tintype.train.parts import choose_device
 from tintype.transfer import send
@@ -49,7 +50,8 @@ def fill_cache(
     on_images: Callable[[int, int], None] = lambda done, total: None,
 ) -> Filled:
     """Fills it until all rows are there or a signal came. `verify` makes rows anew whose image is another by now."""
-    refuse_uncacheable(plan)
+    if reason := why_uncacheable(plan):
+        raise UserError(reason)
     world, device = current(), choose_device(plan.run.device)
     batch = max(1, plan.train.batch // plan.train.accumulate // world.size)
     with world.together():

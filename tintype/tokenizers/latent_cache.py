@@ -40,18 +40,19 @@ _NOT_CONTENT = ("path", "sha256")
 _SHOWN_DIFFERENCES = 4
 
 
-def refuse_uncacheable(plan: Plan) -> None:
-    """The one place that says whose latents cannot be kept: they must cost something, and stay what they are."""
+def why_uncacheable(plan: Plan) -> str | None:
+    """Why there are no latents to keep: they must cost something, and stay what they are. None where they can be kept.
+
+    A run does without then, so that one setting serves all arms of a study.
+    """
     if plan.tokenizer.kind == "pixels":
-        raise UserError(
+        return (
             "the tokenizer 'pixels' has no latents to cache: its latents are the pixels, four times as large on a disk "
-            "and no work to make; leave run.latents at none"
+            "and no work to make"
         )
     if plan.tuning is not None:
-        raise UserError(
-            f"'{plan.tuning.kind}' trains the tokenizer, so its latents change at every step and cannot be kept; leave "
-            "run.latents at none"
-        )
+        return f"'{plan.tuning.kind}' trains the tokenizer: its latents change at every step, so none are cached"
+    return None
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def keep_latents(
 
     Without `run.latents_folder` the folder is named by what the latents are made of. Either way it is checked.
     """
-    refuse_uncacheable(plan)
+    assert why_uncacheable(plan) is None
     side = plan.data.size_px // tokenizer.stride_px
     shape = (tokenizer.moment_channels, side, side)
     made_of = _made_of(plan, tokenizer, source, device, shape)

@@ -33,7 +33,7 @@ from tintype.seams import (
     Weighting,
 )
 from tintype.settings import DataPart, PrecisionSettings
-from tintype.tokenizers.latent_cache import KeptLatents, keep_latents
+from tintype.tokenizers.latent_cache import KeptLatents, keep_latents, why_uncacheable
 from tintype.tokenizers.tuned import TunedTokenizer
 from tintype.train.gradients import NO_OTHERS, GradientMean
 from tintype.train.layout import ONE, Layout, as_the_leader_has_it, cut_into_pieces, lay_out, share_of_batch
@@ -175,7 +175,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     source: ImageSource = opened(plan.data, "train", device)
     if training:
         check_columns(plan, source)
-    keeping = training and plan.run.latents == "disk"
+    keeping = training and plan.run.latents == "disk" and why_uncacheable(plan) is None
     kept = keep_latents(plan, tokenizer, source, device, share) if keeping else None
     with seeded(plan.seed, "text"):
         text = plan.text.build()

@@ -18,6 +18,7 @@ from torch import Tensor
 from tests.ranks import run_ranks
 from tests.tiny import tiny_plan
 from tests.tiny_autoencoders import chosen, option, write_autoencoder
+from tests.tiny_tuning import tuned_plan
 from tests.tiny_vae import write_tiny_vae
 from tintype.data.scenes import source as scenes
 from tintype.data.scenes.render import render
@@ -26,8 +27,6 @@ from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.seams import Draws, Tokenizer
 from tintype.settings import DataSettings
-from tintype.study.lab import _fetch_weights
-from tintype.study.runner import Task
 from tintype.tokenizers import latent
 from tintype.tokenizers.fill_cache import Filled, fill_cache
 from tintype.tokenizers.flux1 import Flux1Settings
@@ -169,12 +168,6 @@ def test_latents_are_there_before_the_first_step(vae: Path) -> None:
     assert len(parts.kept.missing(range(24))) == 24 - 5 * 4
     prepare_images(parts, 8, Interrupt())
     assert len(parts.kept.missing(range(24))) == 24 - 5 * 4
-
-
-def test_a_study_refuses_a_cache_of_pixels_before_its_first_step(vae: Path, tmp_path: Path) -> None:
-    _fetch_weights([Task("arm", plan_of("small-vae", vae), tmp_path / "arm")])
-    with pytest.raises(UserError, match="'pixels' has no latents to cache"):
-        _fetch_weights([Task("arm", tiny_plan("run.latents=disk"), tmp_path / "arm")])
 
 
 def test_a_term_that_looks_at_images_gets_them(vae: Path, tmp_path: Path, calls: Counter[str]) -> None:
@@ -353,11 +346,16 @@ def test_a_folder_that_cannot_be_written_is_named(vae: Path, tmp_path: Path) -> 
         filled(plan_of("small-vae", vae, f"run.latents_folder={tmp_path / 'file' / 'mine'}"))
 
 
-def test_pixels_are_not_cached(tmp_path: Path) -> None:
-    for work in (filled, build_parts):
-        with pytest.raises(UserError, match=r"'pixels' has no latents to cache: .*leave run\.latents at none"):
-            work(tiny_plan("run.latents=disk"))
-    assert not (tmp_path / "cache").exists()
+def test_pixels_and_tuned_tokenizers_do_without_a_cache(tmp_path: Path) -> None:
+    """So that one setting serves all arms of a study; who asks for the cache itself is told why there is none."""
+    for plan, reason in (
+        (tiny_plan("run.latents=disk"), "'pixels' has no latents to cache: "),
+        (tuned_plan("run.latents=disk"), "'repa-e' trains the tokenizer: "),
+    ):
+        assert build_parts(plan).kept is None
+        with pytest.raises(UserError, match=reason):
+            filled(plan)
+    assert not (tmp_path / "cache" / "latents").exists()
 
 
 def test_sampling_and_scoring_open_no_cache(vae: Path, tmp_path: Path) -> None:

@@ -399,6 +399,11 @@ class LatentsRow:
         return 3 * self.tokenizer.stride_px**2 / self.tokenizer.channels
 
     @property
+    def kind_words(self) -> str:
+        """A tokenizer that is trained is described as it began."""
+        return f"{self.tokenizer.kind}, before it is trained" if self.tokenizer.tuned else self.tokenizer.kind
+
+    @property
     def mean(self) -> float | None:
         return mean_of(self.mean_C)
 

@@ -228,7 +228,7 @@ def _tokenizers(rows: Sequence[findings.LatentsRow]) -> Iterator[str]:
 
 def _tokenizer_row(row: findings.LatentsRow) -> list[str]:
     return [
-        row.tokenizer.kind,
+        row.kind_words,
         ", ".join(arm.label for arm in row.arms),
         str(row.tokenizer.channels),
         f"{row.tokenizer.stride_px} px",
