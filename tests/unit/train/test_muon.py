@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.tiny import tiny_plan
 from tintype import recipes
@@ -235,3 +236,29 @@ def test_the_operations_of_prxs_blocks() -> None:
     without = newton_schulz_flops(MuonSettings(modulation=False), named)
     assert without == 80 * (4 * 1792**2 * sum(columns[:-1]) + 2 * 1792**3 * 6)
     assert without / 1e12 == pytest.approx(35.9, rel=0.01)
+
+
+class _Calls(TorchDispatchMode):
+    """Counts what is started on a device: all but views."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not function.is_view and function is not torch.ops.aten.unbind.int
+        return function(*args, **(kwargs or {}))
+
+
+def test_more_matrices_of_a_shape_start_no_more_kernels() -> None:
+    """A small model's step waits for the host, which starts them one by one."""
+
+    def started(blocks: int) -> int:
+        named = [(f"denoiser.blocks.{index}.weight", nn.Parameter(torch.randn(6, 4))) for index in range(blocks)]
+        for _, parameter in named:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer = MuonSettings().build(named)
+        optimizer.step()
+        with _Calls() as calls:  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return int(calls.count)
+
+    assert 0 < started(9) == started(3)

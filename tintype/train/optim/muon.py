@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.utils._triton import has_triton
 
 from tintype.errors import UserError
@@ -138,7 +139,8 @@ class Muon(torch.optim.Optimizer):
         momenta = [local(_momentum(state, parameter)) for state, parameter in zip(states, parameters, strict=True)]
         # Sent to other ranks, or by the fused kernel, in the iteration's type; else each batch is converted at once.
         kind = _TYPES[settings.compute] if fused or self._layout.world.size > 1 else torch.float32
-        aims = (_fused(aim) if fused else aim)(gradients, momenta, moves, settings.momentum, settings.nesterov, kind)
+        take = _fused(aim) if fused else aim_at_once
+        aims = take(gradients, momenta, moves, settings.momentum, settings.nesterov, kind)
         weights = self.storage.open(parameters, states)
         first = 0
         for batch in batches:
@@ -169,6 +171,18 @@ def aim(
     torch._foreach_copy_(momenta, moved)
     aims = torch._foreach_lerp(given, moved, momentum) if nesterov else moved
     return [one.to(dtype) for one in aims]
+
+
+def aim_at_once(
+    gradients: list[Tensor], momenta: list[Tensor], moves: Tensor, momentum: float, nesterov: bool, dtype: torch.dtype
+) -> list[Tensor]:
+    """As `aim`, with all of them as one: the host has a few kernels to start, however many the matrices are."""
+    given = torch.where(moves > 0, _flatten_dense_tensors(gradients).float(), 0.0)
+    moved = _flatten_dense_tensors(momenta).float()
+    moved = moved + (given - moved) * ((1 - momentum) * moves)
+    torch._foreach_copy_(momenta, _unflatten_dense_tensors(moved, momenta))
+    aims = given.lerp(moved, momentum) if nesterov else moved
+    return list(_unflatten_dense_tensors(aims.to(dtype), gradients))
 
 
 def go(weights: list[Tensor], steps: list[Tensor], size: Tensor, keep: Tensor | None) -> None:
@@ -214,15 +228,27 @@ class _Batch:
     ) -> list[Tensor]:
         """Some of the parameters' matrices, by their places, as one batch; the wide ones stand before the tall ones."""
         parts = [self.parts[index] for index in which]
-        cut = [matrix.unflatten(0, (count, -1)) for matrix, count in zip(matrices, parts, strict=True)]
-        wide = [one for one in cut if one.shape[1] <= one.shape[2]]
-        tall = cut[len(wide) :]
-        stacks = ([torch.cat(wide)] if wide else []) + ([torch.cat(tall).mT] if tall else [])
+        wide = sum(one.shape[0] // count <= one.shape[1] for one, count in zip(matrices, parts, strict=True))
+        stacks = [_stacked(matrices[:wide], parts[:wide])] if wide else []
+        stacks += [_stacked(matrices[wide:], parts[wide:]).mT] if wide < len(parts) else []
         wide_NRC = torch.cat(stacks) if len(stacks) > 1 else stacks[0]
         even_NRC = orthogonalise(wide_NRC, settings.newton_schulz_steps, _TYPES[settings.compute]).to(kind)
-        turned = even_NRC[sum(map(len, wide)) :].mT.contiguous()  # at once, and not one by one
-        evens = [*even_NRC.split(parts)[: len(wide)], *turned.split(parts[len(wide) :])]
-        return [even.flatten(0, 1) for even in evens]
+        turned_NCR = even_NRC[sum(parts[:wide]) :].mT.contiguous()  # at once, and not one by one
+        return [*_apart(even_NRC[: sum(parts[:wide])], parts[:wide]), *_apart(turned_NCR, parts[wide:])]
+
+
+def _stacked(matrices: list[Tensor], parts: list[int]) -> Tensor:
+    """One batch of all their parts. Where nothing is to be cut it is one call, for the host's sake."""
+    if set(parts) == {1}:
+        return torch.stack(matrices)
+    return torch.cat([one.unflatten(0, (count, -1)) for one, count in zip(matrices, parts, strict=True)])
+
+
+def _apart(stack_NRC: Tensor, parts: list[int]) -> Sequence[Tensor]:
+    """What `_stacked` made one, each by itself again."""
+    if set(parts) == {1}:
+        return stack_NRC.unbind()
+    return [one.flatten(0, 1) for one in stack_NRC.split(parts)] if parts else []
 
 
 def _batches_of(settings: MuonSettings, matrices: Sequence[tuple[str, nn.Parameter]], layout: Layout) -> list[_Batch]:
@@ -277,7 +303,7 @@ def orthogonalise(matrix_NRC: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
     for step in range(steps):
         gram_NRR = gram(x_NRC)
         norm_N = _norm(gram_NRR) if step == 0 else None
-        x_NRC = bracket(gram_NRR, *COEFFICIENTS, norm_N) @ x_NRC
+        x_NRC = torch.bmm(bracket(gram_NRR, *COEFFICIENTS, norm_N), x_NRC)
     return x_NRC
 
 

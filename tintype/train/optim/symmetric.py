@@ -21,7 +21,7 @@ FEWEST_ROWS = 1024
 def gram(x_NRC: Tensor) -> Tensor:
     """X Xᵀ [N, R, R]. X may be a transposed view."""
     if not _takes(x_NRC):
-        return x_NRC @ x_NRC.mT
+        return torch.bmm(x_NRC, x_NRC.mT)
     from tintype.train.optim import symmetric_kernel
 
     return symmetric_kernel.product(x_NRC, None, x_NRC, 0.0, 0.0, 0.0)
