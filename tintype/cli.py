@@ -295,13 +295,18 @@ def ablate(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="Folder of a study")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of a study")],
+    without_data: Annotated[
+        bool, typer.Option("--without-data", help="Leave out pictures and captions of data that must not be passed on")
+    ] = False,
+) -> None:
     """Write a study's report again from the files of its runs."""
     from tintype.study.lab import report_study
     from tintype.world import alone
 
     alone("tintype report")
-    report_study(folder, console)
+    report_study(folder, console, without_data)
 
 
 @app.command()

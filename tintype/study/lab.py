@@ -76,13 +76,13 @@ def _trained(task: Task) -> bool:
     return checkpoint.newest_whole_step(RunFolder(task.folder).checkpoints) == task.plan.train.steps
 
 
-def report_study(out: Path, console: Console) -> None:
+def report_study(out: Path, console: Console, without_data: bool = False) -> None:
     if not (out / _STUDY).is_file():
         raise UserError(f"{out} holds no study (no {_STUDY}); `tintype ablate STUDY --out DIR` makes one")
     study = _stored_study(out)
     if loss := _loss_of_results(study, out):
         raise UserError(loss)
-    _report(study, out, console)
+    _report(study, out, console, without_data)
 
 
 def _loss_of_results(study: Study, out: Path) -> str:
@@ -177,8 +177,10 @@ def _stored_study(out: Path) -> Study:
     return resolve(name, settings, _stored_baselines(settings, out))
 
 
-def _report(study: Study, out: Path, console: Console) -> None:
+def _report(study: Study, out: Path, console: Console, without_data: bool = False) -> None:
     results = collect(study, out)
+    if without_data:
+        results = results.without_data()
     path = write_report(results, out)
     show_verdicts(results, console)
     console.print(f"report: {path.resolve()}", soft_wrap=True, highlight=False)

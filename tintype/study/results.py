@@ -152,6 +152,13 @@ class Resolution(_Data):
     real_previews: list[str]
     reference: dict[str, dict[str, float]]
 
+    def without_data(self) -> Resolution:
+        return self.model_copy(update=_unshown(self.prompts))
+
+
+def _unshown(prompts: list[str]) -> dict[str, list[str]]:
+    return {"prompts": [f"prompt {index + 1}" for index in range(len(prompts))], "real_previews": []}
+
 
 class RelativeEffect(_Data):
     """log(arm / baseline) at one resolution: the mean over seeds, and its interval."""
@@ -209,6 +216,12 @@ class Results(_Data):
         """Without the keys of resolutions where there is one only."""
         several: dict[str, Any] = {"resolutions": True, "trends": True, "arms": {"__all__": {"resolution", "tokens"}}}
         return self.model_dump_json(indent=1, exclude=None if self.resolutions else several) + "\n"
+
+    def without_data(self) -> Results:
+        """Without pictures and captions of the data; what models made of the captions stays."""
+        return self.model_copy(
+            update={**_unshown(self.prompts), "resolutions": [one.without_data() for one in self.resolutions]}
+        )
 
     def by_resolution(self) -> list[Results]:
         """What was found at each resolution, as if it were a study of its own."""

@@ -111,6 +111,20 @@ def finished(once: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(once, tmp_path / "out"))
 
 
+def test_a_report_can_leave_the_data_out(finished: Path) -> None:
+    """Its pictures and captions may be under a licence that the models' pictures are not."""
+    report_study(finished, Console(quiet=True))
+    prompts = read_results(finished).prompts
+    assert all(prompt in (finished / "report.html").read_text() for prompt in prompts)
+    report_study(finished, Console(quiet=True), without_data=True)
+    found = read_results(finished)
+    assert found.prompts == [f"prompt {number}" for number in range(1, len(prompts) + 1)] and not found.real_previews
+    for file in ("report.html", "report.md", "results.json"):
+        text = (finished / file).read_text()
+        assert not any(prompt in text for prompt in prompts), file
+    assert ">real <" not in (finished / "report.html").read_text()
+
+
 def test_the_throughput_is_that_of_the_runs_own_lines(finished: Path) -> None:
     """An older version may have stored another one, by another definition."""
     (stored,) = finished.glob("runs/*/evaluation/*/result.json")

@@ -404,7 +404,7 @@ class _Samples:
 
 def _samples(results: Results, folder: Path) -> _Samples:
     runs = [(arm, _first_with_previews(arm)) for arm in results.arms]
-    columns = [("real", "image", results.real_previews)]
+    columns = [("real", "image", results.real_previews)] if results.real_previews else []
     columns += [(arm.name, f"seed {run.seed}" if run else "no run", run.previews if run else []) for arm, run in runs]
     rows = [
         _Sample(prompt, [(head, _picture(folder, paths, index)) for head, _, paths in columns])
