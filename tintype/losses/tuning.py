@@ -20,6 +20,8 @@ from tintype.losses.alignment import AlignmentPart, AlignmentTerm, RepaOptions, 
 from tintype.losses.perceptual import Distance
 from tintype.seams import Place, Tapped, View
 from tintype.settings import Part, Settings, kind_alone
+from tintype.tokenizers import adversary
+from tintype.tokenizers.adversary import AdversarySettings
 from tintype.vision.lpips import SMALLEST_PX, Net
 
 if TYPE_CHECKING:
@@ -53,8 +55,14 @@ class TuningPerceptual(Settings):
             raise UserError(f"{error}\nOr tune without: repa-e:perceptual=none (or scenes)") from None
 
 
+class TuningAdversary(AdversarySettings):
+    """A discriminator of the reconstructions, which learns beside the autoencoder. Off by default."""
+
+    lr: float = Field(1e-4, gt=0, description="Of the discriminator; the plan's warm-up and schedule hold for it too")
+
+
 class TuningOptions(RepaOptions):
-    """The weights are the paper's."""
+    """The weights are the paper's, but for the discriminator's: `adversarial.weight: 0.1` there, none here."""
 
     weight: float = Field(1.5, gt=0, description="Of the alignment in the autoencoder's loss")
     reconstruction: float = Field(1.0, gt=0, description="Weight of the mean absolute difference of pictures")
@@ -62,8 +70,11 @@ class TuningOptions(RepaOptions):
     perceptual: Annotated[TuningPerceptual, BeforeValidator(kind_alone)] = Field(
         TuningPerceptual(), description="A kind alone (perceptual=none), or with settings"
     )
+    adversarial: TuningAdversary = Field(TuningAdversary(), description="A discriminator of the reconstructions")
     lr: float = Field(1e-4, gt=0, description="Of the autoencoder; the plan's warm-up and schedule hold for it too")
-    clip_norm: float = Field(1.0, gt=0, description="Clips the norm of the autoencoder's gradient, apart from others")
+    clip_norm: float = Field(
+        1.0, gt=0, description="Clips the norm of the autoencoder's gradient, and of the discriminator's, apart"
+    )
     momentum: float = Field(0.1, gt=0, le=1, description="How fast the norm's running statistics follow")
     eps: float = Field(1e-4, gt=0, description="Of the norm, added to the variance")
     compute: Literal["fp32", "bf16"] = Field("fp32", description="Of the autoencoder; its weights stay in fp32")
@@ -90,8 +101,22 @@ class TuningSettings(TuningOptions, Part):
         smallest = SMALLEST_PX[self.perceptual.net]
         if self.perceptual.kind == "lpips" and plan.data.size_px < smallest:
             raise ValueError(f"repa-e: lpips with {self.perceptual.net} needs data.size_px of at least {smallest}")
+        if self.adversarial.weight:
+            self._check_adversary(plan)
         if (loss := aligned_loss(plan)) is not None:
             self._check_shared(loss)
+
+    def _check_adversary(self, plan: Plan) -> None:
+        if plan.data.size_px < adversary.SMALLEST_PX:
+            raise ValueError(
+                f"repa-e: adversarial: the discriminator needs data.size_px of at least {adversary.SMALLEST_PX}, "
+                f"and it is {plan.data.size_px}"
+            )
+        if self.adversarial.start_step >= plan.train.steps:
+            raise ValueError(
+                f"repa-e: adversarial.start_step ({self.adversarial.start_step}) is not before the end, at "
+                f"{plan.train.steps} steps: the discriminator would never be used"
+            )
 
     def _check_shared(self, loss: RepaSettings) -> None:
         for name in SHARED:

@@ -12,7 +12,7 @@ from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_folder
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.parts import LOSSES, TUNED, Parts, build_parts
+from tintype.train.parts import ADVERSARY, LOSSES, TUNED, Parts, build_parts
 from tintype.train.reconstruct import Reconstruction
 from tintype.train.state import TrainState
 from tintype.world import current
@@ -35,7 +35,7 @@ def load_run(path: Path, device: str | None = None, average: Reconstruction | No
         weights |= _all_parameters(parts, average)
     elif plan.ema is not None:
         weights |= plan.ema.sampled(stored)
-    weights = {name: tensor for name, tensor in weights.items() if not name.startswith(LOSSES)}
+    weights = {name: tensor for name, tensor in weights.items() if not name.startswith((LOSSES, ADVERSARY))}
     parts.modules.load_state_dict(weights)
     parts.modules.eval()
     step = int(scalars["step"]) if average is None else average.step

@@ -33,6 +33,7 @@ from tintype.seams import (
     Weighting,
 )
 from tintype.settings import DataPart, PrecisionSettings
+from tintype.tokenizers.adversary import Adversary
 from tintype.tokenizers.latent_cache import KeptLatents, keep_latents, why_uncacheable
 from tintype.tokenizers.tuned import TunedTokenizer
 from tintype.train.gradients import NO_OTHERS, GradientMean
@@ -101,9 +102,11 @@ class Parts:
     def optimized(self) -> dict[str, list[str]]:
         """Which parameters are optimized how, by name."""
         named = dict(self.modules.named_parameters())
-        tuned = [name for name in named if name.startswith(TUNED)]
-        groups = self.plan.optimizer.groups({name: one for name, one in named.items() if name not in tuned})
-        return groups | ({"tuning": tuned} if tuned else {})
+        groups = self.plan.optimizer.groups({name: one for name, one in named.items() if not name.startswith(APART)})
+        for group, prefix in (("tuning", TUNED), ("adversary", ADVERSARY)):
+            if own := [name for name in named if name.startswith(prefix)]:
+                groups[group] = own
+        return groups
 
     def ready(self, step: int = 0) -> dict[str, str | None]:
         """Loads what the losses compare with from this step on, and gives the identities."""
@@ -162,6 +165,10 @@ LOSSES = "losses_"
 """Stands before the names of parameters that a loss term owns. Sampling needs none of them."""
 TUNED = "tokenizer."
 """Stands before the names of what a tokenizer that is trained owns: fp32 always, and no average follows it."""
+ADVERSARY = "adversary."
+"""The same of the discriminator that judges such a tokenizer's pictures. Sampling needs none of it."""
+APART = (TUNED, ADVERSARY)
+"""What is trained beside the denoiser, by losses of its own and in groups of its own."""
 
 
 def build_parts(plan: Plan, training: bool = True) -> Parts:
@@ -188,7 +195,9 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     objective = plan.objective.build(plan.time)
     terms = _build_terms(plan, source, device) if training else ()
     of_losses = {LOSSES + term.name: term.part for term in terms}
-    owners = {"denoiser": denoiser, "text": text, "router": router, **of_losses, "tokenizer": tokenizer}
+    judge = _build_judge(plan) if training else None
+    tuned = {"tokenizer": tokenizer, "adversary": judge}
+    owners = {"denoiser": denoiser, "text": text, "router": router, **of_losses, **tuned}
     modules = nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
     if training and plan.precision.storage == "bf16":
         _store_in_bf16(modules)
@@ -199,10 +208,10 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     if layout.mesh is not None:
         gather = torch.bfloat16 if plan.precision.gather == "bf16" else None
         cut_into_pieces(denoiser, plan.run.distribution, layout, gather)
-    others = [parameter for name, parameter in modules.named_parameters() if not name.startswith(TUNED)]
+    others = [parameter for name, parameter in modules.named_parameters() if not name.startswith(APART)]
     tuning = None
     if training and plan.tuning is not None and isinstance(tokenizer, TunedTokenizer):
-        tuning = Tuning(plan.tuning, tokenizer, find_aligner(plan, terms), others, layout)
+        tuning = Tuning(plan.tuning, tokenizer, find_aligner(plan, terms), judge, others, layout)
     return Parts(
         plan=plan,
         device=device,
@@ -231,6 +240,14 @@ def _build_tokenizer(plan: Plan, device: torch.device) -> Tokenizer:
     return TunedTokenizer(network, compression, momentum=tuning.momentum, eps=tuning.eps, compute=tuning.compute)
 
 
+def _build_judge(plan: Plan) -> Adversary | None:
+    """The discriminator of a tokenizer that is trained, where the plan asks for one."""
+    if plan.tuning is None or not plan.tuning.adversarial.weight:
+        return None
+    with seeded(plan.seed, "adversary"):
+        return Adversary(plan.tuning.adversarial.width)
+
+
 def _losses(plan: Plan) -> tuple[LossPart, ...]:
     """The plan's, and the one that trains a projector for the tuning where no other does."""
     probe = plan.tuning.probe(plan) if plan.tuning is not None else None
@@ -250,7 +267,7 @@ def precision_on(device: torch.device, precision: PrecisionSettings, training: b
 
 def _store_in_bf16(modules: nn.ModuleDict) -> None:
     for name, parameter in modules.named_parameters():
-        if not name.startswith((LOSSES, TUNED)):
+        if not name.startswith((LOSSES, *APART)):
             parameter.data = parameter.data.bfloat16()
 
 

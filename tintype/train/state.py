@@ -17,7 +17,7 @@ from tintype.seams import WeightAverage
 from tintype.settings import OptimizerPart
 from tintype.train.layout import Layout, is_cut
 from tintype.train.optim.storage import Storage
-from tintype.train.parts import LOSSES, TUNED, Parts
+from tintype.train.parts import ADVERSARY, APART, LOSSES, TUNED, Parts
 from tintype.train.pieces import Place, whole_place
 
 
@@ -87,7 +87,7 @@ class TrainState:
             slots.setdefault(name, {})[slot] = tensor
         names = self._parameter_names()
         if slots:  # before the first update there is none
-            late = (LOSSES, "router.", "adversary.")  # what a schedule can leave without a gradient up to here
+            late = (LOSSES, "router.", ADVERSARY)  # what a schedule can leave without a gradient up to here
             idle = {name for name in names if name.startswith(late)} - set(slots)
             _same_names("the optimizer", slots, set(names) - idle)
             for group in self._parameter_names_by_group():
@@ -110,8 +110,8 @@ class TrainState:
 def new_state(parts: Parts) -> TrainState:
     storage = Storage(parts.plan.precision.rounding, parts.plan.seed, parts.layout.piece)
     plan, named = parts.plan, dict(parts.modules.named_parameters())
-    tuned_lr = plan.tuning.lr if plan.tuning else 0.0
-    optimizer = build_optimizer(plan.optimizer, named, storage, parts.layout, tuned_lr)
+    apart_lr = {TUNED: plan.tuning.lr, ADVERSARY: plan.tuning.adversarial.lr} if plan.tuning else None
+    optimizer = build_optimizer(plan.optimizer, named, storage, parts.layout, apart_lr)
     for group in optimizer.param_groups:
         group["base_lr"] = group["lr"]
     ema = plan.ema.build(untuned(named)) if plan.ema else None
@@ -123,19 +123,20 @@ def build_optimizer(
     named: Mapping[str, nn.Parameter],
     storage: Storage,
     layout: Layout,
-    tuned_lr: float = 0.0,
+    apart_lr: Mapping[str, float] | None = None,
 ) -> torch.optim.Optimizer:
-    """The plan's optimizer. A tokenizer that is trained has a group of its own, the last one, which AdamW moves."""
-    others = untuned(named)
-    optimizer = settings.build(others.items(), storage, layout)
-    if tuned := [parameter for name, parameter in named.items() if name not in others]:
-        optimizer.add_param_group({"params": tuned, "lr": tuned_lr})
+    """The plan's optimizer. A tokenizer that is trained and its discriminator have groups of their own, the last ones,
+    which AdamW moves; `apart_lr` has their learning rates."""
+    optimizer = settings.build(untuned(named).items(), storage, layout)
+    for prefix in APART:
+        if own := [parameter for name, parameter in named.items() if name.startswith(prefix)]:
+            optimizer.add_param_group({"params": own, "lr": apart_lr[prefix] if apart_lr else 0.0})
     return optimizer
 
 
 def untuned(named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """All parameters but those of a tokenizer that is trained."""
-    return {name: parameter for name, parameter in named.items() if not name.startswith(TUNED)}
+    """All parameters but those of a tokenizer that is trained, and of its discriminator."""
+    return {name: parameter for name, parameter in named.items() if not name.startswith(APART)}
 
 
 def _same_names(what: str, found: Iterable[str], expected: Iterable[str]) -> None:

@@ -1,8 +1,10 @@
 """The autoencoder's part of a step, where the tokenizer is trained with the denoiser (`losses.tuning`).
 
 It comes before the denoiser's part and ends with its own backward pass, which reaches the autoencoder and nothing else:
-all other weights hold still. The denoiser then gets the same latents, detached, at the same t and with the same noise.
-All weights move together, at the end of the step.
+all other weights hold still. A discriminator, where there is one, then learns from the same pictures, in a backward
+pass that reaches it alone. The denoiser gets the same latents, detached, at the same t and with the same noise. All
+weights move together, at the end of the step: as the discriminator sees the pictures that were made before the
+autoencoder moved, it learns what it would if it were moved after it, as the paper's is.
 
 B: samples. C: channels. H, W: rows, columns.
 """
@@ -22,6 +24,7 @@ from tintype.losses.perceptual import Distance
 from tintype.losses.tuning import TuningSettings, aligned_loss
 from tintype.plan import Plan
 from tintype.seams import Draws, ImageSource, TextTokens
+from tintype.tokenizers.adversary import Adversary
 from tintype.tokenizers.small_vae import to_floats
 from tintype.tokenizers.tuned import TunedTokenizer
 from tintype.train.clock import Clock
@@ -39,13 +42,15 @@ _BEGIN_BATCH = 32
 
 
 class Tuning:
-    """What the tuning of a run needs beside the tokenizer: the aligned term, and a distance of pictures."""
+    """What the tuning of a run needs beside the tokenizer: the aligned term, a distance of pictures, and where the plan
+    has one a discriminator of them."""
 
     def __init__(
         self,
         settings: TuningSettings,
         tokenizer: TunedTokenizer,
         aligner: Term,
+        judge: Adversary | None,
         others: Sequence[nn.Parameter],
         layout: Layout,
     ) -> None:
@@ -54,7 +59,10 @@ class Tuning:
         self.alignment = aligner.part
         self.tuned = list(tokenizer.parameters())
         self.probe = list(aligner.part.parameters()) if aligner.name == settings.kind else []
+        self.judge = judge
+        self.judging = list(judge.parameters()) if judge is not None else []
         self.gradients = GradientMean(self.tuned, layout)
+        self.judge_gradients = GradientMean(self.judging, layout)
         self._others = others
         self._distance: Distance | None = None
         self._layout = layout
@@ -73,6 +81,10 @@ class Tuning:
         with torch.autocast(x_BCHW.device.type, enabled=False):
             return self._distance(seen_BCHW.float(), x_BCHW)
 
+    def judge_at(self, step: int) -> Adversary | None:
+        """None where no discriminator is at work at this step."""
+        return self.judge if self.settings.adversarial.on_at(step) else None
+
     @contextmanager
     def others_hold_still(self) -> Iterator[None]:
         """Around forward and backward of the autoencoder's losses."""
@@ -85,12 +97,13 @@ class Tuning:
                 parameter.requires_grad_(True)
 
     def clip(self) -> tuple[Tensor, Tensor]:
-        """Clips the autoencoder's gradients, and those of the probe apart: the norm of the first, and whether both are
-        finite."""
+        """Clips the autoencoder's gradients, and apart those of the probe and of the discriminator: the norm of the
+        first, and whether all are finite."""
         norm = clip(self.tuned, self.settings.clip_norm, self._layout)
         finite = norm.isfinite()
-        if self.probe:
-            finite = finite & clip(self.probe, self.settings.clip_norm, self._layout).isfinite()
+        for apart in (self.probe, self.judging):
+            if any(parameter.grad is not None for parameter in apart):  # a discriminator may not have begun
+                finite = finite & clip(apart, self.settings.clip_norm, self._layout).isfinite()
         return norm, finite
 
 
@@ -113,7 +126,8 @@ class TuningStep:
 
     def leave_out(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Those that are clipped as they would be without the tuning."""
-        apart = {id(parameter) for parameter in (*self._tuning.tuned, *self._tuning.probe)}
+        tuning = self._tuning
+        apart = {id(parameter) for parameter in (*tuning.tuned, *tuning.probe, *tuning.judging)}
         return [parameter for parameter in parameters if id(parameter) not in apart]
 
     def clip(self, grad_norm: Tensor) -> Tensor:
@@ -145,7 +159,7 @@ def begin_statistics(tokenizer: TunedTokenizer, source: ImageSource, plan: Plan)
 
 
 def tune(parts: Parts, tuning: Tuning, batch: Batch, clock: Clock, last: bool) -> tuple[Tensor, dict[str, Tensor]]:
-    """Adds to the autoencoder's gradients what a micro-batch gives.
+    """Adds to the gradients of the autoencoder, and of its discriminator, what a micro-batch gives.
 
     Returns its latents as the denoiser is to be trained on them, and the losses by their names in the log.
     """
@@ -165,11 +179,17 @@ def tune(parts: Parts, tuning: Tuning, batch: Batch, clock: Clock, last: bool) -
         }
         if (distance_B := tuning.distance(seen_BCHW, x_BCHW)) is not None:
             terms["perceptual"] = (settings.perceptual.weight, distance_B.mean())
+        if (judge := tuning.judge_at(batch.step)) is not None:
+            terms["adversarial"] = (settings.adversarial.weight, judge.generator_loss(seen_BCHW))
         losses = {"loss": torch.stack([weight * value for weight, value in terms.values()]).sum()}
         losses |= {name: value for name, (_, value) in terms.items()}
+        scale = plan.precision.loss_scale / plan.train.accumulate
         with tuning.gradients.over(last):
-            scale = plan.precision.loss_scale / plan.train.accumulate
             torch.autograd.backward([losses["loss"] * scale])
+        if judge is not None:
+            losses["discriminator"] = judge.discriminator_loss(seen_BCHW, x_BCHW)
+            with tuning.judge_gradients.over(last):
+                torch.autograd.backward([losses["discriminator"] * scale])
         z_BCHW = tokenizer.norm.moving(raw_BCHW.detach(), parts.world)
     return z_BCHW, {NAMES + name: value.detach() for name, value in losses.items()}
 
