@@ -1,4 +1,4 @@
-"""A tiny small-vae on a disk, and the settings of the tiny plan with it."""
+"""A tiny small-vae on a disk, the settings of the tiny plan with it, and what its steps are looked at with."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from tests.tiny import TINY
 from tests.tiny_autoencoders import pictures
 from tintype.plan import Plan, apply_techniques, plan_from_yaml
 from tintype.tokenizers.small_vae import SmallVaeShape, Vae, write_vae
 from tintype.tokenizers.train_small_vae import latent_statistics
+from tintype.train.clock import Clock
+from tintype.train.parts import Parts, build_parts
+from tintype.train.state import TrainState
+from tintype.train.tuning import Tuning
 
 # Two channels in each group of the norms: with one, the biases before them would have no gradient.
 FOLDER = Path(os.environ["TINTYPE_CACHE"]) / "tiny-small-vae"
@@ -45,3 +50,27 @@ def write_small_vae() -> Path:
 def tuned_plan(*assignments: str, techniques: Sequence[str] = (REPA_E,)) -> Plan:
     write_small_vae()
     return apply_techniques(plan_from_yaml(TINY, "tiny", [*BASELINE, *assignments]), techniques)
+
+
+def ready(plan: Plan) -> tuple[Parts, Tuning]:
+    parts = build_parts(plan)
+    parts.ready()
+    assert parts.tuning is not None
+    return parts, parts.tuning
+
+
+def clock() -> Clock:
+    return Clock(torch.device("cpu"))
+
+
+def gradients(parts: Parts, *, without: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    named = parts.modules.named_parameters()
+    return {name: p.grad.clone() for name, p in named if p.grad is not None and not name.startswith(without)}
+
+
+def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def everything(state: TrainState) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in state.tensors().items()}

@@ -17,7 +17,18 @@ from tests.ranks import run_ranks
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tests.tiny_perceptual import write_alexnet
-from tests.tiny_tuning import NO_PERCEPTUAL, REPA, REPA_E, tuned_plan, write_small_vae
+from tests.tiny_tuning import (
+    NO_PERCEPTUAL,
+    REPA,
+    REPA_E,
+    clock,
+    equal,
+    everything,
+    gradients,
+    ready,
+    tuned_plan,
+    write_small_vae,
+)
 from tintype.errors import UserError
 from tintype.generate import SamplerSettings
 from tintype.losses.tuning import ProbeTerm
@@ -31,14 +42,13 @@ from tintype.tokenizers.tuned import TunedTokenizer
 from tintype.train import checkpoint
 from tintype.train import tuning as tuning_module
 from tintype.train.batch import read_batch
-from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import TUNED, Parts, build_parts
 from tintype.train.reconstruct import try_reconstruction
-from tintype.train.state import TrainState, new_state
+from tintype.train.state import new_state
 from tintype.train.tuning import Tuning, TuningStep, tune
 from tintype.train.update import micro_batch_losses, update
 from tintype.velocity_bias import velocity_bias
@@ -46,26 +56,6 @@ from tintype.velocity_bias import velocity_bias
 ALONE = [REPA_E]
 BOTH = [REPA, REPA_E]
 UNCLIPPED = "train.clip_norm=null"
-
-
-def ready(plan: Plan) -> tuple[Parts, Tuning]:
-    parts = build_parts(plan)
-    parts.ready()
-    assert parts.tuning is not None
-    return parts, parts.tuning
-
-
-def clock() -> Clock:
-    return Clock(torch.device("cpu"))
-
-
-def gradients(parts: Parts, *, without: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    named = parts.modules.named_parameters()
-    return {name: p.grad.clone() for name, p in named if p.grad is not None and not name.startswith(without)}
-
-
-def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 # which loss reaches what
@@ -264,10 +254,6 @@ def test_the_loss_scale_leaves_the_gradients_as_they_are() -> None:
     assert found[0].keys() == found[1].keys()
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-8)
-
-
-def everything(state: TrainState) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in state.tensors().items()}
 
 
 @pytest.mark.parametrize("where", ["autoencoder", "probe", "denoiser", "latents"])
