@@ -107,13 +107,15 @@ def _wait(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """The training speed of one plan. What follows `technique` is None where it did not run, and `failed` says why."""
+    """The training speed of one plan. What follows `tuned` is None where it did not run, and `failed` says why."""
 
     tokens: int
     """Image tokens of a sample."""
     size_px: int
     batch: int
     technique: str
+    tuned: bool = False
+    """Whether the plan trains its tokenizer, whose time is then that of its training too."""
     images_per_s: float | None = None
     """By the median of the timed steps, without the time that the device waited for data."""
     slowest_images_per_s: float | None = None
@@ -131,7 +133,7 @@ class Row:
     optimizer_share: float | None = None
     """Of `step_s`."""
     tokenizer_s: float | None = None
-    """Median of a step's encoding of pixels to latents."""
+    """Median of a step's encoding of pixels to latents; of a tokenizer that is trained, of all that trains it."""
     tokenizer_share: float | None = None
     """Of `step_s`."""
     newton_schulz_tflop: float | None = None
@@ -178,7 +180,7 @@ def compare(
     ]
     rows = []
     for name, case in cases:
-        row = Row(_tokens(case), case.data.size_px, case.train.batch, name)
+        row = Row(_tokens(case), case.data.size_px, case.train.batch, name, case.tuning is not None)
         on_row(_title(row))
         rows.append(_measured(row, case, steps))
     _free()
@@ -433,7 +435,7 @@ def show(result: dict[str, Any], console: Console) -> None:
         if row.floor_s is not None:
             console.print(_floor_line(row), soft_wrap=True, highlight=False, markup=False)
     for row in rows:
-        if words := tokenizer_words(row.tokenizer_share):
+        if words := tokenizer_words(row.tokenizer_share, row.tuned):
             console.print(
                 f"note: {_title(row)}: {words}", style="yellow", soft_wrap=True, highlight=False, markup=False
             )

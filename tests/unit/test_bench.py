@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from tests.tiny import tiny_plan
 from tests.tiny_autoencoders import option, write_autoencoder
+from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
 from tintype import bench
 from tintype.bench import Step, StepClock, at_size, compare, measure, show
 from tintype.cli import app
@@ -109,6 +110,16 @@ def test_the_tokenizers_share_stands_beside_the_optimizers() -> None:
     for share, told in ((0.34, True), (0.1, False)):
         result["rows"][1]["tokenizer_share"] = share
         assert ("the tokenizer takes 34% of a step; cache its latents" in _shown(result)) == told
+
+
+def test_of_a_tokenizer_that_is_trained_no_cache_is_advised() -> None:
+    result = compare(tuned_plan(techniques=[]), [NO_PERCEPTUAL], [], [], 1)
+    assert [row["tuned"] for row in result["rows"]] == [False, True, False]
+    for row in result["rows"]:
+        row["tokenizer_share"] = 0.34
+    frozen, tuned, again = (line for line in _shown(result).splitlines() if "34%" in line)
+    assert tuned.endswith("the tokenizer takes 34% of a step, its training included")
+    assert all(line.endswith("; cache its latents") for line in (frozen, again))
 
 
 def test_the_wait_for_data_is_no_part_of_the_speed() -> None:

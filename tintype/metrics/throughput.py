@@ -42,11 +42,15 @@ def time_split(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {**{part: value / total for part, value in seconds.items()}, "other": 1 - sum(seconds.values()) / total}
 
 
-def tokenizer_words(share: float | None) -> str:
-    """Says of a tokenizer that takes much of a step what to do; empty where it does not."""
+def tokenizer_words(share: float | None, tuned: bool = False) -> str:
+    """Says of a tokenizer that takes much of a step what to do; empty where it does not.
+
+    One that is trained has no latents to cache: its time is that of its training too.
+    """
     if share is None or share <= MUCH_FOR_A_TOKENIZER:
         return ""
-    return f"the tokenizer takes {100 * share:.0f}% of a step; cache its latents"
+    advice = ", its training included" if tuned else "; cache its latents"
+    return f"the tokenizer takes {100 * share:.0f}% of a step{advice}"
 
 
 def _warm(lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

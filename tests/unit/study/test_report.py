@@ -624,6 +624,16 @@ def test_a_tokenizer_that_takes_much_of_a_step_is_told_in_words(results: Results
         assert (f"note: short_captions: {words}" in _shown(shown)) == told
 
 
+def test_of_a_tokenizer_that_is_trained_no_cache_is_advised(results: Results, tmp_path: Path) -> None:
+    words = "the tokenizer takes 34% of a step, its training included"
+    tuned = with_tokenizer(results, "short_captions", tuned=True)
+    shown = with_times(tuned, "short_captions", {"tokenizer": 0.34, "forward": 0.66})
+    assert [findings.time_words(arm) for arm in shown.arms] == ["", "", words, ""]
+    draw_previews(shown, tmp_path)
+    for text in (_page(shown, tmp_path).text, (tmp_path / "report.md").read_text(), _shown(shown)):
+        assert words in text and "cache its latents" not in text
+
+
 def test_the_shares_of_a_step_stand_in_the_order_of_the_step(results: Results, tmp_path: Path) -> None:
     split = dict.fromkeys(("other", "losses", "optimizer", "teacher", "backward", "tokenizer", "text", "data"), 0.1)
     shown = with_times(results, "short_captions", {**split, "forward": 0.2, "hardly": 1e-5})

@@ -379,7 +379,8 @@ def time_shares(arm: Arm) -> dict[str, float]:
 
 def time_words(arm: Arm) -> str:
     """What takes more of a step than it should; empty where nothing does."""
-    return tokenizer_words(time_shares(arm).get("tokenizer"))
+    tuned = any(run.tokenizer is not None and run.tokenizer.tuned for run in arm.runs)
+    return tokenizer_words(time_shares(arm).get("tokenizer"), tuned)
 
 
 @dataclass(frozen=True)
