@@ -4,7 +4,8 @@ It is the end-to-end half of the paper. The other half, a denoiser that is align
 it, whose projector then serves both; what that loss says of teacher, block and projector is the default here. Alone, it
 trains a projector on the denoiser's tokens without touching the denoiser.
 
-Differs: no discriminator. The autoencoder's optimizer is the plan's AdamW with its own learning rate.
+Differs: the discriminator is an option, off by default, and begins untrained. The optimizer of the autoencoder and of
+the discriminator is the plan's AdamW with learning rates of their own.
 """
 
 from __future__ import annotations
