@@ -143,7 +143,8 @@ def keep_latents(
 def _made_of(
     plan: Plan, tokenizer: Tokenizer, source: ImageSource, device: torch.device, shape: tuple[int, int, int]
 ) -> dict[str, Any]:
-    """All that decides a row. A source that does not name its pixels is known by its settings and a few images."""
+    """All that decides a row. What a source says of its content are the files of a store: how they are decoded and
+    resized, a few images stand for."""
     return {
         "tokenizer": {
             "kind": plan.tokenizer.kind,
@@ -151,7 +152,8 @@ def _made_of(
             "arithmetic": tokenizer.arithmetic,
         },
         "data": {key: value for key, value in plain(plan.data).items() if key not in _NOT_CONTENT},
-        "pictures": source.identity or fingerprint(source),
+        **({} if source.identity is None else {"content": source.identity}),
+        "pictures": fingerprint(source),
         "images": len(source),
         "latents": list(shape),
         "device": device.type,

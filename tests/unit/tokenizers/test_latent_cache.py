@@ -18,11 +18,15 @@ from torch import Tensor
 from tests.ranks import run_ranks
 from tests.tiny import tiny_plan
 from tests.tiny_autoencoders import chosen, option, write_autoencoder
+from tests.tiny_store import tiny_store
 from tests.tiny_tuning import tuned_plan
 from tests.tiny_vae import write_tiny_vae
 from tintype.data.scenes import source as scenes
 from tintype.data.scenes.render import render
 from tintype.data.scenes.source import SceneSource, scene_source
+from tintype.data.sources import forget_sources, open_source
+from tintype.data.store import source as stores
+from tintype.data.store.layout import open_store
 from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.seams import Draws, Tokenizer
@@ -72,7 +76,7 @@ def losses(plan: Plan, folder: Path) -> list[dict[str, Any]]:
 
 
 def opened(plan: Plan) -> KeptLatents:
-    return keep_latents(plan, plan.tokenizer.build(CPU), scene_source(plan.data, "train", CPU), CPU, 4)
+    return keep_latents(plan, plan.tokenizer.build(CPU), open_source(plan.data, "train", CPU), CPU, 4)
 
 
 def filled(plan: Plan, verify: bool = False) -> Filled:
@@ -277,15 +281,32 @@ def _darker(args: Any) -> Tensor:
     return render(*args) // 2
 
 
-def test_a_source_that_names_its_pixels_is_not_asked_for_pictures(
-    vae: Path, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_source_says_of_its_content_is_a_part_of_the_key(vae: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SceneSource, "identity", "first")
     plan = plan_of("small-vae", vae)
     folder = opened(plan).folder
-    assert calls["fetched"] == 0 and json.loads((folder / HEADER_NAME).read_text())["made_of"]["pictures"] == "first"
+    assert json.loads((folder / HEADER_NAME).read_text())["made_of"]["content"] == "first"
     monkeypatch.setattr(SceneSource, "identity", "second")
     assert opened(plan).folder != folder
+
+
+def test_a_store_shares_latents_wherever_it_lies_and_not_once_it_is_resized_otherwise(
+    vae: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tiny_store(tmp_path, 20)
+    moved, other = tmp_path / "moved", tiny_store(tmp_path, 21, "other")
+    shutil.copytree(first, moved)
+
+    def folder_of(path: Path, *more: str) -> Path:
+        forget_sources()
+        data = f'data={{"kind":"store","path":"{path}","size_px":16}}'
+        return opened(plan_of("small-vae", vae, data, *more)).folder
+
+    folder = folder_of(first)
+    assert folder_of(moved) == folder == folder_of(first, f"data.sha256={open_store(first).identity}")
+    assert len({folder, folder_of(other), folder_of(first, "data.limit=3")}) == 3
+    monkeypatch.setattr(stores, "square", lambda image_CHW, size_px: image_CHW[:, :size_px, :size_px])
+    assert folder_of(first) != folder  # the same files: another crop
 
 
 def test_a_folder_of_the_users_is_checked_against_its_header(vae: Path, tmp_path: Path) -> None:
