@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import ValidationError
 from rich.console import Console
 
 from tintype.data.sources import open_source
@@ -14,19 +17,21 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import check_ready, result_file, sampling_file
 from tintype.plan import Plan, plan_from_document
-from tintype.settings import plain
+from tintype.settings import Compression, plain
 from tintype.strict import read_file, write_yaml
 from tintype.study.compare import collect, real_folder
 from tintype.study.report import write_report
+from tintype.study.results import TokenizerInfo
 from tintype.study.runner import Message, Task, run_tasks, tasks_of
 from tintype.study.study import Study, StudySettings, read_settings, resolve
 from tintype.terminal import StudyDisplay, show_verdicts
+from tintype.tokenizers.small_vae import note_compression
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder, locked, refuse_foreign, write_bytes, write_text
 from tintype.train.interrupt import watch_signals
 from tintype.train.parts import check_columns
 
-_STUDY, _BASELINE = "study.yaml", "baseline.yaml"
+_STUDY, _BASELINE, _RESULTS = "study.yaml", "baseline.yaml", "results.json"
 
 
 def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
@@ -89,7 +94,7 @@ def _loss_of_results(study: Study, out: Path) -> str:
     """Why a report would lose what is known: it would have no finished run where the last one had some. Or ''."""
     plans = [plan for arm in study.arms for plan in arm.plans]
     files = [result_file(out / "runs" / plan.hash, study.settings.evaluation, plan.train.steps) for plan in plans]
-    stored = out / "results.json"
+    stored = out / _RESULTS
     if any(file.exists() for file in files) or not (finished := _finished_runs(stored)):
         return ""
     return (
@@ -101,12 +106,16 @@ def _loss_of_results(study: Study, out: Path) -> str:
 
 
 def _finished_runs(stored: Path) -> int:
-    """Of a results.json, whatever version wrote it; 0 where there is none to read."""
+    return sum(run.get("state") == "done" for run in _runs_of(stored))
+
+
+def _runs_of(stored: Path) -> list[dict[str, Any]]:
+    """Of a results.json, whatever version wrote it; none where there is none to read."""
     try:
         arms = json.loads(stored.read_text(encoding="utf-8"))["arms"]
-        return sum(run["state"] == "done" for arm in arms for run in arm["runs"])
+        return [dict(run) for arm in arms for run in arm["runs"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return 0
+        return []
 
 
 def _claim(study: Study, out: Path) -> None:
@@ -174,7 +183,17 @@ def _stored_study(out: Path) -> Study:
     if not isinstance(document.data, dict) or not isinstance(document.data.get("name"), str):
         raise UserError(f"{out / _STUDY} is not what `tintype ablate` wrote; take another --out")
     name, settings = document.data.pop("name"), read_settings(document, out)
+    _note_tokenizers(out / _RESULTS)
     return resolve(name, settings, _stored_baselines(settings, out))
+
+
+def _note_tokenizers(stored: Path) -> None:
+    """What the last report knew of folders of small-vae: a study can lie where they are not."""
+    for run in _runs_of(stored):
+        with suppress(ValidationError):  # of a run that was not done, or of an older version
+            known = TokenizerInfo.model_validate(run.get("tokenizer"))
+            if folder := known.settings.get("folder"):
+                note_compression(folder, Compression(known.channels, known.stride_px))
 
 
 def _report(study: Study, out: Path, console: Console, without_data: bool = False) -> None:

@@ -237,6 +237,15 @@ def check_divides(stride_px: int, image_BCHW: Tensor) -> None:
         )
 
 
+_noted: dict[str, Compression] = {}
+"""By the folder's name in a plan."""
+
+
+def note_compression(folder: str, compression: Compression) -> None:
+    """Tells what a folder held that may not be on this machine: a plan with it can be read then, but not built."""
+    _noted[folder] = compression
+
+
 class SmallVaeSettings(TokenizerPart):
     """A trained small-vae. Without `sha256` the folder alone says which weights; with it no others are taken."""
 
@@ -249,7 +258,10 @@ class SmallVaeSettings(TokenizerPart):
 
     @property
     def compression(self) -> Compression:
-        shape = read_record(Path(self.folder).expanduser()).shape
+        folder = Path(self.folder).expanduser()
+        if self.folder in _noted and not is_trained(folder):
+            return _noted[self.folder]
+        shape = read_record(folder).shape
         return Compression(shape.channels, int(shape.stride_px))
 
     def build(self, device: torch.device = _CPU) -> SmallVae:
@@ -308,6 +320,8 @@ def read_record(folder: Path) -> Record:
         return _read_record(path, stat.st_mtime_ns, stat.st_size)
     except (FileNotFoundError, NotADirectoryError):
         state = "its training has not ended" if (folder / "checkpoints").is_dir() else "it is none"
+        if not folder.is_dir():
+            state = f"there is no folder {folder.absolute()}"
         raise UserError(
             f"{folder} holds no trained small-vae ({RECORD_NAME} is not there: {state}); "
             "train one with: tintype tokenizer train --out DIR"

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from tests.tiny import TINY, tiny_plan
 from tests.tiny_autoencoders import CHANNELS, FOLDER, STRIDE_PX, option, write_autoencoder
+from tests.tiny_vae import write_tiny_vae
 from tintype.errors import UserError
 from tintype.evaluation.protocol import definitions
+from tintype.plan import plan_from_folder
 from tintype.study.compare import _check_tokenizers, _compared, _trend_pairs, incomparable, planned_comparisons
-from tintype.study.lab import run_study
+from tintype.study.lab import report_study, run_study
 from tintype.study.report import read_results
 from tintype.study.results import Run
 from tintype.study.spaces import another_space
 from tintype.study.study import Study, load_study
 from tintype.study.trends import trend_key
 from tintype.study.verdicts import counts_of
+from tintype.tokenizers import small_vae
 from tintype.train.folder import read_json
 
 STUDY = """
@@ -70,6 +75,28 @@ def test_the_validation_loss_of_another_space_is_not_compared(study: Path) -> No
     markdown = (study / "report.md").read_text(encoding="utf-8")
     assert reason in html and reason in markdown and reason in results.method
     assert "1 is not comparable (latents: another space)" in markdown.lower()
+
+
+def test_a_report_can_be_made_where_the_small_vae_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_vae, "_noted", {})
+    vae, out = write_tiny_vae(tmp_path / "vae"), tmp_path / "out"
+    (tmp_path / "plan.yaml").write_text(TINY.replace("steps: 6", "steps: 1"))
+    text = STUDY.replace("PLAN", str(tmp_path / "plan.yaml"))
+    (tmp_path / "study.yaml").write_text(text.replace("LATENTS", f"tokenizer:to.kind=small-vae,to.folder={vae}"))
+    assert run_study(load_study(str(tmp_path / "study.yaml")), out, 1, Console(quiet=True)) == 0
+    results = (out / "results.json").read_text(encoding="utf-8")
+    shutil.rmtree(vae)
+    with pytest.raises(UserError, match="holds no trained small-vae"):
+        load_study(str(tmp_path / "study.yaml"))  # which would train
+    report_study(out, Console(quiet=True))
+    assert (out / "results.json").read_text(encoding="utf-8") == results
+    (run,) = read_results(out).arms[1].runs
+    with pytest.raises(UserError, match="holds no trained small-vae"):
+        plan_from_folder(out / run.folder).tokenizer.build(torch.device("cpu"))
+    monkeypatch.setattr(small_vae, "_noted", {})
+    (out / "results.json").write_text(results.replace('"channels"', '"canals"'))
+    with pytest.raises(UserError, match="holds no trained small-vae"):
+        report_study(out, Console(quiet=True))
 
 
 def test_a_tokenizer_that_changed_between_runs_is_refused(study: Path) -> None:
