@@ -110,12 +110,12 @@ class TuningSettings(TuningOptions, Part):
         if plan.data.size_px < adversary.SMALLEST_PX:
             raise ValueError(
                 f"repa-e: adversarial: the discriminator needs data.size_px of at least {adversary.SMALLEST_PX}, "
-                f"and it is {plan.data.size_px}"
+                f"and it is {plan.data.size_px}; take larger pictures, or adversarial.weight=0"
             )
         if self.adversarial.start_step >= plan.train.steps:
             raise ValueError(
                 f"repa-e: adversarial.start_step ({self.adversarial.start_step}) is not before the end, at "
-                f"{plan.train.steps} steps: the discriminator would never be used"
+                f"{plan.train.steps} steps: the discriminator would never be used; give an earlier step"
             )
 
     def _check_shared(self, loss: RepaSettings) -> None:
