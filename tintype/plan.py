@@ -17,6 +17,7 @@ from tintype.data.captions import ColumnSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.flow.objective import VelocitySettings
+from tintype.losses.tuning import TuningAdversary
 from tintype.settings import (
     DataPart,
     DataSettings,
@@ -47,7 +48,10 @@ _CAME_LATER = [
     ("precision", "loss_scale", 1.0),
 ]
 """Settings that older plans do not have: at these values the hash leaves them out, so that runs keep their names."""
-_CAME_LATER_TO_A_KIND = [("tokenizer", "small-vae", "posterior", "mean")]
+_CAME_LATER_TO_A_KIND = [
+    ("tokenizer", "small-vae", "posterior", "mean"),
+    ("tuning", "repa-e", "adversarial", plain(TuningAdversary())),
+]
 """The same of settings that only parts of this kind lacked: (section, kind, key, value)."""
 _SECTIONS_CAME_LATER = ["tuning"]
 """Sections that older plans do not have: the hash leaves them out where a plan has none."""
@@ -167,8 +171,9 @@ class Plan(Settings):
             if content[section][key] == value:
                 del content[section][key]
         for section, kind, key, value in _CAME_LATER_TO_A_KIND:
-            if content[section]["kind"] == kind and content[section][key] == value:
-                del content[section][key]
+            part = content[section]
+            if part is not None and part["kind"] == kind and part[key] == value:
+                del part[key]
         for section in _SECTIONS_CAME_LATER:
             if content[section] is None:
                 del content[section]

@@ -29,6 +29,7 @@ from tests.tiny_tuning import (
     tuned_plan,
     write_small_vae,
 )
+from tintype import plan as plan_module
 from tintype.errors import UserError
 from tintype.generate import SamplerSettings
 from tintype.losses.tuning import ProbeTerm
@@ -537,3 +538,13 @@ def test_a_plan_without_tuning_keeps_its_name() -> None:
     frozen = tuned.model_copy(update={"tuning": None})
     assert tuned.hash != frozen.hash
     assert apply_techniques(frozen, ALONE) == tuned
+
+
+def test_a_discriminator_that_is_off_renames_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans had none at first."""
+    plan = tuned_plan()
+    assert '"adversarial"' in plan.model_dump_json()
+    later = [entry for entry in plan_module._CAME_LATER_TO_A_KIND if entry[0] != "tuning"]
+    name = plan.hash
+    monkeypatch.setattr(plan_module, "_CAME_LATER_TO_A_KIND", later)
+    assert plan.hash != name
