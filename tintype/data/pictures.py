@@ -103,7 +103,7 @@ def _folder_reader(path: Path) -> Callable[[], Iterator[Encoded]]:
 
 def _read_tar(path: Path) -> Iterator[Encoded]:
     """Members in the order of the file; nothing is unpacked to the disk."""
-    _refuse_cut(path)
+    refuse_cut(path)
     try:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
@@ -115,7 +115,7 @@ def _read_tar(path: Path) -> Iterator[Encoded]:
         raise UserError(f"{path} cannot be read as a tar file: {error}") from None
 
 
-def _refuse_cut(path: Path) -> None:
+def refuse_cut(path: Path) -> None:
     """A tar ends with a block of zeros; Python's reader takes one that was cut between members for a whole one."""
     with path.open("rb") as file:
         file.seek(0, io.SEEK_END)

@@ -63,11 +63,13 @@ def prepare(item: Item, sizing: Sizing) -> Picture | Refused:
         return Refused(item.problem)
     try:
         image_CHW = decode(Encoded(item.source, item.content))
-        turned = _orientation(item.content)
+        turned, moving = _orientation(item.content), _moves(item.content)
     except UserError as error:
         return Refused(str(error).removesuffix(". Mend or remove it; none is skipped"))
     except _OF_BROKEN_FILES as error:
         return Refused(f"{item.source} cannot be read as an image: {type(error).__name__}: {error}")
+    if moving:
+        return Refused("it is animated, or has several pages; take one picture out of it first")
     image_CHW, changed = _upright(image_CHW, turned), turned != 1
     short = min(image_CHW.shape[1:])
     if sizing.min_px is not None and short < sizing.min_px:
@@ -91,6 +93,12 @@ def _upright(image_CHW: Tensor, orientation: int) -> Tensor:
 def _orientation(content: bytes) -> int:
     found = Image.open(io.BytesIO(content)).getexif().get(_ORIENTATION, 1)
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
+
+
+def _moves(content: bytes) -> bool:
+    """A photograph with a preview or a map of depths behind it (MPO) is still one picture."""
+    image = Image.open(io.BytesIO(content))
+    return image.format != "MPO" and bool(getattr(image, "is_animated", False))
 
 
 def _jpeg(image_CHW: Tensor, quality: int) -> bytes:

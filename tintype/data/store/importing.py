@@ -20,6 +20,7 @@ from tintype.data.pictures import map_ahead
 from tintype.data.store.doors import Door, Item, open_door
 from tintype.data.store.encode import Picture, Refused, Sizing, prepare
 from tintype.data.store.layout import ABOUT, SPLITS, AboutStore, Split, is_store, open_store
+from tintype.data.store.texts import unfit
 from tintype.data.store.writer import Record, Writer, has_kept
 from tintype.errors import UserError
 from tintype.strict import nearest
@@ -122,6 +123,10 @@ def _store(
     if lacking := [f"{name} (column {captions[name]})" for name, text in texts.items() if not text]:
         writer.refuse(item.source, f"it has no caption {', '.join(lacking)}")
         return
+    for name, text in texts.items():
+        if reason := unfit(text):
+            writer.refuse(item.source, f"its caption {name} (column {captions[name]}) {reason}")
+            return
     split = splitter.split_of(item, picture)
     if isinstance(split, Refused):
         writer.refuse(item.source, split.reason)

@@ -33,7 +33,7 @@ class Record:
             "image": picture.content,
             "width": picture.width,
             "height": picture.height,
-            "source": self.source,
+            "source": self.source.encode(errors="backslashreplace").decode(),  # a file's name may be any bytes
             "sha256": picture.sha256,
             "pixels": picture.pixels,
             "split": self.split,
@@ -94,7 +94,7 @@ class Writer:
         if not self._new_items:
             return
         kept = self._kept
-        refused = "".join(self._refused).encode()
+        refused = "".join(self._refused).encode(errors="backslashreplace")
         try:
             shards = [*kept.shards, self._write_shard(len(kept.shards))] if self._rows else kept.shards
             with (self._work / QUARANTINE).open("ab") as file:

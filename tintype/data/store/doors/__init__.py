@@ -58,6 +58,23 @@ def usual_captions(columns: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def files_in(folder: Path, suffixes: Sequence[str] | None = None) -> list[Path]:
+    """The files at any depth by name, but for hidden ones."""
+    shown = [file for file in folder.rglob("*") if not any(p.startswith(".") for p in file.relative_to(folder).parts)]
+    return sorted(file for file in shown if file.is_file() and (suffixes is None or file.suffix.lower() in suffixes))
+
+
+def first_folder(file: Path, source: Path) -> str | None:
+    """The first folder on the way to a file, for splits that lie so."""
+    parts = file.relative_to(source).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+def leads_out(name: str) -> bool:
+    """Whether a path in a set's own files points to somewhere else."""
+    return "\0" in name or name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")
+
+
 def fingerprint(files: Sequence[Path]) -> list[list[str | int]]:
     stats = [(file, file.stat()) for file in files]
     return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
@@ -74,11 +91,18 @@ def open_door(path: Path) -> Door:
     return opened[0]
 
 
-KNOWN = "a .parquet file, a folder of them, or a folder of pictures with .txt files beside them"
+KNOWN = (
+    "a .parquet or .tar file, a folder of them, a folder of pictures with captions in .txt, .json or metadata files, "
+    "a data set saved by `save_to_disk`, or MDS shards"
+)
 
 
 def _doors() -> list[Callable[[Path], Door | None]]:
     from tintype.data.store.doors.folder import open_folder
+    from tintype.data.store.doors.mds import open_mds
+    from tintype.data.store.doors.metadata import open_metadata
     from tintype.data.store.doors.parquet import open_parquet
+    from tintype.data.store.doors.saved import open_saved
+    from tintype.data.store.doors.webdataset import open_webdataset
 
-    return [open_parquet, open_folder]
+    return [open_parquet, open_webdataset, open_saved, open_mds, open_metadata, open_folder]

@@ -1,7 +1,6 @@
-"""A folder of pictures, looked through to its leaves, with captions in text files beside them.
+"""A folder of pictures, looked through to its leaves, with captions in text or JSON files beside them.
 
-`dog.txt` is the caption of `dog.jpg` in the column `txt`, `dog.short.txt` that in the column `short`, and so on for any
-name between the dots. The column `folder` is the first folder on the way to a picture, for splits that lie so.
+The column `folder` is the first folder on the way to a picture, for splits that lie so.
 """
 
 from __future__ import annotations
@@ -10,37 +9,40 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tintype.data.pictures import SUFFIXES
-from tintype.data.store.doors import Item, fingerprint
+from tintype.data.store.doors import Item, files_in, fingerprint, first_folder
+from tintype.data.store.doors.beside import FOLDER, PLAIN, UnreadableError, captions_beside, entries_of, text_of
+from tintype.data.store.doors.metadata import is_metadata
 from tintype.errors import UserError
-
-_PLAIN, _FOLDER = "txt", "folder"
 
 
 def open_folder(path: Path) -> FolderDoor | None:
     if not path.is_dir():
         return None
-    shown = [file for file in path.rglob("*") if not any(part.startswith(".") for part in file.relative_to(path).parts)]
-    files = sorted(file for file in shown if file.is_file())
+    files = files_in(path)
     pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
-    texts = {file for file in files if file.suffix.lower() == ".txt"}
-    return FolderDoor(path, pictures, texts) if pictures else None
+    if not pictures or any(is_metadata(file) for file in files):
+        return None
+    return FolderDoor(path, pictures, {file for file in files if file.suffix.lower() in (".txt", ".json")})
 
 
 class FolderDoor:
-    def __init__(self, path: Path, pictures: Sequence[Path], texts: set[Path]) -> None:
-        self._path, self._pictures, self._texts = path, pictures, texts
+    def __init__(self, path: Path, pictures: Sequence[Path], beside: set[Path]) -> None:
+        self._path, self._pictures, self._beside = path, pictures, beside
         stems = {picture.with_suffix("") for picture in pictures}
         if len(stems) < len(pictures):
             raise UserError(f"{path} has two pictures of one name, {_twin(pictures)}: their captions would be the same")
-        names = {_column(text, stems) for text in texts} - {None}
-        self.columns = [*sorted(name for name in names if name), _FOLDER]
-        named = {name: name for name in self.columns if name not in (_PLAIN, _FOLDER)}
-        self.usual_captions = {**({"long": _PLAIN} if _PLAIN in names else {}), **named}
+        texts = {column for file in beside if (column := _column(file, stems))}
+        entries = _entries(file for file in beside if file.suffix.lower() == ".json" and file.with_suffix("") in stems)
+        if double := sorted(texts & entries):
+            raise UserError(f"{path}: {', '.join(double)} is the name of .txt files and of entries in .json files")
+        self._texts = texts
+        self.columns = list(dict.fromkeys([*sorted(texts | entries), FOLDER]))
+        self.usual_captions = captions_beside(texts, entries)
         self.count = len(pictures)
 
     @property
     def fingerprint(self) -> list[list[str | int]]:
-        return fingerprint([*self._pictures, *sorted(self._texts)])
+        return fingerprint([*self._pictures, *sorted(self._beside)])
 
     def items(self, columns: Sequence[str], first: int) -> Iterator[Item]:
         return (self._item(picture, columns) for picture in self._pictures[first:])
@@ -48,24 +50,40 @@ class FolderDoor:
     def _item(self, picture: Path, columns: Sequence[str]) -> Item:
         source = str(picture.relative_to(self._path))
         try:
-            texts = {column: self._text(picture, column) for column in columns}
+            texts = self._texts_of(picture, columns)
             return Item(source, picture.read_bytes(), texts)
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnreadableError) as error:
             return Item(source, None, {}, f"it or its caption cannot be read: {error}")
 
-    def _text(self, picture: Path, column: str) -> str | None:
-        if column == _FOLDER:
-            parts = picture.relative_to(self._path).parts
-            return parts[0] if len(parts) > 1 else None
-        file = picture.with_suffix(".txt" if column == _PLAIN else f".{column}.txt")
-        return file.read_text(encoding="utf-8-sig") if file in self._texts else None
+    def _texts_of(self, picture: Path, columns: Sequence[str]) -> dict[str, str | None]:
+        found: dict[str, str | None] = {**dict.fromkeys(columns), FOLDER: first_folder(picture, self._path)}
+        entries = picture.with_suffix(".json")
+        if entries in self._beside and set(columns) - self._texts - {FOLDER}:
+            found.update(entries_of(entries.read_bytes(), entries.name))
+        for column in self._texts & set(columns):
+            file = picture.with_suffix(".txt" if column == PLAIN else f".{column}.txt")
+            found[column] = text_of(file.read_bytes(), file.name) if file in self._beside else None
+        return {column: found[column] for column in columns}
 
 
-def _column(text: Path, stems: set[Path]) -> str | None:
+def _entries(files: Iterator[Path]) -> set[str]:
+    """The names of all entries; a file that cannot be read is told of when its picture comes."""
+    found: set[str] = set()
+    for file in files:
+        try:
+            found.update(entries_of(file.read_bytes(), file.name))
+        except (OSError, UnreadableError):
+            continue
+    return found
+
+
+def _column(file: Path, stems: set[Path]) -> str | None:
     """The column of a text file, or None where it stands beside no picture."""
-    stem = text.with_suffix("")
+    stem = file.with_suffix("")
+    if file.suffix.lower() != ".txt":
+        return None
     if stem in stems:
-        return _PLAIN
+        return PLAIN
     name = stem.suffix.removeprefix(".")
     return name if name and stem.with_suffix("") in stems else None
 

@@ -1,0 +1,43 @@
+"""Captions in files that stand beside a picture under its name, on a disk or in a tar.
+
+`dog.txt` is the column `txt`, `dog.short.txt` the column `short`, and so on for any name between the dots. The entries
+of `dog.json` that are strings are columns under their own names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+
+from tintype.data.store.doors import usual_captions
+
+PLAIN, FOLDER = "txt", "folder"
+
+
+class UnreadableError(Exception):
+    """A side file that cannot be used; the message says why."""
+
+
+def text_of(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UnreadableError(f"{name} is not text in UTF-8: {error}") from None
+
+
+def entries_of(content: bytes, name: str) -> dict[str, str]:
+    """The strings in a JSON object."""
+    try:
+        found = json.loads(text_of(content, name))
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"{name} cannot be read as JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise UnreadableError(f"{name} holds no JSON object")
+    return {key: value for key, value in found.items() if isinstance(value, str)}
+
+
+def captions_beside(text_columns: Collection[str], json_columns: Collection[str]) -> dict[str, str]:
+    """What one takes for captions: every text file, and of the entries of JSON files those with a usual name."""
+    named = {name: name for name in sorted(text_columns) if name != PLAIN}
+    plain = {"long": PLAIN} if PLAIN in text_columns else {}
+    return {**usual_captions(sorted(json_columns)), **plain, **named}

@@ -1,0 +1,151 @@
+"""A folder of pictures with a `metadata.jsonl`, `.csv` or `.parquet`, as image folders on the hub have it.
+
+Each row names a picture in `file_name`, seen from the folder that the metadata file lies in; its other texts are
+columns. A picture that no row names is an item too, so that it is told of. The column `folder` is the first
+folder on the way to a picture, unless the rows have a column of that name.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tintype.data.pictures import SUFFIXES
+from tintype.data.store.doors import Item, files_in, fingerprint, first_folder, leads_out, usual_captions
+from tintype.data.store.doors.beside import FOLDER
+from tintype.data.store.doors.table import IMAGE, parquet_file, parquet_rows, text_columns
+from tintype.errors import UserError
+
+_NAME = "file_name"
+_LONGEST_CELL = 1 << 27
+
+
+@dataclass(frozen=True)
+class _Row:
+    place: str
+    """Of the row itself, for messages."""
+    texts: dict[str, str] = field(default_factory=dict)
+    problem: str = ""
+
+
+def is_metadata(file: Path) -> bool:
+    """A Parquet file of this name may as well hold the pictures themselves."""
+    if file.name == "metadata.parquet":
+        names = parquet_file(file).schema_arrow.names
+        return _NAME in names or IMAGE not in names
+    return file.name in _READERS
+
+
+def open_metadata(path: Path) -> MetadataDoor | None:
+    if not path.is_dir():
+        return None
+    files = files_in(path)
+    metadata = [file for file in files if is_metadata(file)]
+    pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
+    others = [file for file in files if file.suffix.lower() in (".tar", ".parquet", ".mds", ".arrow")]
+    if not metadata or (not pictures and set(others) - set(metadata)):
+        return None
+    return MetadataDoor(path, metadata, pictures)
+
+
+class MetadataDoor:
+    def __init__(self, path: Path, metadata: Sequence[Path], pictures: Sequence[Path]) -> None:
+        self._path, self._files = path, [*metadata, *pictures]
+        folders = [file.parent for file in metadata]
+        if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
+            raise UserError(f"{twice} has several metadata files; leave one of them")
+        self._rows = [(file.parent, row) for file in metadata for row in _READERS[file.name](file)]
+        named = {folder / row.texts[_NAME] for folder, row in self._rows if _NAME in row.texts}
+        self._unnamed = [picture for picture in pictures if picture not in named]
+        if not any(_NAME in row.texts for _, row in self._rows):
+            raise UserError(f"{metadata[0]} has no column '{_NAME}', which names the picture of each row")
+        texts = dict.fromkeys(column for _, row in self._rows for column in row.texts if column != _NAME)
+        self.columns = list(dict.fromkeys([*texts, FOLDER]))
+        self.usual_captions = usual_captions(self.columns)
+        self.count = len(self._rows) + len(self._unnamed)
+
+    @property
+    def fingerprint(self) -> list[list[str | int]]:
+        return fingerprint(self._files)
+
+    def items(self, columns: Sequence[str], first: int) -> Iterator[Item]:
+        for folder, row in self._rows[first:]:
+            yield self._item(folder, row, columns)
+        for picture in self._unnamed[max(0, first - len(self._rows)) :]:
+            yield Item(str(picture.relative_to(self._path)), None, {}, "no row of the metadata names it")
+
+    def _item(self, folder: Path, row: _Row, columns: Sequence[str]) -> Item:
+        if row.problem:
+            return Item(row.place, None, {}, row.problem)
+        name = row.texts.get(_NAME, "")
+        if not name.strip():
+            return Item(row.place, None, {}, f"its {_NAME} is empty")
+        if leads_out(name):
+            return Item(row.place, None, {}, f"its {_NAME} {name} leads out of the folder")
+        file = folder / name
+        source = str(file.relative_to(self._path))
+        if not file.is_file():
+            return Item(source, None, {}, f"{row.place} names it, and there is no such file")
+        known = {FOLDER: first_folder(file, self._path), **row.texts}
+        try:
+            return Item(source, file.read_bytes(), {column: known.get(column) for column in columns})
+        except OSError as error:
+            return Item(source, None, {}, f"it cannot be read: {error}")
+
+
+def _text(file: Path) -> str:
+    """Bytes that are not UTF-8 are kept as what they are, and refused with the row that they stand in."""
+    return file.read_bytes().decode("utf-8-sig", "surrogateescape")
+
+
+def _read_jsonl(file: Path) -> Iterator[_Row]:
+    for number, line in enumerate(_text(file).split("\n"), 1):
+        place = f"{file.name}, line {number}"
+        if line.strip():
+            yield _json_row(line, place)
+
+
+def _json_row(line: str, place: str) -> _Row:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return _Row(place, problem=f"it cannot be read as JSON: {error}")
+    if not isinstance(found, dict):
+        return _Row(place, problem="it is no JSON object")
+    return _Row(place, {key: value for key, value in found.items() if isinstance(value, str)})
+
+
+def _read_csv(file: Path) -> Iterator[_Row]:
+    before = csv.field_size_limit(_LONGEST_CELL)
+    try:
+        reader = csv.reader(io.StringIO(_text(file), newline=""), strict=True)
+        header = next(reader, [])
+        for cells in reader:
+            place = f"{file.name}, line {reader.line_num}"
+            if len(cells) == len(header):
+                yield _Row(place, dict(zip(header, cells, strict=True)))
+            elif cells:
+                yield _Row(place, problem=f"it has {len(cells)} cells, and the header has {len(header)}")
+    except csv.Error as error:
+        raise UserError(f"{file} cannot be read as CSV: {error}") from None
+    finally:
+        csv.field_size_limit(before)
+
+
+def _read_parquet(file: Path) -> Iterator[_Row]:
+    columns = text_columns(parquet_file(file).schema_arrow)
+    for number, values in parquet_rows(file, columns, columns):
+        texts = {name: value.decode("utf-8", "surrogateescape") for name, value in values.items() if value is not None}
+        yield _Row(f"{file.name}, row {number}", texts)
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
+    "metadata.jsonl": _read_jsonl,
+    "metadata.csv": _read_csv,
+    "metadata.parquet": _read_parquet,
+}

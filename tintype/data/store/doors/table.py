@@ -1,0 +1,131 @@
+"""Rows of Arrow tables with a picture in each: what Parquet files and saved data sets have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tintype.data.store.doors import Item
+from tintype.errors import UserError
+
+IMAGE = "image"
+_ROWS = 64
+
+
+def image_column(schema: Any, place: str) -> str:
+    """`image`, or else the only column of structs with `bytes`, as data sets on the hub have it."""
+    if IMAGE in schema.names:
+        return IMAGE
+    structs = [one.name for one in schema if _has_bytes(one.type)]
+    if len(structs) == 1:
+        return str(structs[0])
+    raise UserError(f"{place} has no column 'image'; its columns are {', '.join(schema.names)}")
+
+
+def text_columns(schema: Any) -> list[str]:
+    return [one.name for one in schema if _is_text(_plain(one.type))]
+
+
+def rows(batch: Any, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The rows of a batch as they are to be read one by one: a text stays bytes until its own row is read, so that one
+    that is not UTF-8 spoils no other."""
+    import pyarrow
+
+    columns = []
+    for name in batch.schema.names:
+        column = batch.column(name)
+        if name in texts:
+            plain = _plain(column.type)
+            column = column.cast(plain).cast(
+                pyarrow.large_binary() if pyarrow.types.is_large_string(plain) else pyarrow.binary()
+            )
+        column.validate(full=True)  # offsets that point elsewhere would be followed
+        columns.append(column)
+    for row in range(batch.num_rows):
+        yield {name: _value(column[row]) for name, column in zip(batch.schema.names, columns, strict=True)}
+
+
+def item(values: dict[str, Any], image: str, texts: Sequence[str], place: str) -> Item:
+    found = values[image]
+    content = found.get("bytes") if isinstance(found, dict) else found
+    path = found.get("path") if isinstance(found, dict) else None
+    source = f"{place}, {path}" if path else place
+    decoded: dict[str, str | None] = {}
+    for column in texts:
+        try:
+            decoded[column] = None if values[column] is None else values[column].decode()
+        except UnicodeDecodeError as error:
+            return Item(source, None, {}, f"its column {column} is not text in UTF-8: {error}")
+    if not isinstance(content, bytes):
+        return Item(source, None, decoded, f"the column '{image}' holds no bytes of an image file")
+    return Item(source, content, decoded)
+
+
+def _value(scalar: Any) -> Any:
+    """As Python has it; the path in a struct, which is text, may be any bytes."""
+    import pyarrow
+
+    if isinstance(scalar, pyarrow.StructScalar) and scalar.is_valid:
+        return {name: _any_text(scalar[name]) for name in scalar.type.names if name in ("bytes", "path")}
+    return scalar.as_py()
+
+
+def _any_text(scalar: Any) -> Any:
+    return scalar.cast("binary").as_py().decode("utf-8", "replace") if _is_valid_text(scalar) else scalar.as_py()
+
+
+def _is_valid_text(scalar: Any) -> bool:
+    return bool(scalar.is_valid) and _is_text(scalar.type)
+
+
+def _plain(kind: Any) -> Any:
+    from pyarrow import types
+
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _has_bytes(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
+
+
+def parquet_rows(
+    path: Path, columns: Sequence[str], texts: Sequence[str], first: int = 0
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a file with their numbers, from `first` on; those columns that are texts stay bytes."""
+    from pyarrow import ArrowException
+
+    file = parquet_file(path)
+    groups: list[int] = []
+    row = 0
+    for group in range(file.num_row_groups):
+        count = file.metadata.row_group(group).num_rows
+        if groups or row + count > first:
+            groups.append(group)
+        else:
+            row += count
+    try:
+        for batch in file.iter_batches(batch_size=_ROWS, row_groups=groups, columns=list(columns)):
+            for values in rows(batch, texts):
+                if row >= first:
+                    yield row, values
+                row += 1
+    except (ArrowException, OSError) as error:
+        raise UserError(f"{path} cannot be read as a Parquet file, from row {row} on: {error}") from None
+
+
+def parquet_file(path: Path) -> Any:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        return parquet.ParquetFile(path)
+    except (ArrowException, OSError) as error:
+        raise UserError(f"{path} cannot be read as a Parquet file: {error}") from None

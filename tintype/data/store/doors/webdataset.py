@@ -1,0 +1,173 @@
+"""WebDataset tars: members of one name up to the first dot are a record, in the order of their first members.
+
+The part behind that dot says what a member is: a picture's ending; `txt` and `NAME.txt`, the columns `txt` and `NAME`;
+`json`, whose strings are columns. Nothing is unpacked to the disk. What a record cannot be made of (links, devices,
+paths that lead out, records without a picture) is an item too, so that it is told of.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tintype.data.pictures import SUFFIXES, refuse_cut
+from tintype.data.store.doors import Item, files_in, fingerprint, leads_out
+from tintype.data.store.doors.beside import PLAIN, UnreadableError, captions_beside, entries_of, text_of
+from tintype.errors import UserError
+
+_JSON = "json"
+_MOST_TEXT = 1 << 22
+_PLAIN_FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+
+
+@dataclass(frozen=True)
+class _Member:
+    start: int
+    size: int
+
+
+@dataclass
+class _Sample:
+    tar: Path
+    name: str
+    members: dict[str, _Member] = field(default_factory=dict)
+    """By what stands behind the first dot."""
+    problem: str = ""
+
+    @property
+    def picture(self) -> str | None:
+        """The member that is the picture: one with a plain ending, or else the only one with an ending of that kind."""
+        plain = [ending for ending in self.members if f".{ending}" in SUFFIXES]
+        some = plain or [ending for ending in self.members if ending.endswith(SUFFIXES)]
+        return some[0] if len(some) == 1 else None
+
+    @property
+    def source(self) -> str:
+        return f"{self.tar.name}:{self.name}"
+
+
+def open_webdataset(path: Path) -> WebDatasetDoor | None:
+    """A file, or a folder with such files at any depth, in the order of their names."""
+    if path.is_file():
+        return WebDatasetDoor([path]) if path.suffix.lower() == ".tar" else None
+    files = files_in(path, (".tar",))
+    return WebDatasetDoor(files) if files else None
+
+
+class WebDatasetDoor:
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+        texts: set[str] = set()
+        entries: set[str] = set()
+        self._samples: list[_Sample] = []
+        for file in files:
+            samples = _index(file)
+            self._samples.extend(samples)
+            texts.update(column for sample in samples for one in sample.members if (column := _column(one)))
+            entries.update(_entries(file, samples))
+        if double := sorted(texts & entries):
+            raise UserError(f"{files[0]}: {', '.join(double)} is the name of .txt members and of entries in .json ones")
+        self._texts = texts
+        self.columns = sorted(texts | entries)
+        self.usual_captions = captions_beside(texts, entries)
+        self.count = len(self._samples)
+
+    @property
+    def fingerprint(self) -> list[list[str | int]]:
+        return fingerprint(self._files)
+
+    def items(self, columns: Sequence[str], first: int) -> Iterator[Item]:
+        return (self._item(sample, columns) for sample in self._samples[first:])
+
+    def _item(self, sample: _Sample, columns: Sequence[str]) -> Item:
+        picture = sample.picture
+        if sample.problem:
+            return Item(sample.source, None, {}, sample.problem)
+        if picture is None:
+            endings = ", ".join(sample.members)
+            return Item(sample.source, None, {}, f"it has no picture, or more than one: its members are {endings}")
+        try:
+            found: dict[str, str | None] = dict.fromkeys(columns)
+            if _JSON in sample.members and set(columns) - self._texts:
+                found.update(entries_of(_read(sample, _JSON, _MOST_TEXT), _JSON))
+            for ending in sample.members:
+                if (column := _column(ending)) in columns and column is not None:
+                    found[column] = text_of(_read(sample, ending, _MOST_TEXT), ending)
+            texts = {column: found[column] for column in columns}
+            return Item(f"{sample.source}.{picture}", _read(sample, picture), texts)
+        except UnreadableError as error:
+            return Item(sample.source, None, {}, f"its caption cannot be read: {error}")
+
+
+def _index(path: Path) -> list[_Sample]:
+    """Where everything lies, from the headers alone."""
+    refuse_cut(path)
+    samples: dict[str, _Sample] = {}
+    refused: list[_Sample] = []
+    size = path.stat().st_size
+    try:
+        with tarfile.open(path, "r:", errors="surrogateescape") as tar:
+            for member in tar:
+                if member.isdir():
+                    continue
+                if reason := _refusal(member):
+                    refused.append(_Sample(path, member.name, problem=reason))
+                elif not _hidden(member.name):
+                    if member.offset_data + member.size > size:
+                        raise UserError(f"{path} cannot be read as a tar file: it is cut short at {member.name}")
+                    _take(samples, path, member)
+    except (tarfile.TarError, OSError) as error:
+        raise UserError(f"{path} cannot be read as a tar file: {error}") from None
+    return [*samples.values(), *refused]
+
+
+def _take(samples: dict[str, _Sample], path: Path, member: tarfile.TarInfo) -> None:
+    name = member.name.removeprefix("./")
+    folder, slash, base = name.rpartition("/")
+    stem, _, ending = base.partition(".")
+    key, ending = f"{folder}{slash}{stem}", ending.lower()
+    sample = samples.setdefault(key, _Sample(path, key))
+    if ending in sample.members:
+        sample.problem = f"it has two members .{ending}"
+    sample.members[ending] = _Member(member.offset_data, member.size)
+
+
+def _refusal(member: tarfile.TarInfo) -> str:
+    if member.issym() or member.islnk():
+        return f"it is a link to {member.linkname}; links are not followed"
+    if member.type not in _PLAIN_FILES or member.issparse():
+        return "it is no plain file (a device, a pipe, or sparse)"
+    return "its path leads out of the tar" if leads_out(member.name) else ""
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith(".") and part != "." for part in name.split("/"))
+
+
+def _column(ending: str) -> str | None:
+    if ending == PLAIN:
+        return PLAIN
+    return ending.removesuffix(".txt") if ending.endswith(".txt") else None
+
+
+def _entries(file: Path, samples: Sequence[_Sample]) -> set[str]:
+    """The names of all entries; what cannot be read is told of when its record comes."""
+    found: set[str] = set()
+    for sample in samples:
+        if _JSON in sample.members:
+            try:
+                found.update(entries_of(_read(sample, _JSON, _MOST_TEXT), _JSON))
+            except UnreadableError:
+                continue
+    return found
+
+
+def _read(sample: _Sample, ending: str, most: int | None = None) -> bytes:
+    member = sample.members[ending]
+    if most is not None and member.size > most:
+        raise UnreadableError(f"{ending} has {member.size:,} bytes; the most is {most:,}")
+    with sample.tar.open("rb") as file:
+        file.seek(member.start)
+        return file.read(member.size)
