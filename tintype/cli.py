@@ -444,7 +444,9 @@ def encoder_train(
 
 @data_app.command("import")
 def data_import(
-    source: Annotated[Path, typer.Argument(help="A .parquet file, a folder of them, or of pictures with .txt files")],
+    source: Annotated[
+        Path, typer.Argument(help="A set of pictures: .parquet, .tar, MDS, a saved data set, or a folder")
+    ],
     out: Annotated[Path, typer.Option("--out", help="Folder of the new store")],
     caption: Annotated[
         list[str], typer.Option("--caption", help="NAME=COLUMN: a kind of caption and where it is (repeatable)")
@@ -483,6 +485,24 @@ def data_import(
         sizing=Sizing(short_px, min_px, quality),
     )
     code = import_with_progress(source, out, options, console)
+    if code:
+        sys.exit(code)
+
+
+@data_app.command("export")
+def data_export(
+    store: Annotated[Path, typer.Argument(help="Folder of a store")],
+    to: Annotated[str, typer.Option("--to", help="webdataset or parquet")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the new files")],
+    split: Annotated[str | None, typer.Option("--split", help="Only train or eval; by default both")] = None,
+) -> None:
+    """Write a store's pictures and captions as WebDataset tars or Parquet files."""
+    from tintype.data.store.export import read_form, read_split
+    from tintype.terminal import export_with_progress
+    from tintype.world import alone
+
+    alone("tintype data export")
+    code = export_with_progress(store, read_form(to), out, read_split(split), console)
     if code:
         sys.exit(code)
 

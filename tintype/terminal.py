@@ -14,8 +14,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from tintype.data.store.export import Form, export_store, import_options
 from tintype.data.store.importing import ImportOptions, import_pictures
 from tintype.data.store.importing import Progress as ImportProgress
+from tintype.data.store.layout import Split, open_store
 from tintype.data.store.writer import QUARANTINE
 from tintype.evaluation.ema_curve import Curve, StoppedError, score_lengths
 from tintype.evaluation.protocol import Definition, Protocol
@@ -171,6 +173,27 @@ def import_with_progress(source: Path, out: Path, options: ImportOptions, consol
         if not count:
             text = f"note: the split {split} is empty"
             console.print(text, style="yellow", soft_wrap=True, highlight=False)
+    return 0
+
+
+def export_with_progress(store: Path, form: Form, out: Path, split: Split | None, console: Console) -> int:
+    """Writes a store's records in another form with a progress bar; returns the exit code."""
+    opened = open_store(store)
+    with watch_signals() as interrupt, _bars(console) as bars:
+        bar = bars.add_task("exporting", total=None, note="")
+
+        def on_progress(done: int, total: int) -> None:
+            bars.update(bar, completed=done, total=total, note=f"{done:,} of {total:,}")
+
+        exported = export_store(opened, form, out, split, interrupt, on_progress)
+    if exported.stopped:
+        console.print("interrupted: nothing was exported", soft_wrap=True, highlight=False)
+        return interrupt.exit_code
+    files = "1 file" if exported.files == 1 else f"{exported.files:,} files"
+    text = (
+        f"{out}: {exported.rows:,} records in {files}; `tintype data import {out} {import_options(opened)} --out DIR` "
+    )
+    console.print(text + "brings them back", soft_wrap=True, highlight=False, markup=False)
     return 0
 
 

@@ -204,7 +204,8 @@ def test_a_saved_data_set_that_is_damaged_is_refused(tmp_path: Path) -> None:
     data.unlink()
     with pytest.raises(UserError, match="is missing, and"):
         open_door(folder)
-    for other in ({"_data_files": [{"filename": "../a.arrow"}]}, {"_data_files": []}, {"_data_files": "x"}, {}):
+    others: list[dict[str, Any]] = [{"_data_files": files} for files in ([{"filename": "../a.arrow"}], [], "x", [3])]
+    for other in [*others, {}]:
         state.write_text(json.dumps(other))
         with pytest.raises(UserError, match="names no data files in its folder"):
             open_door(folder)
@@ -236,7 +237,13 @@ def test_mds_shards_are_read_by_their_encodings(tmp_path: Path) -> None:
     )
 
 
-def test_mds_shards_in_folders_and_packed_ones(tmp_path: Path) -> None:
+class _NoCodec:
+    @staticmethod
+    def is_available(name: str) -> bool:
+        return False
+
+
+def test_mds_shards_in_folders_and_packed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some = sets.entries()
     for split in ("train", "test"):
         sets.mds(tmp_path / "set" / split, [one for one in some if one.texts["split"] == split])
@@ -247,6 +254,10 @@ def test_mds_shards_in_folders_and_packed_ones(tmp_path: Path) -> None:
     imported(packed, tmp_path / "unpacked")
     opened = open_store(tmp_path / "unpacked")
     assert [opened.encoded(row).content for row in range(6)] == [one.content for one in some]
+    with monkeypatch.context() as patched:
+        patched.setattr(pyarrow, "Codec", _NoCodec)
+        with pytest.raises(UserError, match="zstd, which this build of pyarrow lacks; unpack it first"):
+            open_door(packed)
     index = json.loads((packed / "index.json").read_text())
     index["shards"][0]["raw_data"]["bytes"] -= 1
     (packed / "index.json").write_text(json.dumps(index))

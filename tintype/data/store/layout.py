@@ -32,6 +32,8 @@ ABOUT = "store.json"
 CAPTION = "caption:"
 """Stands before the names of caption columns."""
 _NUMBERS = ("width", "height")
+ROW_TEXTS = ("split", "sha256", "source")
+"""What is told of a record beside its captions, where it leaves the store."""
 _TEXTS = ("source", "sha256", "pixels", "split")
 
 
@@ -130,6 +132,9 @@ class Store:
 
     def captions_of(self, row: int) -> dict[str, str]:
         return {name: self._value(CAPTION + name, row) for name in self.captions}
+
+    def about_row(self, row: int) -> dict[str, str]:
+        return {name: self._value(name, row) for name in ROW_TEXTS}
 
     def name(self, row: int) -> str:
         """A record in messages."""

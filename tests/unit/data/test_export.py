@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import errno
+import io
+import json
+import signal
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from pyarrow import parquet
+from rich.console import Console
+
+from tests import sets
+from tests.tiny_store import captioned, imported, parquet_of, picture, tiny_store
+from tintype.data.store import export as module
+from tintype.data.store.export import Exported, Form, export_store, read_form, read_split
+from tintype.data.store.importing import ImportOptions
+from tintype.data.store.layout import Split, open_store
+from tintype.errors import UserError
+from tintype.terminal import export_with_progress
+from tintype.train.interrupt import Interrupt
+
+TO: list[Form] = ["webdataset", "parquet"]
+
+
+def exported(store: Path, form: Form, out: Path, split: Split | None = None) -> Exported:
+    return export_store(open_store(store), form, out, split, Interrupt())
+
+
+@pytest.mark.parametrize("to", TO)
+@pytest.mark.parametrize("form", sets.FORMS)
+def test_what_came_in_goes_out_and_comes_in_again(tmp_path: Path, form: str, to: Form) -> None:
+    """The identity is that of every hash, split and caption in order."""
+    write, options = sets.FORMS[form]
+    first = imported(write(tmp_path / "set", sets.entries(7)), tmp_path / "store", options)
+    assert exported(tmp_path / "store", to, tmp_path / "out") == Exported(7, 1)
+    again = imported(tmp_path / "out", tmp_path / "again", ImportOptions(split_column="split"))
+    assert again.identity == first.identity and again.counts == first.counts and again.quarantined == 0
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("to", TO)
+def test_an_export_is_cut_into_files_in_the_order_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Form
+) -> None:
+    store = tiny_store(tmp_path, 11)
+    monkeypatch.setattr(module, "PART_ROWS", 4)
+    assert exported(store, to, tmp_path / "rows") == Exported(11, 3)
+    monkeypatch.setattr(module, "PART_BYTES", 1)
+    assert exported(store, to, tmp_path / "bytes") == Exported(11, 11)
+    for name in ("rows", "bytes"):
+        again = imported(tmp_path / name, tmp_path / f"{name}-store", ImportOptions(split_column="split"))
+        assert again.identity == open_store(store).identity
+
+
+@pytest.mark.parametrize("to", TO)
+def test_one_split_is_exported(tmp_path: Path, to: Form) -> None:
+    store = tiny_store(tmp_path, 12)
+    exported(store, to, tmp_path / "out", "eval")
+    about = imported(tmp_path / "out", tmp_path / "again", ImportOptions(split_column="split"))
+    assert about.counts == {"train": 0, "eval": open_store(store).about.counts["eval"]}
+    imported(captioned(tmp_path / "b.parquet", 3), tmp_path / "whole", ImportOptions(eval_share=0))
+    with pytest.raises(UserError, match="has no records in the split eval"):
+        exported(tmp_path / "whole", to, tmp_path / "none", "eval")
+
+
+def test_other_tools_find_what_they_know(tmp_path: Path) -> None:
+    source = parquet_of(tmp_path / "a.parquet", [picture(0, form="webp")], words=["a word"])
+    imported(source, tmp_path / "store", ImportOptions(captions={"split": "words"}, eval_share=1))
+    store = open_store(tmp_path / "store")
+    exported(tmp_path / "store", "webdataset", tmp_path / "tars")
+    with tarfile.open(tmp_path / "tars" / "00000.tar") as tar:
+        assert tar.getnames() == ["000000000.webp", "000000000.json"]
+        content = tar.extractfile("000000000.json")
+        assert content is not None
+        sha256 = store.about_row(0)["sha256"]
+        assert json.load(content) == {
+            "caption_split": "a word",
+            "split": "eval",
+            "sha256": sha256,
+            "source": "a.parquet, row 0",
+        }
+    exported(tmp_path / "store", "parquet", tmp_path / "parquet")
+    file = parquet.ParquetFile(tmp_path / "parquet" / "00000.parquet")
+    assert file.read().to_pylist() == [
+        {
+            "image": {"bytes": picture(0, form="webp"), "path": "000000000.webp"},
+            "caption_split": "a word",
+            "split": "eval",
+            "sha256": sha256,
+            "source": "a.parquet, row 0",
+        }
+    ]
+    features = json.loads(file.schema_arrow.metadata[b"huggingface"])["info"]["features"]
+    assert features["image"] == {"_type": "Image"} and set(features) == set(file.schema_arrow.names)
+
+
+def test_the_same_store_gives_the_same_tars(tmp_path: Path) -> None:
+    store = tiny_store(tmp_path, 5)
+    for name in ("one", "two"):
+        exported(store, "webdataset", tmp_path / name)
+    assert (tmp_path / "one" / "00000.tar").read_bytes() == (tmp_path / "two" / "00000.tar").read_bytes()
+
+
+@pytest.mark.parametrize("to", TO)
+def test_an_export_is_whole_or_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Form) -> None:
+    store, interrupt = tiny_store(tmp_path, 9), Interrupt()
+
+    def stop(done: int, total: int) -> None:
+        if done == 4:
+            interrupt.signal = signal.SIGINT
+
+    there = sorted(tmp_path.iterdir())
+    assert export_store(open_store(store), to, tmp_path / "out", None, interrupt, stop).stopped
+    assert sorted(tmp_path.iterdir()) == there
+
+    def full(self: Path, target: Path) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", full)
+        with pytest.raises(UserError, match=r"No space left on device\. Nothing was exported"):
+            exported(store, to, tmp_path / "out")
+    assert sorted(tmp_path.iterdir()) == there
+    (tmp_path / ".out.exporting").mkdir()
+    (tmp_path / ".out.exporting" / "00007.tar").write_bytes(b"of an export that was killed")
+    exported(store, to, tmp_path / "out")
+    assert len(list((tmp_path / "out").iterdir())) == 1 and not (tmp_path / ".out.exporting").exists()
+    with pytest.raises(UserError, match="is there already"):
+        exported(store, to, tmp_path / "out")
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--to tar: there is no such form; valid: webdataset, parquet"):
+        read_form("tar")
+    with pytest.raises(UserError, match="--split test: there is no such split; valid: train, eval"):
+        read_split("test")
+    tga = io.BytesIO()
+    Image.open(io.BytesIO(picture(0))).save(tga, "TGA")
+    imported(parquet_of(tmp_path / "a.parquet", [tga.getvalue()], caption=["x"]), tmp_path / "store")
+    with pytest.raises(UserError, match=r"record 0 is a picture of the format tga, .* export --to parquet"):
+        exported(tmp_path / "store", "webdataset", tmp_path / "out")
+    exported(tmp_path / "store", "parquet", tmp_path / "out")
+
+
+def test_the_command_says_how_to_bring_it_back(tmp_path: Path) -> None:
+    store = tiny_store(tmp_path, 6)
+    said = io.StringIO()
+    assert export_with_progress(store, "webdataset", tmp_path / "out", None, Console(file=said)) == 0
+    assert "6 records in 1 file" in said.getvalue()
+    assert "--caption long=caption_long --caption short=caption_short --split-column split" in said.getvalue()

@@ -1,0 +1,213 @@
+"""`tintype data export`: a store's records as WebDataset tars or Parquet files, for other tools or another import.
+
+All is written into a folder beside the new one, which is renamed when everything is there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from PIL import Image
+
+from tintype.data.store.layout import ROW_TEXTS, SPLITS, Split, Store
+from tintype.errors import UserError
+from tintype.train.folder import locked
+from tintype.train.interrupt import Interrupt
+
+Form = Literal["webdataset", "parquet"]
+PART_BYTES, PART_ROWS = 256 << 20, 10_000
+"""The most that one file holds."""
+_GROUP_ROWS = 100
+_ENDINGS = {
+    "AVIF": "avif",
+    "BMP": "bmp",
+    "GIF": "gif",
+    "JPEG": "jpg",
+    "MPO": "jpg",
+    "PNG": "png",
+    "PPM": "ppm",
+    "TIFF": "tif",
+    "WEBP": "webp",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    number: int
+    """Counts through the export, and is the name of the record in it."""
+    content: bytes
+    ending: str
+    texts: dict[str, str]
+    """The captions as `caption_NAME`, `split`, `sha256` and `source`."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Nothing was left where a signal came."""
+
+    rows: int
+    files: int
+    stopped: bool = False
+
+
+class _StoppedError(Exception):
+    pass
+
+
+def export_store(
+    store: Store,
+    form: Form,
+    out: Path,
+    split: Split | None,
+    interrupt: Interrupt,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Exported:
+    """Writes the records, of one split or of both, in the store's order."""
+    rows = range(len(store)) if split is None else store.rows(split).tolist()
+    if not rows:
+        raise UserError(f"{store.path} has no records in the split {split}; nothing to export")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is there already; choose an empty or new folder for --out")
+    work = out.with_name(f".{out.name}.exporting")
+
+    def watched() -> Iterator[Row]:
+        for number, row in enumerate(rows):
+            if interrupt.signal is not None:
+                raise _StoppedError
+            yield _row(store, row, number)
+            on_progress(number + 1, len(rows))
+
+    with locked(work):
+        try:
+            _clear(work)
+            columns = [*(f"caption_{name}" for name in store.captions), *ROW_TEXTS]
+            files = _WRITERS[form](work, columns, watched())
+            (work / ".lock").unlink()
+            work.replace(out)
+        except _StoppedError:
+            shutil.rmtree(work)
+            return Exported(0, 0, stopped=True)
+        except OSError as error:
+            shutil.rmtree(work, ignore_errors=True)
+            raise UserError(f"cannot write to {work}: {error.strerror or error}. Nothing was exported") from None
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+    return Exported(len(rows), files)
+
+
+def _clear(work: Path) -> None:
+    """Of what an export that was killed has left."""
+    for file in work.iterdir():
+        if file.name != ".lock":
+            file.unlink()
+
+
+def _row(store: Store, row: int, number: int) -> Row:
+    content = store.encoded(row).content
+    about = store.about_row(row)
+    captions = {f"caption_{name}": text for name, text in store.captions_of(row).items()}
+    form = Image.open(io.BytesIO(content)).format or "?"
+    return Row(number, content, _ENDINGS.get(form, form.lower()), {**captions, **about})
+
+
+def _parts(rows: Iterator[Row]) -> Iterator[Iterator[Row]]:
+    """The rows of one file after the other; each must be gone through before the next."""
+    ahead = next(rows, None)
+
+    def part() -> Iterator[Row]:
+        nonlocal ahead
+        count = size = 0
+        while ahead is not None and count < PART_ROWS and size < PART_BYTES:
+            count, size = count + 1, size + len(ahead.content)
+            yield ahead
+            ahead = next(rows, None)
+
+    while ahead is not None:
+        yield part()
+
+
+def _write_tars(work: Path, columns: Sequence[str], rows: Iterator[Row]) -> int:
+    files = 0
+    for part in _parts(rows):
+        with tarfile.open(work / f"{files:05d}.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+            for row in part:
+                if row.ending not in _ENDINGS.values():
+                    raise UserError(
+                        f"record {row.number} is a picture of the format {row.ending}, which the tars have no ending "
+                        "for; export --to parquet"
+                    )
+                _add(tar, f"{row.number:09d}.{row.ending}", row.content)
+                _add(
+                    tar,
+                    f"{row.number:09d}.json",
+                    json.dumps({name: row.texts[name] for name in columns}, ensure_ascii=False).encode(),
+                )
+        files += 1
+    return files
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    """Without times and owners: the same records give the same bytes."""
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    tar.addfile(info, io.BytesIO(content))
+
+
+def _write_parquet(work: Path, columns: Sequence[str], rows: Iterator[Row]) -> int:
+    from pyarrow import Table, parquet
+
+    schema, files = _schema(columns), 0
+    for part in _parts(rows):
+        with parquet.ParquetWriter(work / f"{files:05d}.parquet", schema) as writer:
+            while group := list(islice(part, _GROUP_ROWS)):
+                writer.write_table(Table.from_pylist([_record(row) for row in group], schema=schema))
+        files += 1
+    return files
+
+
+def _schema(columns: Sequence[str]) -> Any:
+    """With the note by which tools of the hub know a column of pictures."""
+    import pyarrow
+
+    image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    texts = {name: {"dtype": "string", "_type": "Value"} for name in columns}
+    note = json.dumps({"info": {"features": {"image": {"_type": "Image"}, **texts}}})
+    fields = [("image", image), *((name, pyarrow.string()) for name in columns)]
+    return pyarrow.schema(fields, metadata={"huggingface": note})
+
+
+def _record(row: Row) -> dict[str, Any]:
+    return {"image": {"bytes": row.content, "path": f"{row.number:09d}.{row.ending}"}, **row.texts}
+
+
+_WRITERS: dict[Form, Callable[[Path, Sequence[str], Iterator[Row]], int]] = {
+    "webdataset": _write_tars,
+    "parquet": _write_parquet,
+}
+
+
+def read_form(value: str) -> Form:
+    if value not in _WRITERS:
+        raise UserError(f"--to {value}: there is no such form; valid: {', '.join(_WRITERS)}")
+    return "parquet" if value == "parquet" else "webdataset"
+
+
+def read_split(value: str | None) -> Split | None:
+    if value is not None and value not in SPLITS:
+        raise UserError(f"--split {value}: there is no such split; valid: {', '.join(SPLITS)}")
+    return next((split for split in SPLITS if split == value), None)
+
+
+def import_options(store: Store) -> str:
+    """What brings an export back in with the same captions and splits."""
+    captions = [f"--caption {name}=caption_{name}" for name in store.captions]
+    return " ".join([*captions, "--split-column split"])
