@@ -111,6 +111,7 @@ def _read_tar(path: Path) -> Iterator[Encoded]:
                     content = tar.extractfile(member)
                     assert content is not None
                     yield Encoded(f"{path}:{member.name}", content.read(), Path(member.name).stem)
+            refuse_rest(path, tar)
     except tarfile.TarError as error:
         raise UserError(f"{path} cannot be read as a tar file: {error}") from None
 
@@ -123,6 +124,18 @@ def refuse_cut(path: Path) -> None:
         file.seek(max(0, size - _TAR_BLOCK))
         if size % _TAR_BLOCK or any(file.read()):
             raise UserError(f"{path} cannot be read as a tar file: it is cut short, compressed, or no tar")
+
+
+def refuse_rest(path: Path, tar: tarfile.TarFile) -> None:
+    """Python's reader takes a damaged header for the end of the tar, and a tar that follows another for nothing."""
+    with path.open("rb") as file:
+        file.seek(tar.offset)
+        while block := file.read(1 << 20):
+            if any(block):
+                raise UserError(
+                    f"{path} cannot be read as a tar file: at byte {tar.offset:,}, where it ends or a header is damaged"
+                    ", something follows. Make it anew; of tars written one behind the other, make one, or give a folder"
+                )
 
 
 def _read_parquet(path: Path) -> Iterator[Encoded]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import random
 import struct
 import tarfile
 import zlib
@@ -17,7 +18,7 @@ from pyarrow import parquet
 from tests import sets
 from tests.tiny_store import imported, parquet_of, picture, tried
 from tests.unit.data.test_store import quarantine
-from tintype.data.pictures import Encoded, decode
+from tintype.data.pictures import Encoded, decode, open_pictures
 from tintype.data.store import writer
 from tintype.data.store.doors import open_door
 from tintype.data.store.importing import ImportOptions
@@ -192,6 +193,20 @@ def test_a_tar_that_is_cut_or_packed_is_refused(tmp_path: Path) -> None:
     assert "5,242,880 bytes" in reasons["b.tar:a"] and "not text in UTF-8" in reasons["b.tar:b"]
 
 
+def test_what_follows_a_damaged_header_or_another_tar_is_not_dropped(tmp_path: Path) -> None:
+    source = sets.tar_of(tmp_path / "a.tar", [(f"{n}.{kind}", picture(n)) for n in range(4) for kind in ("png", "txt")])
+    whole = source.read_bytes()
+    at = whole.index(b"2.png")
+    for content in (whole[:at] + b"3" + whole[at + 1 :], whole[:at] + bytes(512) + whole[at + 512 :], whole + whole):
+        source.write_bytes(content)
+        with pytest.raises(UserError, match="something follows"):
+            open_door(source)
+        with pytest.raises(UserError, match="something follows"):
+            list(open_pictures(source).encoded())
+    source.write_bytes(whole)
+    assert open_door(source).count == len(list(open_pictures(source).encoded())) == 4
+
+
 def test_a_saved_data_set_that_is_damaged_is_refused(tmp_path: Path) -> None:
     folder = sets.saved_split(tmp_path / "set", [sets.entries(3), sets.entries(3)])
     assert open_door(folder).count == 6 and "folder" not in open_door(folder).columns
@@ -336,6 +351,17 @@ def sixteen() -> bytes:
     return buffer.getvalue()
 
 
+def sixteen_of_colour() -> bytes:
+    """24 × 20 pixels of (0x1234, 0x5678, 0x9abc), which Pillow cannot write."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    rows = (b"\0" + bytes.fromhex("123456789abc") * 24) * 20
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 24, 20, 16, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
 def test_bad_pictures_are_set_aside_and_odd_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cmyk = io.BytesIO()
     Image.open(io.BytesIO(picture(1))).convert("CMYK").save(cmyk, "JPEG")
@@ -348,7 +374,13 @@ def test_bad_pictures_are_set_aside_and_odd_ones_are_kept(tmp_path: Path, monkey
         "convert it to 8 bits": [sixteen()],
         "animated": [animated("GIF"), animated("WEBP"), animated("PNG"), animated("TIFF")],
     }
-    good = [cmyk.getvalue(), picture(4, exif=turned, form="jpeg"), animated("MPO"), picture(5, form="gif")]
+    good = [
+        cmyk.getvalue(),
+        picture(4, exif=turned, form="jpeg"),
+        animated("MPO"),
+        picture(5, form="gif"),
+        sixteen_of_colour(),
+    ]
     images = [*(one for some in bad.values() for one in some), *good]
     source = parquet_of(tmp_path / "a.parquet", images, caption=["x"] * len(images))
     about = imported(source, tmp_path / "store")
@@ -358,7 +390,8 @@ def test_bad_pictures_are_set_aside_and_odd_ones_are_kept(tmp_path: Path, monkey
         assert message in reason
     store = open_store(tmp_path / "store")
     assert [side.tolist()[1] for side in store.sizes()] == [20, 24], "put upright"
-    assert [store.encoded(row).content == good[row] for row in range(4)] == [True, False, True, True]
+    assert [store.encoded(row).content == good[row] for row in range(5)] == [True, False, True, True, True]
+    assert decode(store.encoded(4))[:, 0, 0].tolist() == [0x12, 0x56, 0x9A]
     with monkeypatch.context() as patched:
         patched.setattr("PIL.ImageFile.ImageFile.load", lambda self: pytest.fail("pixels were decoded"))
         for one in (bomb(9000), bomb()):
@@ -418,3 +451,41 @@ def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
     (folder / "metadata.csv").write_text("name,long\np0.png,a\n")
     with pytest.raises(UserError, match=r"metadata.csv has no column 'file_name'"):
         open_door(folder)
+
+
+def test_offsets_that_point_elsewhere_are_not_followed(tmp_path: Path) -> None:
+    folder = sets.saved_split(tmp_path / "set", [sets.entries(2)])
+    file = folder / "data-00000-of-00001.arrow"
+    whole, offsets = file.read_bytes(), struct.pack("<3i", 0, 5, 10)  # of the column short: "no. 0", "no. 1"
+    assert whole.count(offsets) >= 1
+    file.write_bytes(whole.replace(offsets, struct.pack("<3i", 0, 5, 1 << 30)))
+    with pytest.raises(UserError, match="cannot be read as an Arrow stream"):
+        imported(folder, tmp_path / "store")
+
+
+def test_a_path_in_a_table_may_be_any_bytes(tmp_path: Path) -> None:
+    source = sets.saved_split(tmp_path / "set", [sets.entries(2)])
+    file = source / "data-00000-of-00001.arrow"
+    file.write_bytes(file.read_bytes().replace(b"p0.png", b"p\xff.png"))
+    assert imported(source, tmp_path / "store").quarantined == 0
+    assert "p\ufffd.png" in open_store(tmp_path / "store").name(0)
+
+
+@pytest.mark.parametrize("form", ["parquet", "metadata.parquet", "webdataset", "saved", "mds"])
+def test_flipped_bytes_give_records_reasons_or_an_error(tmp_path: Path, form: str) -> None:
+    write, options = sets.FORMS[form]
+    source, draw = write(tmp_path / "set", sets.entries(4)), random.Random(0)
+    whole = {file: file.read_bytes() for file in sorted(source.rglob("*")) if file.is_file()}
+    refused = 0
+    for turn in range(30):
+        file = draw.choice(list(whole))
+        content = bytearray(whole[file])
+        content[draw.randrange(min(len(content), draw.choice((64, 600, len(content)))))] = draw.randrange(256)
+        file.write_bytes(bytes(content))
+        try:
+            outcome = tried(source, tmp_path / f"store-{turn}", options)
+            assert outcome.done >= 4
+        except UserError:
+            refused += 1
+        file.write_bytes(whole[file])
+    assert 0 < refused < 30

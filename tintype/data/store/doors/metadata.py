@@ -122,8 +122,8 @@ def _json_row(line: str, place: str) -> _Row:
 
 def _read_csv(file: Path) -> Iterator[_Row]:
     before = csv.field_size_limit(_LONGEST_CELL)
+    reader = csv.reader(io.StringIO(_text(file), newline=""), strict=True)
     try:
-        reader = csv.reader(io.StringIO(_text(file), newline=""), strict=True)
         header = next(reader, [])
         for cells in reader:
             place = f"{file.name}, line {reader.line_num}"
@@ -132,14 +132,14 @@ def _read_csv(file: Path) -> Iterator[_Row]:
             elif cells:
                 yield _Row(place, problem=f"it has {len(cells)} cells, and the header has {len(header)}")
     except csv.Error as error:
-        raise UserError(f"{file} cannot be read as CSV: {error}") from None
+        raise UserError(f"{file} cannot be read as CSV, line {reader.line_num}: {error}") from None
     finally:
         csv.field_size_limit(before)
 
 
 def _read_parquet(file: Path) -> Iterator[_Row]:
     columns = text_columns(parquet_file(file).schema_arrow)
-    for number, values in parquet_rows(file, columns, columns):
+    for number, values in parquet_rows(file, columns):
         texts = {name: value.decode("utf-8", "surrogateescape") for name, value in values.items() if value is not None}
         yield _Row(f"{file.name}, row {number}", texts)
 

@@ -40,6 +40,6 @@ class ParquetDoor:
             count = parquet_file(file).metadata.num_rows
             if first < count:
                 wanted = list(dict.fromkeys([self._image, *columns]))
-                for row, values in parquet_rows(file, wanted, columns, first):
+                for row, values in parquet_rows(file, wanted, first):
                     yield item(values, self._image, columns, f"{file.name}, row {row}")
             first = max(0, first - count)

@@ -74,7 +74,7 @@ class SavedDoor:
             for batch in batches:
                 start = max(0, first - row)
                 wanted = batch.select([self._image, *ours]).slice(start)
-                for number, values in enumerate(rows(wanted, ours), row + start):
+                for number, values in enumerate(rows(wanted), row + start):
                     values[FOLDER] = values.get(FOLDER, (stream.folder or "").encode())
                     yield item(values, self._image, columns, f"{stream.path.relative_to(self._path)}, row {number}")
                 row += batch.num_rows
@@ -91,7 +91,7 @@ def _reading(path: Path) -> Iterator[Any]:
                 raise UserError(f"{path} cannot be read as an Arrow stream: it is cut short, or of another format")
         with pyarrow.memory_map(str(path)) as mapped, pyarrow.ipc.open_stream(mapped) as stream:
             yield stream
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a column's name
         raise UserError(f"{path} cannot be read as an Arrow stream: {error}") from None
 
 

@@ -27,30 +27,20 @@ def text_columns(schema: Any) -> list[str]:
     return [one.name for one in schema if _is_text(_plain(one.type))]
 
 
-def rows(batch: Any, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The rows of a batch as they are to be read one by one: a text stays bytes until its own row is read, so that one
-    that is not UTF-8 spoils no other."""
-    import pyarrow
-
-    columns = []
-    for name in batch.schema.names:
-        column = batch.column(name)
-        if name in texts:
-            plain = _plain(column.type)
-            column = column.cast(plain).cast(
-                pyarrow.large_binary() if pyarrow.types.is_large_string(plain) else pyarrow.binary()
-            )
+def rows(batch: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a batch. Texts are bytes until their own row is read: one that is not UTF-8 spoils no other."""
+    columns = [column.cast(_as_bytes(column.type)) for column in batch.columns]
+    for column in columns:
         column.validate(full=True)  # offsets that point elsewhere would be followed
-        columns.append(column)
     for row in range(batch.num_rows):
-        yield {name: _value(column[row]) for name, column in zip(batch.schema.names, columns, strict=True)}
+        yield {name: column[row].as_py() for name, column in zip(batch.schema.names, columns, strict=True)}
 
 
 def item(values: dict[str, Any], image: str, texts: Sequence[str], place: str) -> Item:
     found = values[image]
     content = found.get("bytes") if isinstance(found, dict) else found
     path = found.get("path") if isinstance(found, dict) else None
-    source = f"{place}, {path}" if path else place
+    source = f"{place}, {path.decode(errors='replace')}" if isinstance(path, bytes) and path else place
     decoded: dict[str, str | None] = {}
     for column in texts:
         try:
@@ -62,21 +52,16 @@ def item(values: dict[str, Any], image: str, texts: Sequence[str], place: str) -
     return Item(source, content, decoded)
 
 
-def _value(scalar: Any) -> Any:
-    """As Python has it; the path in a struct, which is text, may be any bytes."""
+def _as_bytes(kind: Any) -> Any:
+    """The type with bytes in place of texts, also of those in a struct."""
     import pyarrow
 
-    if isinstance(scalar, pyarrow.StructScalar) and scalar.is_valid:
-        return {name: _any_text(scalar[name]) for name in scalar.type.names if name in ("bytes", "path")}
-    return scalar.as_py()
-
-
-def _any_text(scalar: Any) -> Any:
-    return scalar.cast("binary").as_py().decode("utf-8", "replace") if _is_valid_text(scalar) else scalar.as_py()
-
-
-def _is_valid_text(scalar: Any) -> bool:
-    return bool(scalar.is_valid) and _is_text(scalar.type)
+    kind = _plain(kind)
+    if pyarrow.types.is_struct(kind):
+        return pyarrow.struct([one.with_type(_as_bytes(one.type)) for one in kind])
+    if _is_text(kind):
+        return pyarrow.large_binary() if pyarrow.types.is_large_string(kind) else pyarrow.binary()
+    return kind
 
 
 def _plain(kind: Any) -> Any:
@@ -97,10 +82,8 @@ def _has_bytes(kind: Any) -> bool:
     return bool(types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
 
 
-def parquet_rows(
-    path: Path, columns: Sequence[str], texts: Sequence[str], first: int = 0
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a file with their numbers, from `first` on; those columns that are texts stay bytes."""
+def parquet_rows(path: Path, columns: Sequence[str], first: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a file with their numbers, from `first` on; texts are bytes."""
     from pyarrow import ArrowException
 
     file = parquet_file(path)
@@ -114,11 +97,11 @@ def parquet_rows(
             row += count
     try:
         for batch in file.iter_batches(batch_size=_ROWS, row_groups=groups, columns=list(columns)):
-            for values in rows(batch, texts):
+            for values in rows(batch):
                 if row >= first:
                     yield row, values
                 row += 1
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as a Parquet file, from row {row} on: {error}") from None
 
 
@@ -127,5 +110,5 @@ def parquet_file(path: Path) -> Any:
 
     try:
         return parquet.ParquetFile(path)
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a column's name
         raise UserError(f"{path} cannot be read as a Parquet file: {error}") from None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tintype.data.pictures import SUFFIXES, refuse_cut
+from tintype.data.pictures import SUFFIXES, refuse_cut, refuse_rest
 from tintype.data.store.doors import Item, files_in, fingerprint, leads_out
 from tintype.data.store.doors.beside import PLAIN, UnreadableError, captions_beside, entries_of, text_of
 from tintype.errors import UserError
@@ -118,6 +118,7 @@ def _index(path: Path) -> list[_Sample]:
                     if member.offset_data + member.size > size:
                         raise UserError(f"{path} cannot be read as a tar file: it is cut short at {member.name}")
                     _take(samples, path, member)
+            refuse_rest(path, tar)
     except (tarfile.TarError, OSError) as error:
         raise UserError(f"{path} cannot be read as a tar file: {error}") from None
     return [*samples.values(), *refused]
