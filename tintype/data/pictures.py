@@ -134,7 +134,7 @@ def refuse_rest(path: Path, tar: tarfile.TarFile) -> None:
             if any(block):
                 raise UserError(
                     f"{path} cannot be read as a tar file: at byte {tar.offset:,}, where it ends or a header is damaged"
-                    ", something follows. Make it anew; of tars written one behind the other, make one, or give a folder"
+                    ", something follows. Make it anew; of tars that are written into one file, give a folder"
                 )
 
 

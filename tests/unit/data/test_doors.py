@@ -216,6 +216,10 @@ def test_a_saved_data_set_that_is_damaged_is_refused(tmp_path: Path) -> None:
         data.write_bytes(content)
         with pytest.raises(UserError, match="cut short"):
             open_door(folder)
+    batch = whole.rindex(b"\xff\xff\xff\xff", 0, -8)
+    data.write_bytes(whole[:batch] + whole[-8:] + whole[batch + 8 :])
+    with pytest.raises(UserError, match="something follows its end"):
+        open_door(folder)
     data.unlink()
     with pytest.raises(UserError, match="is missing, and"):
         open_door(folder)

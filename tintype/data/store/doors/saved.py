@@ -46,13 +46,15 @@ class SavedDoor:
         self._streams: list[_Stream] = []
         self._image, self._table = "", list[str]()
         for name, file in files:
-            with _reading(file) as stream:
+            with _reading(file) as (mapped, stream):
                 image, texts = image_column(stream.schema, str(file)), text_columns(stream.schema)
                 if not self._image:
                     self._image, self._table = image, texts
                 if missing := {self._image, *self._table} - {image, *texts}:
                     raise UserError(f"{file} lacks the columns {', '.join(sorted(missing))}, which {files[0][1]} has")
                 self._streams.append(_Stream(file, name, sum(batch.num_rows for batch in stream)))
+                if mapped.tell() != mapped.size():
+                    raise UserError(f"{file} cannot be read as an Arrow stream: something follows its end")
         self.columns = list(dict.fromkeys([*self._table, *([] if None in folders else [FOLDER])]))
         self.usual_captions = usual_captions(self.columns)
         self.count = sum(stream.rows for stream in self._streams)
@@ -70,7 +72,7 @@ class SavedDoor:
     def _read(self, stream: _Stream, columns: Sequence[str], first: int) -> Iterator[Item]:
         ours = [column for column in columns if column in self._table]
         row = 0
-        with _reading(stream.path) as batches:
+        with _reading(stream.path) as (_, batches):
             for batch in batches:
                 start = max(0, first - row)
                 wanted = batch.select([self._image, *ours]).slice(start)
@@ -81,7 +83,8 @@ class SavedDoor:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[Any]:
+def _reading(path: Path) -> Iterator[tuple[Any, Any]]:
+    """The file and the stream in it."""
     import pyarrow
 
     try:
@@ -90,7 +93,7 @@ def _reading(path: Path) -> Iterator[Any]:
             if file.read() != _END:
                 raise UserError(f"{path} cannot be read as an Arrow stream: it is cut short, or of another format")
         with pyarrow.memory_map(str(path)) as mapped, pyarrow.ipc.open_stream(mapped) as stream:
-            yield stream
+            yield mapped, stream
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a column's name
         raise UserError(f"{path} cannot be read as an Arrow stream: {error}") from None
 
