@@ -119,6 +119,16 @@ def test_lines_that_are_no_rows_are_told_of(tmp_path: Path) -> None:
     assert "has 150,000 characters" in reasons["p1.jpg"]
 
 
+def test_names_that_no_file_can_have_are_told_of(tmp_path: Path) -> None:
+    folder = sets.jsonl_folder(tmp_path / "set", sets.entries(2))
+    odd = [sets.Entry(name, b"", {"long": "a", "short": "b"}) for name in ("x" * 5000, "a\0b", ".", "\udcff.png")]
+    sets.write_metadata(folder / "metadata.jsonl", [*sets.entries(2), *odd])
+    about = imported(folder, tmp_path / "store")
+    assert sum(about.counts.values()) == 2 and about.quarantined == 4
+    reasons = list(quarantine(tmp_path / "store").values())
+    assert all("it cannot be read" in reason or "no such file" in reason for reason in reasons)
+
+
 def test_json_beside_a_picture_gives_its_strings_and_bad_json_its_reason(tmp_path: Path) -> None:
     folder = sets.json_folder(tmp_path / "set", sets.entries(5))
     assert open_door(folder).columns == ["long", "short", "split", "folder"]

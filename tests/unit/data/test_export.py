@@ -12,9 +12,11 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 from rich.console import Console
+from typer.testing import CliRunner
 
 from tests import sets
 from tests.tiny_store import captioned, imported, parquet_of, picture, tiny_store
+from tintype.cli import app
 from tintype.data.store import export as module
 from tintype.data.store.export import Exported, Form, export_store, read_form, read_split
 from tintype.data.store.importing import ImportOptions
@@ -152,3 +154,13 @@ def test_the_command_says_how_to_bring_it_back(tmp_path: Path) -> None:
     assert export_with_progress(store, "webdataset", tmp_path / "out", None, Console(file=said)) == 0
     assert "6 records in 1 file" in said.getvalue()
     assert "--caption long=caption_long --caption short=caption_short --split-column split" in said.getvalue()
+
+
+def test_the_command_exports_one_split(tmp_path: Path) -> None:
+    store = tiny_store(tmp_path, 8)
+    asked = ["data", "export", str(store), "--to", "parquet", "--out", str(tmp_path / "out"), "--split", "train"]
+    assert CliRunner().invoke(app, asked).exit_code == 0
+    file = parquet.ParquetFile(tmp_path / "out" / "00000.parquet")
+    assert file.metadata.num_rows == open_store(store).about.counts["train"]
+    asked[4] = "tar"
+    assert "there is no such form" in str(CliRunner().invoke(app, asked).exception)

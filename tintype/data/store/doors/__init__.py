@@ -72,7 +72,7 @@ def first_folder(file: Path, source: Path) -> str | None:
 
 def leads_out(name: str) -> bool:
     """Whether a path in a set's own files points to somewhere else."""
-    return "\0" in name or name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")
+    return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")
 
 
 def fingerprint(files: Sequence[Path]) -> list[list[str | int]]:

@@ -89,10 +89,10 @@ class MetadataDoor:
             return Item(row.place, None, {}, f"its {_NAME} {name} leads out of the folder")
         file = folder / name
         source = str(file.relative_to(self._path))
-        if not file.is_file():
-            return Item(source, None, {}, f"{row.place} names it, and there is no such file")
         known = {FOLDER: first_folder(file, self._path), **row.texts}
         try:
+            if not file.is_file():
+                return Item(source, None, {}, f"{row.place} names it, and there is no such file")
             return Item(source, file.read_bytes(), {column: known.get(column) for column in columns})
         except OSError as error:
             return Item(source, None, {}, f"it cannot be read: {error}")
