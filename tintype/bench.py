@@ -23,6 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch._dynamo.utils import counters
 
+from tintype.data.captions import captions_of
 from tintype.data.order import ids_at
 from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import STYLES, draw_scenes
@@ -31,6 +32,7 @@ from tintype.errors import UserError
 from tintype.generate import SamplerSettings, generate
 from tintype.metrics.throughput import tokenizer_words
 from tintype.plan import Plan, apply_techniques, plan_from_document
+from tintype.seams import Draws
 from tintype.settings import DataSettings, plain
 from tintype.strict import Document
 from tintype.train.clock import PARTS, Clock
@@ -68,7 +70,7 @@ def measure(plan: Plan, steps: int) -> dict[str, Any]:
     images = steps * plan.train.batch
     total = max(seconds, sum(split.values()))  # a host's time can run beside a GPU's
     sampler = SamplerSettings(steps=10)
-    captions = [record.captions["long"] for record in parts.source.records(range(sampler.batch))]
+    captions = _some_captions(parts, sampler.batch)
     sampling_s = _seconds(lambda: generate(parts, captions, sampler, seed=0, size_px=plan.data.size_px), parts.device)
     return {
         "environment": environment(parts.device),
@@ -79,6 +81,12 @@ def measure(plan: Plan, steps: int) -> dict[str, Any]:
         "sample_images_per_s_at_10_steps": len(captions) / sampling_s,
         "render_images_per_s_at_64_px": {style: _render_rate(style, parts.device) for style in STYLES},
     }
+
+
+def _some_captions(parts: Parts, count: int) -> list[str]:
+    """Of the data, as training reads them; again from the first on where it has fewer."""
+    records = parts.source.records([index % len(parts.source) for index in range(count)])
+    return captions_of(records, parts.captions, 0.0, Draws(parts.plan.seed, torch.arange(count)))
 
 
 def _render_rate(style: Any, device: torch.device) -> float:

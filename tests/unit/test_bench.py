@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from typer.testing import CliRunner
 
 from tests.tiny import tiny_plan
 from tests.tiny_autoencoders import option, write_autoencoder
+from tests.tiny_store import captioned, imported
 from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
 from tintype import bench
 from tintype.bench import Step, StepClock, at_size, compare, measure, show
 from tintype.cli import app
+from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
 from tintype.settings import plain
 from tintype.train.clock import PARTS
@@ -32,6 +35,13 @@ def test_the_bench_reports_speeds_and_a_split_that_adds_up() -> None:
 
 def test_the_bench_measures_a_plan_with_a_teacher() -> None:
     assert measure(tiny_plan(techniques=["repa:teacher=scenes,hidden=8"]), steps=1)["time_split"]["teacher"] > 0
+
+
+def test_the_bench_samples_captions_of_a_store_however_few_and_however_they_are_called(tmp_path: Path) -> None:
+    source = captioned(tmp_path / "few.parquet", 6)
+    imported(source, tmp_path / "few", ImportOptions(captions={"plain": "caption_short"}, eval_share=0.2))
+    data = f'data={{"kind":"store","path":"{tmp_path / "few"}","size_px":16}}'
+    assert measure(tiny_plan(data, "captions.column=plain"), steps=1)["sample_images_per_s_at_10_steps"] > 0
 
 
 def test_techniques_are_compared_with_the_plan_itself_at_each_number_of_tokens() -> None:

@@ -164,13 +164,18 @@ def _keep_header(folder: Path, made_of: Mapping[str, Any]) -> None:
     """Writes it into a new folder, and holds it against that of an old one."""
     file = folder / HEADER_NAME
     try:
-        held = folder.is_dir() and any(not one.name.startswith(".") for one in folder.iterdir())
+        names = [one.name for one in folder.iterdir() if not one.name.startswith(".")] if folder.is_dir() else []
         if file.exists():  # asked last: another process may be making the folder, and the header comes first
             _refuse_other(folder, _read_header(file), made_of)
-        elif held:
+        elif ROWS_NAME in names:
             raise UserError(
                 f"{folder} has files but no {HEADER_NAME}, so it is not known what its latents were made of; "
                 f"{_anew(folder)}"
+            )
+        elif names:
+            raise UserError(
+                f"{folder} is no cache of latents: it has files but no {HEADER_NAME}; set run.latents_folder to a new "
+                "folder, or leave it out"
             )
         else:
             folder.mkdir(parents=True, exist_ok=True)

@@ -351,6 +351,14 @@ def test_a_cache_that_was_renamed_edited_or_mixed_up_is_refused(vae: Path, tmp_p
         build_parts(first)
 
 
+def test_nobody_is_told_to_remove_a_folder_of_something_else(vae: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "dog.jpg").touch()
+    with pytest.raises(UserError, match=r"photos is no cache of latents.*to a new folder") as caught:
+        build_parts(plan_of("small-vae", vae, f"run.latents_folder={tmp_path / 'photos'}"))
+    assert "delete" not in str(caught.value)
+
+
 def test_a_full_disk_is_said_before_the_first_step(vae: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     for work in (lambda plan: train(plan, tmp_path / "run", Interrupt()), filled):
