@@ -14,6 +14,8 @@ from tintype.train.interrupt import Interrupt
 from tintype.train.parts import Parts
 
 _CHUNK_IMAGES = 256
+_CHUNK_LATENTS = 16
+"""Of each rank on a CPU, where a large tokenizer takes seconds for an image. Between chunks a signal is heard."""
 
 
 def get_ready(parts: Parts, step: int) -> dict[str, str | None]:
@@ -33,7 +35,9 @@ def prepare_images(
     train, size = parts.plan.train, len(parts.source)
     end = min(train.steps * train.batch, images_seen + size)
     micro = train.batch // train.accumulate
-    chunk = micro * max(1, _CHUNK_IMAGES // micro)  # whole batches: a GPU encodes latents in no others
+    slow = parts.kept is not None and parts.device.type == "cpu"
+    most = _CHUNK_LATENTS * parts.world.size if slow else _CHUNK_IMAGES
+    chunk = micro * max(1, most // micro)  # whole batches: a GPU encodes latents in no others
     for first in range(images_seen, end, chunk):
         if interrupt.of_any(parts.world):
             return

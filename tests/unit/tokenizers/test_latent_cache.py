@@ -174,6 +174,19 @@ def test_latents_are_there_before_the_first_step(vae: Path) -> None:
     assert len(parts.kept.missing(range(24))) == 24 - 5 * 4
 
 
+def test_a_signal_is_heard_while_latents_are_made_ready(vae: Path, calls: Counter[str]) -> None:
+    plan = plan_of("small-vae", vae, "data.count=60", "train.steps=15")
+    parts, interrupt, chunks = build_parts(plan), Interrupt(), Counter[str]()
+    calls.clear()
+
+    def stop() -> None:
+        chunks["begun"] += 1
+        interrupt.signal = signal.SIGINT
+
+    prepare_images(parts, 0, interrupt, stop)
+    assert chunks["begun"] == 1 and calls["encoded"] == 16
+
+
 def test_a_term_that_looks_at_images_gets_them(vae: Path, tmp_path: Path, calls: Counter[str]) -> None:
     repa = ("repa:teacher=scenes,hidden=8",)
     plain = losses(plan_of("small-vae", vae, techniques=repa, disk=False), tmp_path / "plain")
