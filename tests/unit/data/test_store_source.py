@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
 from tintype.tokenizers.image_sets import TrainingPictures, measured_images
+from tintype.train.parts import _data_key
 
 CPU = torch.device("cpu")
 
@@ -113,6 +116,19 @@ def test_one_seam_opens_every_kind_once(tmp_path: Path) -> None:
     assert torch.equal(later.images([1]), expected(tmp_path / "store", "train", [1]))
     with pytest.raises(UserError, match="is no store"):
         len(LaterSource(StoreSettings(path=str(tmp_path / "nowhere")), "train", CPU))
+    forget_sources()
+
+
+def test_a_teachers_tokens_are_kept_by_the_content_of_a_store_wherever_it_lies(tmp_path: Path) -> None:
+    first, other = tiny_store(tmp_path, 20), tiny_store(tmp_path, 20, "other", eval_share=0.5)
+    shutil.copytree(first, tmp_path / "moved")
+
+    def key(path: Path, **more: Any) -> str:
+        data = StoreSettings(path=str(path), size_px=16, **more)
+        return _data_key(data, open_source(data, "train", CPU))
+
+    assert key(first) == key(tmp_path / "moved") == key(first, sha256=open_store(first).identity)
+    assert len({key(first), key(other), key(first, limit=3)}) == 3
     forget_sources()
 
 

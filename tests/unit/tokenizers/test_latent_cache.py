@@ -290,6 +290,13 @@ def test_every_part_of_the_key_makes_another_cache(vae: Path, tmp_path: Path, mo
     assert opened(plans[0]).folder not in folders
 
 
+def test_latents_of_another_device_are_other_latents(vae: Path) -> None:
+    """They are rounded otherwise: a run would not learn the same with the cache and without."""
+    plan = plan_of("small-vae", vae)
+    tokenizer, source = plan.tokenizer.build(CPU), open_source(plan.data, "train", CPU)
+    assert keep_latents(plan, tokenizer, source, torch.device("cuda"), 4).folder != opened(plan).folder
+
+
 def _darker(args: Any) -> Tensor:
     return render(*args) // 2
 
