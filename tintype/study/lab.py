@@ -203,6 +203,15 @@ def _report(study: Study, out: Path, console: Console, without_data: bool = Fals
     path = write_report(results, out)
     show_verdicts(results, console)
     console.print(f"report: {path.resolve()}", soft_wrap=True, highlight=False)
+    if without_data:
+        console.print(
+            f"note: report.* and results.* are without pictures and captions of the data; {out / 'real'} and "
+            f"{out / 'runs'} still have them",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
+            highlight=False,
+        )
 
 
 def _say_failures(failed: list[Message], console: Console) -> None:

@@ -116,7 +116,9 @@ def test_a_report_can_leave_the_data_out(finished: Path) -> None:
     report_study(finished, Console(quiet=True))
     prompts = read_results(finished).prompts
     assert all(prompt in (finished / "report.html").read_text() for prompt in prompts)
-    report_study(finished, Console(quiet=True), without_data=True)
+    console = Console(record=True, quiet=False, file=io.StringIO(), width=200)
+    report_study(finished, console, without_data=True)
+    assert f"{finished / 'runs'} still have them" in console.export_text()
     found = read_results(finished)
     assert found.prompts == [f"prompt {number}" for number in range(1, len(prompts) + 1)] and not found.real_previews
     for file in ("report.html", "report.md", "results.json"):
