@@ -25,7 +25,10 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.reference import _data_fingerprint, held_out
 from tintype.evaluation.run import check_ready, evaluate
+from tintype.flow.guidance import ClassifierFreeSettings
+from tintype.generate import SamplerSettings
 from tintype.plan import Plan, plan_from_document
+from tintype.sample import sample_run
 from tintype.strict import parse, read_yaml
 from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
@@ -137,6 +140,9 @@ def test_another_store_in_the_same_place_is_refused(trained: Trained, tmp_path: 
         train(plan, tmp_path / "run", Interrupt())
     with pytest.raises(UserError, match="the run was trained with the 'data'"):
         evaluate(tmp_path / "run", trained.protocol())
+    unbiased = SamplerSettings(steps=1, guidance=ClassifierFreeSettings(unbias=True))
+    with pytest.raises(UserError, match="the run was trained with the 'data'"):
+        sample_run(tmp_path / "run", ["a dog"], None, tmp_path / "samples", unbiased, count=1, seed=0, size_px=None)
     shutil.rmtree(store)
     shutil.copytree(trained.store, store)
     forget_sources()
