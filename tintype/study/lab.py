@@ -25,6 +25,7 @@ from tintype.study.results import TokenizerInfo
 from tintype.study.runner import Message, Task, run_tasks, tasks_of
 from tintype.study.study import Study, StudySettings, read_settings, resolve
 from tintype.terminal import StudyDisplay, show_verdicts
+from tintype.tokenizers.latent_cache import why_uncacheable
 from tintype.tokenizers.small_vae import note_compression
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder, locked, refuse_foreign, write_bytes, write_text
@@ -40,6 +41,7 @@ def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
         _claim(study, out)
         check_ready(study.settings.evaluation, [plan.data for plan in study.baselines.values()])
         tasks = tasks_of(study, out)
+        _check_latents_folder([task.plan for task in tasks])
         _check_data(tasks)
         _fetch_weights(tasks)
         with StudyDisplay(console, len(tasks)) as display:
@@ -61,6 +63,16 @@ def _check_data(tasks: Sequence[Task]) -> None:
     for task in tasks:
         if not _trained(task):
             check_columns(task.plan, open_source(task.plan.data, "train", torch.device("cpu")))
+
+
+def _check_latents_folder(plans: Sequence[Plan]) -> None:
+    """A folder holds the latents of one tokenizer at one size; those that are named by what they hold serve any."""
+    kept = [plan for plan in plans if plan.run.latents_folder is not None and why_uncacheable(plan) is None]
+    if len({(plan.tokenizer, plan.data) for plan in kept}) > 1:
+        raise UserError(
+            f"run.latents_folder is {kept[0].run.latents_folder}, but the arms have several tokenizers or sizes of "
+            "pictures, and a folder holds the latents of one; leave it out: by default each has a folder of its own"
+        )
 
 
 def _fetch_weights(tasks: Sequence[Task]) -> None:

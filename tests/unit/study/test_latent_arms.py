@@ -17,7 +17,7 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import definitions
 from tintype.plan import plan_from_folder
 from tintype.study.compare import _check_tokenizers, _compared, _trend_pairs, incomparable, planned_comparisons
-from tintype.study.lab import report_study, run_study
+from tintype.study.lab import _check_latents_folder, report_study, run_study
 from tintype.study.report import read_results
 from tintype.study.results import Run
 from tintype.study.spaces import another_space
@@ -97,6 +97,19 @@ def test_a_report_can_be_made_where_the_small_vae_is_not(tmp_path: Path, monkeyp
     (out / "results.json").write_text(results.replace('"channels"', '"canals"'))
     with pytest.raises(UserError, match="holds no trained small-vae"):
         report_study(out, Console(quiet=True))
+
+
+def test_one_folder_for_latents_of_several_tokenizers_is_refused_before_training(tmp_path: Path) -> None:
+    vae, other = write_tiny_vae(tmp_path / "vae"), write_tiny_vae(tmp_path / "other", seed=1)
+    overrides = ["run.latents=disk", f"run.latents_folder={tmp_path / 'mine'}"]
+    one = f"tokenizer:to.kind=small-vae,to.folder={vae}"
+    plans = [tiny_plan(*overrides), tiny_plan(*overrides, techniques=[one])]
+    _check_latents_folder([*plans, plans[1].model_copy(update={"seed": 1})])  # pixels have none
+    plans.append(tiny_plan(*overrides, techniques=[f"tokenizer:to.kind=small-vae,to.folder={other}"]))
+    with pytest.raises(
+        UserError, match=r"folder is .*mine, but the arms have several tokenizers.*leave it out"
+    ):
+        _check_latents_folder(plans)
 
 
 def test_a_tokenizer_that_changed_between_runs_is_refused(study: Path) -> None:
