@@ -106,9 +106,7 @@ def test_one_folder_for_latents_of_several_tokenizers_is_refused_before_training
     plans = [tiny_plan(*overrides), tiny_plan(*overrides, techniques=[one])]
     _check_latents_folder([*plans, plans[1].model_copy(update={"seed": 1})])  # pixels have none
     plans.append(tiny_plan(*overrides, techniques=[f"tokenizer:to.kind=small-vae,to.folder={other}"]))
-    with pytest.raises(
-        UserError, match=r"folder is .*mine, but the arms have several tokenizers.*leave it out"
-    ):
+    with pytest.raises(UserError, match=r"folder is .*mine, but the arms have several tokenizers.*leave it out"):
         _check_latents_folder(plans)
 
 
