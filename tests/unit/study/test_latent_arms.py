@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ from rich.console import Console
 
 from tests.tiny import TINY, tiny_plan
 from tests.tiny_autoencoders import CHANNELS, FOLDER, STRIDE_PX, option, write_autoencoder
+from tests.tiny_store import imported, parquet_of, picture
+from tests.tiny_tuning import BASELINE, NO_PERCEPTUAL, write_small_vae
 from tests.tiny_vae import write_tiny_vae
+from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
 from tintype.evaluation.protocol import definitions
+from tintype.losses.tuning import TuningSettings
 from tintype.plan import plan_from_folder
 from tintype.study.compare import _check_tokenizers, _compared, _trend_pairs, incomparable, planned_comparisons
 from tintype.study.lab import _check_latents_folder, report_study, run_study
@@ -108,6 +113,38 @@ def test_one_folder_for_latents_of_several_tokenizers_is_refused_before_training
     plans.append(tiny_plan(*overrides, techniques=[f"tokenizer:to.kind=small-vae,to.folder={other}"]))
     with pytest.raises(UserError, match=r"folder is .*mine, but the arms have several tokenizers.*leave it out"):
         _check_latents_folder(plans)
+
+
+def _study_of(tmp_path: Path, *settings: str, technique: str) -> Study:
+    (tmp_path / "plan.yaml").write_text(TINY)
+    text = STUDY.replace("PLAN", str(tmp_path / "plan.yaml")).replace("LATENTS", technique)
+    (tmp_path / "study.yaml").write_text(text)
+    return load_study(str(tmp_path / "study.yaml"), settings)
+
+
+def test_what_a_tuning_needs_is_looked_for_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(self: TuningSettings, grid: tuple[int, int]) -> None:
+        raise UserError("there are no weights of lpips")
+
+    monkeypatch.setattr(TuningSettings, "fetch", absent)
+    write_small_vae()
+    study = _study_of(tmp_path, f"set={json.dumps(BASELINE)}", "primary=[scene_accuracy]", technique=NO_PERCEPTUAL)
+    with pytest.raises(UserError, match="no weights of lpips"):
+        run_study(study, tmp_path / "out", 1, Console(quiet=True))
+    assert not list((tmp_path / "out").glob("runs/*"))
+
+
+def test_captions_that_an_arm_reads_are_looked_for_before_the_first_run(tmp_path: Path) -> None:
+    images, texts = [picture(index) for index in range(60)], [f"number {index}" for index in range(60)]
+    imported(parquet_of(tmp_path / "a.parquet", images, text=texts), tmp_path / "s", ImportOptions(eval_share=0.4))
+    data = json.dumps([f"data={{kind: store, path: {tmp_path / 's'}, size_px: 16}}"])
+    settings = (f"set={data}", "primary=[validation_loss]", "evaluation.encoders=[]", "evaluation.metrics=[]")
+    study = _study_of(tmp_path, *settings, technique="short-captions")
+    with pytest.raises(UserError, match="no caption column 'short'; it has long"):
+        run_study(study, tmp_path / "out", 1, Console(quiet=True))
+    assert not list((tmp_path / "out").glob("runs/*"))
 
 
 def test_a_tokenizer_that_changed_between_runs_is_refused(study: Path) -> None:
