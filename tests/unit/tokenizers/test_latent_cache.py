@@ -41,7 +41,7 @@ from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import build_parts
-from tintype.train.prepare import prepare_images
+from tintype.train.prepare import prepare_ids, prepare_images
 
 CPU = torch.device("cpu")
 KINDS = ("small-vae", "flux1", "flux1-sampled")
@@ -437,6 +437,19 @@ def test_ranks_that_train_fill_it_together(vae: Path, tmp_path: Path) -> None:
     first, second = ([line["loss"] for line in RunFolder(tmp_path / name).metrics()] for name in ("plain", "kept"))
     assert first == second and len(first) == 6
     assert opened(plan_of("small-vae", vae)).missing(range(24)) == []
+
+
+def _prepare_as_rank(plan: Plan) -> list[int]:
+    parts, written = build_parts(plan), list[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KeptLatents, "write", lambda kept, ids, image_MCHW: written.extend(ids))
+        prepare_ids(parts, range(24))
+    return written
+
+
+def test_each_rank_makes_its_share_of_the_latents_ready(vae: Path) -> None:
+    first, second = run_ranks(2, _prepare_as_rank, plan_of("small-vae", vae))
+    assert len(first) == len(second) == 12 and sorted(first + second) == list(range(24))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
