@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,15 @@ def test_another_store_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
     imported(captioned(tmp_path / "a.parquet", 3), tmp_path / "all", ImportOptions(eval_share=1))
     with pytest.raises(UserError, match="has no training pictures"):
         StoreSource(StoreSettings(path=str(tmp_path / "all"), size_px=16), "train", CPU)
+
+
+def test_splits_of_other_sizes_than_the_store_says_are_refused(tmp_path: Path) -> None:
+    about = tiny_store(tmp_path, 20) / "store.json"
+    said = json.loads(about.read_text())
+    said["counts"]["train"] += 1
+    about.write_text(json.dumps(said))
+    with pytest.raises(UserError, match="is damaged: its splits do not have"):
+        open_store(tmp_path / "store")
 
 
 def test_one_seam_opens_every_kind_once(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.tiny import TINY, tiny_plan
 from tests.tiny_autoencoders import CHANNELS, FOLDER, STRIDE_PX, option, write_autoencoder
 from tests.tiny_store import imported, parquet_of, picture
-from tests.tiny_tuning import BASELINE, NO_PERCEPTUAL, write_small_vae
+from tests.tiny_tuning import BASELINE, NO_PERCEPTUAL, tuned_plan, write_small_vae
 from tests.tiny_vae import write_tiny_vae
 from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
@@ -145,6 +145,13 @@ def test_captions_that_an_arm_reads_are_looked_for_before_the_first_run(tmp_path
     with pytest.raises(UserError, match="no caption column 'short'; it has long"):
         run_study(study, tmp_path / "out", 1, Console(quiet=True))
     assert not list((tmp_path / "out").glob("runs/*"))
+
+
+def test_a_tuned_tokenizer_has_a_space_of_its_own() -> None:
+    plan, tuned = tuned_plan(techniques=()), tuned_plan()
+    for new, old in ((tuned, plan), (plan, tuned), (tuned, tuned)):
+        assert "trained with the run is like no other" in another_space(new, old)
+    assert another_space(plan, plan) == ""
 
 
 def test_a_tokenizer_that_changed_between_runs_is_refused(study: Path) -> None:
