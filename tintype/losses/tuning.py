@@ -88,6 +88,7 @@ class TuningSettings(TuningOptions, Part):
         """Raises ValueError where the plan cannot have it."""
         if reason := plan.tokenizer.why_frozen():
             raise ValueError(f"repa-e: the tokenizer '{plan.tokenizer.kind}' cannot be tuned: {reason}")
+        self._check_unread(plan)
         if not 1 <= self.block <= plan.model.depth:
             raise ValueError(
                 f"repa-e: there is no block {self.block} to align; model.depth is {plan.model.depth}, so block is 1 to "
@@ -117,6 +118,17 @@ class TuningSettings(TuningOptions, Part):
                 f"repa-e: adversarial.start_step ({self.adversarial.start_step}) is not before the end, at "
                 f"{plan.train.steps} steps: the discriminator would never be used; give an earlier step"
             )
+
+    @staticmethod
+    def _check_unread(plan: Plan) -> None:
+        """Settings that only a frozen tokenizer reads."""
+        for name, usual in (("posterior", "mean"), ("scale", None), ("shift", None)):
+            if (value := getattr(plan.tokenizer, name, usual)) != usual:
+                raise ValueError(
+                    f"repa-e: tokenizer.{name} is {value}, which only a frozen tokenizer reads: one that is tuned draws "
+                    f"from its posterior in training, and a batch norm is its scale; set tokenizer.{name} to "
+                    f"{'null' if usual is None else usual}"
+                )
 
     def _check_shared(self, loss: RepaSettings) -> None:
         for name in SHARED:

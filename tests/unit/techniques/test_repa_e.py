@@ -532,6 +532,11 @@ def test_plans_that_cannot_be_are_refused_with_the_reason(build: Callable[[], Pl
         build()
 
 
+def test_settings_that_only_frozen_tokenizers_read_are_refused() -> None:
+    with pytest.raises(UserError, match=r"tokenizer\.posterior is sample, which only a frozen .* to mean"):
+        tuned_plan("tokenizer.posterior=sample")
+
+
 def test_a_plan_without_tuning_keeps_its_name() -> None:
     assert tiny_plan().hash == "53fef6287ebc6ff9"
     tuned = tuned_plan()
