@@ -125,7 +125,7 @@ class TuningSettings(TuningOptions, Part):
         for name, usual in (("posterior", "mean"), ("scale", None), ("shift", None)):
             if (value := getattr(plan.tokenizer, name, usual)) != usual:
                 raise ValueError(
-                    f"repa-e: tokenizer.{name} is {value}, which only a frozen tokenizer reads: one that is tuned draws "
+                    f"repa-e: tokenizer.{name} is {value}, which only a frozen tokenizer reads: a tuned one draws "
                     f"from its posterior in training, and a batch norm is its scale; set tokenizer.{name} to "
                     f"{'null' if usual is None else usual}"
                 )
