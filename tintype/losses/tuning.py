@@ -9,20 +9,19 @@ B: samples. K: kept tokens. D: width of the denoiser. T: width of the teacher.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from tintype.errors import UserError
 from tintype.losses.alignment import AlignmentPart, AlignmentTerm, RepaOptions, RepaSettings, repa_projector
-from tintype.losses.perceptual import Distance
+from tintype.losses.reconstruction import PerceptualSettings
 from tintype.seams import Place, Tapped, View
-from tintype.settings import Part, Settings, kind_alone
+from tintype.settings import Part, kind_alone
 from tintype.tokenizers import adversary
 from tintype.tokenizers.adversary import AdversarySettings
-from tintype.vision.lpips import SMALLEST_PX, Net
+from tintype.vision.lpips import SMALLEST_PX
 
 if TYPE_CHECKING:
     from tintype.plan import Plan
@@ -31,28 +30,15 @@ SHARED = ("teacher", "block", "hidden", "cache")
 """Settings that this alignment and the denoiser's have in common, where one projector serves both."""
 
 
-class TuningPerceptual(Settings):
-    """A distance of features between a picture and its reconstruction. The default is the paper's."""
+class TuningPerceptual(PerceptualSettings):
+    """The default is the paper's."""
+
+    way_out: ClassVar[str] = "Or tune without: repa-e:perceptual=none (or scenes)"
 
     kind: Literal["none", "scenes", "lpips"] = Field(
         "lpips", description="lpips: needs its weights; scenes: the packaged scene encoder; none"
     )
     weight: float = Field(1.0, gt=0)
-    net: Net = Field("vgg16", description="lpips: its network")
-    weights: str | None = Field(None, description="lpips: a file of one's own; by default the published ones")
-
-    def load(self, device: torch.device) -> Distance | None:
-        from tintype.tokenizers import train_small_vae as own  # which knows what a plan is, and a plan knows this file
-
-        if self.kind == "none":
-            return None
-        if self.kind == "scenes":
-            return own.SceneDistance(device)
-        settings = own.PerceptualSettings(kind="lpips", weight=self.weight, net=self.net, weights=self.weights)
-        try:
-            return own.LpipsDistance(settings, device)
-        except UserError as error:
-            raise UserError(f"{error}\nOr tune without: repa-e:perceptual=none (or scenes)") from None
 
 
 class TuningAdversary(AdversarySettings):

@@ -159,16 +159,9 @@ class LatentTokenizer:
 
     def moments(self, image_BCHW: Tensor) -> Tensor:
         """The normalised latents; or mean and deviation before normalisation, where latents are drawn of them."""
-        if image_BCHW.dtype != torch.uint8:
-            raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
-        height, width = image_BCHW.shape[2:]
-        if height % self.stride_px or width % self.stride_px:
-            raise UserError(
-                f"images of {width} × {height} px cannot be encoded: the tokenizer makes one latent of "
-                f"{self.stride_px} × {self.stride_px} px; choose sizes that are multiples of {self.stride_px}"
-            )
+        height, width = checked_size(image_BCHW, self.stride_px)
         with frozen_arithmetic(self._device, self._arithmetic):
-            most = self._at_a_time(height, width)
+            most = images_at_a_time(height, width)
             if self._device.type == "cpu":
                 return encode_evenly(self._moments, image_BCHW, min(CPU_BATCH, most))
             return torch.cat([self._moments(some_BCHW) for some_BCHW in image_BCHW.split(most)])
@@ -191,7 +184,7 @@ class LatentTokenizer:
         height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
         with frozen_arithmetic(self._device, self._arithmetic):
             latent_BCHW = self._normalisation.undo(z_BCHW).to(self._dtype)
-            decoded = [self._decode(some).float() for some in latent_BCHW.split(self._at_a_time(height, width))]
+            decoded = [self._decode(some).float() for some in latent_BCHW.split(images_at_a_time(height, width))]
             return ((torch.cat(decoded) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
     def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
@@ -217,9 +210,6 @@ class LatentTokenizer:
             f"tokenizer.scale={_listed(scale_C / std_C.clamp_min(_TINY))}"
         )
 
-    def _at_a_time(self, height: int, width: int) -> int:
-        return max(1, _MOST_PX // (height * width))
-
     def _posterior(self, image_BCHW: Tensor) -> Posterior:
         return self._encode((image_BCHW.to(self._device).float() / 127.5 - 1).to(self._dtype))
 
@@ -228,6 +218,24 @@ class LatentTokenizer:
 
     def _decode(self, latent_BCHW: Tensor) -> Tensor:
         raise NotImplementedError
+
+
+def checked_size(image_BCHW: Tensor, stride_px: int) -> tuple[int, int]:
+    """Height and width of images that can be encoded."""
+    if image_BCHW.dtype != torch.uint8:
+        raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
+    height, width = image_BCHW.shape[2:]
+    if height % stride_px or width % stride_px:
+        raise UserError(
+            f"images of {width} × {height} px cannot be encoded: the tokenizer makes one latent of {stride_px} × "
+            f"{stride_px} px; choose sizes that are multiples of {stride_px}"
+        )
+    return height, width
+
+
+def images_at_a_time(height: int, width: int) -> int:
+    """How many of this size go through a network that is not trained."""
+    return max(1, _MOST_PX // (height * width))
 
 
 def _listed(numbers_C: Tensor) -> str:

@@ -27,7 +27,7 @@ from torch.nn.functional import silu
 from tintype.errors import UserError
 from tintype.seams import Draws
 from tintype.settings import Compression, Settings, Statistics, TokenizerPart, plain
-from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, CPU_BATCH
+from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, CPU_BATCH, checked_size
 from tintype.vision.frozen import encode_evenly, frozen_arithmetic
 from tintype.vision.weights import digest
 
@@ -196,9 +196,7 @@ class SmallVae:
 
     def moments(self, image_BCHW: Tensor) -> Tensor:
         """The normalised latents; or mean and deviation before normalisation, where latents are drawn of them."""
-        if image_BCHW.dtype != torch.uint8:
-            raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
-        check_divides(self.stride_px, image_BCHW)
+        checked_size(image_BCHW, self.stride_px)
         network = self.network.to(image_BCHW.device)
 
         def found(image_BCHW: Tensor) -> Tensor:
@@ -226,15 +224,6 @@ class SmallVae:
         network = self.network.to(z_BCHW.device)
         with frozen_arithmetic(z_BCHW.device):
             return to_bytes(network.picture(network.raw(z_BCHW.float()))).contiguous()
-
-
-def check_divides(stride_px: int, image_BCHW: Tensor) -> None:
-    height, width = image_BCHW.shape[-2:]
-    if height % stride_px or width % stride_px:
-        raise UserError(
-            f"small-vae: pictures of {width} × {height} px; each side must be a multiple of {stride_px} px, "
-            "which is one latent pixel"
-        )
 
 
 _noted: dict[str, Compression] = {}

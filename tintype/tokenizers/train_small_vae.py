@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from tintype import rng
 from tintype.errors import UserError
-from tintype.losses.perceptual import Distance, resized
+from tintype.losses.perceptual import Distance
+from tintype.losses.reconstruction import PerceptualSettings
 from tintype.metrics.reconstruction import psnr
 from tintype.settings import Settings, plain
 from tintype.strict import parse, read_file, write_yaml
@@ -47,9 +48,7 @@ from tintype.train.parts import exact_fp32, seeded
 from tintype.train.resume import resume
 from tintype.train.state import TrainState
 from tintype.transfer import send
-from tintype.vision.lpips import SMALLEST_PX, Net, load_lpips
-from tintype.vision.scene_encoder import INPUT_PX, load_scene_encoder, scene_encoder_record
-from tintype.vision.weights import digest
+from tintype.vision.lpips import SMALLEST_PX
 
 SETTINGS_NAME = "training.yaml"
 ADVERSARY = "adversary"
@@ -60,17 +59,6 @@ _CHARBONNIER = 1e-3
 _KEPT = 2
 _MEASURED_TOGETHER = 32
 _STATISTICS_IMAGES = 256
-
-
-class PerceptualSettings(Settings):
-    """A distance of features beside that of pixels. The default, none, needs no download."""
-
-    kind: Literal["none", "scenes", "lpips"] = Field(
-        "none", description="scenes: the packaged scene encoder; lpips: needs its weights"
-    )
-    weight: float = Field(0.1, gt=0)
-    net: Net = Field("vgg16", description="lpips: its network")
-    weights: str | None = Field(None, description="lpips: a file of one's own; by default the published ones")
 
 
 class Training(Settings):
@@ -162,7 +150,7 @@ def train(
         if is_trained(out):
             return Outcome(settings.steps, read_record(out), already_done=True)
         data = settings.open_data(device)
-        distance = load_distance(settings.perceptual, device)
+        distance = settings.perceptual.load(device)
         state = _new_state(settings, device)
         resume(folder, state)
         judged_by = distance.identity if distance is not None else None
@@ -318,48 +306,6 @@ def reconstruction_loss(kind: Literal["l1", "charbonnier"], seen_BCHW: Tensor, x
     if kind == "l1":
         return off_BCHW.abs().mean()
     return ((off_BCHW.square() + _CHARBONNIER**2).sqrt() - _CHARBONNIER).mean()
-
-
-class SceneDistance:
-    """The mean squared difference of the packaged scene encoder's last map.
-
-    A Fréchet distance on the same encoder's features flatters what was trained with it.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.identity = str(scene_encoder_record()["sha256"])
-        self._trunk = load_scene_encoder(device).trunk
-
-    def __call__(self, predicted_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
-        predicted_map, true_map = self._map(predicted_BCHW), self._map(true_BCHW)
-        return (predicted_map - true_map).square().mean(dim=(1, 2, 3))
-
-    def _map(self, x_BCHW: Tensor) -> Tensor:
-        """The trunk is used to pictures in [-2, 2]."""
-        small_BCHW = x_BCHW if x_BCHW.shape[-2:] == (INPUT_PX, INPUT_PX) else resized(x_BCHW, INPUT_PX, INPUT_PX)
-        map_BCHW: Tensor = self._trunk((2.0 * small_BCHW).contiguous(memory_format=torch.channels_last))
-        return map_BCHW
-
-
-class LpipsDistance:
-    def __init__(self, settings: PerceptualSettings, device: torch.device) -> None:
-        self._network = load_lpips(settings.net, device, settings.weights)
-        self.identity = digest(self._network.state_dict().values())
-
-    def __call__(self, predicted_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
-        distance_B: Tensor = self._network(predicted_BCHW, true_BCHW)
-        return distance_B
-
-
-def load_distance(settings: PerceptualSettings, device: torch.device) -> Distance | None:
-    if settings.kind == "none":
-        return None
-    if settings.kind == "scenes":
-        return SceneDistance(device)
-    try:
-        return LpipsDistance(settings, device)
-    except UserError as error:
-        raise UserError(f"{error}\nOr train without: --set perceptual.kind=none (or scenes)") from None
 
 
 def _finish(out: Path, settings: Training, data: TrainingSet, network: Vae) -> Record:

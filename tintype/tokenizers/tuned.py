@@ -16,16 +16,14 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from tintype.errors import UserError
 from tintype.seams import Draws
 from tintype.settings import Compression, Statistics
+from tintype.tokenizers.latent import checked_size, images_at_a_time
 from tintype.tokenizers.small_vae import Posterior, to_bytes, to_floats
 from tintype.vision.frozen import frozen_arithmetic
 from tintype.vision.weights import digest
 from tintype.world import World
 
-_MOST_PX = 4 * 1024**2
-"""Pixels that go through the network at a time where nothing is trained."""
 _LEAST_STD = 1e-3
 """A latent that varies less, after the norm, is no latent."""
 
@@ -141,9 +139,9 @@ class TunedTokenizer(nn.Module):
         return self.moments(image_BCHW)
 
     def moments(self, image_BCHW: Tensor) -> Tensor:
-        image_BCHW = self._checked(image_BCHW)
+        at_a_time = images_at_a_time(*checked_size(image_BCHW, self.stride_px))
         with frozen_arithmetic(self.device):
-            chunks = image_BCHW.split(self._at_a_time(*image_BCHW.shape[2:]))
+            chunks = image_BCHW.to(self.device).split(at_a_time)
             means = [self.network.posterior(to_floats(some)).mean_BCHW for some in chunks]
             return self.norm.settled(torch.cat(means)).contiguous()
 
@@ -154,7 +152,9 @@ class TunedTokenizer(nn.Module):
         height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
         with frozen_arithmetic(self.device):
             raw_BCHW = self.norm.undone(z_BCHW.float())
-            pictures = [to_bytes(self.network.picture(some)) for some in raw_BCHW.split(self._at_a_time(height, width))]
+            pictures = [
+                to_bytes(self.network.picture(some)) for some in raw_BCHW.split(images_at_a_time(height, width))
+            ]
             return torch.cat(pictures).contiguous()
 
     def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
@@ -162,17 +162,3 @@ class TunedTokenizer(nn.Module):
         if bool(mean_C.isfinite().all()) and float(std_C.max()) >= _LEAST_STD:
             return None
         return "the latents are not finite, or do not differ from picture to picture; tune another autoencoder"
-
-    def _checked(self, image_BCHW: Tensor) -> Tensor:
-        if image_BCHW.dtype != torch.uint8:
-            raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
-        height, width = image_BCHW.shape[2:]
-        if height % self.stride_px or width % self.stride_px:
-            raise UserError(
-                f"images of {width} × {height} px cannot be encoded: the tokenizer makes one latent of "
-                f"{self.stride_px} × {self.stride_px} px; choose sizes that are multiples of {self.stride_px}"
-            )
-        return image_BCHW.to(self.device)
-
-    def _at_a_time(self, height: int, width: int) -> int:
-        return max(1, _MOST_PX // (height * width))

@@ -133,7 +133,7 @@ def test_the_divergence_is_that_of_two_gaussians() -> None:
 
 def test_what_it_cannot_take_is_refused() -> None:
     tokenizer = SmallVae(Vae(TINY))
-    with pytest.raises(UserError, match="18 × 16 px; each side must be a multiple of 4"):
+    with pytest.raises(UserError, match=r"18 × 16 px cannot be encoded: .* multiples of 4"):
         tokenizer.encode(torch.zeros(1, 3, 16, 18, dtype=torch.uint8))
     with pytest.raises(TypeError, match="uint8"):
         tokenizer.encode(torch.zeros(1, 3, 16, 16))

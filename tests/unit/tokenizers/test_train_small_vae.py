@@ -15,6 +15,7 @@ from torch import nn
 from tests.tiny_perceptual import pictures, write_alexnet
 from tintype.data.fit import crop, shrunk
 from tintype.errors import UserError
+from tintype.losses.reconstruction import PerceptualSettings
 from tintype.metrics.reconstruction import psnr
 from tintype.strict import Document, parse
 from tintype.tokenizers.adversary import Adversary
@@ -22,11 +23,9 @@ from tintype.tokenizers.image_sets import TrainingPictures, held_out_ids, measur
 from tintype.tokenizers.small_vae import SmallVae, SmallVaeSettings, Vae, read_vae, to_floats
 from tintype.tokenizers.train_small_vae import (
     Outcome,
-    PerceptualSettings,
     Progress,
     Training,
     latent_statistics,
-    load_distance,
     losses_of,
     reconstruction_loss,
     train,
@@ -239,7 +238,7 @@ def test_a_loss_that_is_no_number_ends_it(tmp_path: Path) -> None:
 def test_the_loss_is_the_weighted_sum_of_its_terms() -> None:
     settings = tiny(kl_weight=0.5, perceptual={"kind": "scenes", "weight": 0.25})
     vae, image = Vae(settings.vae), pictures(0, 4, 16)
-    losses = losses_of(settings, vae, load_distance(settings.perceptual, CPU), torch.arange(4), image)
+    losses = losses_of(settings, vae, settings.perceptual.load(CPU), torch.arange(4), image)
     expected = losses["reconstruction"] + 0.5 * losses["kl"] + 0.25 * losses["perceptual"]
     assert losses["loss"].item() == pytest.approx(expected.item(), rel=1e-6)
     assert losses["kl"].item() == pytest.approx(vae.posterior(to_floats(image)).kl().mean().item(), rel=1e-5)
@@ -261,7 +260,7 @@ def test_reconstruction_losses() -> None:
     ],
 )
 def test_a_perceptual_distance_is_zero_at_the_truth_and_has_a_gradient(perceptual: PerceptualSettings) -> None:
-    distance = load_distance(perceptual, CPU)
+    distance = perceptual.load(CPU)
     assert distance is not None
     true = to_floats(pictures(0, 2, 32))
     seen = nn.Parameter(true + 0.1 * torch.sin(torch.arange(32.0)))
@@ -272,7 +271,7 @@ def test_a_perceptual_distance_is_zero_at_the_truth_and_has_a_gradient(perceptua
     torch.autograd.backward([far.sum()])
     assert seen.grad is not None
     assert seen.grad.abs().max() > 0
-    assert load_distance(PerceptualSettings(), CPU) is None
+    assert PerceptualSettings().load(CPU) is None
 
 
 def test_statistics_are_those_of_all_latents_at_once() -> None:

@@ -1,0 +1,73 @@
+"""How far pictures are from their reconstructions by the features of a frozen network: a loss of autoencoders.
+
+B: pictures. C: channels. H, W: rows, columns.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.losses.perceptual import Distance, resized
+from tintype.settings import Settings
+from tintype.vision.lpips import Net, load_lpips
+from tintype.vision.scene_encoder import INPUT_PX, load_scene_encoder, scene_encoder_record
+from tintype.vision.weights import digest
+
+
+class PerceptualSettings(Settings):
+    """A distance of features beside that of pixels. The default, none, needs no download."""
+
+    way_out: ClassVar[str] = "Or train without: --set perceptual.kind=none (or scenes)"
+
+    kind: Literal["none", "scenes", "lpips"] = Field(
+        "none", description="scenes: the packaged scene encoder; lpips: needs its weights"
+    )
+    weight: float = Field(0.1, gt=0)
+    net: Net = Field("vgg16", description="lpips: its network")
+    weights: str | None = Field(None, description="lpips: a file of one's own; by default the published ones")
+
+    def load(self, device: torch.device) -> Distance | None:
+        if self.kind == "none":
+            return None
+        if self.kind == "scenes":
+            return SceneDistance(device)
+        try:
+            return LpipsDistance(self, device)
+        except UserError as error:
+            raise UserError(f"{error}\n{self.way_out}") from None
+
+
+class SceneDistance:
+    """The mean squared difference of the packaged scene encoder's last map.
+
+    A Fréchet distance on the same encoder's features flatters what was trained with it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.identity = str(scene_encoder_record()["sha256"])
+        self._trunk = load_scene_encoder(device).trunk
+
+    def __call__(self, predicted_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
+        predicted_map, true_map = self._map(predicted_BCHW), self._map(true_BCHW)
+        return (predicted_map - true_map).square().mean(dim=(1, 2, 3))
+
+    def _map(self, x_BCHW: Tensor) -> Tensor:
+        """The trunk is used to pictures in [-2, 2]."""
+        small_BCHW = x_BCHW if x_BCHW.shape[-2:] == (INPUT_PX, INPUT_PX) else resized(x_BCHW, INPUT_PX, INPUT_PX)
+        map_BCHW: Tensor = self._trunk((2.0 * small_BCHW).contiguous(memory_format=torch.channels_last))
+        return map_BCHW
+
+
+class LpipsDistance:
+    def __init__(self, settings: PerceptualSettings, device: torch.device) -> None:
+        self._network = load_lpips(settings.net, device, settings.weights)
+        self.identity = digest(self._network.state_dict().values())
+
+    def __call__(self, predicted_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
+        distance_B: Tensor = self._network(predicted_BCHW, true_BCHW)
+        return distance_B
