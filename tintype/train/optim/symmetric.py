@@ -15,7 +15,7 @@ from torch.utils._triton import has_triton
 _COPIED_BYTES = 16
 """What bulk copies ask of an address, and of the distance from one row to the next."""
 FEWEST_ROWS = 1024
-"""Below, a product is done before the host has started the next, and it starts Triton's kernels slower than torch's."""
+"""Below, a product is done before the host has started the next one, and half of it saves nothing."""
 
 
 def gram(x_NRC: Tensor) -> Tensor:
