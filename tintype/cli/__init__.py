@@ -1,0 +1,77 @@
+"""The command line. A user's mistake is one message and exit code 2; an interrupted command exits with 130 or 143."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from safetensors import SafetensorError
+
+import tintype
+
+# isort: off
+# Each adds its commands, and `--help` lists them in this order.
+from tintype.cli import runs, studies, plans, measure, data, tokenizers  # noqa: F401
+
+# isort: on
+from tintype.cli.shared import app, console, progress_console
+from tintype.errors import UserError
+
+LAUNCHED = "TORCHELASTIC_RUN_ID"
+"""In the environment of processes that `torchrun` started; `world.launched` would import torch for every command."""
+
+
+def main() -> None:
+    try:
+        if LAUNCHED in os.environ:
+            _run_as_rank()
+        else:
+            _run(_say_error)
+    except UserError as error:
+        _say_error(str(error))
+        sys.exit(2)
+
+
+def _run_as_rank() -> None:
+    """Of several processes the first talks. Torch is imported before a command needs it: they meet to speak as one."""
+    from tintype import world
+
+    with world.joined() as ranks:
+        console.quiet = progress_console.quiet = not ranks.leads
+        _run(lambda text: ranks.say_once(text, _say_error))
+
+
+def _run(say_error: Callable[[str], None]) -> None:
+    try:
+        app()
+    except UserError as error:
+        say_error(str(error))
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(141)
+    except (OSError, SafetensorError) as error:  # a full disk, a missing permission: nothing that was whole is lost
+        name = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        say_error(f"{reason}{name}. Mend this, then run the same command again to go on")
+        sys.exit(2)
+
+
+def _say_error(text: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"error: {text}", style="red", markup=False, highlight=False)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"tintype {tintype.__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it")] = False,
+) -> None:
+    pass

@@ -1,0 +1,129 @@
+"""Commands that measure: speed and precision."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tintype.cli.shared import (
+    Device,
+    Json,
+    Set,
+    Techniques,
+    app,
+    console,
+    plan_of,
+    print_json,
+    progress_console,
+)
+from tintype.errors import UserError
+
+if TYPE_CHECKING:
+    pass
+
+
+@app.command()
+def bench(
+    recipe: Annotated[str, typer.Option(help="The plan to measure")] = "pocket",
+    steps: Annotated[int, typer.Option(min=2, help="Training steps to time")] = 40,
+    set_: Set = [],  # noqa: B006
+    technique: Annotated[
+        list[str], typer.Option("--technique", help="Measure training alone, without and with this (repeatable)")
+    ] = [],  # noqa: B006
+    tokens: Annotated[
+        str | None, typer.Option(help="Measure training alone, at these numbers of image tokens: 256,1024")
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option(help="Measure training alone, with so many images a step: 32,256")
+    ] = None,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Time the metrics on 10,000 pictures instead")] = False,
+    json_: Json = False,
+) -> None:
+    """Measure training, sampling and rendering speed, with the time split by part; or what techniques do to the speed
+    of training; or the speed of the metrics."""
+    from tintype.bench import measure
+    from tintype.metrics.speed import time_feature_metrics
+    from tintype.train.parts import choose_device
+    from tintype.world import alone
+
+    alone("tintype bench")
+    plan = plan_of(recipe, set_, [])
+    if technique or tokens is not None or batch is not None:
+        if metrics:
+            raise UserError("--metrics times the metrics and no training; leave out --technique, --tokens and --batch")
+        counts, batches = _whole_numbers("--tokens", tokens, "256,1024"), _whole_numbers("--batch", batch, "32,256")
+        _bench_training(plan, technique, counts, batches, steps, json_)
+        return
+    if metrics:
+        sizes, device = (768, 1024, 2048), choose_device(plan.run.device)
+        result = {f"seconds, 10,000 × {size}": time_feature_metrics(10_000, size, device) for size in sizes}
+    else:
+        result = measure(plan, steps)
+    if json_:
+        print_json(result)
+        return
+    for name, value in result.items():
+        inner = value if isinstance(value, dict) else {"": value}
+        rounded = {key: f"{v:.3g}" if isinstance(v, float) else v for key, v in inner.items()}
+        shown = ", ".join(f"{key} {v}".strip() for key, v in rounded.items())
+        console.print(f"{name}: {shown}", highlight=False, soft_wrap=True)
+
+
+def _whole_numbers(option: str, value: str | None, example: str) -> list[int]:
+    """Those of an option like --tokens 256,1024; none where it was not given."""
+    numbers = value.split(",") if value is not None else []
+    for number in numbers:
+        if not number.strip().isdecimal() or not int(number):
+            raise UserError(f"{option} {value}: '{number}' is no whole number above 0; write it as {option} {example}")
+    return [int(number) for number in numbers]
+
+
+def _bench_training(
+    plan: Any, techniques: list[str], tokens: list[int], batches: list[int], steps: int, json_: bool
+) -> None:
+    from tintype.bench import compare, show
+
+    with Console(stderr=True).status("measuring") as status:
+        result = compare(plan, techniques, tokens, batches, steps, lambda row: status.update(f"measuring: {row}"))
+    if json_:
+        print_json(result)
+        return
+    show(result, console)
+
+
+@app.command()
+def audit(
+    target: Annotated[str, typer.Argument(help="A recipe's name, the path of a plan, or the folder of a run")],
+    steps: Annotated[int, typer.Option(min=1, help="Real steps to watch")] = 4,
+    set_: Set = [],  # noqa: B006
+    technique: Techniques = [],  # noqa: B006
+    device: Device = None,
+    json_: Json = False,
+) -> None:
+    """Find what silently loses precision: runs a few steps, changes nothing; exit code 1 where something does."""
+    from tintype.audit.report import as_json, show_audit
+    from tintype.audit.run import audit_plan, audit_run
+
+    of_run = Path(target).is_dir()
+    if of_run and (set_ or technique):
+        raise UserError(f"{target} is a run, which has its plan; --set and --technique are for recipes and plan files")
+    with progress_console.status("building") as status:
+
+        def on_step(step: int) -> None:
+            status.update(f"step {step + 1} of {steps}")
+
+        if of_run:
+            found = audit_run(Path(target), steps, device, on_step)
+        else:
+            chosen = [*set_, *([f"run.device={device}"] if device is not None else [])]
+            found = audit_plan(plan_of(target, chosen, technique), steps, on_step)
+    if json_:
+        print_json(as_json(found))
+    else:
+        show_audit(found, f"precision of {target}", console)
+    if found.exit_code:
+        sys.exit(found.exit_code)

@@ -1,0 +1,186 @@
+"""Commands on one run: train, sample, evaluate."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from tintype.cli.shared import (
+    Device,
+    EmaLength,
+    Json,
+    Out,
+    Set,
+    Techniques,
+    app,
+    console,
+    plan_of,
+    print_json,
+    progress_console,
+    settings_of,
+)
+from tintype.errors import UserError
+
+if TYPE_CHECKING:
+    pass
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name or the path of a plan")],
+    out: Out,
+    set_: Set = [],  # noqa: B006
+    technique: Techniques = [],  # noqa: B006
+) -> None:
+    """Train one plan. Running it again goes on where it stopped, or says that it is done."""
+    from tintype.terminal import train_with_progress
+
+    code = train_with_progress(plan_of(recipe, set_, technique), out, console)
+    if code:
+        sys.exit(code)
+
+
+@app.command()
+def sample(
+    run: Annotated[Path, typer.Argument(help="Folder of a run")],
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts")] = None,
+    out: Out = Path("samples"),
+    prompt_file: Annotated[Path | None, typer.Option(help="A text file with one prompt on each line")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Images for each prompt")] = 1,
+    steps: Annotated[int, typer.Option(min=1)] = 50,
+    guidance: Annotated[float, typer.Option(min=0, help="Scale of the guidance; 1 switches it off")] = 3.5,
+    guidance_kind: Annotated[str, typer.Option(help="classifier-free, self or path-drop")] = "classifier-free",
+    guidance_interval: Annotated[
+        tuple[float, float], typer.Option(help="The times t between which guidance is used; t = 1 is noise")
+    ] = (0.0, 1.0),
+    unbias: Annotated[bool, typer.Option(help="Undo the bias of the run's own contrastive loss")] = False,
+    method: Annotated[str, typer.Option(help="euler or heun")] = "euler",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    size: Annotated[int | None, typer.Option(min=1, help="Width and height in pixels; by default as trained")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images made at a time")] = 16,
+    ema_length: EmaLength = None,
+    device: Device = None,
+) -> None:
+    """Generate images from prompts: PNGs with their settings inside, and a contact sheet."""
+    from tintype.generate import SamplerSettings
+    from tintype.sample import sample_run
+    from tintype.strict import Document, parse
+
+    from_t, to_t = guidance_interval
+    guided = {"kind": guidance_kind, "scale": guidance, "from_t": from_t, "to_t": to_t, "unbias": unbias}
+    values = {"method": method, "steps": steps, "guidance": guided, "batch": batch}
+    settings = parse(SamplerSettings, Document("sample", values))
+    written = sample_run(
+        run,
+        list(prompts or []),
+        prompt_file,
+        out,
+        settings,
+        count=count,
+        seed=seed,
+        size_px=size,
+        device=device,
+        ema_length=ema_length,
+    )
+    console.print(f"images: {len(written) - 1}, all on {written[-1]}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path | None, typer.Argument(help="Folder of a run")] = None,
+    images: Annotated[Path | None, typer.Option(help="Score these pictures instead of a run")] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="What --images are compared with: pictures, or a file of --save-reference")
+    ] = None,
+    save_reference: Annotated[
+        Path | None, typer.Option(help="Keep the reference's features as FILE.safetensors")
+    ] = None,
+    set_: Annotated[
+        list[str], typer.Option("--set", help="Override the protocol: count=256, sampler.steps=20, encoders=[clip]")
+    ] = [],  # noqa: B006
+    ema_length: EmaLength = None,
+    device: Device = None,
+    json_: Json = False,
+) -> None:
+    """Score a run, or any set of pictures against another: a folder, a .tar or a .parquet file each."""
+    if (run is None) == (images is None) or (images is None) != (reference is None):
+        raise UserError("give the folder of a run, or --images A --reference B")
+    if run is not None and save_reference is not None:
+        raise UserError("--save-reference goes with --images and --reference; a run keeps its reference by itself")
+    if run is None and ema_length is not None:
+        raise UserError("--ema-length chooses among the weights of a run; --images have none")
+    if images is not None and reference is not None:
+        _evaluate_images(images, reference, save_reference, set_, device, json_)
+    elif run is not None:
+        _evaluate_run(run, set_, ema_length, device, json_)
+
+
+def _evaluate_run(run: Path, assignments: list[str], ema_length: float | None, device: str | None, json_: bool) -> None:
+    from tintype.evaluation.protocol import Protocol, definitions
+    from tintype.evaluation.run import evaluate as score
+    from tintype.plan import plan_from_folder
+    from tintype.terminal import sampling_progress, show_evaluation
+    from tintype.train.reconstruct import reconstruction
+
+    protocol = settings_of(Protocol, "evaluation", assignments)
+    average = reconstruction(run, ema_length) if ema_length is not None else None
+    with sampling_progress(progress_console) as on_step:
+        result = score(run, protocol, on_step, device, average)
+    if json_:
+        print_json(result)
+        return
+    title = f"{run} at step {result['step']} ({result['weights']} weights)"
+    show_evaluation(title, result, definitions(protocol, plan_from_folder(run).data.of_scenes), console)
+
+
+def _evaluate_images(
+    images: Path, reference: Path, saved: Path | None, assignments: list[str], device: str | None, json_: bool
+) -> None:
+    from tintype.evaluation.images import ImageProtocol, evaluate_images, image_definitions
+    from tintype.terminal import image_progress, show_evaluation
+    from tintype.train.parts import choose_device
+    from tintype.world import alone
+
+    alone("tintype evaluate --images")
+    protocol = settings_of(ImageProtocol, "evaluation", assignments)
+    with image_progress(Console(stderr=True)) as on_images:
+        result = evaluate_images(images, reference, protocol, choose_device(device or "auto"), saved, on_images)
+    if json_:
+        print_json(result)
+        return
+    counts = f"{result['images']['count']:,} against {result['reference']['count']:,} pictures"
+    show_evaluation(f"{images} against {reference}: {counts}", result, image_definitions(protocol), console)
+
+
+@app.command()
+def ema(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that was trained with power-ema")],
+    lengths: Annotated[
+        str, typer.Option(help="Lengths of the weight average, as shares of the training")
+    ] = "0.03,0.05,0.075,0.1,0.15,0.2,0.25",
+    metric: Annotated[str | None, typer.Option(help="What the curve shows; by default the protocol's first")] = None,
+    set_: Annotated[
+        list[str], typer.Option("--set", help="Override the protocol: count=256, sampler.steps=20, encoders=[clip]")
+    ] = [],  # noqa: B006
+    device: Device = None,
+    json_: Json = False,
+) -> None:
+    """Score a run with weight averages of several lengths. Running it again goes on where it stopped."""
+    from tintype.evaluation.ema_curve import check_metric, read_lengths
+    from tintype.evaluation.protocol import Protocol
+    from tintype.plan import plan_from_folder
+    from tintype.terminal import ema_with_progress, show_ema_curve
+
+    protocol = settings_of(Protocol, "evaluation", set_)
+    wanted = check_metric(protocol, metric, plan_from_folder(run).data.of_scenes)
+    curve, code = ema_with_progress(run, read_lengths(lengths), protocol, wanted, progress_console, device)
+    if json_:
+        print_json(curve.as_json())
+    else:
+        show_ema_curve(curve, console)
+    if code:
+        sys.exit(code)

@@ -1,0 +1,105 @@
+"""Commands on studies: run one, report it, plan how many seeds it needs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tintype.cli.shared import (
+    Json,
+    Out,
+    app,
+    console,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+@app.command()
+def ablate(
+    study: Annotated[str, typer.Argument(help="A study's name or the path of a study file")],
+    out: Out,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time")] = 1,
+    set_: Annotated[
+        list[str], typer.Option("--set", help="Override the study: seeds=[0,1] or set=[optimizer.lr=2e-4]")
+    ] = [],  # noqa: B006
+    arm: Annotated[list[str], typer.Option("--arm", help="Only this arm (repeatable)")] = [],  # noqa: B006
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the arms and stop")] = False,
+) -> None:
+    """Run a study: every arm with every seed, then the comparison and the report."""
+    from tintype.study.lab import run_study
+    from tintype.study.study import choose_arms, load_study
+    from tintype.terminal import show_arms
+    from tintype.world import alone
+
+    alone("tintype ablate")
+    resolved = load_study(study, set_)
+    if arm:
+        resolved = choose_arms(resolved, arm)
+    show_arms(resolved, console)
+    if not dry_run:
+        code = run_study(resolved, out, jobs, console)
+        if code:
+            sys.exit(code)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of a study")],
+    without_data: Annotated[
+        bool, typer.Option("--without-data", help="Leave out pictures and captions of data that must not be passed on")
+    ] = False,
+) -> None:
+    """Write a study's report again from the files of its runs."""
+    from tintype.study.lab import report_study
+    from tintype.world import alone
+
+    alone("tintype report")
+    report_study(folder, console, without_data)
+
+
+@app.command()
+def power(
+    studies: Annotated[list[Path] | None, typer.Argument(help="Folders or results.json of past studies")] = None,
+    effect: Annotated[str, typer.Option(help="The change worth finding: 5% of the baseline's value, or 0.02")] = "5%",
+    seeds: Annotated[int, typer.Option(min=2, help="Seeds of each arm in the new study")] = 3,
+    metric: Annotated[str | None, typer.Option(help="Only this metric")] = None,
+    arms: Annotated[int, typer.Option(min=1, help="Arms of the new study, its control included")] = 3,
+    control: Annotated[bool, typer.Option(help="Whether one of the arms is the control")] = True,
+    resolutions: Annotated[int, typer.Option(min=1, help="Resolutions of the new study")] = 1,
+    without: Annotated[list[str], typer.Option(help="Leave this arm out of the measured spread (repeatable)")] = [],  # noqa: B006
+    json_: Json = False,
+) -> None:
+    """How many seeds a study needs, from the spread that past studies measured."""
+    from pydantic import TypeAdapter
+
+    from tintype.study.power import PowerPlan, plan_power
+    from tintype.study.power_table import show_power
+
+    plan = plan_power(studies or [Path("studies")], effect, seeds, metric, arms, without, resolutions, control)
+    if json_:
+        print_json(TypeAdapter(PowerPlan).dump_python(plan, mode="json"))
+        return
+    show_power(plan, console)
+
+
+@app.command(hidden=True)
+def calibrate(
+    out: Out,
+    studies: Annotated[int, typer.Option(min=2, help="Simulated studies of each kind")] = 1000,
+) -> None:
+    """Simulate studies in which the truth is known, and measure how often the statistics are wrong."""
+    from tintype.study.calibration import calibrate as simulate
+    from tintype.study.calibration import write_calibration
+    from tintype.world import alone
+
+    alone("tintype calibrate")
+    with console.status("simulating") as status:
+        found = simulate(studies, lambda name: status.update(f"simulating: {name}"))
+    for path in write_calibration(out, found):
+        console.print(str(path), soft_wrap=True, highlight=False)

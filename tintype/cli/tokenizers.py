@@ -1,0 +1,155 @@
+"""Commands on tokenizers, and on the packaged scene encoder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from tintype.cli.shared import (
+    Device,
+    Json,
+    Out,
+    Set,
+    Techniques,
+    app,
+    console,
+    plan_of,
+    print_json,
+    progress_console,
+    settings_of,
+)
+
+if TYPE_CHECKING:
+    pass
+
+encoder_app = typer.Typer(no_args_is_help=True, help="The packaged scene encoder.")
+app.add_typer(encoder_app, name="encoder")
+tokenizer_app = typer.Typer(
+    no_args_is_help=True, help="Train tokenizers, save tuned ones, compare any of them, and cache their latents."
+)
+app.add_typer(tokenizer_app, name="tokenizer")
+
+
+@encoder_app.command("train")
+def encoder_train(
+    out: Out,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    steps: Annotated[int, typer.Option(min=1)] = 8000,
+    batch: Annotated[int, typer.Option(min=1)] = 512,
+    device: Annotated[str, typer.Option()] = "cpu",
+) -> None:
+    """Train the scene encoder anew and measure it."""
+    from tintype.terminal import step_progress
+    from tintype.train.parts import choose_device
+    from tintype.vision.train_scene_encoder import train as train_encoder
+    from tintype.world import alone
+
+    alone("tintype encoder train")
+    choose_device(device)
+    with step_progress(Console(stderr=True), steps) as on_step:
+        record = train_encoder(out, seed, steps, batch, device, on_step)
+    print_json(record)
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    out: Out,
+    data: Annotated[
+        str | None, typer.Option(help="scenes (by default), or a folder, .tar, .parquet file or store of pictures")
+    ] = None,
+    set_: Annotated[
+        list[str], typer.Option("--set", help="Override a setting: steps=2000, vae.channels=8, perceptual.kind=lpips")
+    ] = [],  # noqa: B006
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
+) -> None:
+    """Train a small-vae on any pictures. Running it again goes on where it stopped, or says that it is done."""
+    from tintype.terminal import train_vae_with_progress
+    from tintype.tokenizers.train_small_vae import Training
+    from tintype.train.parts import choose_device
+    from tintype.world import alone
+
+    alone("tintype tokenizer train")
+    given = [] if data is None else [f"data={json.dumps(data)}"]
+    settings = settings_of(Training, "training", [*set_, *given])
+    code = train_vae_with_progress(settings, out, choose_device(device), console)
+    if code:
+        sys.exit(code)
+
+
+@tokenizer_app.command("cache")
+def tokenizer_cache(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name or the path of a plan")],
+    set_: Set = [],  # noqa: B006
+    technique: Techniques = [],  # noqa: B006
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hash all images again and encode those that have changed")
+    ] = False,
+) -> None:
+    """Encode all training images of a plan once, for all runs with run.latents=disk. Running it again goes on."""
+    from tintype.terminal import cache_with_progress
+
+    code = cache_with_progress(plan_of(recipe, set_, technique), verify, console, progress_console)
+    if code:
+        sys.exit(code)
+
+
+@tokenizer_app.command("save")
+def tokenizer_save(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that tuned its tokenizer (technique repa-e)")],
+    out: Out,
+    device: Device = None,
+    json_: Json = False,
+) -> None:
+    """Write the autoencoder that a run has tuned as a frozen tokenizer, with its statistics, for any other plan."""
+    from dataclasses import asdict
+
+    from tintype.tokenizers.save_tuned import save_tuned
+    from tintype.world import alone
+
+    alone("tintype tokenizer save")
+    saved = save_tuned(run, out, device)
+    if json_:
+        print_json(asdict(saved))
+        return
+    console.print(f"{out}: the autoencoder of step {saved.step}", soft_wrap=True, highlight=False, markup=False)
+    shown = {"shift": saved.statistics.mean, "scale": [1 / std for std in saved.statistics.std]}
+    for name, numbers in shown.items():
+        listed = ", ".join(f"{number:.4g}" for number in numbers)
+        console.print(f"{name} of its latents: [{listed}]", soft_wrap=True, highlight=False, markup=False)
+    console.print(saved.words, soft_wrap=True, highlight=False, markup=False)
+
+
+@tokenizer_app.command("report")
+def tokenizer_report(
+    tokenizers: Annotated[
+        list[str],
+        typer.Argument(help="Each a kind (pixels, or small-vae:folder=DIR) or a folder of a trained small-vae"),
+    ],
+    out: Out,
+    data: Annotated[str, typer.Option(help="scenes, or a folder, .tar, .parquet file or store of pictures")] = "scenes",
+    set_: Annotated[
+        list[str], typer.Option("--set", help="Override a setting: size_px=256, count=512, encoders=[inception]")
+    ] = [],  # noqa: B006
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
+    json_: Json = False,
+) -> None:
+    """Compare tokenizers on any pictures: quality, compression, speed, latents and pictures, in one HTML file."""
+    from tintype.terminal import image_progress, show_tokenizers
+    from tintype.tokenizers.report import ReportSettings, report_tokenizers
+    from tintype.train.parts import choose_device
+    from tintype.world import alone
+
+    alone("tintype tokenizer report")
+    settings = settings_of(ReportSettings, "report", [*set_, f"data={json.dumps(data)}"])
+    with image_progress(progress_console) as on_images:
+        result = report_tokenizers(tokenizers, settings, out, choose_device(device), on_images)
+    if json_:
+        print_json(result)
+        return
+    show_tokenizers(result, console)
+    console.print(str(out / "report.html"), soft_wrap=True, highlight=False)
