@@ -24,7 +24,6 @@ from rich.table import Table
 from torch._dynamo.utils import counters
 
 from tintype.data.captions import captions_of
-from tintype.data.order import ids_at
 from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import STYLES, draw_scenes
 from tintype.data.sources import forget_sources
@@ -60,7 +59,7 @@ def measure(plan: Plan, steps: int) -> dict[str, Any]:
     state = new_state(parts)
     clock = Clock(parts.device)
     images = min(len(parts.source), (_WARM_UP_STEPS + steps) * plan.train.batch)
-    prepare_ids(parts, ids_at(plan.seed, 0, images, len(parts.source)).tolist())
+    prepare_ids(parts, parts.order.ids(0, images))
     for _ in range(_WARM_UP_STEPS):
         update(parts, state, clock)
     clock.read()

@@ -141,6 +141,13 @@ class Record:
     attributes: Any
 
 
+class Order(Protocol):
+    """Which image stands at which position of a training: a pure function, the same for any number of ranks."""
+
+    def ids(self, first: int, count: int) -> list[int]:
+        """The ids of the source's images at positions first … first + count - 1."""
+
+
 class ImageSource(Protocol):
     @property
     def identity(self) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tintype.data.order import ids_at
 from tintype.errors import UserError
 from tintype.flow.guidance import VelocityBias
 from tintype.flow.path import interpolate
@@ -49,12 +48,12 @@ def mean_target(parts: Parts) -> Tensor:
 
     The target is linear in the noise, whose mean is zero: so it is left out, and adds no error of its own.
     """
-    seed, size = parts.plan.seed, len(parts.source)
-    count = min(MOST_IMAGES, size)
+    seed = parts.plan.seed
+    count = min(MOST_IMAGES, len(parts.source))
     sums = []
     for first in range(0, count, _BATCH):
         position_B = torch.arange(first, min(first + _BATCH, count))
-        ids = ids_at(seed, first, len(position_B), size).tolist()
+        ids = parts.order.ids(first, len(position_B))
         with parts.compute():
             draws = Draws(seed, position_B.to(parts.device))
             x_BCHW = parts.tokenizer.encode(parts.source.images(ids).to(parts.device), draws)

@@ -21,6 +21,8 @@ from tintype.cli import runs, studies, plans, measure, data, tokenizers  # noqa:
 from tintype.cli.shared import app, console, progress_console
 from tintype.errors import UserError
 
+__all__ = ["app", "main"]
+
 LAUNCHED = "TORCHELASTIC_RUN_ID"
 """In the environment of processes that `torchrun` started; `world.launched` would import torch for every command."""
 

@@ -6,6 +6,8 @@ position is found at once, and within an epoch every id comes exactly once.
 
 from __future__ import annotations
 
+from collections.abc import Sized
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -15,6 +17,18 @@ from tintype.rng import mix, stream_key
 
 _ROUNDS = 6
 _PAGE = 1 << 12
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Every image of a source once in each epoch, and in each epoch in another order."""
+
+    seed: int
+    source: Sized
+
+    def ids(self, first: int, count: int) -> list[int]:
+        found: list[int] = ids_at(self.seed, first, count, len(self.source)).tolist()
+        return found
 
 
 def ids_at(seed: int, first: int, count: int, size: int) -> Tensor:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tintype.data.captions import captions_of
-from tintype.data.order import ids_at
 from tintype.seams import Draws, TextTokens
 from tintype.train import fault
 from tintype.train.clock import Clock
@@ -40,12 +39,12 @@ def read_batch(parts: Parts, first: int, count: int, step: int, clock: Clock) ->
     plan, device = parts.plan, parts.device
     terms = parts.terms_at(step)
     with clock.part("data"):
-        ids = ids_at(plan.seed, first, count, len(parts.source)).tolist()
+        ids = parts.order.ids(first, count)
         image_BCHW = None
         if parts.wants_images(terms):
             image_BCHW = send(parts.source.images(ids), device)
             ahead = first + count * parts.world.size
-            parts.source.expect(ids_at(plan.seed, ahead, count, len(parts.source)).tolist())
+            parts.source.expect(parts.order.ids(ahead, count))
         records = parts.source.records(ids)
         position_B = torch.arange(first, first + count)
         captions = captions_of(records, parts.captions, plan.captions.dropout, Draws(plan.seed, position_B))

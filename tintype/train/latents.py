@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from tintype.data.order import ids_at
 from tintype.errors import UserError
 from tintype.seams import Draws
 from tintype.train.folder import RunFolder
@@ -32,12 +31,12 @@ def check_latents(folder: RunFolder, parts: Parts, step: int) -> None:
 
 def measure_latents(parts: Parts) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Mean and deviation of each channel as training will see them, and the number of images; on each rank alike."""
-    plan, size = parts.plan, len(parts.source)
-    count = min(MOST_IMAGES, size, plan.train.steps * plan.train.batch)
+    plan = parts.plan
+    count = min(MOST_IMAGES, len(parts.source), plan.train.steps * plan.train.batch)
     sums = []
     for first in range(0, count, _BATCH):
         position_B = torch.arange(first, min(first + _BATCH, count))
-        ids = ids_at(plan.seed, first, len(position_B), size).tolist()
+        ids = parts.order.ids(first, len(position_B))
         draws = Draws(plan.seed, position_B.to(parts.device))
         z_BCHW = parts.latents(ids, None, draws).double()
         sums.append(torch.stack([z_BCHW.mean((2, 3)).sum(0), z_BCHW.square().mean((2, 3)).sum(0)]).cpu())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tintype import world
+from tintype.data.order import Shuffled
 from tintype.data.sources import LaterSource, open_source
 from tintype.errors import UserError
 from tintype.losses import LossPart
@@ -24,6 +25,7 @@ from tintype.seams import (
     ImageSource,
     LossTerm,
     Objective,
+    Order,
     Place,
     Route,
     Router,
@@ -60,6 +62,7 @@ class Parts:
     plan: Plan
     device: torch.device
     source: ImageSource
+    order: Order
     captions: CaptionPolicy
     text: TextEncoder
     tokenizer: Tokenizer
@@ -182,6 +185,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     source: ImageSource = opened(plan.data, "train", device)
     if training:
         check_columns(plan, source)
+    order = Shuffled(plan.seed, source)
     keeping = training and plan.run.latents == "disk" and why_uncacheable(plan) is None
     kept = keep_latents(plan, tokenizer, source, device, share) if keeping else None
     with seeded(plan.seed, "text"):
@@ -203,7 +207,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
         _store_in_bf16(modules)
     modules = modules.to(device)
     if training and isinstance(tokenizer, TunedTokenizer):
-        begin_statistics(tokenizer, source, plan)
+        begin_statistics(tokenizer, source, order, plan)
     as_the_leader_has_it(modules, layout.world)
     if layout.mesh is not None:
         gather = torch.bfloat16 if plan.precision.gather == "bf16" else None
@@ -216,6 +220,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
         plan=plan,
         device=device,
         source=source,
+        order=order,
         captions=plan.captions.build(),
         text=text,
         tokenizer=tokenizer,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tintype.data.order import ids_at
 from tintype.train.interrupt import Interrupt
 from tintype.train.parts import Parts
 
@@ -43,7 +42,7 @@ def prepare_images(
             return
         on_chunk()
         count = min(chunk, end - first)
-        prepare_ids(parts, ids_at(parts.plan.seed, first, count, size).tolist())
+        prepare_ids(parts, parts.order.ids(first, count))
 
 
 def prepare_ids(parts: Parts, ids: Sequence[int]) -> None:

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from tintype.data.order import ids_at
 from tintype.losses.alignment import AlignmentTerm
 from tintype.losses.perceptual import Distance
 from tintype.losses.tuning import TuningSettings, aligned_loss
 from tintype.plan import Plan
-from tintype.seams import Draws, ImageSource, TextTokens
+from tintype.seams import Draws, ImageSource, Order, TextTokens
 from tintype.tokenizers.adversary import Adversary
 from tintype.tokenizers.small_vae import to_floats
 from tintype.tokenizers.tuned import TunedTokenizer
@@ -141,13 +140,13 @@ class TuningStep:
         return self._losses
 
 
-def begin_statistics(tokenizer: TunedTokenizer, source: ImageSource, plan: Plan) -> None:
+def begin_statistics(tokenizer: TunedTokenizer, source: ImageSource, order: Order, plan: Plan) -> None:
     """Gives the norm the statistics of the latents of the run's first images."""
     count = min(_BEGIN_IMAGES, len(source), plan.train.steps * plan.train.batch)
     sums, numbers = [], 0
     for first in range(0, count, _BEGIN_BATCH):
         position_B = torch.arange(first, min(first + _BEGIN_BATCH, count))
-        ids = ids_at(plan.seed, first, len(position_B), len(source)).tolist()
+        ids = order.ids(first, len(position_B))
         with torch.no_grad(), tokenizer.computing():
             posterior = tokenizer.network.posterior(to_floats(source.images(ids).to(tokenizer.device)))
         raw_BCHW = tokenizer.sampled(posterior, Draws(plan.seed, position_B.to(tokenizer.device))).double()
