@@ -63,7 +63,9 @@ class TuningOptions(RepaOptions):
     )
     momentum: float = Field(0.1, gt=0, le=1, description="How fast the norm's running statistics follow")
     eps: float = Field(1e-4, gt=0, description="Of the norm, added to the variance")
-    compute: Literal["fp32", "bf16"] = Field("fp32", description="Of the autoencoder; its weights stay in fp32")
+    compute: Literal["fp32", "bf16"] = Field(
+        "fp32", description="Of the autoencoder, whose weights stay in fp32; with bf16 LPIPS compares in TF32"
+    )
 
 
 class TuningSettings(TuningOptions, Part):

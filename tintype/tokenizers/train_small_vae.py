@@ -81,7 +81,9 @@ class Training(Settings):
     lr: float = Field(1e-3, gt=0)
     warmup_steps: int = Field(100, ge=0)
     clip_norm: float = Field(1.0, gt=0)
-    compute: Literal["fp32", "bf16"] = Field("fp32", description="Of the convolutions; weights stay in fp32")
+    compute: Literal["fp32", "bf16"] = Field(
+        "fp32", description="Of the convolutions, whose weights stay in fp32; with bf16 LPIPS compares in TF32"
+    )
     save_every_steps: int = Field(500, ge=1)
     log_every_steps: int = Field(10, ge=1)
 
@@ -145,7 +147,7 @@ def train(
 ) -> Outcome:
     """Trains in a folder from wherever it stopped, measures, and writes the tokenizer beside the checkpoints."""
     folder = RunFolder(out)
-    with locked(out), exact_fp32():
+    with locked(out), exact_fp32(settings.compute == "fp32"):
         _claim(folder, settings)
         if is_trained(out):
             return Outcome(settings.steps, read_record(out), already_done=True)

@@ -126,9 +126,13 @@ class TunedTokenizer(nn.Module):
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Of training: fp32 or bf16 as the plan says, and each backward pass adds in one order."""
-        flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
-        with flags, torch.autocast(self.device.type, torch.bfloat16, enabled=self.compute == "bf16"):
+        """Of training: fp32 or bf16 as the plan says, and each backward pass adds in one order.
+
+        Beside bf16, convolutions that stay in fp32 (those of LPIPS) may be rounded to TF32, which has more bits.
+        """
+        narrow = self.compute == "bf16"
+        flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=narrow)
+        with flags, torch.autocast(self.device.type, torch.bfloat16, enabled=narrow):
             yield
 
     def sampled(self, posterior: Posterior, draws: Draws) -> Tensor:

@@ -138,10 +138,10 @@ class Parts:
 
 
 @contextmanager
-def exact_fp32() -> Iterator[None]:
+def exact_fp32(exact: bool = True) -> Iterator[None]:
     """What the plan does not send to another type is fp32: cuDNN would by itself round its convolutions to TF32."""
     before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = not exact
     try:
         yield
     finally:

@@ -24,6 +24,7 @@ from tintype.errors import UserError
 from tintype.settings import OptimizerPart
 from tintype.train.layout import ONE, Layout, is_cut, local
 from tintype.train.optim.adamw import AdamWSettings, step_adamw
+from tintype.train.optim.replay import Replay
 from tintype.train.optim.spread import Spread
 from tintype.train.optim.storage import EXACT, Storage
 from tintype.train.optim.symmetric import bracket, gram
@@ -110,6 +111,10 @@ class Muon(torch.optim.Optimizer):
         self.settings, self.storage = settings, storage
         self._layout = layout
         self._portions = _portions(_batches_of(settings, matrices, layout))
+        self._lr: Tensor | None = None
+        self._replays = {
+            at: self._replay(*portion) for at, portion in enumerate(self._portions) if self._same(*portion)
+        }
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -123,17 +128,53 @@ class Muon(torch.optim.Optimizer):
         # Other numbers than AdamW's part draws.
         kinds = {batches[0].is_cut for batches, _ in self._portions}
         generators = {cut: self.storage.generator(device, -1 - self.update_number, cut) for cut in kinds}
-        for batches, fused in self._portions:
-            self._move(batches, fused, matrices["lr"], generators[batches[0].is_cut])
+        lr = self._lr_on(device, matrices["lr"])
+        skipped = torch.zeros((), device=device) if self.found_inf is None else self.found_inf
+        for at, (batches, fused) in enumerate(self._portions):
+            gradients = [local(one.grad) for batch in batches for one in batch.parameters if one.grad is not None]
+            if len(gradients) < sum(len(batch.parameters) for batch in batches):
+                raise RuntimeError("muon: a matrix has no gradient")
+            if at in self._replays:
+                self._replays[at]([lr, skipped, *gradients])
+            else:
+                self._move(batches, fused, lr, skipped, gradients, generators[batches[0].is_cut])
 
-    def _move(self, batches: Sequence[_Batch], fused: bool, lr: float, generator: torch.Generator | None) -> None:
+    def _lr_on(self, device: torch.device, lr: float) -> Tensor:
+        """In float64, so that it is multiplied as the host would."""
+        if self._lr is None:
+            self._lr = torch.zeros((), dtype=torch.float64, device=device)
+        return self._lr.fill_(lr)
+
+    def _same(self, batches: Sequence[_Batch], fused: bool) -> bool:
+        """Whether every step starts the same kernels: no other rank is asked, no random numbers are drawn."""
+        on_gpu = all(parameter.is_cuda for batch in batches for parameter in batch.parameters)
+        return on_gpu and not fused and self._layout.world.size == 1 and self.storage.rounding == "nearest"
+
+    def _replay(self, batches: Sequence[_Batch], fused: bool) -> Replay:
+        parameters = [parameter for batch in batches for parameter in batch.parameters]
+
+        def work(inputs: list[Tensor]) -> None:
+            lr, skipped, *gradients = inputs
+            self._move(batches, fused, lr, skipped, gradients, None)
+
+        def anchors() -> list[Tensor]:
+            momenta = [self.state[one]["momentum"] for one in parameters if "momentum" in self.state[one]]
+            return [*parameters, *momenta]
+
+        return Replay(work, anchors)
+
+    def _move(
+        self,
+        batches: Sequence[_Batch],
+        fused: bool,
+        lr: Tensor,
+        skipped: Tensor,
+        gradients: list[Tensor],
+        generator: torch.Generator | None,
+    ) -> None:
         """Every rank moves what it holds of the matrices, along what the one rank found that had the whole."""
         settings = self.settings
         parameters = [parameter for batch in batches for parameter in batch.parameters]
-        gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-        if len(gradients) < len(parameters):
-            raise RuntimeError("muon: a matrix has no gradient")
-        skipped = gradients[0].new_zeros((), dtype=torch.float32) if self.found_inf is None else self.found_inf
         moves = 1 - skipped
         states = [self.state[parameter] for parameter in parameters]
         momenta = [local(_momentum(state, parameter)) for state, parameter in zip(states, parameters, strict=True)]
@@ -146,8 +187,8 @@ class Muon(torch.optim.Optimizer):
         for batch in batches:
             mine = slice(first, first := first + len(batch.parameters))
             steps = batch.spread.work(partial(batch.orthogonalise, settings, kind), aims[mine])
-            keep = 1 - lr * settings.weight_decay * moves if settings.weight_decay else None
-            (_fused(go) if fused else go)(weights[mine], steps, -lr * batch.scale * moves, keep)
+            keep = (1 - lr * settings.weight_decay * moves).float() if settings.weight_decay else None
+            (_fused(go) if fused else go)(weights[mine], steps, (-lr * batch.scale * moves).float(), keep)
         self.storage.close(parameters, weights, states, generator, skipped)
 
 
