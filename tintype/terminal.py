@@ -14,6 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from tintype.data.recaption import work as recaptioning
+from tintype.data.recaption.asking import Captioner
 from tintype.data.store.export import Form, export_store, import_options
 from tintype.data.store.importing import ImportOptions, import_pictures
 from tintype.data.store.importing import Progress as ImportProgress
@@ -174,6 +176,60 @@ def import_with_progress(source: Path, out: Path, options: ImportOptions, consol
             text = f"note: the split {split} is empty"
             console.print(text, style="yellow", soft_wrap=True, highlight=False)
     return 0
+
+
+def recaption_with_progress(store: Path, task: recaptioning.Task, captioner: Captioner, console: Console) -> int:
+    """Adds captions with a progress bar; returns the exit code."""
+    began = time.monotonic()
+    with watch_signals() as interrupt, _bars(console) as bars:
+        bar = bars.add_task("captioning", total=None, note="")
+
+        def on_progress(progress: recaptioning.Progress) -> None:
+            speed = progress.new / max(time.monotonic() - began, 1e-9)
+            note = f"{progress.done:,} of {progress.total:,} · {speed:.2g} images/s · {_tokens(progress)}"
+            bars.update(bar, completed=progress.done, total=progress.total, note=note)
+
+        outcome = recaptioning.recaption(store, task, captioner, interrupt, on_progress)
+    progress = outcome.progress
+    if outcome.already_done:
+        console.print(f"{store}: the captions {task.column} were added before", soft_wrap=True, highlight=False)
+        return 0
+    speed = f", {progress.new / outcome.seconds:.2g} images/s" if progress.new else ""
+    text = f"{progress.done:,} pictures, {progress.new:,} of them now{speed}; {_tokens(progress)}"
+    if outcome.about is None:
+        state = "interrupted" if interrupt.signal is not None else "a trial; no captions are added yet"
+        go_on = "the same command" if interrupt.signal is not None else "the same command without --limit"
+        text = f"{state}: {text}. The answers are kept; {go_on} goes on"
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+        for source, caption in outcome.examples.items():
+            console.print(f"{source}: {caption}", soft_wrap=True, highlight=False, markup=False, style="dim")
+        return interrupt.exit_code if interrupt.signal is not None else 0
+    added = outcome.about.find_added(task.column)
+    assert added is not None
+    text = f"{store}: captions {task.column} added; {text}; sha256 {outcome.about.identity[:12]}"
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    made_by = added.made_by
+    if empty := made_by["empty_captions"]:
+        reasons = [f"{count:,} {reason}" for reason, count in made_by["set_aside"].items()]
+        reasons += (
+            [f"{made_by['not_asked']:,} not asked"] if made_by["not_asked"] and not task.choice.only_empty else []
+        )
+        text = (
+            f"note: {empty:,} captions are empty ({', '.join(reasons)}); {store / str(added.journal)} has the answers"
+        )
+        console.print(text, style="yellow", soft_wrap=True, highlight=False, markup=False)
+    if changed := {name: made_by["counts"][name] for name in ("cleaned", "shortened") if made_by["counts"][name]}:
+        text = "note: of the answers " + ", ".join(f"{count:,} were {name}" for name, count in changed.items())
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+    return 0
+
+
+def _tokens(progress: recaptioning.Progress) -> str:
+    parts = [f"{progress.input_tokens:,} + {progress.output_tokens:,} tokens"]
+    parts += [f"cost {progress.cost:.4g}"] if progress.cost is not None else []
+    parts += [f"{progress.retried:,} asked again"] if progress.retried else []
+    parts += [f"{progress.aside:,} set aside"] if progress.aside else []
+    return " · ".join(parts)
 
 
 def export_with_progress(store: Path, form: Form, out: Path, split: Split | None, console: Console) -> int:

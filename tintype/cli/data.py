@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -88,6 +89,89 @@ def data_export(
         sys.exit(code)
 
 
+@data_app.command("recaption")
+def data_recaption(
+    store: Annotated[Path | None, typer.Argument(help="Folder of a store")] = None,
+    column: Annotated[str | None, typer.Option(help="Name of the new captions")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The server's name of a model; without --server a folder or a hub repository")
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(help="URL of an OpenAI-compatible server: vLLM, llama.cpp, Ollama, …")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Commit of a hub repository")] = None,
+    prompt: Annotated[str | None, typer.Option(help="long or short: a prompt that is built in [long]")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="A file with a prompt of your own")] = None,
+    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the prompt, and do nothing else")] = False,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="The most of an answer [long 512, short 96]")] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0: the most likely words")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws at a temperature above 0")] = 0,
+    tries: Annotated[int, typer.Option(min=1, help="Of a picture with an empty answer or a refusal")] = 3,
+    split: Annotated[str | None, typer.Option(help="Only train or eval; the others get an empty caption")] = None,
+    only_empty: Annotated[
+        str | None, typer.Option(help="A kind of caption: ask where it is empty, keep it elsewhere")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="A trial on so many pictures; adds no captions yet")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures at a time, without --server")] = 8,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N, without --server")] = "auto",
+    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Questions at a time to the server")] = 8,
+    timeout_s: Annotated[float, typer.Option(min=0.01, help="For one answer of the server")] = 120.0,
+    server_tries: Annotated[int, typer.Option(min=1, help="Of one question to a server that fails or is busy")] = 6,
+    backoff_s: Annotated[float, typer.Option(min=0, help="The first wait after a failure; doubles each time")] = 1.0,
+    key_variable: Annotated[
+        str | None, typer.Option(help="Environment variable with the server's key [TINTYPE_API_KEY]")
+    ] = None,
+    price_per_million_input: Annotated[float | None, typer.Option(min=0, help="To tell the cost")] = None,
+    price_per_million_output: Annotated[float | None, typer.Option(min=0, help="To tell the cost")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace captions that were added before")] = False,
+    anew: Annotated[bool, typer.Option("--anew", help="Forget the answers of a stopped command")] = False,
+) -> None:
+    """Add captions that a vision-language model writes. Running it again goes on where it stopped."""
+    from tintype.data.recaption.prompts import MAX_TOKENS, find_prompt
+
+    name, words = find_prompt(prompt, prompt_file)
+    if show_prompt:
+        sys.stdout.write(words + "\n")
+        return
+    if store is None or column is None or model is None:
+        lacking = {"STORE": store, "--column NAME": column, "--model MODEL": model}
+        raise UserError(f"{', '.join(key for key, value in lacking.items() if value is None)} is missing")
+    from tintype.data.recaption.asking import Asking, Captioner
+    from tintype.data.recaption.work import Choice, Prices, Task
+    from tintype.data.store.export import read_split
+    from tintype.terminal import recaption_with_progress
+    from tintype.world import alone
+
+    alone("tintype data recaption")
+    asking = Asking(words, max_tokens or MAX_TOKENS.get(name, MAX_TOKENS["long"]), temperature, seed)
+    captioner: Captioner
+    if server is not None:
+        from tintype.data.recaption.server import Patience, Server, read_key, read_place
+
+        if revision is not None:
+            raise UserError("--revision is of a model that runs here; with --server the server has it")
+        patience = Patience(timeout_s, server_tries, backoff_s)
+        key, place = read_key(key_variable), read_place(server)
+        if key is not None and not place.secure and not place.is_near:
+            text = f"note: the key goes to {place.url} unencrypted; others on the way can read it"
+            console.print(text, style="yellow", soft_wrap=True, highlight=False, markup=False)
+        captioner = Server(place, model, asking, concurrency, patience, key)
+    else:
+        from tintype.data.recaption.local import Local
+        from tintype.train.parts import choose_device
+        from tintype.vision.hub import Checkpoint
+
+        if key_variable is not None:
+            raise UserError("--key-variable is for a server; give --server too")
+        captioner = Local(Checkpoint(model, revision), asking, choose_device(device), batch)
+    prices = Prices(price_per_million_input, price_per_million_output)
+    choice = Choice(read_split(split), only_empty, limit)
+    task = Task(column, asking, choice, tries, prices, overwrite, anew)
+    code = recaption_with_progress(store, task, captioner, console)
+    if code:
+        sys.exit(code)
+
+
 @data_app.command("show")
 def data_show(
     store: Annotated[Path, typer.Argument(help="Folder of a store")],
@@ -111,5 +195,11 @@ def data_show(
         "set aside": f"{about.quarantined:,}",
         "size": f"{sum(shard.bytes for shard in about.shards) / 1e6:,.1f} MB in {len(about.shards)} shards",
         "imported from": about.made_from.get("source", "?"),
+        **{f"captions {column.name}": _made_by(column.made_by) for column in about.added},
     }.items():
         console.print(f"{name}: {value}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _made_by(made_by: Mapping[str, Any]) -> str:
+    model, empty = made_by.get("settings", {}).get("model", "?"), made_by.get("empty_captions", 0)
+    return f"added {made_by.get('date', '?')} by {model}; {empty:,} are empty"

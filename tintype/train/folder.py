@@ -146,18 +146,18 @@ def _word(name: str) -> str:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, otherwise: str = "choose another --out") -> Iterator[None]:
     """Makes the folder and keeps other processes out of it. The lock falls with the process that holds it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
+        raise UserError(f"cannot write to {folder}: {error.strerror}; {otherwise}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"another process is at work in {folder}; wait for it or choose another --out") from None
+            raise UserError(f"another process is at work in {folder}; wait for it or {otherwise}") from None
         yield
 
 

@@ -30,6 +30,8 @@ _FILTERS: dict[int, Filter] = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of the filters, as a preprocessor_config.json has them."""
 _TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",), ("tokenizer.model",))
 """Files of which one set makes a tokenizer."""
+_NO_CODE = {"trust_remote_code": False}
+"""Without it, transformers would ask on the terminal whether to run code of a checkpoint."""
 _TOKENIZER_ADVICE = (
     "put the files of the model's own tokenizer beside its weights "
     "(`AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` writes them), and name that folder as the source"
@@ -105,6 +107,33 @@ class Checkpoint:
                 f"{self.words} lacks weights of its network, which would be left random: {', '.join(missing[:3])}"
             )
         return model
+
+    def image_text_model(self, dtype: torch.dtype) -> Any:
+        """A network that answers a picture and a text with a text."""
+        config = self.config()
+        self._check_weights()
+        transformers = _transformers()
+        classes = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        if type(config) not in classes:
+            raise UserError(f"{self.words} is a '{config.model_type}', which does not write about pictures")
+        with explained(self):
+            model, loading = classes[type(config)].from_pretrained(
+                **self.arguments, use_safetensors=True, dtype=dtype, output_loading_info=True
+            )
+        if loading["missing_keys"]:
+            first = ", ".join(sorted(loading["missing_keys"])[:3])
+            raise UserError(f"{self.words} lacks weights of its network, which would be left random: {first}")
+        return model
+
+    def image_text_processor(self) -> Any:
+        """What brings pictures and texts to the input of such a network, by the class that transformers has for it."""
+        config = self.config()
+        self._check_tokenizer_files()
+        auto = importlib.import_module("transformers.models.auto.processing_auto")
+        if type(config) not in auto.PROCESSOR_MAPPING:
+            raise UserError(f"{self.words} is a '{config.model_type}', which does not write about pictures")
+        with explained(self):
+            return auto.PROCESSOR_MAPPING[type(config)].from_pretrained(**self.arguments, **_NO_CODE)
 
     def tokenizer(self, vocabulary: int) -> Any:
         """The tokenizer of a text network with a table of `vocabulary` tokens.

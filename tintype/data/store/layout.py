@@ -4,7 +4,8 @@
 memory-mapped, so that any row is found at once and nothing is read before it is asked for. The columns are `image` (the
 bytes of an image file), `width`, `height`, `source` (where the record came from), `sha256` (of the image's bytes),
 `pixels` (SHA-256 of the decoded pixels, by which copies are known), `split`, and one column `caption:NAME` for each
-kind of caption.
+kind of caption that was imported. A kind that was added later lies beside each shard, in a file of its own with
+`sha256` and `caption:NAME` (`columns.py` writes it).
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tintype.errors import UserError
 
@@ -45,6 +46,35 @@ class Shard(BaseModel):
     bytes: int
 
 
+class AddedPart(BaseModel):
+    """The captions of one shard."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str
+    bytes: int
+    sha256: str
+    """Of the file."""
+
+
+class AddedColumn(BaseModel):
+    """A kind of caption that was added to the store after the import."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str
+    parts: list[AddedPart]
+    """One for each shard, in their order."""
+    journal: str | None = None
+    """The file with what was asked and answered."""
+    made_by: dict[str, Any]
+    """Who wrote the captions, how, when, and how many are empty."""
+
+    @property
+    def files(self) -> list[str]:
+        return [*(part.name for part in self.parts), *([self.journal] if self.journal else [])]
+
+
 class AboutStore(BaseModel):
     """What `store.json` says."""
 
@@ -60,6 +90,31 @@ class AboutStore(BaseModel):
     shards: list[Shard] = Field(min_length=1)
     made_from: dict[str, Any]
     """The source and the options of the import."""
+    added: list[AddedColumn] = []
+    """Those of the captions that are not in the shards."""
+
+    @model_validator(mode="after")
+    def _added_fit(self) -> Self:
+        names = [column.name for column in self.added]
+        if len(set(names)) != len(names) or not set(names) <= set(self.captions):
+            raise ValueError(f"the added captions {names} are not among the captions {self.captions}, each once")
+        for column in self.added:
+            if len(column.parts) != len(self.shards):
+                raise ValueError(f"the caption {column.name} has {len(column.parts)} parts, not one for each shard")
+        return self
+
+    @property
+    def imported(self) -> list[str]:
+        """The captions that are in the shards."""
+        added = {column.name for column in self.added}
+        return [name for name in self.captions if name not in added]
+
+    def find_added(self, name: str) -> AddedColumn | None:
+        return next((column for column in self.added if column.name == name), None)
+
+    def to_json(self) -> str:
+        """Of a store without added captions as it was before there were any: earlier versions read it."""
+        return self.model_dump_json(indent=1, exclude=None if self.added else {"added"}) + "\n"
 
 
 def schema(captions: Sequence[str]) -> Any:
@@ -68,6 +123,12 @@ def schema(captions: Sequence[str]) -> Any:
     numbers = [(name, pyarrow.int32()) for name in _NUMBERS]
     texts = [(name, pyarrow.string()) for name in (*_TEXTS, *(CAPTION + name for name in captions))]
     return pyarrow.schema([("image", pyarrow.binary()), *numbers, *texts])
+
+
+def added_schema(name: str) -> Any:
+    import pyarrow
+
+    return pyarrow.schema([("sha256", pyarrow.string()), (CAPTION + name, pyarrow.string())])
 
 
 class Identity:
@@ -94,7 +155,7 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path, self.about = path, _read_about(path)
         self.captions = list(self.about.captions)
-        self._batches = [_open_shard(path, shard, self.captions) for shard in self.about.shards]
+        self._batches = [_open_whole(path, self.about, index) for index in range(len(self.about.shards))]
         self._ends: list[int] = np.cumsum([shard.rows for shard in self.about.shards]).tolist()
         self._rows = {split: self._of_split(split) for split in SPLITS}
         if {split: len(rows) for split, rows in self._rows.items()} != self.about.counts:
@@ -133,6 +194,10 @@ class Store:
     def captions_of(self, row: int) -> dict[str, str]:
         return {name: self._value(CAPTION + name, row) for name in self.captions}
 
+    def texts(self, column: str) -> list[str]:
+        """A column of texts of every row; a kind of caption is named `caption:NAME`."""
+        return [text for batch in self._batches for text in batch.column(column).to_pylist()]
+
     def about_row(self, row: int) -> dict[str, str]:
         return {name: self._value(name, row) for name in ROW_TEXTS}
 
@@ -142,6 +207,8 @@ class Store:
 
     def check(self) -> None:
         """Reads everything, and refuses a store whose content is not what its identity says."""
+        for part in (part for column in self.about.added for part in column.parts):
+            _check_hash(self.path / part.name, part.sha256)
         identity = Identity()
         for row in range(len(self)):
             self.encoded(row)
@@ -189,17 +256,36 @@ def _read_about(path: Path) -> AboutStore:
         raise UserError(f"{file} is not what `tintype data import` of this version wrote ({reason})") from None
 
 
-def _open_shard(folder: Path, shard: Shard, captions: Sequence[str]) -> Any:
-    if Path(shard.name).name != shard.name:
-        raise UserError(f"{folder / ABOUT} names the shard {shard.name}, which does not lie in the folder")
-    path = folder / shard.name
-    if not path.is_file() or path.stat().st_size != shard.bytes:
-        found = f"has {path.stat().st_size:,} bytes" if path.is_file() else "is missing"
-        raise UserError(f"{path} {found}, and {ABOUT} says {shard.bytes:,}; copy the store again, or import it again")
-    batch = open_shard(path)
-    if batch.schema != schema(captions) or batch.num_rows != shard.rows:
-        raise UserError(f"{path} does not hold the {shard.rows:,} rows and the columns that {ABOUT} says")
+def _open_whole(folder: Path, about: AboutStore, index: int) -> Any:
+    """A shard with the captions that were added to it, in the order of their names in `captions`."""
+    batch = _open_part(folder, about.shards[index], about.shards[index].rows, schema(about.imported))
+    for column in about.added:
+        part = column.parts[index]
+        beside = _open_part(folder, part, batch.num_rows, added_schema(column.name))
+        if not beside.column("sha256").equals(batch.column("sha256")):
+            raise UserError(f"{folder / part.name} has captions of other pictures than {about.shards[index].name}")
+        batch = batch.append_column(CAPTION + column.name, beside.column(1))
     return batch
+
+
+def _open_part(folder: Path, part: Shard | AddedPart, rows: int, columns: Any) -> Any:
+    if Path(part.name).name != part.name:
+        raise UserError(f"{folder / ABOUT} names the file {part.name}, which does not lie in the folder")
+    path = folder / part.name
+    if not path.is_file() or path.stat().st_size != part.bytes:
+        found = f"has {path.stat().st_size:,} bytes" if path.is_file() else "is missing"
+        raise UserError(f"{path} {found}, and {ABOUT} says {part.bytes:,}; copy the store again, or import it again")
+    batch = open_shard(path)
+    if batch.schema != columns or batch.num_rows != rows:
+        raise UserError(f"{path} does not hold the {rows:,} rows and the columns that {ABOUT} says")
+    return batch
+
+
+def _check_hash(path: Path, sha256: str) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise UserError(f"{path} is damaged: its SHA-256 is {found[:12]}…, and {ABOUT} says {sha256[:12]}…")
 
 
 def open_shard(path: Path) -> Any:

@@ -126,7 +126,7 @@ class Writer:
             made_from=kept.request,
         )
         try:
-            write_text(self._work / ABOUT, about.model_dump_json(indent=1) + "\n")
+            write_text(self._work / ABOUT, about.to_json())
             (self._work / _PROGRESS).unlink()
             (self._work / ".lock").unlink(missing_ok=True)
             if not kept.quarantined:

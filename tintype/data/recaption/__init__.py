@@ -1,0 +1,1 @@
+"""New captions for a store, written by a vision-language model."""

@@ -1,0 +1,76 @@
+"""What passes between the work and whoever answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tintype.data.pictures import Encoded
+from tintype.train.interrupt import Interrupt
+
+_HOTTER = 0.4
+"""Added to the temperature with each further try: at 0 the same question has the same answer."""
+_HOTTEST = 1.0
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How each picture is asked about."""
+
+    prompt: str
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+
+    def temperature_of(self, attempt: int) -> float:
+        return self.temperature if attempt == 0 else max(self.temperature, min(_HOTTEST, _HOTTER * attempt))
+
+
+@dataclass(frozen=True)
+class Question:
+    key: str
+    """The SHA-256 of the picture's bytes."""
+    picture: Encoded
+    attempt: int = 0
+    """Counts the answers before that were none."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    question: Question
+    text: str | None = None
+    cut_off: bool = False
+    refused: bool = False
+    failure: str | None = None
+    """Why there is no answer, where the server failed again and again at this picture."""
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+Pull = Callable[[], Question | None]
+"""The next question; None when there is none now. A reply may bring a further one."""
+
+
+class Captioner(Protocol):
+    @property
+    def where(self) -> str:
+        """Where it runs, on which the answers do not depend."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """Who answers, with all that the answers depend on."""
+        ...
+
+    def check(self) -> None:
+        """Whether it can be asked at all, before the work begins."""
+        ...
+
+    def alive(self) -> bool:
+        """Whether it can still be asked."""
+        ...
+
+    def replies(self, pull: Pull, interrupt: Interrupt) -> Iterator[Reply]:
+        """Answers what it pulls, in any order, until there is nothing more, or until a signal came: then without those
+        that were not yet answered."""
+        ...

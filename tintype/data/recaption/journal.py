@@ -1,0 +1,145 @@
+"""The answers as they come, one line each, so that none that was paid for is lost.
+
+Each line goes to the operating system at once, which a kill of the process does not undo, and to the disk every few
+seconds, which is what a failure of power can cost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tintype.errors import UserError
+
+_SYNC_S = 5.0
+
+
+class Entry(BaseModel):
+    """What came of one picture."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    key: str
+    """The SHA-256 of the picture's bytes."""
+    source: str
+    caption: str
+    aside: str | None = None
+    """Why the caption is empty."""
+    answer: str | None = None
+    """What the model wrote, where the caption is not that."""
+    cleaned: bool = False
+    shortened: bool = False
+    tries: int = 1
+    empty: int = 0
+    """Tries that gave nothing."""
+    refusals: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class _Header(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: str = "tintype-recaption-1"
+    settings: dict[str, Any]
+    """All that the answers depend on."""
+
+
+@dataclass
+class Journal:
+    path: Path
+    entries: dict[str, Entry] = field(default_factory=dict)
+    _file: IO[bytes] | None = None
+    _synced_s: float = 0.0
+
+    def add(self, entry: Entry) -> None:
+        assert self._file is not None
+        try:
+            self._file.write(entry.model_dump_json(exclude_defaults=True).encode() + b"\n")
+            self._file.flush()
+            if time.monotonic() - self._synced_s > _SYNC_S:
+                self._sync()
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {self.path}: {error.strerror}. {len(self.entries):,} answers are kept there; make "
+                "room, then run the same command again to go on"
+            ) from error
+        self.entries[entry.key] = entry
+
+    def content(self) -> bytes:
+        return self.path.read_bytes()
+
+    def _sync(self) -> None:
+        assert self._file is not None
+        os.fsync(self._file.fileno())
+        self._synced_s = time.monotonic()
+
+
+@contextmanager
+def open_journal(path: Path, settings: Mapping[str, Any], anew: bool) -> Iterator[Journal]:
+    """The journal of this work, with what an earlier try has left in it."""
+    if anew:
+        path.unlink(missing_ok=True)
+    journal = Journal(path)
+    header = _Header(settings=json.loads(json.dumps(settings)))
+    with path.open("a+b") as file:
+        file.seek(0)
+        content = file.read()
+        whole = content.rfind(b"\n") + 1  # a last line without its end was cut short
+        file.truncate(whole)
+        if content[:whole].count(b"\n") > 1:
+            journal.entries.update(_read(path, content[:whole], header))
+        else:  # nothing, or the settings of a try that had no answer
+            file.truncate(0)
+            file.write(header.model_dump_json().encode() + b"\n")
+            file.flush()
+        journal._file = file
+        try:
+            yield journal
+        finally:
+            journal._sync()
+
+
+def _read(path: Path, content: bytes, expected: _Header) -> Iterator[tuple[str, Entry]]:
+    lines = content.split(b"\n")[:-1]
+    try:
+        header = _Header.model_validate_json(lines[0])
+    except ValidationError:
+        raise _damaged(path, 1) from None
+    if header != expected:
+        raise UserError(
+            f"{path} has {len(lines) - 1:,} answers that were asked for in another way "
+            f"({_difference(header, expected)}); run that command again to go on with it, or forget these answers with "
+            "--anew"
+        )
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            entry = Entry.model_validate_json(line)
+        except ValidationError:
+            raise _damaged(path, number) from None
+        yield entry.key, entry
+
+
+def _damaged(path: Path, line: int) -> UserError:
+    return UserError(f"{path} is damaged in line {line}; mend it, or begin again with --anew")
+
+
+def _difference(there: _Header, here: _Header) -> str:
+    if there.format != here.format:
+        return f"format {there.format}"
+    old, new = there.settings, here.settings
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return "; ".join(f"{key}: {_short(old.get(key))} there, {_short(new.get(key))} here" for key in keys)
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,52 @@
+"""What the model is asked for. The words are a part of the settings, and are written down with the captions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tintype.errors import UserError
+from tintype.strict import nearest
+
+PROMPTS = {
+    "long": (
+        "Describe this image in one paragraph of four to eight sentences, so that someone could paint it without "
+        "seeing it. Say what the main subjects are, how many there are, what they look like, what they do and where "
+        "in the image they are; then the background, the light, the colours, the point of view, and the medium or "
+        "style (photograph, painting, drawing, rendering). Quote text that can be read in the image. Say only what "
+        "can be seen; do not guess names, feelings or what happened before. Write plain sentences: no heading, no "
+        "list, no introduction such as 'This image shows', and nothing after the description."
+    ),
+    "short": (
+        "Describe this image in one sentence of at most twenty words: its main subject, what it does, and where. Say "
+        "only what can be seen. Answer with the sentence alone, without an introduction such as 'This image shows'."
+    ),
+}
+MAX_TOKENS = {"long": 512, "short": 96}
+"""The most tokens of an answer, where nothing else is said. With a prompt of one's own it is that of `long`."""
+_LONGEST = 20_000
+
+
+def find_prompt(name: str | None, file: Path | None) -> tuple[str, str]:
+    """The name and the words of a prompt that is built in, or of one in a file."""
+    if file is not None:
+        if name is not None:
+            raise UserError("--prompt and --prompt-file both say what to ask; give one of them")
+        return str(file), _read(file)
+    name = name or "long"
+    if name not in PROMPTS:
+        raise UserError(f"--prompt {name}: there is no such prompt; {nearest(name, PROMPTS)}")
+    return name, PROMPTS[name]
+
+
+def _read(file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise UserError(f"cannot read --prompt-file {file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompt-file {file} is not UTF-8 text: {error}") from None
+    if not text:
+        raise UserError(f"--prompt-file {file} is empty; write into it what the model is to be asked")
+    if len(text) > _LONGEST:
+        raise UserError(f"--prompt-file {file} has {len(text):,} characters; the most is {_LONGEST:,}")
+    return text

@@ -1,0 +1,389 @@
+"""Asks any server that speaks OpenAI's chat completions: vLLM, llama.cpp, Ollama, or one on the net.
+
+The server is not trusted: its answers are bounded in size and time, its words are stripped of what could steer a
+terminal, and a redirection is refused, so that the key goes to no other place.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import io
+import json
+import os
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from PIL import Image
+
+from tintype.data.pictures import Encoded, decode
+from tintype.data.recaption.asking import Asking, Pull, Question, Reply
+from tintype.errors import UserError
+from tintype.train.interrupt import Interrupt
+
+KEY_VARIABLE = "TINTYPE_API_KEY"
+_MOST_BYTES = 4 << 20
+"""Of a response. A caption of 20,000 characters and what is told beside it has a fiftieth of that."""
+_MOST_WAIT_S = 600.0
+"""A server that wants more patience than that is left alone."""
+_MOST_SENT_AWAY = 50
+"""So often a question may be told to come later, which does not count as a failure."""
+_POLL_S = 0.1
+_AT_ONCE = ("JPEG", "PNG")
+"""What every server reads. All else is sent as PNG."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    timeout_s: float = 120.0
+    """For a whole response, from the first byte sent to the last received."""
+    tries: int = 6
+    """Of one question, where the server is busy or fails."""
+    first_wait_s: float = 1.0
+    """Doubled with each further try, and shortened at random by up to a half, so that threads do not return as one."""
+    most_wait_s: float = 60.0
+
+    def wait_s(self, failures: int) -> float:
+        return min(self.most_wait_s, self.first_wait_s * 2.0 ** (failures - 1)) * random.uniform(0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the server is."""
+
+    secure: bool
+    host: str
+    port: int | None
+    path: str
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if self.port is None else f":{self.port}"
+        return f"{'https' if self.secure else 'http'}://{host}{port}{self.path}"
+
+    @property
+    def is_near(self) -> bool:
+        """Whether what is sent stays on this machine."""
+        return self.host in ("localhost", "127.0.0.1", "::1")
+
+    def connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
+        return kind(self.host, self.port, timeout=timeout_s)
+
+
+def read_place(url: str) -> Place:
+    """`http://host:8000`, where the usual `/v1` is added, or with a path, which is then taken as it is."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise UserError(f"--server {url}: {error}") from None
+    if parts.username is not None or parts.password is not None:
+        raise UserError(f"--server: leave name and password out of the URL; put a key into ${KEY_VARIABLE}")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise UserError(f"--server {url}: write it as http://HOST:PORT or https://HOST/v1")
+    if not parts.path.isascii() or any(c <= " " for c in parts.path):
+        raise UserError(f"--server {url}: the path has characters that a URL cannot have")
+    path = parts.path.rstrip("/").removesuffix("/chat/completions")
+    return Place(parts.scheme == "https", parts.hostname, port, path or "/v1")
+
+
+def read_key(variable: str | None) -> str | None:
+    """The key in an environment variable. Its value is never shown, not even where it is wrong."""
+    found = os.environ.get(variable or KEY_VARIABLE, "").strip()
+    if not found:
+        if variable is not None:
+            raise UserError(f"--key-variable {variable}: the environment has no such variable, or it is empty")
+        return None
+    if not found.isascii() or not found.isprintable() or " " in found:
+        raise UserError(f"${variable or KEY_VARIABLE} is no key: it has spaces or characters that cannot be sent")
+    return found
+
+
+class _PassingError(Exception):
+    """Something that may be otherwise the next time."""
+
+
+class _BusyError(_PassingError):
+    """The server has too much to do. `wait_s` is the time that it named, if it did."""
+
+    def __init__(self, reason: str, wait_s: float | None) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+
+
+class _StoppedError(Exception):
+    """A signal came while a thread waited to ask again."""
+
+
+@dataclass
+class _Gate:
+    """Lets no thread ask before the time that the server named to one of them."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    _opens_s: float = 0.0
+
+    def close_for(self, seconds: float) -> None:
+        self._opens_s = max(self._opens_s, time.monotonic() + seconds)
+
+    def pass_through(self) -> None:
+        while (left := self._opens_s - time.monotonic()) > 0:
+            self.sleep(left)
+
+    def sleep(self, seconds: float) -> None:
+        if self.stop.wait(seconds):
+            raise _StoppedError
+
+
+@dataclass(frozen=True)
+class Server:
+    place: Place
+    model: str
+    asking: Asking
+    concurrency: int = 8
+    patience: Patience = field(default_factory=Patience)
+    key: str | None = field(default=None, repr=False)
+
+    @property
+    def where(self) -> str:
+        return self.place.url
+
+    def identity(self) -> dict[str, Any]:
+        return {"backend": "server", "model": self.model}
+
+    def check(self) -> None:
+        """That something answers there; what, is seen at the first question."""
+        try:
+            self._exchange("GET", "/models", None)
+        except (OSError, http.client.HTTPException, _PassingError) as error:
+            raise UserError(
+                f"no server answers at {self.place.url} ({_reason(error)}). Start one, for example `vllm serve "
+                f"{self.model}`, `llama-server -hf {self.model}` or `ollama serve`, or mend --server"
+            ) from None
+
+    def alive(self) -> bool:
+        try:
+            status, _, _ = self._exchange("GET", "/models", None)
+        except (OSError, http.client.HTTPException, _PassingError):
+            return False
+        return status < 500
+
+    def replies(self, pull: Pull, interrupt: Interrupt) -> Iterator[Reply]:
+        gate, flying = _Gate(), set[Future[Reply]]()
+        error: BaseException | None = None
+        pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix="ask")
+        try:
+            while True:
+                if interrupt.signal is not None or error is not None:
+                    gate.stop.set()  # those that wait to ask again give up; those that are asking are heard
+                while not gate.stop.is_set() and len(flying) < self.concurrency and (question := pull()) is not None:
+                    flying.add(pool.submit(self._ask, question, gate))
+                if not flying:
+                    break
+                done, flying = wait(flying, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+                for future in done:
+                    raised = future.exception()
+                    if raised is None:
+                        yield future.result()
+                    elif not isinstance(raised, _StoppedError):
+                        error = error or raised
+            if error is not None:
+                raise error
+        finally:
+            gate.stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _ask(self, question: Question, gate: _Gate) -> Reply:
+        body, failures, sent_away, busy = self._body(question), 0, 0, False
+        while True:
+            gate.pass_through()
+            try:
+                return self._answer(question, body)
+            except _BusyError as error:
+                reason, wait_s, busy = str(error), error.wait_s, True
+            except (OSError, http.client.HTTPException, _PassingError) as error:
+                reason, wait_s, busy = _reason(error), None, False
+            if wait_s is not None and sent_away < _MOST_SENT_AWAY:
+                sent_away += 1
+                gate.close_for(wait_s)
+                gate.sleep(self.patience.wait_s(1))
+                continue
+            failures += 1
+            if failures >= self.patience.tries:
+                break
+            gate.sleep(self.patience.wait_s(failures))
+        if busy:  # which is not the picture's fault
+            raise UserError(
+                f"the server at {self.place.url} is too busy ({reason}); lower --concurrency, or run the same command "
+                "later to go on"
+            )
+        return Reply(question, failure=f"the server failed {failures} times: {reason}")
+
+    def _body(self, question: Question) -> bytes:
+        asking, attempt = self.asking, question.attempt
+        picture = {"type": "image_url", "image_url": {"url": data_url(question.picture)}}
+        content = [picture, {"type": "text", "text": asking.prompt}]
+        settings = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": asking.max_tokens,
+            "temperature": asking.temperature_of(attempt),
+            "seed": asking.seed + attempt,
+            "stream": False,
+        }
+        return json.dumps(settings).encode()
+
+    def _answer(self, question: Question, body: bytes) -> Reply:
+        status, headers, content = self._exchange("POST", "/chat/completions", body)
+        if status == 200:
+            return read_answer(question, content)
+        said = self._said(content)
+        if status in (429, 503):
+            raise _BusyError(f"status {status}: {said}", _asked_wait_s(headers, self.place.url))
+        if status == 408 or status >= 500:
+            raise _PassingError(f"status {status}: {said}")
+        if 300 <= status < 400:
+            to = _printable(headers.get("location", "nowhere"))
+            raise UserError(
+                f"{self.place.url} redirects to {to}, which is not followed: the pictures and the key are for the "
+                "server that you named. If that is right, give its URL as --server"
+            )
+        raise UserError(f"the server at {self.place.url} refuses the question (status {status}): {said}")
+
+    def _said(self, content: bytes) -> str:
+        """The server's message, without the key, should it repeat it."""
+        try:
+            found = json.loads(content)
+            error = found.get("error", found)
+            text = str(error.get("message", error) if isinstance(error, dict) else error)
+        except (ValueError, RecursionError, AttributeError):
+            text = content.decode(errors="replace")
+        return _printable(text.replace(self.key, "…") if self.key else text) or "it does not say why"
+
+    def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, Mapping[str, str], bytes]:
+        """One request on a connection of its own: status, headers with small letters, and content.
+
+        The time-out of a socket starts anew with each byte, so that a server that drips could hold a thread for ever.
+        Therefore the connection is cut when the time is over.
+        """
+        headers = {"Accept": "application/json", "Connection": "close"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        if self.key is not None:
+            headers["Authorization"] = f"Bearer {self.key}"
+        timeout_s, over = self.patience.timeout_s, threading.Event()
+        connection = self.place.connection(timeout_s)
+        try:
+            connection.connect()
+            connected = connection.sock
+
+            def cut() -> None:
+                over.set()
+                _shut(connected)
+
+            timer = threading.Timer(timeout_s, cut)
+            timer.daemon = True
+            timer.start()
+            try:
+                connection.request(method, self.place.path + path, body, headers)
+                response = connection.getresponse()
+                content = response.read(_MOST_BYTES + 1)
+            except (OSError, http.client.HTTPException, ValueError):
+                if over.is_set():
+                    raise TimeoutError from None
+                raise
+            finally:
+                timer.cancel()
+            if over.is_set():
+                raise TimeoutError
+        except TimeoutError:
+            raise _PassingError(f"no whole answer in {timeout_s:g} s") from None
+        finally:
+            connection.close()
+        if len(content) > _MOST_BYTES:
+            raise _PassingError(f"its answer has more than {_MOST_BYTES >> 20} MiB")
+        return response.status, {name.lower(): value for name, value in response.getheaders()}, content
+
+
+def _shut(connected: Any) -> None:
+    try:
+        connected.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it was closed meanwhile, which is what is wanted
+
+
+def data_url(picture: Encoded) -> str:
+    """The picture as it is stored, or as PNG where a server may not know its form."""
+    content = picture.content
+    image = Image.open(io.BytesIO(content))
+    form = image.format or "?"
+    if form not in _AT_ONCE or image.mode not in ("RGB", "L"):
+        buffer = io.BytesIO()
+        pixels_HWC = decode(picture).permute(1, 2, 0).contiguous().numpy()
+        Image.fromarray(pixels_HWC).save(buffer, "PNG")
+        form, content = "PNG", buffer.getvalue()
+    return f"data:image/{form.lower()};base64,{base64.b64encode(content).decode()}"
+
+
+def read_answer(question: Question, content: bytes) -> Reply:
+    try:
+        said = json.loads(content)
+        choice = said["choices"][0]
+        message = choice["message"]
+        text, reason, refusal = message.get("content"), choice.get("finish_reason"), message.get("refusal")
+        usage = said.get("usage") or {}
+        tokens = [usage.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")]
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        raise _PassingError("its answer is no chat completion in JSON") from None
+    if not (text is None or isinstance(text, str)) or not all(type(count) is int and count >= 0 for count in tokens):
+        raise _PassingError("its answer is no chat completion in JSON")
+    refused = bool(refusal) or reason == "content_filter"
+    return Reply(question, text, reason == "length", refused, None, tokens[0], tokens[1])
+
+
+def _asked_wait_s(headers: Mapping[str, str], url: str) -> float | None:
+    """What `Retry-After` says, in seconds or as a date."""
+    said = headers.get("retry-after")
+    if said is None:
+        return None
+    try:
+        seconds = float(said)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(said).timestamp() - time.time()
+        except (ValueError, TypeError, OverflowError):
+            return None
+    if not seconds <= _MOST_WAIT_S:  # "nan" is a float too
+        raise UserError(
+            f"the server at {url} asks to be left alone for {said[:40]} s; run the same command then to go on"
+        )
+    return max(0.0, seconds)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, _PassingError):
+        return str(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "the connection was cut before an answer came"
+    if isinstance(error, http.client.IncompleteRead):
+        return "the connection was cut in the middle of an answer"
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return _printable(text) or type(error).__name__
+
+
+def _printable(text: str) -> str:
+    """On one line, without what could steer a terminal, and no longer than a message should be."""
+    plain = " ".join("".join(c if c.isprintable() else " " for c in text[:4000]).split())
+    return plain if len(plain) <= 500 else f"{plain[:499]}…"
