@@ -159,7 +159,7 @@ class _Dice:
 
     def __call__(self, input_ids: Tensor, logits_BV: Tensor) -> Tensor:
         place = input_ids.shape[1] - self._length
-        drawn = logits_BV.float()
+        drawn = logits_BV.to(torch.float32, copy=True)  # the model's own are not ours to change
         for attempt in set(self._attempts):
             temperature = self._asking.temperature_of(attempt)
             if temperature == 0.0:

@@ -22,7 +22,7 @@ from tests.tiny_store import picture, tiny_store
 from tintype.data.recaption.asking import Asking
 from tintype.data.recaption.server import Patience, Server, read_place
 from tintype.data.recaption.work import Choice, Outcome, Prices, Progress, Task, recaption
-from tintype.data.store import columns
+from tintype.data.store import columns, writer
 from tintype.data.store.columns import add_column
 from tintype.data.store.export import export_store
 from tintype.data.store.importing import ImportOptions
@@ -94,6 +94,16 @@ def test_the_new_captions_are_like_all_others(store: Path, server: CaptionServer
     kinds = {name: f"caption_{name}" for name in after.captions}
     again = imported(tmp_path / "out", tmp_path / "again", ImportOptions(captions=kinds, split_column="split"))
     assert again.identity == after.identity
+
+
+def test_captions_lie_beside_each_shard(tmp_path: Path, server: CaptionServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "SHARD_ROWS", 5)
+    store = tiny_store(tmp_path, COUNT)
+    recaption(store, TASK, to(server), Interrupt())
+    opened = open_store(store)
+    assert [shard.rows for shard in opened.about.shards] == [5, 5, 2] and len(opened.about.added[0].parts) == 3
+    assert captions(store) == [f"A picture {key[:8]}." for key in opened.texts("sha256")]
+    opened.check()
 
 
 def test_the_manifest_says_who_wrote_them(store: Path, server: CaptionServer) -> None:
@@ -176,11 +186,12 @@ def test_a_signal_does_not_wait_for_the_patience_of_a_busy_server(store: Path, s
 CHILD = """
 import sys
 from pathlib import Path
-from tests.unit.data.recaption.test_work import FAST, TASK, ASKING
+from tintype.data.recaption.asking import Asking
 from tintype.data.recaption.server import Server, read_place
-from tintype.data.recaption.work import recaption
+from tintype.data.recaption.work import Task, recaption
 from tintype.train.interrupt import Interrupt
-recaption(Path(sys.argv[1]), TASK, Server(read_place(sys.argv[2]), "m", ASKING, 3, FAST), Interrupt())
+asking = Asking("Describe it.", 50)
+recaption(Path(sys.argv[1]), Task("vlm", asking), Server(read_place(sys.argv[2]), "m", asking, 3), Interrupt())
 """
 
 
@@ -250,7 +261,7 @@ def test_a_damaged_journal_is_not_read_past(store: Path, server: CaptionServer) 
     lines = journal.read_bytes().split(b"\n")
     lines[2] = lines[2][:20]
     journal.write_bytes(b"\n".join(lines))
-    with pytest.raises(UserError, match="damaged in line 3.*--anew"):
+    with pytest.raises(UserError, match=r"damaged in line 3.*--anew"):
         recaption(store, TASK, to(server), Interrupt())
 
 
@@ -292,7 +303,7 @@ def test_a_column_is_replaced_only_when_that_is_asked(store: Path, server: Capti
     files = {file.name for file in store.glob("captions-*")}
     server.pictures.clear()
     assert recaption(store, TASK, to(server), Interrupt()).already_done and not server.pictures
-    with pytest.raises(UserError, match="written by m on 20.*--overwrite"):
+    with pytest.raises(UserError, match=r"written by m on 20.*--overwrite"):
         recaption(store, TASK, to(server, model="n"), Interrupt())
     with pytest.raises(UserError, match="--overwrite"):
         recaption(store, replace(TASK, anew=True), to(server), Interrupt())
@@ -381,7 +392,7 @@ def test_a_picture_that_the_server_always_fails_at_is_set_aside(store: Path, ser
 
 def test_a_server_that_fails_at_all_pictures_is_not_the_pictures_fault(store: Path, server: CaptionServer) -> None:
     server.always = status(500, "out of memory")
-    with pytest.raises(UserError, match="10 pictures in a row.*are kept"):
+    with pytest.raises(UserError, match=r"10 pictures in a row.*are kept"):
         recaption(store, TASK, to(server), Interrupt())
     server.always = None
     recaption(store, TASK, to(server), Interrupt())
