@@ -186,7 +186,7 @@ def recaption_with_progress(store: Path, task: recaptioning.Task, captioner: Cap
 
         def on_progress(progress: recaptioning.Progress) -> None:
             speed = progress.new / max(time.monotonic() - began, 1e-9)
-            note = f"{progress.done:,} of {progress.total:,} · {speed:.2g} images/s · {_tokens(progress)}"
+            note = f"{progress.done:,} of {progress.total:,} · {speed:,.1f} images/s · {_tokens(progress)}"
             bars.update(bar, completed=progress.done, total=progress.total, note=note)
 
         outcome = recaptioning.recaption(store, task, captioner, interrupt, on_progress)
@@ -194,7 +194,7 @@ def recaption_with_progress(store: Path, task: recaptioning.Task, captioner: Cap
     if outcome.already_done:
         console.print(f"{store}: the captions {task.column} were added before", soft_wrap=True, highlight=False)
         return 0
-    speed = f", {progress.new / outcome.seconds:.2g} images/s" if progress.new else ""
+    speed = f", {progress.new / outcome.seconds:,.1f} images/s" if progress.new else ""
     text = f"{progress.done:,} pictures, {progress.new:,} of them now{speed}; {_tokens(progress)}"
     if outcome.about is None:
         state = "interrupted" if interrupt.signal is not None else "a trial; no captions are added yet"

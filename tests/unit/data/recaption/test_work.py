@@ -224,7 +224,10 @@ def test_after_a_kill_only_what_was_in_flight_is_asked_twice(store: Path, server
     assert recaption(store, TASK, to(server), Interrupt()).about is not None
     assert {key for key, count in server.pictures.items() if count > 1} <= set(server.pictures) - written
     assert sum(count > 1 for count in server.pictures.values()) == 3  # as many as were asked at a time
-    assert captions(store) == [f"A picture {key[:8]}." for key in open_store(store).texts("sha256")]
+    keys = open_store(store).texts("sha256")
+    assert captions(store) == [f"A picture {key[:8]}." for key in keys]
+    kept = (store / str(open_store(store).about.added[0].journal)).read_text().splitlines()[1:]
+    assert sorted(json.loads(line)["key"] for line in kept) == sorted(keys)  # the torn line is gone
 
 
 def _lines(file: Path) -> int:
