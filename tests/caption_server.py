@@ -34,6 +34,7 @@ class CaptionServer(ThreadingHTTPServer):
         self.always: Deed | None = None
         self.reply: Callable[[str, dict[str, Any]], str | None] = lambda key, body: f"A picture {key[:8]}."
         self.finish = "stop"
+        self.models_status = 200
         self.lock = threading.Lock()
 
     @property
@@ -51,7 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        send(self, 200, {"data": []})
+        send(self, self.server.models_status, {"data": []})
 
     def do_POST(self) -> None:
         content = self.rfile.read(int(self.headers["Content-Length"]))

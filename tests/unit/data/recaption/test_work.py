@@ -443,3 +443,15 @@ def test_added_captions_of_other_pictures_are_refused(store: Path) -> None:
 
 def test_a_store_without_added_captions_is_written_as_it_always_was(store: Path) -> None:
     assert "added" not in json.loads((store / "store.json").read_text())
+
+
+def test_a_last_picture_that_fails_is_set_aside_only_if_the_server_is_there(tmp_path: Path) -> None:
+    store = tiny_store(tmp_path, 1, eval_share=0.0)
+    with caption_server() as server:
+        server.always = status(500)
+        server.models_status = 503
+        with pytest.raises(UserError, match="1 pictures in a row"):
+            recaption(store, TASK, to(server), Interrupt())
+        server.models_status = 200
+        recaption(store, TASK, to(server), Interrupt())
+    assert added(store)["set_aside"] == {"failed": 1} and captions(store) == [""]
