@@ -39,7 +39,9 @@ from tintype.tokenizers import TokenizerChoice
 from tintype.tokenizers.pixels import PixelsSettings
 from tintype.train.optim.adamw import AdamWSettings
 
-_CAME_LATER = [
+_CAME_LATER: list[tuple[str, str, Any]] = [
+    ("captions", "keep_parts", 1.0),
+    ("captions", "max_words", None),
     ("model", "resolution_embeds", False),
     ("precision", "rounding", "nearest"),
     ("precision", "gather", "fp32"),
@@ -109,7 +111,7 @@ if TYPE_CHECKING:
     from tintype.settings import WeightingPart as Weighting
 else:
     Data = _kinds("data", *_DATA, usual="scenes")
-    Captions = _kinds("captions", ColumnSettings)
+    Captions = _kinds("captions", ColumnSettings, usual="column")
     Text = _kinds("text", WordsSettings)
     Tokenizer = TokenizerChoice
     Objective = _kinds("objective", VelocitySettings)
@@ -153,6 +155,7 @@ class Plan(Settings):
             raise ValueError(
                 f"data.size_px ({self.data.size_px}) must be a multiple of {unit} (tokenizer stride × model.patch)"
             )
+        self.captions.check(self)
         self.precision.check(self.model)
         if self.route:
             self.route.check(self)
@@ -291,11 +294,12 @@ def _changes(plan: Plan, application: Application) -> dict[str, Any]:
 
 
 def _refuse_both(first: Technique, second: Technique) -> None:
-    """Two techniques cannot hold one seam, nor add the same kind of part to a shared one."""
-    if first.seam != second.seam:
+    """Two techniques cannot hold one seam or one setting of it, nor add the same kind of part to a shared one."""
+    if first.seam != second.seam or first.setting != second.setting:
         return
     if first.seam not in SHARED_SEAMS:
-        what = f"both set the plan's '{first.seam}'"
+        held = first.seam if first.setting is None else f"{first.seam}.{first.setting}"
+        what = f"both set the plan's '{held}'"
     elif first.part is second.part:
         what = f"both add the same kind of part to the plan's '{first.seam}'"
     else:

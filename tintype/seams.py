@@ -169,7 +169,8 @@ class ImageSource(Protocol):
 
 
 class CaptionPolicy(Protocol):
-    def pick(self, captions: Mapping[str, str], u: float) -> str: ...
+    def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
+        """One of an image's captions for a uniform draw u in [0, 1), or an empty one where it has none to pick."""
 
 
 class TextEncoder(Protocol):

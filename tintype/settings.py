@@ -48,7 +48,21 @@ def kind_alone(value: Any) -> Any:
 
 
 class CaptionsPart(Part):
+    """The kind picks a caption. What all kinds have here is done to it then, in this order: parts, words, dropout."""
+
+    keep_parts: float = Field(
+        1.0, gt=0, le=1, description="Each sentence or clause of a caption is kept with this probability, one at least"
+    )
+    max_words: int | None = Field(None, ge=1, description="Captions are cut behind this many words; null: not cut")
     dropout: float = Field(0.1, ge=0, le=1, description="Share of samples that read the null caption, for guidance")
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """What a plan keeps when its captions become those of another kind."""
+        return {key: getattr(self, key) for key in CaptionsPart.model_fields if key != "kind"}
+
+    def check(self, plan: Plan) -> None:
+        """Raises ValueError where the plan cannot have these captions."""
 
     def build(self) -> CaptionPolicy:
         raise NotImplementedError

@@ -175,13 +175,18 @@ def _explain(problem: Any, model: type[Settings], document: Document) -> str:
 
 
 def _path_in_data(loc: KeyPath, data: Any) -> KeyPath:
-    """Pydantic puts a union's tag into the path; the user never wrote it there."""
+    """Pydantic puts a union's tag into the path; the user never wrote it there.
+
+    A tag can be the name of a key too (the kind `column` has a `column`): a key with a plain value ends a path.
+    """
     path: list[str | int] = []
     for depth, key in enumerate(loc):
+        last = depth == len(loc) - 1
         if isinstance(data, Mapping | list) and (key in data if isinstance(data, Mapping) else isinstance(key, int)):
-            data = data[key]  # type: ignore[index]
-            path.append(key)
-        elif depth == len(loc) - 1:
+            if last or isinstance(data[key], Mapping | list):  # type: ignore[index]
+                data = data[key]  # type: ignore[index]
+                path.append(key)
+        elif last:
             path.append(key)
     return tuple(path)
 
@@ -198,8 +203,9 @@ def _classes_at(model: type[Settings], loc: KeyPath) -> list[type[Settings]]:
             c for c in candidates if issubclass(c, Part) and c.model_fields["kind"].default == key
         ]
         deeper = [c.model_fields[key].annotation for c in candidates if isinstance(key, str) and key in c.model_fields]
-        if deeper:
-            candidates = [c for annotation in deeper for c in settings_in(annotation)]
+        inside = [c for annotation in deeper for c in settings_in(annotation)]
+        if inside or (deeper and not of_kind):
+            candidates = inside
         elif of_kind:
             candidates = of_kind
     return candidates

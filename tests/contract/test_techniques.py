@@ -17,7 +17,7 @@ from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.model import fp8
 from tintype.plan import Plan, apply_techniques, diff, plan_from_yaml
-from tintype.techniques import SHARED_SEAMS, TECHNIQUES
+from tintype.techniques import SHARED_SEAMS, TECHNIQUES, Technique
 from tintype.train import checkpoint
 from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
@@ -47,10 +47,15 @@ OFFLINE: dict[str, str] = {
     "repa-e": tiny_tuning.REPA_E,
     "perceptual-dino": f"perceptual-dino:source={tiny_dino.FOLDER},size_px={tiny_dino.SIZE_PX}",
     "tokenizer": tiny_autoencoders.option(),
+    "caption-truncation": "caption-truncation:words=6",
     "island": "island:norms=bf16,softmax=bf16,rope=bf16,timestep=bf16,modulation=bf16",
 }
 """How a technique is applied here whose default weights come from a hub, or whose name alone says nothing."""
-BASELINES: dict[str, tuple[str, ...]] = {"fp32": ("precision.compute=bf16",), "repa-e": tiny_tuning.BASELINE}
+BASELINES: dict[str, tuple[str, ...]] = {
+    "fp32": ("precision.compute=bf16",),
+    "long-captions": ("captions.column=short",),
+    "repa-e": tiny_tuning.BASELINE,
+}
 """Settings of the tiny plan without which a technique would change nothing, or be refused."""
 TOGETHER = [
     ("repa", "tread"),
@@ -63,6 +68,14 @@ TOGETHER = [
 ]
 """Pairs that share state with each other: resumed together too."""
 PAIRS = list(itertools.combinations(NAMES, 2))
+
+
+BESIDE = [
+    (one, other)
+    for one, other in PAIRS
+    if TECHNIQUES[one].seam == TECHNIQUES[other].seam and TECHNIQUES[one].setting != TECHNIQUES[other].setting
+]
+"""Pairs of one seam of which one holds a single setting of it."""
 
 
 def need_lpips_weights() -> None:
@@ -126,6 +139,8 @@ def test_changes_its_own_seam_and_nothing_else(name: str) -> None:
     changes = diff(baseline_for(name), with_technique(name))
     assert changes
     assert {TECHNIQUES[name].seam} <= {key.split(".")[0] for key in changes} <= TECHNIQUES[name].seams
+    if TECHNIQUES[name].setting:
+        assert set(changes) == {f"{TECHNIQUES[name].seam}.{TECHNIQUES[name].setting}"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -175,12 +190,25 @@ def test_resume_is_bit_exact_from_every_step(names: tuple[str, ...], tmp_path: P
 @pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
 def test_any_two_train_together_or_are_refused_by_name(pair: tuple[str, str]) -> None:
     first, second = (TECHNIQUES[name] for name in pair)
-    if pair in REFUSED or (first.seam == second.seam and (first.seam not in SHARED_SEAMS or first.part is second.part)):
+    if pair in REFUSED or (
+        _holds(first) == _holds(second) and (first.seam not in SHARED_SEAMS or first.part is second.part)
+    ):
         with pytest.raises(UserError, match=f"'{first.name}' and '{second.name}'"):
             with_technique(*pair)
         return
     if not refused_before_the_first_step(*pair):
         assert all(torch.isfinite(torch.tensor(losses(with_technique(*pair)))))
+
+
+@pytest.mark.parametrize("pair", BESIDE, ids=" + ".join)
+def test_one_that_holds_a_single_setting_goes_with_others_of_its_seam_in_any_order(
+    pair: tuple[str, str],
+) -> None:
+    specs = [OFFLINE.get(name, name) for name in pair]
+    plan = baseline_for(*pair)
+    both = apply_techniques(plan, specs)
+    assert both == apply_techniques(plan, specs[::-1])
+    assert set(diff(plan, both)) == set().union(*(diff(plan, apply_techniques(plan, [spec])) for spec in specs))
 
 
 @pytest.mark.parametrize("name", NEEDY)
@@ -192,6 +220,10 @@ def test_is_refused_by_name_where_the_plan_lacks_what_it_needs(name: str) -> Non
 def test_two_techniques_of_one_seam_are_refused_by_name() -> None:
     with pytest.raises(UserError, match=r"'ema' and 'ema' both set the plan's 'ema'"):
         apply_techniques(tiny_plan(), ["ema:decay=0.9", "ema:decay=0.99"])
+
+
+def _holds(technique: Technique) -> tuple[str, str | None]:
+    return technique.seam, technique.setting
 
 
 def _parameter_names(parts: Parts) -> set[str]:

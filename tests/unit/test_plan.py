@@ -72,7 +72,10 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize(
     "assignment",
-    ["seed=1", "data.count=25", "captions.dropout=0.2", "model.compile=true", "train.steps=7", "time.shift=2.0"],
+    [
+        *("seed=1", "data.count=25", "captions.dropout=0.2", "model.compile=true", "train.steps=7", "time.shift=2.0"),
+        *("captions.keep_parts=0.5", "captions.max_words=9"),
+    ],
 )
 def test_what_changes_the_run_changes_the_hash(assignment: str) -> None:
     assert tiny_plan(assignment).hash != tiny_plan().hash

@@ -1,10 +1,17 @@
-"""Caption policies: which of an image's captions the model reads, and how often it reads none."""
+"""Captions as training reads them: one is picked, parts of it may go, it may be cut, and some samples read none.
+
+Every draw is a function of (seed, sample position), and what comes out are strings: the same for any number of ranks
+and micro-batches, and a cache of encoded texts can be keyed by them.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from tintype.seams import CaptionPolicy, Draws, Record
 from tintype.settings import CaptionsPart
@@ -29,15 +36,96 @@ class ColumnSettings(CaptionsPart):
 class Column:
     column: str
 
-    def pick(self, captions: Mapping[str, str], u: float) -> str:
-        return captions[self.column]
+    def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
+        return captions.get(self.column, NULL_CAPTION)
 
 
-def captions_of(records: Sequence[Record], policy: CaptionPolicy, dropout: float, draws: Draws) -> list[str]:
-    """The caption of each sample. Choice and dropout are drawn by sample position, which a host must know: a GPU's
-    positions would make it wait."""
-    choice, drop = draws.uniform("caption", (2,)).unbind(1)
-    return [
-        NULL_CAPTION if dropped < dropout else policy.pick(record.captions, chosen)
-        for record, chosen, dropped in zip(records, choice.tolist(), drop.tolist(), strict=True)
+def _are_weights(weights: dict[str, float]) -> dict[str, float]:
+    if not weights:
+        raise ValueError("name the caption columns, each with its weight: weights.long=0.7,weights.short=0.3")
+    for column, weight in weights.items():
+        if weight <= 0:
+            raise ValueError(
+                f"the weight of '{column}' is {weight:g}; a weight is above 0, and a column without one is left out"
+            )
+    return weights
+
+
+Weights = Annotated[dict[str, float], AfterValidator(_are_weights)]
+"""Caption columns and how often each is picked, relative to the others."""
+
+
+def pick_weighted(captions: Mapping[str, str], weights: Mapping[str, float], u: float) -> str:
+    """One of the captions that are there, by weight; none where no column with a weight has one.
+
+    Columns are gone through by name: the order in which a plan lists them is no part of it.
+    """
+    there = [
+        (captions[column], weight)
+        for column, weight in sorted(weights.items())
+        if weight > 0 and captions.get(column, NULL_CAPTION).strip()
     ]
+    left = u * sum(weight for _, weight in there)
+    for caption, weight in there:
+        if left < weight:
+            return caption
+        left -= weight
+    return there[-1][0] if there else NULL_CAPTION  # u is below 1, but the sum is rounded
+
+
+@dataclass(frozen=True)
+class Captions:
+    texts: list[str]
+    """One for each sample."""
+    lacking: int
+    """How many images have no caption to pick. They are read with the null caption, dropped or not."""
+
+
+def captions_of(
+    records: Sequence[Record], policy: CaptionPolicy, settings: CaptionsPart, draws: Draws, step: int
+) -> Captions:
+    """The caption of each sample. It is drawn by sample position, which a host must know: a GPU's positions would make
+    it wait."""
+    choice, drop = draws.uniform("caption", (2,)).unbind(1)
+    texts = [policy.pick(record.captions, u, step) for record, u in zip(records, choice.tolist(), strict=True)]
+    texts = [text if text.strip() else NULL_CAPTION for text in texts]
+    lacking = texts.count(NULL_CAPTION)
+    if settings.keep_parts < 1:
+        texts = keep_some(texts, settings.keep_parts, draws)
+    if settings.max_words is not None:
+        texts = [first_words(text, settings.max_words) for text in texts]
+    dropped = [u < settings.dropout for u in drop.tolist()]
+    return Captions([NULL_CAPTION if gone else text for text, gone in zip(texts, dropped, strict=True)], lacking)
+
+
+_BETWEEN_PARTS = re.compile(r"(?<=[.!?;,])\s+|(?<=[。！？；，、])\s*|\s*\n\s*")
+
+
+def parts_of(caption: str) -> list[str]:
+    """Its sentences and the clauses between commas and semicolons, each with the mark that ends it.
+
+    A comma within a number ends nothing, since no space follows it.
+    """
+    return [part for part in _BETWEEN_PARTS.split(caption.strip()) if part]
+
+
+def keep_some(texts: Sequence[str], probability: float, draws: Draws) -> list[str]:
+    """Each part of each text with this probability, in order; where none would be left, one of them, all as likely."""
+    parts = [parts_of(text) for text in texts]
+    u_BP = draws.uniform("caption-parts", (1 + max(map(len, parts), default=0),)).tolist()
+    return [_kept(text, its, probability, u) for text, its, u in zip(texts, parts, u_BP, strict=True)]
+
+
+def _kept(text: str, parts: list[str], probability: float, u: Sequence[float]) -> str:
+    """`u[0]` chooses the one that stays at least; the rest are the parts' own, whatever other texts have."""
+    if not parts:
+        return text
+    kept = [part for part, own in zip(parts, u[1:], strict=False) if own < probability]
+    kept = kept or [parts[int(u[0] * len(parts))]]
+    return text if len(kept) == len(parts) else " ".join(kept).rstrip(",;，；、")
+
+
+def first_words(text: str, count: int) -> str:
+    """The text up to the end of its `count`-th word, as it is written. Words are what white space parts."""
+    ends = [found.end() for found in re.finditer(r"\S+", text)]
+    return text if len(ends) <= count else text[: ends[count - 1]]

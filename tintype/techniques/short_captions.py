@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tintype.data.captions import ColumnSettings
 from tintype.techniques.technique import NoOptions, Technique
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def apply(plan: Plan, options: NoOptions) -> dict[str, Any]:
-    return {"captions": plan.captions.model_copy(update={"column": "short"})}
+    return {"captions": ColumnSettings(**plan.captions.common, column="short")}
 
 
 TECHNIQUE = Technique(

@@ -20,11 +20,12 @@ class NoOptions(Settings):
 class Technique:
     """`options` are the settings a user may give (`name:key=value`); `apply` returns the changed fields of the Plan.
 
-    A seam holds one technique, unless it is listed in `SHARED_SEAMS`. `also` are other seams that it may adapt to what
-    it does to its own; it does not hold them, so that another technique may change them too. `part` is the kind of part
-    that the technique brings to its seam, when it brings one. `trains` names the prefixes of the parameters that it
-    adds. `needs` are the settings that the plan must have for it, dotted key -> value; the part itself refuses a plan
-    without them.
+    A seam holds one technique, unless it is listed in `SHARED_SEAMS`. A technique with a `setting` holds that one
+    setting of its seam and no more: the others of the seam must leave it as it is, and go together with it. `also` are
+    other seams that it may adapt to what it does to its own; it does not hold them, so that another technique may
+    change them too. `part` is the kind of part that the technique brings to its seam, when it brings one. `trains`
+    names the prefixes of the parameters that it adds. `needs` are the settings that the plan must have for it, dotted
+    key -> value; the part itself refuses a plan without them.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Technique:
     options: type[Settings] = NoOptions
     paper: str | None = None
     part: type[Part] | None = None
+    setting: str | None = None
     also: frozenset[str] = field(default_factory=frozenset)
     trains: frozenset[str] = field(default_factory=frozenset)
     needs: Mapping[str, str] = field(default_factory=dict)

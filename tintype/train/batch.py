@@ -32,6 +32,8 @@ class Batch:
     seen: Mapping[str, Tensor | None]
     """What each term's `look` gave, by its name."""
     step: int
+    without_caption: int
+    """Samples whose image has no caption to pick; they read the null caption."""
 
 
 def read_batch(parts: Parts, first: int, count: int, step: int, clock: Clock) -> Batch:
@@ -47,15 +49,15 @@ def read_batch(parts: Parts, first: int, count: int, step: int, clock: Clock) ->
             parts.source.expect(parts.order.ids(ahead, count))
         records = parts.source.records(ids)
         position_B = torch.arange(first, first + count)
-        captions = captions_of(records, parts.captions, plan.captions.dropout, Draws(plan.seed, position_B))
+        captions = captions_of(records, parts.captions, plan.captions, Draws(plan.seed, position_B), step)
         draws = Draws(plan.seed, send(position_B, device))
         fault.point("step.data")
     with parts.compute():
         with clock.part("text"):
-            text = parts.text.encode(captions)
+            text = parts.text.encode(captions.texts)
         with clock.part("teacher"), torch.no_grad():
             seen = _seen(terms, image_BCHW, ids)
-    return Batch(ids, image_BCHW, captions, text, draws, terms, seen, step)
+    return Batch(ids, image_BCHW, captions.texts, text, draws, terms, seen, step, captions.lacking)
 
 
 def _seen(terms: Sequence[Term], image_BCHW: Tensor | None, ids: Sequence[int]) -> dict[str, Tensor | None]:

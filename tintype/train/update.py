@@ -38,6 +38,8 @@ class StepResult:
     step: int
     """Its number, from 1."""
     first_position: int
+    without_caption: int
+    """Samples of this rank's share that read the null caption for want of another."""
     _grad_norm: Later
 
     @property
@@ -61,6 +63,7 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
     micro = plan.train.batch // plan.train.accumulate
     share = share_of_batch(plan.train, parts.world)
     losses: dict[str, Tensor] = {}
+    without_caption = 0
     by_time = torch.zeros(2, TIME_BINS, device=parts.device)
     tuning = TuningStep(parts, parts.tuning, clock) if parts.tuning else None
     state.optimizer.zero_grad(set_to_none=True)
@@ -70,6 +73,7 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
         with clock.part("backward"), parts.gradients.over(last=index == plan.train.accumulate - 1):
             (found.parts["loss"] / plan.train.accumulate * plan.precision.loss_scale).backward()
         by_time += found.by_time
+        without_caption += found.without_caption
         for name, value in found.parts.items():
             losses[name] = losses.get(name, torch.zeros_like(value)) + value.detach() / plan.train.accumulate
         fault.point("step.backward")
@@ -90,7 +94,8 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
         if tuning:
             losses |= tuning.finish(skipped)
     fault.point("step.optimizer")
-    result = StepResult(losses, by_time, state.step + 1, state.images_seen, Later(grad_norm))
+    first = state.images_seen
+    result = StepResult(losses, by_time, state.step + 1, first, without_caption, Later(grad_norm))
     state.step += 1
     state.images_seen += plan.train.batch
     return result
@@ -102,6 +107,7 @@ class Losses:
 
     parts: dict[str, Tensor]
     by_time: Tensor
+    without_caption: int
 
 
 Latents = Callable[[Batch], Tensor]
@@ -133,7 +139,7 @@ def micro_batch_losses(
             for term in batch.terms:
                 losses[term.name] = term.part.loss(replace(view, seen=batch.seen.get(term.name))).mean()
                 losses["loss"] = losses["loss"] + term.settings.weight_at(step) * losses[term.name]
-    return Losses(losses, _by_time(error_B.detach(), sample.t_B))
+    return Losses(losses, _by_time(error_B.detach(), sample.t_B), batch.without_caption)
 
 
 def frozen_latents(parts: Parts, batch: Batch, clock: Clock) -> Tensor:

@@ -33,9 +33,17 @@ def window_line(parts: Parts, state: TrainState, window: Sequence[StepResult], c
         "seconds": seconds,
         "parts": split,
     }
+    if without := _without_caption(parts, window):
+        line["without_caption"] = without
     if parts.device.type == "cuda":
         line["memory_gb"] = torch.cuda.memory_allocated(parts.device) / 1e9
     return line
+
+
+def _without_caption(parts: Parts, window: Sequence[StepResult]) -> int:
+    """Samples of all ranks that read the null caption because their image has no other."""
+    mine = torch.tensor(float(sum(result.without_caption for result in window)), device=parts.device)
+    return round(float(parts.world.mean(mine)) * parts.world.size)
 
 
 def _mean_losses(window: Sequence[StepResult], finite: Sequence[StepResult], world: World) -> dict[str, float | None]:

@@ -1,0 +1,109 @@
+"""caption-curriculum: one caption first, then more and more of a mix.
+
+PRX's authors advise to end training on a mix of long and short captions, without a number; when it begins and how long
+the change takes are this project's choice. With the schedule's factor s, a sample reads the first column with weight
+1 - s and the mix with weight s. A schedule that falls (cosine) goes the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from tintype.data.captions import Weights, pick_weighted
+from tintype.schedule import Schedule
+from tintype.settings import CaptionsPart, Settings
+from tintype.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+
+def _is_moment(value: int | float) -> int | float:
+    if value >= 0 and (isinstance(value, int) or value <= 1):
+        return value
+    raise ValueError("say a step as a whole number from 0 on, or as a share of the training from 0.0 to 1.0")
+
+
+Moment = Annotated[int | float, AfterValidator(_is_moment)]
+"""A step, or a share of the training: 1 is the step behind the first, 1.0 the end."""
+
+
+class Options(Settings):
+    first: str = Field("long", description="The caption column that is read before the mix")
+    weights: Weights = Field({"long": 0.5, "short": 0.5}, description="The mix: of each column, relative to the others")
+    start: Moment = Field(0.5, description="When the mix begins to come in: a step, or a share of the training")
+    end: Moment = Field(0.75, description="From when on it is all there is: a step, or a share of the training")
+
+
+class CurriculumSettings(CaptionsPart):
+    kind: Literal["curriculum"] = "curriculum"
+    first: str
+    weights: Weights
+    schedule: Schedule = Field(description="The share of the samples that read the mix, at each step")
+
+    @model_validator(mode="after")
+    def _changes(self) -> CurriculumSettings:
+        if set(self.weights) == {self.first}:
+            raise ValueError(f"a curriculum from '{self.first}' to '{self.first}' changes nothing; add a column to it")
+        if self.schedule.end is None:
+            raise ValueError("a curriculum with a constant schedule is a mix: take the kind mix (caption-mix)")
+        return self
+
+    def check(self, plan: Plan) -> None:
+        if self.schedule.end is not None and self.schedule.end > plan.train.steps:
+            raise ValueError(
+                f"captions: the curriculum ends at step {self.schedule.end}, but the run has {plan.train.steps} steps "
+                "(train.steps); end it earlier, or train longer"
+            )
+
+    def build(self) -> Curriculum:
+        return Curriculum(self.first, self.weights, self.schedule)
+
+    def columns(self) -> frozenset[str]:
+        return frozenset({self.first, *self.weights})
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    first: str
+    mix: Mapping[str, float]
+    schedule: Schedule
+
+    def weights_at(self, step: int) -> dict[str, float]:
+        """They sum to 1."""
+        share, total = self.schedule.factor(step), sum(self.mix.values())
+        weights = {column: share * weight / total for column, weight in self.mix.items()}
+        return {**weights, self.first: weights.get(self.first, 0.0) + 1 - share}
+
+    def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
+        """An image without any caption of the moment reads one of another: better than none."""
+        every = {self.first: 1.0, **self.mix}
+        return pick_weighted(captions, self.weights_at(step), u) or pick_weighted(captions, every, u)
+
+
+def apply(plan: Plan, options: Options) -> dict[str, Any]:
+    steps = plan.train.steps
+    start = _step(options.start, steps)
+    end = _step(options.end, steps)
+    if isinstance(options.end, float) and options.end > options.start:
+        end = max(end, start + 1)  # a short run may round both to one step
+    schedule, own = Schedule(kind="ramp", start=start, end=end), options.model_dump(include={"first", "weights"})
+    return {"captions": CurriculumSettings(**plan.captions.common, **own, schedule=schedule)}
+
+
+def _step(moment: int | float, steps: int) -> int:
+    return round(moment * steps) if isinstance(moment, float) else moment
+
+
+TECHNIQUE = Technique(
+    name="caption-curriculum",
+    seam="captions",
+    summary="long captions first, then more and more of a mix",
+    apply=apply,
+    options=Options,
+    part=CurriculumSettings,
+)

@@ -1,0 +1,34 @@
+"""caption-truncation: captions are cut behind their first words, before the text encoder sees them.
+
+The encoder's own `max_tokens` cuts as well, and with it the room for tokens: this one leaves that as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from tintype.settings import Settings
+from tintype.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+
+class Options(Settings):
+    words: int = Field(ge=1, description="How many words of a caption are left")
+
+
+def apply(plan: Plan, options: Options) -> dict[str, Any]:
+    return {"captions": plan.captions.model_copy(update={"max_words": options.words})}
+
+
+TECHNIQUE = Technique(
+    name="caption-truncation",
+    seam="captions",
+    setting="max_words",
+    summary="cut captions behind their first words",
+    apply=apply,
+    options=Options,
+)
