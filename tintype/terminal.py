@@ -25,6 +25,8 @@ from tintype.evaluation.ema_curve import Curve, StoppedError, score_lengths
 from tintype.evaluation.protocol import Definition, Protocol
 from tintype.plan import Plan, plan_from_folder
 from tintype.rows import gigabytes
+from tintype.settings import plain
+from tintype.study.prompts import one_kind_note, reads_other_captions
 from tintype.study.report import findings
 from tintype.study.results import Arm, Comparison, MetricInfo, Results, Trend
 from tintype.study.runner import Message
@@ -288,6 +290,9 @@ def show_arms(study: Study, console: Console) -> None:
         where = [_where(arm)] if first else []
         table.add_row(*where, escape(arm.name), seeds, escape("\n".join(changes) or nothing))
     console.print(table)
+    others = [arm.name for arm in study.arms if reads_other_captions(arm.changes)]
+    if note := one_kind_note(others, plain(study.settings.evaluation)):
+        console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True, highlight=False)
 
 
 def _where(arm: ArmPlan | Arm) -> str:

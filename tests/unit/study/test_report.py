@@ -26,7 +26,7 @@ from tests.unit.study.example_results import (
 )
 from tintype.study.report import charts, findings, numerals, read_results, svg, write_report
 from tintype.study.report.markdown import escaped
-from tintype.study.results import Arm, Curve, EncoderInfo, Results, Run, TokenizerInfo
+from tintype.study.results import Arm, Change, Curve, EncoderInfo, Results, Run, TokenizerInfo
 from tintype.study.trends import NO_RUNS, NOT_POSITIVE
 from tintype.terminal import show_verdicts
 
@@ -711,3 +711,65 @@ def test_a_trend_of_what_cannot_be_compared_is_not_defined(fine_and_coarse: Resu
     page = _page(shown, tmp_path)
     assert f"Not defined: {APART}." in page.text
     assert "At coarse: Not compared: FD (scenes) of short_captions" in page.text
+
+
+def asked(results: Results, *also: dict[str, Any]) -> Results:
+    return results.model_copy(update={"protocol": {**results.protocol, "also": list(also)}})
+
+
+SHORT = {"name": "short", "prompts": "short"}
+
+
+def test_each_kind_of_prompt_stands_beside_the_other_where_arms_read_other_captions(
+    results: Results, folder: Path
+) -> None:
+    page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
+    section = page[page.index('<section id="prompts">') : page.index('<section id="differences">')]
+    comparisons = next(arm for arm in results.arms if arm.name == "short_captions").comparisons
+    rows = section[section.index("<tbody>") : section.index("</tbody>")].split("<tr>")
+    row = next(row for row in rows if "short_captions" in row)
+    for metric, verdict in (("scene_accuracy", "worse"), ("scene_accuracy_short", "not shown")):
+        assert comparisons[metric].verdict == verdict
+        assert f"{comparisons[metric].mean:.3f}" in row and f'title="{verdict}"' in row
+    assert "long prompts" in section and "short prompts" in section and "<svg" in section
+    assert section.count("<table") == 1  # the other metrics are taken on one kind
+    assert "| Metric | Arm | long prompts | short prompts |" in text
+    assert "One kind of prompt" not in page and "only, though" not in text
+
+
+def test_a_study_of_captions_that_asks_for_one_kind_of_prompt_says_so(results: Results, tmp_path: Path) -> None:
+    write_report(asked(results), tmp_path)
+    for name in ("report.html", "report.md"):
+        said = (tmp_path / name).read_text()
+        assert "Scored on long prompts only, though short_captions reads other captions than the baseline" in said
+        assert "By prompts" not in said
+
+
+def test_other_studies_say_nothing_of_prompts(results: Results) -> None:
+    others = [arm for arm in results.arms if arm.name != "short_captions"]
+    plain = results.model_copy(update={"arms": others})
+    assert findings.metrics_by_prompts(plain) == [] and findings.one_kind_of_prompt(asked(plain)) == ""
+    dropped = [Change(key="captions.dropout", before=0.1, after=0.2)]
+    renamed = plain.model_copy(update={"arms": [*others, others[-1].model_copy(update={"changes": dropped})]})
+    assert findings.one_kind_of_prompt(asked(renamed)) == ""
+
+
+def test_prompts_that_are_sampled_otherwise_are_not_set_beside(results: Results) -> None:
+    """The difference would be that of the guidance too; but they were asked for."""
+    other = asked(results, {**SHORT, "guidance": {"kind": "classifier-free", "scale": 1.0}})
+    assert findings.metrics_by_prompts(other) == [] and findings.one_kind_of_prompt(other) == ""
+    assert findings.metrics_by_prompts(asked(results, SHORT)) != []
+
+
+def test_in_a_scatter_of_one_metric_both_axes_run_to_the_better() -> None:
+    clouds = [charts.Cloud("a", "arm-0", [(1.0, 1.0)]), charts.Cloud("b", "arm-1", [(2.0, 2.0)])]
+
+    def places(*, lower: bool, same: bool) -> list[tuple[float, float]]:
+        drawn = str(charts.scatter(clouds, "x", "y", lower, same_across=same))
+        means = [tag for tag in re.findall(r"<circle[^>]*>", drawn) if 'class="mean"' in tag]
+        return [(float(re.findall(r'cx="([^"]+)', tag)[0]), float(re.findall(r'cy="([^"]+)', tag)[0])) for tag in means]
+
+    for lower, same, right, up in ((True, True, 0, 0), (False, True, 1, 1), (True, False, 1, 0)):
+        ends = places(lower=lower, same=same)
+        assert max(range(2), key=lambda i: ends[i][0]) == right
+        assert min(range(2), key=lambda i: ends[i][1]) == up

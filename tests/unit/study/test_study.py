@@ -3,11 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tintype import recipes
 from tintype.errors import UserError
 from tintype.strict import read_yaml
 from tintype.study.study import Study, choose_arms, load_study, read_settings, resolve
+from tintype.terminal import show_arms
 
 TEXT = """
 question: why?
@@ -40,6 +42,25 @@ def test_arms_are_resolved_with_paired_seeds() -> None:
 @pytest.mark.parametrize("name", recipes.names("studies"))
 def test_every_packaged_study_resolves(name: str) -> None:
     assert len(load_study(name).arms) > 1
+
+
+@pytest.mark.parametrize("name", ["captions", "captions-mini"])
+def test_the_study_of_captions_asks_for_both_kinds_of_prompts(name: str) -> None:
+    study = load_study(name)
+    kinds = [(plan.captions.kind, plan.captions.keep_parts) for plan in (arm.plans[0] for arm in study.arms)]
+    assert kinds == [("column", 1.0), ("column", 1.0), ("mix", 1.0), ("curriculum", 1.0), ("column", 0.5)]
+    assert study.settings.primary == ("scene_accuracy", "scene_accuracy_short")
+    asked = {(sampling.prompts, sampling.count) for sampling in study.settings.evaluation.conditions}
+    assert asked == {("long", study.settings.evaluation.count), ("short", study.settings.evaluation.count)}
+
+
+@pytest.mark.parametrize(("also", "said"), [("[]", True), ("[{name: short, prompts: short}]", False)])
+def test_arms_of_captions_that_are_asked_for_one_kind_of_prompt_are_noted_before_they_run(
+    also: str, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"{TEXT}primary: [scene_accuracy]\nevaluation: {{also: {also}}}\n"
+    show_arms(study(text), Console(width=120))
+    assert ("Scored on long prompts only, though both reads other captions" in capsys.readouterr().out) == said
 
 
 @pytest.mark.parametrize(

@@ -130,18 +130,21 @@ class Cloud:
         return fmean(x for x, _ in self.points), fmean(y for _, y in self.points)
 
 
-def scatter(clouds: Sequence[Cloud], x_label: str, y_label: str, lower_is_better: bool) -> Markup:
-    """Points of seeds, joined to the mean of their arm. Up is better."""
+def scatter(
+    clouds: Sequence[Cloud], x_label: str, y_label: str, lower_is_better: bool, *, same_across: bool = False
+) -> Markup:
+    """Points of seeds, joined to the mean of their arm. Up is better; and right, where the axes have the `same`."""
     width, height, left, top = _FIGURE_PX, 320, 44, 26
     right, bottom = width - 12, height - 40
-    x = Scale(*padded((x for cloud in clouds for x, _ in cloud.points), 0.16), left, right)
+    ends = (right, left) if same_across and lower_is_better else (left, right)
+    x = Scale(*padded((x for cloud in clouds for x, _ in cloud.points), 0.16), *ends)
     low, high = padded((y for cloud in clouds for _, y in cloud.points), 0.12)
     y = Scale(low, high, top, bottom) if lower_is_better else Scale(low, high, bottom, top)
     parts = [
         *_x_axis(x, top, bottom),
         *_y_axis(y, left, right),
         text(left, 13, f"{y_label}, up is better", class_="quiet"),
-        text(right, height - 6, f"{x_label} →", anchor="end", class_="quiet"),
+        text(right, height - 6, x_label + (", right is better" if same_across else " →"), anchor="end", class_="quiet"),
         *(_cloud_marks(cloud, x, y) for cloud in clouds),
         *_cloud_names(clouds, x, y, Box(left, top, width, bottom)),
     ]

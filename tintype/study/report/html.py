@@ -61,6 +61,7 @@ def _page(results: Results, folder: Path) -> dict[str, Any]:
         "answer": findings.answer(results),
         "controls": findings.differing_controls(results),
         "lost": findings.lost_runs(results),
+        "one_kind_of_prompt": findings.one_kind_of_prompt(results),
         "run_count": sum(len(arm.runs) for arm in results.arms),
         "confidence": f"{100 * results.confidence:g} %",
         "colours": colours,
@@ -88,6 +89,7 @@ def _view(results: Results, folder: Path, colours: dict[str, str]) -> dict[str, 
         "metrics": metrics,
         "apart_notes": findings.apart_notes(results),
         "primary": [column for column in metrics if column.info.name in primary],
+        "by_prompts": _by_prompts(results, metrics, colours),
         "listed": results.arms,
         "arms": ranked,
         "everyone": [baseline, *ranked],
@@ -101,6 +103,37 @@ def _view(results: Results, folder: Path, colours: dict[str, str]) -> dict[str, 
         "time_figure": _time_figure(results),
         "time_words": {arm.name: findings.time_words(arm) for arm in results.arms},
     }
+
+
+@dataclass(frozen=True)
+class _ByPrompts:
+    """One metric under each kind of prompts."""
+
+    columns: list[tuple[str, _Column]]
+    figure: Markup | None
+    """The first two kinds against each other, of a primary metric."""
+
+
+def _by_prompts(results: Results, columns: list[_Column], colours: dict[str, str]) -> list[_ByPrompts]:
+    named = {column.info.name: column for column in columns}
+    found = []
+    for group in findings.metrics_by_prompts(results):
+        beside = [(prompts, named[metric.name]) for prompts, metric in group]
+        found.append(_ByPrompts(beside, _prompts_figure(results, group, colours)))
+    return found
+
+
+def _prompts_figure(results: Results, group: list[tuple[str, MetricInfo]], colours: dict[str, str]) -> Markup | None:
+    (first, x), (second, y) = group[:2]
+    clouds = [
+        charts.Cloud(arm.name, colours[arm.name], points)
+        for arm in results.arms
+        if not {x.name, y.name} & set(arm.incomparable) and (points := list(_points(arm, x.name, y.name)))
+    ]
+    if not clouds or not (x.primary or y.primary):
+        return None
+    labels = (f"{x.label} on {first}", f"on {second}")
+    return charts.scatter(clouds, *labels, x.direction == "lower", same_across=True)
 
 
 def arm_colours(results: Results) -> dict[str, str]:

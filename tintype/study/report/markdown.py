@@ -15,6 +15,7 @@ def to_markdown(results: Results) -> str:
     sections = [
         _head(results),
         _verdicts(results),
+        *([_by_prompts(results, groups)] if (groups := findings.metrics_by_prompts(results)) else []),
         *([_tokens(results)] if results.resolutions else []),
         *(_metric_section(results, metric) for metric in results.metrics),
         *([_times(results)] if any(map(findings.time_shares, results.arms)) else []),
@@ -56,6 +57,8 @@ def _warnings(results: Results) -> Iterator[str]:
         yield "Sketch: one seed, so no spread, no interval, no verdict."
     if findings.differing_controls(results):
         yield "The control differs: treat this study's verdicts with suspicion."
+    if note := findings.one_kind_of_prompt(results):
+        yield f"{note}."
     for arm, run in findings.lost_runs(results):
         yield f"Run {run.state}: {arm.label}, seed {run.seed}" + (f" – {run.error}" if run.error else "")
 
@@ -70,6 +73,34 @@ def _verdicts(results: Results) -> Iterator[str]:
     ]
     heads = [*_where_heads(results), "Arm", "What it does", *(_headed(metric) for metric in primary)]
     yield from _table(heads, rows)
+
+
+def _by_prompts(results: Results, groups: Sequence[Sequence[tuple[str, MetricInfo]]]) -> Iterator[str]:
+    """Each kind of prompt beside the others, in a study whose arms read other captions."""
+    yield "## By prompts\n"
+    yield (
+        "Some arms read other captions than the baseline, and a model does best on prompts like the captions that it "
+        "learnt from. Each kind of prompt is compared with the baseline by itself.\n"
+    )
+    kinds = list(dict.fromkeys(prompts for group in groups for prompts, _ in group))
+    rows = [
+        [*_where(arm), group[0][1].label, findings.titled(arm), *_by_kind(results, arm, dict(group), kinds)]
+        for group in groups
+        for view in results.by_resolution()
+        for arm in (findings.baseline_of(view), *findings.ranked_arms(view))
+    ]
+    yield from _table([*_where_heads(results), "Metric", "Arm", *kinds], rows)
+
+
+def _by_kind(results: Results, arm: Arm, metrics: dict[str, MetricInfo], kinds: Sequence[str]) -> Iterator[str]:
+    for kind in kinds:
+        yield _mean_and_verdict(results, arm, metrics[kind]) if kind in metrics else ""
+
+
+def _mean_and_verdict(results: Results, arm: Arm, metric: MetricInfo) -> str:
+    decimals = findings.metric_decimals(results, metric.name)
+    mean = numerals.fixed(findings.mean_of(findings.metric_values(arm, metric.name)), decimals)
+    return mean if arm.role == "baseline" else f"{mean} ({_short(results, arm, metric)})"
 
 
 def _summary(arm: Arm) -> str:
