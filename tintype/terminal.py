@@ -22,7 +22,7 @@ from tintype.data.store.importing import Progress as ImportProgress
 from tintype.data.store.layout import Split, open_store
 from tintype.data.store.writer import QUARANTINE
 from tintype.evaluation.ema_curve import Curve, StoppedError, score_lengths
-from tintype.evaluation.protocol import Definition, Protocol
+from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.plan import Plan, plan_from_folder
 from tintype.rows import gigabytes
 from tintype.settings import plain
@@ -291,7 +291,8 @@ def show_arms(study: Study, console: Console) -> None:
         table.add_row(*where, escape(arm.name), seeds, escape("\n".join(changes) or nothing))
     console.print(table)
     others = [arm.name for arm in study.arms if reads_other_captions(arm.changes)]
-    if note := one_kind_note(others, plain(study.settings.evaluation)):
+    protocol = study.settings.evaluation
+    if note := one_kind_note(others, plain(protocol), definitions(protocol, study.of_scenes)):
         console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True, highlight=False)
 
 

@@ -6,13 +6,14 @@ it on long prompts only, so that its loss is the captions' and that of the unlik
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tintype.evaluation.prompts import CAPTIONS
 
-_MAIN = "long"
+MAIN = "long"
+"""The prompts of the main sampling of every protocol."""
 
 
 def reads_other_captions(changed: Iterable[str]) -> bool:
@@ -24,9 +25,17 @@ def kind_words(prompts: str) -> str:
     return f"{prompts} prompts" if prompts in CAPTIONS else f"prompts of {Path(prompts).name}"
 
 
-def prompt_kinds(protocol: Mapping[str, Any]) -> list[str]:
-    """What a protocol, as plain data, asks models for; that of the main sampling first."""
-    return list(dict.fromkeys([_MAIN, *(condition["prompts"] for condition in protocol.get("also", []))]))
+def scored_kinds(protocol: Mapping[str, Any], metrics: Collection[str]) -> list[str]:
+    """The prompts that any of the metrics is taken on, those of the main sampling first. `protocol` is plain data.
+
+    A condition can be sampled and give no number: without distances, scenes or an encoder that reads text.
+    """
+    others = [
+        condition["prompts"]
+        for condition in protocol.get("also", [])
+        if any(metric.endswith(f"_{condition['name']}") for metric in metrics)
+    ]
+    return list(dict.fromkeys([MAIN, *others]))
 
 
 def comparable_conditions(protocol: Mapping[str, Any]) -> dict[str, str]:
@@ -34,17 +43,16 @@ def comparable_conditions(protocol: Mapping[str, Any]) -> dict[str, str]:
     return {
         condition["name"]: condition["prompts"]
         for condition in protocol.get("also", [])
-        if condition["prompts"] != _MAIN and all(condition.get(key) is None for key in ("method", "steps", "guidance"))
+        if condition["prompts"] != MAIN and all(condition.get(key) is None for key in ("method", "steps", "guidance"))
     }
 
 
-def one_kind_note(arms: Sequence[str], protocol: Mapping[str, Any]) -> str:
-    """What to say where these arms read other captions and all are asked for one kind of prompt; else ''."""
-    kinds = prompt_kinds(protocol)
-    if not arms or len(kinds) > 1:
+def one_kind_note(arms: Sequence[str], protocol: Mapping[str, Any], metrics: Collection[str]) -> str:
+    """What to say where these arms read other captions and all are scored on one kind of prompt; else ''."""
+    if not arms or len(scored_kinds(protocol, metrics)) > 1:
         return ""
     return (
-        f"Scored on {kind_words(kinds[0])} only, though {', '.join(dict.fromkeys(arms))} "
+        f"Scored on {kind_words(MAIN)} only, though {', '.join(dict.fromkeys(arms))} "
         f"{'reads' if len(set(arms)) == 1 else 'read'} other captions than the baseline: what they lose may be owed to "
         "prompts unlike their captions. Score short prompts too: evaluation.also=[{name: short, prompts: short}]"
     )

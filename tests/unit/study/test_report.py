@@ -761,6 +761,12 @@ def test_prompts_that_are_sampled_otherwise_are_not_set_beside(results: Results)
     assert findings.metrics_by_prompts(asked(results, SHORT)) != []
 
 
+def test_prompts_that_no_metric_is_taken_on_are_not_scored(results: Results) -> None:
+    """A store's short prompts, sampled without distances and without an encoder that reads text."""
+    without = [metric for metric in results.metrics if metric.name != "scene_accuracy_short"]
+    assert "only, though" in findings.one_kind_of_prompt(results.model_copy(update={"metrics": without}))
+
+
 def test_in_a_scatter_of_one_metric_both_axes_run_to_the_better() -> None:
     clouds = [charts.Cloud("a", "arm-0", [(1.0, 1.0)]), charts.Cloud("b", "arm-1", [(2.0, 2.0)])]
 

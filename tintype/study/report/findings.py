@@ -10,13 +10,7 @@ from statistics import fmean, median, stdev
 from typing import Any, Literal
 
 from tintype.metrics.throughput import tokenizer_words
-from tintype.study.prompts import (
-    comparable_conditions,
-    kind_words,
-    one_kind_note,
-    prompt_kinds,
-    reads_other_captions,
-)
+from tintype.study.prompts import MAIN, comparable_conditions, kind_words, one_kind_note, reads_other_captions
 from tintype.study.report.numerals import NO_BREAK, UNKNOWN, decimals_showing, fixed, interval, percent
 from tintype.study.results import Arm, Comparison, MetricInfo, Results, Run, TokenizerInfo, Trend, Verdict
 from tintype.study.spaces import ANOTHER_SPACE
@@ -142,7 +136,8 @@ def caption_arms(results: Results) -> list[Arm]:
 
 def one_kind_of_prompt(results: Results) -> str:
     """The warning of a study of captions that asked for one kind of prompt; else ''."""
-    return one_kind_note([arm.name for arm in caption_arms(results)], results.protocol)
+    names = [arm.name for arm in caption_arms(results)]
+    return one_kind_note(names, results.protocol, [metric.name for metric in results.metrics])
 
 
 def metrics_by_prompts(results: Results) -> list[list[tuple[str, MetricInfo]]]:
@@ -151,11 +146,12 @@ def metrics_by_prompts(results: Results) -> list[list[tuple[str, MetricInfo]]]:
         return []
     known = {metric.name: metric for metric in results.metrics}
     others = comparable_conditions(results.protocol)
-    main = kind_words(prompt_kinds(results.protocol)[0])
     groups = []
     for metric in results.metrics:
         under = ((f"{metric.name}_{name}", kind) for name, kind in others.items())
-        groups.append([(main, metric), *((kind_words(kind), known[name]) for name, kind in under if name in known)])
+        groups.append(
+            [(kind_words(MAIN), metric), *((kind_words(kind), known[name]) for name, kind in under if name in known)]
+        )
     return [group for group in groups if len(group) > 1]
 
 
