@@ -87,10 +87,10 @@ class Curriculum:
 
 def apply(plan: Plan, options: Options) -> dict[str, Any]:
     steps = plan.train.steps
-    start = _step(options.start, steps)
-    end = _step(options.end, steps)
-    if isinstance(options.end, float) and options.end > options.start:
-        end = max(end, start + 1)  # a short run may round both to one step
+    start, end = _step(options.start, steps), _step(options.end, steps)
+    if isinstance(options.start, float) and isinstance(options.end, float) and options.start < options.end:
+        start = min(start, steps - 1)  # a short run may round both to one step, or to its end
+        end = max(end, start + 1)
     schedule, own = Schedule(kind="ramp", start=start, end=end), options.model_dump(include={"first", "weights"})
     return {"captions": CurriculumSettings(**plan.captions.common, **own, schedule=schedule)}
 

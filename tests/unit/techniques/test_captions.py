@@ -57,6 +57,15 @@ def test_the_curriculum_goes_from_the_first_column_to_the_mix() -> None:
     assert shares(plan, 99) == shares(plan, 74)
 
 
+@pytest.mark.parametrize(("steps", "start", "end", "expected"), [(1, 0.5, 0.75, (0, 1)), (4, 0.9, 1.0, (3, 4))])
+def test_shares_of_a_short_training_are_a_step_apart(
+    steps: int, start: float, end: float, expected: tuple[int, int]
+) -> None:
+    technique = f"caption-curriculum:start={start},end={end}"
+    schedule = tiny_plan(f"train.steps={steps}", techniques=[technique]).captions.model_dump()["schedule"]
+    assert (schedule["start"], schedule["end"]) == expected
+
+
 def test_an_image_that_lacks_the_caption_of_the_moment_reads_another() -> None:
     policy = Curriculum("long", {"short": 1.0}, Schedule(kind="ramp", start=5, end=6))
     assert {policy.pick({"short": "s", "long": ""}, u, 0) for u in GRID} == {"s"}
