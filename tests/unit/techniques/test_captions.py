@@ -57,7 +57,7 @@ def test_the_curriculum_goes_from_the_first_column_to_the_mix() -> None:
     assert shares(plan, 99) == shares(plan, 74)
 
 
-@pytest.mark.parametrize(("steps", "start", "end", "expected"), [(1, 0.5, 0.75, (0, 1)), (4, 0.9, 1.0, (3, 4))])
+@pytest.mark.parametrize(("steps", "start", "end", "expected"), [(3, 0.4, 0.45, (1, 2)), (4, 0.9, 1.0, (3, 4))])
 def test_shares_of_a_short_training_are_a_step_apart(
     steps: int, start: float, end: float, expected: tuple[int, int]
 ) -> None:
