@@ -34,6 +34,8 @@ from tintype.settings import (
 )
 from tintype.strict import Document, assignments_in, nearest, parse, read_file, read_yaml, write_yaml
 from tintype.techniques import SHARED_SEAMS, TECHNIQUES, Technique
+from tintype.text import PARTS as TEXT_PARTS
+from tintype.text import TextChoice
 from tintype.text.words import WordsSettings
 from tintype.tokenizers import TokenizerChoice
 from tintype.tokenizers.pixels import PixelsSettings
@@ -58,6 +60,8 @@ _CAME_LATER_TO_A_KIND = [
 _SECTIONS_CAME_LATER = ["tuning"]
 """Sections that older plans do not have: the hash leaves them out where a plan has none."""
 _DATA: tuple[type[DataPart], ...] = (DataSettings, StoreSettings)
+_KINDS: dict[str, tuple[type[Part], ...]] = {"data": _DATA, "text": TEXT_PARTS}
+"""Sections whose kind can be exchanged with `--set`."""
 UNHASHED = "run"
 """The housekeeping section: it is no part of what a run is."""
 
@@ -112,7 +116,7 @@ if TYPE_CHECKING:
 else:
     Data = _kinds("data", *_DATA, usual="scenes")
     Captions = _kinds("captions", ColumnSettings, usual="column")
-    Text = _kinds("text", WordsSettings)
+    Text = TextChoice
     Tokenizer = TokenizerChoice
     Objective = _kinds("objective", VelocitySettings)
     Optimizer = _kinds("optimizer", AdamWSettings, usual="adamw")
@@ -204,17 +208,18 @@ def plan_from_document(document: Document, assignments: Sequence[str] = ()) -> P
         document.data = {}
     for assignment in assignments:
         document.override(assignment)
-        if assignment.partition("=")[0].strip() == "data.kind":
-            _forget_other_kinds(document.data["data"])
+        section, _, key = assignment.partition("=")[0].strip().partition(".")
+        if key == "kind" and section in _KINDS:
+            _forget_other_kinds(document.data[section], _KINDS[section])
     return parse(Plan, document)
 
 
-def _forget_other_kinds(data: dict[str, Any]) -> None:
+def _forget_other_kinds(section: dict[str, Any], kinds: Sequence[type[Part]]) -> None:
     """`--set data.kind=store` on a recipe of scenes: what only scenes have goes, what both kinds have stays."""
-    known = {str(kind.model_fields["kind"].default): set(kind.model_fields) for kind in _DATA}
-    if (own := known.get(str(data["kind"]))) is not None:
+    known = {str(kind.model_fields["kind"].default): set(kind.model_fields) for kind in kinds}
+    if (own := known.get(str(section["kind"]))) is not None:
         for key in set().union(*known.values()) - own:
-            data.pop(key, None)
+            section.pop(key, None)
 
 
 def plan_from_folder(folder: Path) -> Plan:

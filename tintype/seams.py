@@ -176,8 +176,13 @@ class CaptionPolicy(Protocol):
 class TextEncoder(Protocol):
     @property
     def dim(self) -> int: ...
+    @property
+    def identity(self) -> str | None:
+        """SHA-256 over weights, tokenizer and settings of a frozen encoder; None where it is trained."""
 
-    def encode(self, captions: Sequence[str]) -> TextTokens: ...
+    def encode(self, captions: Sequence[str]) -> TextTokens:
+        """Always the same number of tokens, of which each caption, the empty one too, has one at least."""
+
     def compile_layers(self) -> None:
         """Compiles what each step runs; called once, before the first."""
 

@@ -73,7 +73,8 @@ class CaptionsPart(Part):
 
 
 class TextPart(Part):
-    def build(self) -> TextEncoder:
+    def build(self, device: torch.device) -> TextEncoder:
+        """Loads what is frozen onto the device; what is trained goes there with all that is."""
         raise NotImplementedError
 
 
@@ -395,6 +396,12 @@ class RunSettings(Settings):
     )
     latents_folder: str | None = Field(
         None, min_length=1, description="Keep them in this folder; by default in one named by what they are made of"
+    )
+
+    text_embeddings: Literal["live", "disk"] = Field(
+        "live",
+        description="disk: read each caption once and keep its embedding in the cache, for all runs; text encoders "
+        "that are trained have none to keep, and do without",
     )
 
     @model_validator(mode="after")

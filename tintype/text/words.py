@@ -34,7 +34,7 @@ class WordsSettings(TextPart):
     heads: int = Field(4, ge=1)
     max_tokens: int = Field(96, ge=2, description="Captions are padded and cut to this many words, the start included")
 
-    def build(self) -> WordsEncoder:
+    def build(self, device: torch.device) -> WordsEncoder:
         return WordsEncoder(self)
 
 
@@ -68,6 +68,11 @@ class WordsEncoder(nn.Module):
         self.place = nn.Embedding(settings.max_tokens, settings.width)
         self.layers = nn.ModuleList(_Layer(settings.width, settings.heads) for _ in range(settings.depth))
         self.norm = nn.LayerNorm(settings.width)
+
+    @property
+    def identity(self) -> None:
+        """None: its weights are the run's own."""
+        return None
 
     def compile_layers(self) -> None:
         for layer in self.layers:

@@ -18,7 +18,7 @@ from tintype.seams import Draws
 from tintype.settings import Compression, TokenizerPart
 from tintype.tokenizers.normalise import Normalisation, Numbers, filled
 from tintype.vision.frozen import encode_evenly, frozen_arithmetic
-from tintype.vision.hub import Checkpoint
+from tintype.vision.hub import Checkpoint, unpinned_elsewhere
 from tintype.vision.weights import digest
 
 Compute = Literal["fp32", "tf32", "bf16"]
@@ -65,11 +65,7 @@ class LatentPart(TokenizerPart):
     @model_validator(mode="before")
     @classmethod
     def _pin(cls, given: Any) -> Any:
-        """The default repository is pinned to a commit; another one is not at that commit."""
-        if not isinstance(given, dict) or "revision" in given:
-            return given
-        usual = cls.model_fields["weights"].default
-        return given if given.get("weights", usual) == usual else {**given, "revision": None}
+        return unpinned_elsewhere(cls, given)
 
     @field_validator("scale", "shift")
     @classmethod

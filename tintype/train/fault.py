@@ -21,6 +21,7 @@ POINTS = (
     "snapshot.rename",
     "rows.sum",
     "rows.done",
+    "text.index",
 )
 
 _armed: dict[str, Callable[[], None]] = {}

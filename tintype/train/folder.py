@@ -63,8 +63,8 @@ class RunFolder:
         return self.metrics_file.exists() or any(self.checkpoints.glob("*"))
 
     def keep_identities(self, loaded: Mapping[str, str | None], step: int) -> None:
-        """Notes the data, the tokenizer and what the losses compare with, and refuses to go on with others than the run
-        began with."""
+        """Notes the data, the tokenizer, the text encoder and what the losses compare with, and refuses to go on with
+        others than the run began with."""
         before: dict[str, str] = read_json(self.loaded_file) if step else {}
         for name, identity in loaded.items():
             if before.get(name, identity) != identity:

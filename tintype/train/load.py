@@ -28,7 +28,8 @@ def load_run(path: Path, device: str | None = None, average: Reconstruction | No
         plan = Plan(**{**dict(plan), "run": plan.run.model_copy(update={"device": device})})
     tensors, scalars = newest_good(path)
     parts = build_parts(plan, training=False)
-    RunFolder(path).check_identity("tokenizer", parts.tokenizer.identity)
+    for name, part in (("tokenizer", parts.tokenizer), ("text", parts.text)):
+        RunFolder(path).check_identity(name, part.identity)
     weights = {name.removeprefix("modules/"): t for name, t in tensors.items() if name.startswith("modules/")}
     stored = {name.removeprefix("ema/"): t for name, t in tensors.items() if name.startswith("ema/")}
     if average is not None:

@@ -64,8 +64,7 @@ def train(
         resume(folder, state)
         identities = get_ready(parts, state.step)
         with world.together():
-            loaded = {"data": parts.source.identity, "tokenizer": parts.tokenizer.identity, **identities}
-            folder.keep_identities(loaded, state.step)
+            folder.keep_identities(parts.identities | identities, state.step)
             folder.write_about(parts)
         here = Progress(state.step, plan.train.steps, None, None)
         prepare_images(parts, state.images_seen, interrupt, lambda: on_progress(here))

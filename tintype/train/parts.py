@@ -35,6 +35,8 @@ from tintype.seams import (
     Weighting,
 )
 from tintype.settings import DataPart, PrecisionSettings
+from tintype.text.frozen import FrozenTextEncoder
+from tintype.text.kept import KeptText
 from tintype.tokenizers.adversary import Adversary
 from tintype.tokenizers.latent_cache import KeptLatents, keep_latents, why_uncacheable
 from tintype.tokenizers.tuned import TunedTokenizer
@@ -85,6 +87,11 @@ class Parts:
     @property
     def world(self) -> World:
         return self.layout.world
+
+    @property
+    def identities(self) -> dict[str, str | None]:
+        """What was loaded and is not trained, losses aside: a run goes on with the same."""
+        return {"data": self.source.identity, "tokenizer": self.tokenizer.identity, "text": self.text.identity}
 
     def terms_at(self, step: int) -> list[Term]:
         """The terms that have a weight at this step."""
@@ -189,7 +196,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     keeping = training and plan.run.latents == "disk" and why_uncacheable(plan) is None
     kept = keep_latents(plan, tokenizer, source, device, share) if keeping else None
     with seeded(plan.seed, "text"):
-        text = plan.text.build()
+        text = _build_text(plan, device)
     if plan.model.compile:
         text.compile_layers()
     with seeded(plan.seed, "denoiser"):
@@ -243,6 +250,14 @@ def _build_tokenizer(plan: Plan, device: torch.device) -> Tokenizer:
     tuning, compression = plan.tuning, plan.tokenizer.compression
     network = plan.tokenizer.open()
     return TunedTokenizer(network, compression, momentum=tuning.momentum, eps=tuning.eps, compute=tuning.compute)
+
+
+def _build_text(plan: Plan, device: torch.device) -> TextEncoder:
+    """With its embeddings on the disk where `run.text_embeddings` asks for it and they do not change."""
+    text = plan.text.build(device)
+    if plan.run.text_embeddings == "disk" and isinstance(text, FrozenTextEncoder):
+        return KeptText(text)
+    return text
 
 
 def _build_judge(plan: Plan) -> Adversary | None:

@@ -1,5 +1,5 @@
 """Makes ready what a run needs before its clock starts: what losses compare with, the images that a source keeps, and
-the latents that are kept on the disk.
+the latents and embeddings of captions that are kept on the disk.
 
 Otherwise the first arm of a study would pay for all of them, and a step that lacks one image nearly as much as one that
 lacks them all.
@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
+from tintype.data.captions import captions_of
+from tintype.seams import Draws
+from tintype.text.kept import KeptText
 from tintype.train.interrupt import Interrupt
 from tintype.train.parts import Parts
 
@@ -34,7 +39,7 @@ def prepare_images(
     train, size = parts.plan.train, len(parts.source)
     end = min(train.steps * train.batch, images_seen + size)
     micro = train.batch // train.accumulate
-    slow = parts.kept is not None and parts.device.type == "cpu"
+    slow = (parts.kept is not None or isinstance(parts.text, KeptText)) and parts.device.type == "cpu"
     most = _CHUNK_LATENTS * parts.world.size if slow else _CHUNK_IMAGES
     chunk = micro * max(1, most // micro)  # whole batches: a GPU encodes latents in no others
     for first in range(images_seen, end, chunk):
@@ -43,6 +48,7 @@ def prepare_images(
         on_chunk()
         count = min(chunk, end - first)
         prepare_ids(parts, parts.order.ids(first, count))
+        prepare_text(parts, first, count)
 
 
 def prepare_ids(parts: Parts, ids: Sequence[int]) -> None:
@@ -51,3 +57,15 @@ def prepare_ids(parts: Parts, ids: Sequence[int]) -> None:
         parts.kept.fill(parts.world.mine(ids))
     if parts.wants_images(parts.terms):
         parts.source.prepare(ids)
+
+
+def prepare_text(parts: Parts, first: int, count: int) -> None:
+    """The captions that samples at these positions will read, the null caption among them; each rank encodes a share.
+
+    A policy may choose others for later epochs: a step encodes what it finds missing.
+    """
+    if isinstance(parts.text, KeptText):
+        plan, positions = parts.plan, parts.world.mine(range(first, first + count))
+        records = parts.source.records(parts.world.mine(parts.order.ids(first, count)))
+        draws = Draws(plan.seed, torch.tensor(positions, dtype=torch.int64))
+        parts.text.fill(captions_of(records, parts.captions, plan.captions.dropout, draws))

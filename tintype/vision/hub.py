@@ -10,10 +10,12 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 
 from tintype.errors import UserError
 from tintype.vision.frozen import Arithmetic
@@ -28,7 +30,13 @@ DINOV3 = {"dinov3_vit": "DINOv3ViTModel"}
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _FILTERS: dict[int, Filter] = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of the filters, as a preprocessor_config.json has them."""
-_TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",), ("tokenizer.model",))
+_TOKENIZERS = (
+    ("tokenizer.json",),
+    ("vocab.json", "merges.txt"),
+    ("vocab.txt",),
+    ("spiece.model",),
+    ("tokenizer.model",),
+)
 """Files of which one set makes a tokenizer."""
 _NO_CODE = {"trust_remote_code": False}
 """Without it, transformers would ask on the terminal whether to run code of a checkpoint."""
@@ -82,24 +90,31 @@ class Checkpoint:
                 raise ValueError(f"transformers {transformers.__version__} has no model of the type '{model_type}'")
             return transformers.CONFIG_MAPPING[model_type].from_pretrained(**self.arguments)
 
-    def model(self, classes: Mapping[str, str] | None = None, unused: frozenset[str] = frozenset()) -> Any:
-        """The network in fp32.
+    def model(
+        self,
+        classes: Mapping[str, str] | None = None,
+        unused: frozenset[str] = frozenset(),
+        dtype: torch.dtype = torch.float32,
+        **options: Any,
+    ) -> Any:
+        """The network, in fp32 unless `dtype` says otherwise.
 
         `classes` has the class of transformers for each model type that will do; without it, any type will, as the
         class that transformers takes for its bare network. The weights of modules named in `unused` may be missing.
+        `options` go to transformers; a `config` among them is taken for the checkpoint's own.
         """
-        config = self.config()
+        config = options.get("config") or self.config()
         self._check_weights()
         transformers = _transformers()
         if classes is not None and config.model_type not in classes:
             raise UserError(f"{self.words} is a '{config.model_type}'; this encoder takes {' or '.join(classes)}")
-        with explained(self):
+        with explained(self), _quiet(transformers):
             if classes is not None:
-                network = getattr(transformers, classes[config.model_type])
+                network = attrgetter(classes[config.model_type])(transformers)
             else:
                 network = transformers.MODEL_MAPPING[type(config)]
             model, loading = network.from_pretrained(
-                **self.arguments, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+                **self.arguments, use_safetensors=True, dtype=dtype, output_loading_info=True, **options
             )
         missing = [name for name in sorted(loading["missing_keys"]) if unused.isdisjoint(name.split("."))]
         if missing:
@@ -199,21 +214,30 @@ class Checkpoint:
     def _check_weights(self) -> None:
         if self.folder is None:
             return
-        if not any(self.folder.glob("*.safetensors")):
+        folder = self.folder / self.subfolder
+        if not any(folder.glob("*.safetensors")):
             raise UserError(
-                f"{self.folder} has no .safetensors file, and other formats are not read, since they can run code; "
+                f"{folder} has no .safetensors file, and other formats are not read, since they can run code; "
                 "load the model once with transformers and write it with save_pretrained"
             )
-        _check_json(self.folder, "model.safetensors.index.json")
+        _check_json(folder, "model.safetensors.index.json")
 
     def _check_tokenizer_files(self) -> None:
-        folder = self.folder
-        if folder is None:
+        if self.folder is None:
             return
+        folder = self.folder / self.subfolder
         if not any(all((folder / name).is_file() for name in names) for names in _TOKENIZERS):
             wanted = ", ".join(" with ".join(names) for names in _TOKENIZERS)
             raise UserError(f"{folder} has no tokenizer for texts (one of {wanted}); {_TOKENIZER_ADVICE}")
         _check_json(folder, "tokenizer.json", "tokenizer_config.json", "vocab.json")
+
+
+def unpinned_elsewhere(part: type[BaseModel], given: Any) -> Any:
+    """Settings of weights as given. The default repository is pinned to a commit; another one is not at that commit."""
+    if not isinstance(given, dict) or "revision" in given:
+        return given
+    usual = part.model_fields["weights"].default
+    return given if given.get("weights", usual) == usual else {**given, "revision": None}
 
 
 def _check_json(folder: Path, *names: str) -> None:
@@ -249,6 +273,17 @@ def explained(checkpoint: Checkpoint) -> Iterator[None]:
             "(`hf auth login`), or give the path of a local copy as its source"
         )
         raise UserError(f"cannot load {checkpoint.words}: {first}\n{way_out}") from error
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Keeps back its report on tensors that the network has no use for; those that it lacks are looked at here."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
 
 
 def _transformers() -> Any:

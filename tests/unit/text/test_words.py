@@ -14,7 +14,7 @@ def test_no_two_words_of_the_embedded_captions_share_a_bucket(buckets: int) -> N
 
 
 def test_the_null_caption_is_one_visible_token() -> None:
-    encoder = WordsSettings(max_tokens=8, width=16).build()
+    encoder = WordsSettings(max_tokens=8, width=16).build(torch.device("cpu"))
     text = encoder.encode(["", "a red ball"])
     assert text.mask_BL.sum(1).tolist() == [1, 4]
     assert text.tokens_BLC.shape == (2, 8, 16)
@@ -22,7 +22,7 @@ def test_the_null_caption_is_one_visible_token() -> None:
 
 def test_padding_does_not_change_the_words() -> None:
     torch.manual_seed(0)
-    encoder = WordsSettings(max_tokens=8, width=16).build()
+    encoder = WordsSettings(max_tokens=8, width=16).build(torch.device("cpu"))
     short = encoder.encode(["a red ball"]).tokens_BLC[0, :4]
     beside_long = encoder.encode(["a red ball", "one two three four five six"]).tokens_BLC[0, :4]
     assert torch.allclose(short, beside_long, atol=1e-6)

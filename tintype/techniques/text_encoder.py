@@ -1,0 +1,34 @@
+"""text-encoder: captions are read by another encoder, a frozen one of others for example.
+
+The denoiser stays as it is but for its first layer on texts, which is as wide as the encoder.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from tintype.settings import Settings
+from tintype.techniques.technique import Technique
+from tintype.text import TextChoice
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+
+class Options(Settings):
+    to: TextChoice = Field(description="A kind alone (to=t5gemma), or with settings (to.kind=t5,to.weights=DIR)")
+
+
+def apply(plan: Plan, options: Options) -> dict[str, Any]:
+    return {"text": options.to}
+
+
+TECHNIQUE = Technique(
+    name="text-encoder",
+    seam="text",
+    summary="read captions with another text encoder, frozen or trained",
+    apply=apply,
+    options=Options,
+)

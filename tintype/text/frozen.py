@@ -1,0 +1,210 @@
+"""Frozen text encoders of others, through transformers: their token states, in their own arithmetic, known by a hash.
+
+Each has the states of the last layer behind its norm, or those of an earlier layer. There is no chat template and no
+instruction around a caption, as PRX has none. The empty caption has one token at least, whatever the tokenizer.
+
+B: captions of a group. L: tokens. C: width of the encoder. T: tokens of all captions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from tintype.errors import UserError
+from tintype.seams import TextTokens
+from tintype.settings import TextPart
+from tintype.text import cleaning
+from tintype.text.packing import Grouping, Packed, alone, by_length, spread
+from tintype.tokenizers.latent import Compute, Revision, Source, Subfolder
+from tintype.transfer import send
+from tintype.vision.frozen import frozen_arithmetic
+from tintype.vision.hub import Checkpoint, explained, unpinned_elsewhere
+from tintype.vision.weights import digest
+
+_PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 500, "")
+"""Texts that show case, marks, special tokens and the cut."""
+_LONG = "one red ball and two blue cubes on the grass " * 200
+
+
+class FrozenTextPart(TextPart):
+    """Settings that all frozen encoders have."""
+
+    weights: Source
+    revision: Revision = None
+    subfolder: Subfolder = ""
+    tokenizer_subfolder: str | None = Field(
+        None, description="Where the tokenizer lies; by default beside the weights. In pipelines: tokenizer"
+    )
+    sha256: str | None = Field(
+        None, pattern=r"^[0-9a-f]{8,64}$", description="First digits of the identity; another encoder is refused"
+    )
+    max_tokens: int = Field(256, ge=2, description="Captions are cut to this many tokens, special ones included")
+    clean: bool = Field(False, description="Leave HTML, web addresses and superfluous white space out of captions")
+    skip_layers: int = Field(
+        0, ge=0, description="0: the last layer behind its norm; 1: the layer before the last, without the norm; …"
+    )
+    compute: Compute = Field("fp32", description="What the network computes in; tf32 and bf16 are faster on a GPU")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pin(cls, given: Any) -> Any:
+        return unpinned_elsewhere(cls, given)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.compute == "bf16" else torch.float32
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.weights, self.revision, subfolder=self.subfolder)
+
+    @property
+    def tokenizer_checkpoint(self) -> Checkpoint:
+        apart = self.tokenizer_subfolder
+        return self.checkpoint if apart is None else Checkpoint(self.weights, self.revision, subfolder=apart)
+
+    def network(self) -> Any:
+        """The tower that reads texts, and nothing else of the checkpoint."""
+        raise NotImplementedError
+
+    def build(self, device: torch.device) -> FrozenTextEncoder:
+        return FrozenTextEncoder(self, self.network(), device)
+
+
+class FrozenTextEncoder:
+    """It is no `nn.Module`: nothing here is trained, averaged, cut into pieces or saved."""
+
+    def __init__(self, settings: FrozenTextPart, network: Any, device: torch.device) -> None:
+        self.settings, self.device = settings, device
+        self._words = settings.checkpoint.words
+        self._check_length(network.config)
+        self.dim = self._stated(network.config, "hidden_size")
+        self._tokenizer = settings.tokenizer_checkpoint.tokenizer(self._stated(network.config, "vocab_size"))
+        tokenizer = self._tokenizer
+        self._padding = self._some_token(tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id)
+        self._nothing = self._some_token(tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
+        self.identity = self._identify(network)
+        self._arithmetic: Literal["fp32", "tf32"] = "tf32" if settings.compute == "tf32" else "fp32"
+        network.config.use_cache = False  # of keys and values: nothing is generated
+        self._network: Any = network.eval().requires_grad_(False).to(device)
+        self._try()
+
+    def compile_layers(self) -> None:
+        """Not compiled: the number and length of captions in a group change at every step."""
+
+    def encode(self, captions: Sequence[str]) -> TextTokens:
+        """Each caption once, however often it is there: the null caption is there often."""
+        place = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
+        packed = self.packed(list(place), alone if self.device.type == "cpu" else by_length)
+        return spread(packed, [place[caption] for caption in captions], self.settings.max_tokens, self.device)
+
+    def packed(self, captions: Sequence[str], grouping: Grouping) -> Packed:
+        """The token states on the device, in the type that they are computed in."""
+        ids = self.token_ids(captions)
+        lengths = [len(one) for one in ids]
+        starts, states, total = [0] * len(ids), [], 0
+        with frozen_arithmetic(self.device, self._arithmetic):
+            for group in grouping(lengths):
+                length = min(group.length, self.settings.max_tokens)  # there may be no positions beyond
+                state_BLC = self._states([ids[place] for place in group.members], length, group.rows)
+                states.append(state_BLC.flatten(0, 1))
+                for row, place in enumerate(group.members):
+                    starts[place] = total + row * length
+                total += len(states[-1])
+        return Packed(torch.cat(states), starts, lengths)
+
+    def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
+        texts = [cleaning.clean(caption) for caption in captions] if self.settings.clean else list(captions)
+        found = self._tokenizer(texts, truncation=True, max_length=self.settings.max_tokens)["input_ids"]
+        return [list(ids) or [self._nothing] for ids in found]
+
+    def _states(self, ids: Sequence[Sequence[int]], length: int, rows: int) -> Tensor:
+        id_BL = torch.full((rows, length), self._padding)
+        mask_BL = torch.zeros(rows, length, dtype=torch.int64)
+        for row in range(rows):
+            one = ids[min(row, len(ids) - 1)]
+            id_BL[row, : len(one)] = torch.tensor(one)
+            mask_BL[row, : len(one)] = 1
+        sent = {"input_ids": send(id_BL, self.device), "attention_mask": send(mask_BL, self.device)}
+        skip = self.settings.skip_layers
+        output = self._network(**sent, output_hidden_states=skip > 0)
+        state_BLC: Tensor = output.hidden_states[-1 - skip] if skip else output.last_hidden_state
+        return state_BLC
+
+    def _try(self) -> None:
+        """Reads the empty and an endless caption: what cannot be read is found before a run begins."""
+        with explained(self.settings.checkpoint):
+            token_TC = self.packed(["", _LONG], alone).token_TC
+        if token_TC.shape[1] != self.dim or not token_TC.isfinite().all():
+            raise UserError(
+                f"{self._words} gives token states of width {token_TC.shape[1]}, which its config says is {self.dim}, "
+                f"in {self.settings.compute}; all must be finite. Are its weights whole? Else try text.compute=fp32"
+            )
+
+    def _check_length(self, config: Any) -> None:
+        most, depth = getattr(config, "max_position_embeddings", None), getattr(config, "num_hidden_layers", None)
+        if isinstance(most, int) and self.settings.max_tokens > most:
+            raise UserError(
+                f"text.max_tokens is {self.settings.max_tokens}, but {self._words} reads {most} tokens at most; use "
+                f"--set text.max_tokens={most}"
+            )
+        if isinstance(depth, int) and self.settings.skip_layers >= depth:
+            raise UserError(
+                f"text.skip_layers is {self.settings.skip_layers}, but {self._words} has {depth} layers, of which one "
+                "must be left"
+            )
+
+    def _stated(self, config: Any, key: str) -> int:
+        value = getattr(config, key, None)
+        if not isinstance(value, int) or value < 1:
+            raise UserError(
+                f"{self._words}: the config of a '{getattr(config, 'model_type', '?')}' says {value!r} for '{key}', "
+                "so it cannot be used as a text encoder; name an encoder of texts (BERT, T5, a language model, …)"
+            )
+        return value
+
+    def _some_token(self, *ids: int | None) -> int:
+        """For padding, which nothing sees; and for a caption of which the tokenizer leaves nothing."""
+        for found in ids:
+            if found is not None:
+                return int(found)
+        raise UserError(
+            f"{self._words}: its tokenizer has no token for padding, begin or end; the empty caption needs one"
+        )
+
+    def _identify(self, network: nn.Module) -> str:
+        """SHA-256 over the weights in the type they are computed in, the tokenizer, and the settings that count."""
+        settings = self.settings
+        weights = digest(weight for name, weight in network.named_parameters() if _used(name))
+        vocabulary = hashlib.sha256(json.dumps(sorted(self._tokenizer.get_vocab().items())).encode()).hexdigest()
+        content = [
+            weights,
+            vocabulary,
+            self.token_ids(_PROBES),
+            cleaning.VERSION if settings.clean else None,
+            settings.max_tokens,
+            settings.skip_layers,
+            settings.compute,
+        ]
+        identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        if settings.sha256 is not None and not identity.startswith(settings.sha256):
+            raise UserError(
+                f"text.sha256 is {settings.sha256}, but the weights, the tokenizer and the settings of {self._words} "
+                f"have {identity}; take the right ones, or leave sha256 out"
+            )
+        return identity
+
+
+POOLERS = frozenset({"pooler"})
+"""Modules behind the token states: nobody asks for theirs, and checkpoints often lack them."""
+
+
+def _used(name: str) -> bool:
+    return POOLERS.isdisjoint(name.split("."))

@@ -1,0 +1,154 @@
+"""Blocks of bytes by key, on a disk, in a folder to which any number of processes add at once.
+
+Each process writes a pair of files of its own, so that nothing is locked and no one waits: `NAME.rows` has the blocks
+one after another and is mapped into memory, `NAME.index` one record of 32 bytes for each. Every process reads all
+pairs. A record is written after its block, and its sum covers both and the stamp of the folder: what a crash left
+undone, what is of another folder and what is damaged does not count as there, and is added anew.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+
+from tintype.errors import UserError
+from tintype.train import fault
+
+KEY_BYTES = 16
+_RECORD = struct.Struct(f"<{KEY_BYTES}sQII")
+"""Key, first byte, bytes, sum."""
+
+
+@dataclass
+class _Segment:
+    rows: Path
+    index: Path
+    read: int = 0
+    """Bytes of the index that are known."""
+    mapped: mmap.mmap | None = None
+
+    def block(self, first: int, size: int) -> memoryview | None:
+        """None where the file does not reach that far."""
+        if self.mapped is None or len(self.mapped) < first + size:
+            if not self.rows.is_file() or self.rows.stat().st_size < first + size:
+                return None
+            with self.rows.open("rb") as file:
+                self.mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return memoryview(self.mapped)[first : first + size]
+
+
+@dataclass
+class _Place:
+    segment: _Segment
+    first: int
+    size: int
+    sum: int
+    checked: bool = False
+
+
+@dataclass
+class _Writer:
+    """The files of this process, and which process it is: one that was forked needs its own."""
+
+    segment: _Segment
+    rows: FileIO
+    index: FileIO
+    process: int = field(default_factory=os.getpid)
+
+
+class Segments:
+    def __init__(self, folder: Path, stamp: bytes, otherwise: str) -> None:
+        """`otherwise` is what a user without room on the disk can do instead."""
+        self.folder, self._stamp, self._otherwise = folder, stamp, otherwise
+        self._segments: dict[str, _Segment] = {}
+        self._places: dict[bytes, _Place] = {}
+        self._writer: _Writer | None = None
+        self.refresh()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def refresh(self) -> None:
+        """Takes in what other processes have added."""
+        for index in sorted(self.folder.glob("*.index")):
+            segment = self._segments.setdefault(index.stem, _Segment(index.with_suffix(".rows"), index))
+            with index.open("rb") as file:
+                file.seek(segment.read)
+                added = file.read()
+            whole = len(added) - len(added) % _RECORD.size
+            segment.read += whole
+            for key, first, size, total in _RECORD.iter_unpack(added[:whole]):
+                if key not in self._places:
+                    self._places[key] = _Place(segment, first, size, total)
+
+    def missing(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of the keys that no process has added."""
+        if any(self.get(key) is None for key in keys):
+            self.refresh()
+        return [key for key in keys if self.get(key) is None]
+
+    def get(self, key: bytes) -> memoryview | None:
+        """The block, or None where none is there or it is damaged."""
+        place = self._places.get(key)
+        if place is None:
+            return None
+        block = place.segment.block(place.first, place.size)
+        if block is not None and not place.checked:
+            place.checked = self._sum(key, place.first, block) == place.sum
+        if block is None or not place.checked:
+            del self._places[key]
+            return None
+        return block
+
+    def add(self, blocks: Sequence[tuple[bytes, bytes]]) -> None:
+        """Adds each block under its key. What was added before an error stays."""
+        try:
+            writer = self._own_files()
+            first = writer.rows.seek(0, os.SEEK_END)
+            _write(writer.rows, b"".join(block for _, block in blocks))
+            fault.point("text.index")
+            records = []
+            for key, block in blocks:
+                records.append((key, first, len(block), self._sum(key, first, block)))
+                first += len(block)
+            _write(writer.index, b"".join(_RECORD.pack(*record) for record in records))
+        except OSError as error:
+            self._writer = None  # its index may end in half a record, which must stay the last
+            raise UserError(
+                f"cannot add to {self.folder}: {error.strerror}; make room, set TINTYPE_CACHE to a folder that can be "
+                f"written, or {self._otherwise}"
+            ) from None
+        for key, first, size, total in records:
+            self._places[key] = _Place(writer.segment, first, size, total, checked=True)
+        writer.segment.read += len(records) * _RECORD.size
+
+    def _own_files(self) -> _Writer:
+        if self._writer is None or self._writer.process != os.getpid():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            name = f"{os.getpid()}-{secrets.token_hex(6)}"
+            segment = _Segment(self.folder / f"{name}.rows", self.folder / f"{name}.index")
+            self._segments[name] = segment
+            self._writer = _Writer(segment, _new_file(segment.rows), _new_file(segment.index))
+        return self._writer
+
+    def _sum(self, key: bytes, first: int, block: bytes | memoryview) -> int:
+        head = zlib.crc32(self._stamp + key + struct.pack("<QI", first, len(block)))
+        return zlib.crc32(block, head)
+
+
+def _new_file(path: Path) -> FileIO:
+    """Without a buffer: what was written is there for all others, and an error comes where it happens."""
+    return FileIO(path, "x")
+
+
+def _write(file: FileIO, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
