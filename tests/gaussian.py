@@ -91,7 +91,7 @@ class AsTheyAre(Pixels):
 
 
 class NoText:
-    dim = 1
+    dim, identity = 1, None
 
     def compile_layers(self) -> None:
         raise AssertionError("the toy is not compiled")

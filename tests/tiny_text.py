@@ -16,7 +16,8 @@ FOLDER = Path(os.environ["TINTYPE_CACHE"]) / "tiny-text"
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>"]
 WORDS = [
     *SPECIAL,
-    *"a the red green blue small large ball cube cone on left of right under grass and one two with , . !".split(),
+    *("a", "the", "one", "two", "and", "with", "on", "of", "left", "right", "under", ",", ".", "!"),
+    *("red", "green", "blue", "small", "large", "ball", "cube", "cone", "grass"),
 ]
 WIDTH, MAX_TOKENS = 16, 24
 _CORE = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "hidden_size": WIDTH}
@@ -37,10 +38,8 @@ def t5(transformers: Any) -> Any:
 
 def qwen3_vl(transformers: Any) -> Any:
     text = {**_CORE, **_IDS, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64}
-    vision = {
-        **{"depth": 2, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2, "patch_size": 4},
-        **{"out_hidden_size": WIDTH, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
-    }
+    vision = {"depth": 2, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2, "patch_size": 4}
+    vision |= {"out_hidden_size": WIDTH, "num_position_embeddings": 16}
     config = transformers.Qwen3VLConfig(text_config={**text, "rope_parameters": _ROPE}, vision_config=vision)
     return transformers.Qwen3VLForConditionalGeneration(config)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import tiny_autoencoders, tiny_dino, tiny_tuning
+from tests import tiny_autoencoders, tiny_dino, tiny_text, tiny_tuning
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
@@ -46,6 +46,7 @@ OFFLINE: dict[str, str] = {
     "repa-burn-in": "repa-burn-in:teacher=scenes,hidden=32,stop=4",
     "repa-e": tiny_tuning.REPA_E,
     "perceptual-dino": f"perceptual-dino:source={tiny_dino.FOLDER},size_px={tiny_dino.SIZE_PX}",
+    "text-encoder": tiny_text.option(),
     "tokenizer": tiny_autoencoders.option(),
     "caption-truncation": "caption-truncation:words=6",
     "island": "island:norms=bf16,softmax=bf16,rope=bf16,timestep=bf16,modulation=bf16",
@@ -86,6 +87,7 @@ def need_lpips_weights() -> None:
 WEIGHTS: dict[str, Callable[[], object]] = {
     "lpips": need_lpips_weights,
     "perceptual-dino": tiny_dino.write_dino,
+    "text-encoder": partial(tiny_text.write_text_encoder, "minilm"),
     "tokenizer": partial(tiny_autoencoders.write_autoencoder, "taef1"),
     "repa-e": tiny_tuning.write_small_vae,
 }

@@ -30,6 +30,7 @@ from tintype.study.results import (
     Resolution,
     Results,
     Run,
+    TextInfo,
     TokenizerInfo,
     Trend,
 )
@@ -56,6 +57,7 @@ def collect(study: Study, out: Path) -> Results:
     runs = {arm.label: [read_run(plan, protocol, out) for plan in arm.plans] for arm in study.arms}
     encoders = _same_encoders(runs)
     _check_tokenizers(runs)
+    _check_texts(runs)
     meanings = definitions(protocol, study.of_scenes)
     resolutions = [_resolution(arms, protocol, out) for arms in study.by_resolution()]
     only = resolutions[0] if len(resolutions) == 1 else _NO_RESOLUTION
@@ -139,6 +141,7 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
         events=files.events(),
         environment=environment,
         tokenizer=_tokenizer(plan, files),
+        text=_text(plan, files),
         previews=[f"{folder}/{name}" for name in result["previews"]],
     )
 
@@ -156,6 +159,11 @@ def _tokenizer(plan: Plan, files: RunFolder) -> TokenizerInfo:
         mean=latents.get("mean", []),
         std=latents.get("std", []),
     )
+
+
+def _text(plan: Plan, files: RunFolder) -> TextInfo:
+    identity = read_json(files.loaded_file).get("text", "")
+    return TextInfo(kind=plan.text.kind, settings=plain(plan.text), identity=identity)
 
 
 def _metrics(result: Mapping[str, Any], lines: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -192,6 +200,22 @@ def _check_tokenizers(runs: Mapping[str, Sequence[Run]]) -> None:
             raise UserError(
                 f"the tokenizer '{run.tokenizer.kind}' was {first[:12]} for {by} and {identity[:12]} for {who}: its "
                 f"weights changed in between. Put the first ones back, remove {run.folder}, then run the study again"
+            )
+
+
+def _check_texts(runs: Mapping[str, Sequence[Run]]) -> None:
+    """The same of what read the captions."""
+    found: dict[str, tuple[str, str]] = {}
+    for arm, run in ((arm, run) for arm, of_arm in runs.items() for run in of_arm):
+        if run.text is None:
+            continue
+        who, identity = f"'{arm}', seed {run.seed}", run.text.identity
+        first, by = found.setdefault(json.dumps(run.text.settings, sort_keys=True), (identity, who))
+        if identity != first:
+            raise UserError(
+                f"the text encoder '{run.text.kind}' was {first[:12]} for {by} and {identity[:12]} for {who}: its "
+                "weights or its tokenizer changed in between. Put the first ones back, remove "
+                f"{run.folder}, then run the study again"
             )
 
 

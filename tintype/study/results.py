@@ -66,6 +66,15 @@ class TokenizerInfo(_Data):
     """The standard deviation of each channel."""
 
 
+class TextInfo(_Data):
+    """What read a run's captions."""
+
+    kind: str
+    settings: dict[str, Any]
+    identity: str = ""
+    """SHA-256 of weights, tokenizer and settings; empty where it was trained."""
+
+
 class Run(_Data):
     seed: int
     hash: str
@@ -88,6 +97,7 @@ class Run(_Data):
     events: list[dict[str, Any]] = []
     environment: dict[str, Any] = {}
     tokenizer: TokenizerInfo | None = None
+    text: TextInfo | None = None
     """None in a run that was not done, and in results from before."""
     previews: list[str] = []
     """Pictures of the first prompts, relative to the study's folder; the same prompts and noise in every arm."""

@@ -121,7 +121,8 @@ class FrozenTextEncoder:
         return Packed(torch.cat(states), starts, lengths)
 
     def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
-        texts = [cleaning.clean(caption) for caption in captions] if self.settings.clean else list(captions)
+        texts = [cleaning.clean(caption) for caption in captions] if self.settings.clean else captions
+        texts = [text.encode("utf-8", "replace").decode() for text in texts]  # a terminal's broken letters are no text
         found = self._tokenizer(texts, truncation=True, max_length=self.settings.max_tokens)["input_ids"]
         return [list(ids) or [self._nothing] for ids in found]
 

@@ -31,7 +31,7 @@ class T5GemmaSettings(FrozenTextPart):
         Its attention caps scores softly, which only the plain implementation does in all versions of transformers.
         """
         config = self.checkpoint.config()
-        how = {"dtype": self.dtype, "attn_implementation": "eager"}
+        how: dict[str, Any] = {"dtype": self.dtype, "attn_implementation": "eager"}
         if config.model_type in _T5GEMMA and "T5GemmaEncoder" in (config.architectures or ()):
             config = config.encoder
         if config.model_type in _T5GEMMA_TOWER:

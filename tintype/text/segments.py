@@ -14,8 +14,7 @@ import secrets
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from io import FileIO
+from dataclasses import dataclass
 from pathlib import Path
 
 from tintype.errors import UserError
@@ -53,23 +52,13 @@ class _Place:
     checked: bool = False
 
 
-@dataclass
-class _Writer:
-    """The files of this process, and which process it is: one that was forked needs its own."""
-
-    segment: _Segment
-    rows: FileIO
-    index: FileIO
-    process: int = field(default_factory=os.getpid)
-
-
 class Segments:
     def __init__(self, folder: Path, stamp: bytes, otherwise: str) -> None:
         """`otherwise` is what a user without room on the disk can do instead."""
         self.folder, self._stamp, self._otherwise = folder, stamp, otherwise
         self._segments: dict[str, _Segment] = {}
         self._places: dict[bytes, _Place] = {}
-        self._writer: _Writer | None = None
+        self._own: tuple[int, _Segment] | None = None
         self.refresh()
 
     def __len__(self) -> int:
@@ -109,46 +98,44 @@ class Segments:
 
     def add(self, blocks: Sequence[tuple[bytes, bytes]]) -> None:
         """Adds each block under its key. What was added before an error stays."""
+        records = []
         try:
-            writer = self._own_files()
-            first = writer.rows.seek(0, os.SEEK_END)
-            _write(writer.rows, b"".join(block for _, block in blocks))
-            fault.point("text.index")
-            records = []
+            segment = self._own_segment()
+            first = segment.rows.stat().st_size if segment.rows.exists() else 0
             for key, block in blocks:
                 records.append((key, first, len(block), self._sum(key, first, block)))
                 first += len(block)
-            _write(writer.index, b"".join(_RECORD.pack(*record) for record in records))
+            _append(segment.rows, b"".join(block for _, block in blocks))
+            fault.point("text.index")
+            _append(segment.index, b"".join(_RECORD.pack(*record) for record in records))
         except OSError as error:
-            self._writer = None  # its index may end in half a record, which must stay the last
+            self._own = None  # its index may end in half a record, which must stay the last
             raise UserError(
                 f"cannot add to {self.folder}: {error.strerror}; make room, set TINTYPE_CACHE to a folder that can be "
                 f"written, or {self._otherwise}"
             ) from None
         for key, first, size, total in records:
-            self._places[key] = _Place(writer.segment, first, size, total, checked=True)
-        writer.segment.read += len(records) * _RECORD.size
+            self._places[key] = _Place(segment, first, size, total, checked=True)
+        segment.read += len(records) * _RECORD.size
 
-    def _own_files(self) -> _Writer:
-        if self._writer is None or self._writer.process != os.getpid():
+    def _own_segment(self) -> _Segment:
+        """The files of this process: one that was forked needs others."""
+        if self._own is None or self._own[0] != os.getpid():
             self.folder.mkdir(parents=True, exist_ok=True)
             name = f"{os.getpid()}-{secrets.token_hex(6)}"
             segment = _Segment(self.folder / f"{name}.rows", self.folder / f"{name}.index")
             self._segments[name] = segment
-            self._writer = _Writer(segment, _new_file(segment.rows), _new_file(segment.index))
-        return self._writer
+            self._own = os.getpid(), segment
+        return self._own[1]
 
     def _sum(self, key: bytes, first: int, block: bytes | memoryview) -> int:
         head = zlib.crc32(self._stamp + key + struct.pack("<QI", first, len(block)))
         return zlib.crc32(block, head)
 
 
-def _new_file(path: Path) -> FileIO:
-    """Without a buffer: what was written is there for all others, and an error comes where it happens."""
-    return FileIO(path, "x")
-
-
-def _write(file: FileIO, content: bytes) -> None:
+def _append(path: Path, content: bytes) -> None:
+    """Without a buffer: an error comes where it happens."""
     left = memoryview(content)
-    while left:
-        left = left[file.write(left) :]
+    with path.open("ab", buffering=0) as file:
+        while left:
+            left = left[file.write(left) :]
