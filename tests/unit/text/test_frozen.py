@@ -23,6 +23,7 @@ from tintype.text.frozen import FrozenTextEncoder, FrozenTextPart
 from tintype.text.packing import alone, by_length, evenly, spread
 from tintype.text.published import ClipSettings, MiniLmSettings, T5GemmaSettings, T5Settings, TransformersSettings
 from tintype.train.parts import build_parts
+from tintype.vision.hub import Checkpoint
 
 CPU = torch.device("cpu")
 KINDS = list(tiny_text.MODELS)
@@ -157,9 +158,18 @@ def test_weights_and_tokenizer_may_lie_in_folders_of_a_pipeline(tmp_path: Path) 
     assert apart.identity == encoder_of("clip").identity
 
 
-def test_the_soft_cap_on_t5gemmas_scores_is_kept() -> None:
-    """Fast attention leaves it out in some versions of transformers, without a word."""
+def test_the_soft_cap_on_t5gemmas_scores_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fast attention leaves it out in some versions of transformers, without a word, and is their default."""
+    asked: dict[str, Any] = {}
+    real = Checkpoint.model
+
+    def noting(self: Checkpoint, *given: Any, **options: Any) -> Any:
+        asked.update(options)
+        return real(self, *given, **options)
+
+    monkeypatch.setattr(Checkpoint, "model", noting)
     network = settings_of("t5gemma").network()
+    assert asked["attn_implementation"] == "eager"
     assert network.config._attn_implementation == "eager" and network.config.attn_logit_softcapping == 50.0
 
 
@@ -249,6 +259,16 @@ def test_it_is_no_part_of_what_is_trained() -> None:
     assert set(parts.modules) == {"denoiser"}
     assert parts.denoiser.txt_in.in_features == WIDTH
     assert not parts.text.encode(["a red ball"]).tokens_BLC.requires_grad
+
+
+def test_a_plan_names_it_by_its_kind_and_older_plans_name_none() -> None:
+    assert tiny_plan("text.kind=minilm", "text.weights=x", "text.clean=true").text == MiniLmSettings(
+        weights="x", clean=True, max_tokens=24
+    )
+    assert tiny_plan("text=clip").text == ClipSettings()
+    assert tiny_plan().text.kind == "words"
+    with pytest.raises(UserError, match="t5gemma"):
+        tiny_plan("text.kind=t5gema")
 
 
 def option_of(kind: str) -> str:

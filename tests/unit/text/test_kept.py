@@ -111,6 +111,7 @@ def test_a_run_learns_the_same_with_the_cache_and_without(tmp_path: Path, asked:
     assert len(asked) == len(set(asked)) and "" in asked
     asked.clear()
     train(plan_of("disk"), tmp_path / "again", Interrupt())
+    train(plan_of("disk", "optimizer.lr=1e-4"), tmp_path / "arm", Interrupt())
     assert asked == []
     assert losses(tmp_path / "live") == losses(tmp_path / "disk") == losses(tmp_path / "again")
     assert len(losses(tmp_path / "live")) == 6
