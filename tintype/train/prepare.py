@@ -65,7 +65,16 @@ def prepare_text(parts: Parts, first: int, count: int) -> None:
     A policy may choose others for later epochs: a step encodes what it finds missing.
     """
     if isinstance(parts.text, KeptText):
-        plan, positions = parts.plan, parts.world.mine(range(first, first + count))
-        records = parts.source.records(parts.world.mine(parts.order.ids(first, count)))
-        draws = Draws(plan.seed, torch.tensor(positions, dtype=torch.int64))
-        parts.text.fill(captions_of(records, parts.captions, plan.captions.dropout, draws))
+        batch = parts.plan.train.batch
+        steps = range(first // batch, (first + count - 1) // batch + 1)
+        texts = [text for step in steps for text in _texts_of_step(parts, step, first, first + count)]
+        parts.text.fill(parts.world.mine(texts))
+
+
+def _texts_of_step(parts: Parts, step: int, first: int, end: int) -> list[str]:
+    """What the samples of a step read whose positions are in first … end - 1."""
+    plan, batch = parts.plan, parts.plan.train.batch
+    first, end = max(first, step * batch), min(end, (step + 1) * batch)
+    records = parts.source.records(parts.order.ids(first, end - first))
+    draws = Draws(plan.seed, torch.arange(first, end))
+    return captions_of(records, parts.captions, plan.captions, draws, step).texts
