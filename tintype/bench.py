@@ -210,9 +210,8 @@ def at_size(plan: Plan, tokens: int, batch: int | None = None) -> Plan:
     most = max(1, plan.train.batch // plan.train.accumulate * _tokens(plan) // tokens)
     batch = batch or most
     accumulate = next(n for n in range(-(-batch // most), batch + 1) if batch % n == 0)
-    key = plan.data.count_key
-    count = min(batch, plain(plan.data)[key] or batch)
-    sizes = {"data.size_px": size_px, f"data.{key}": count, "train.batch": batch}
+    counts = {f"data.{key}": count for key, count in plan.data.at_most(batch).items()}
+    sizes = {"data.size_px": size_px, **counts, "train.batch": batch}
     changes = [f"{key}={value}" for key, value in {**sizes, "train.accumulate": accumulate}.items()]
     return plan_from_document(Document(f"the plan at {tokens} tokens", plain(plan)), changes)
 

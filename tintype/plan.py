@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from tintype.data.captions import ColumnSettings
+from tintype.data.mixture.settings import MixtureSettings, in_words
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.flow.objective import VelocitySettings
@@ -32,6 +33,7 @@ from tintype.settings import (
     TrainSettings,
     plain,
 )
+from tintype.start import ArmStart, RunStart
 from tintype.strict import Document, assignments_in, nearest, parse, read_file, read_yaml, write_yaml
 from tintype.techniques import SHARED_SEAMS, TECHNIQUES, Technique
 from tintype.text import PARTS as TEXT_PARTS
@@ -57,9 +59,9 @@ _CAME_LATER_TO_A_KIND = [
     ("tuning", "repa-e", "adversarial", plain(TuningAdversary())),
 ]
 """The same of settings that only parts of this kind lacked: (section, kind, key, value)."""
-_SECTIONS_CAME_LATER = ["tuning"]
+_SECTIONS_CAME_LATER = ["tuning", "start"]
 """Sections that older plans do not have: the hash leaves them out where a plan has none."""
-_DATA: tuple[type[DataPart], ...] = (DataSettings, StoreSettings)
+_DATA: tuple[type[DataPart], ...] = (DataSettings, StoreSettings, MixtureSettings)
 _KINDS: dict[str, tuple[type[Part], ...]] = {"data": _DATA, "text": TEXT_PARTS}
 """Sections whose kind can be exchanged with `--set`."""
 UNHASHED = "run"
@@ -113,6 +115,7 @@ if TYPE_CHECKING:
     from tintype.settings import TextPart as Text
     from tintype.settings import TokenizerPart as Tokenizer
     from tintype.settings import WeightingPart as Weighting
+    from tintype.start import StartPart as Start
 else:
     Data = _kinds("data", *_DATA, usual="scenes")
     Captions = _kinds("captions", ColumnSettings, usual="column")
@@ -124,6 +127,7 @@ else:
     Loss = _kinds("losses")
     Weighting = _kinds("weighting")
     Tuning = _kinds("tuning")
+    Start = _kinds("start", RunStart, ArmStart, usual="run")
     Average = _averages()
 
 
@@ -131,6 +135,7 @@ class Plan(Settings):
     """Everything that decides what a run learns, one field per seam. The defaults are PRX's where it has one."""
 
     seed: int = Field(0, ge=0, description="Seeds the weights, the data order, noise, time and dropout")
+    start: Start | None = Field(None, description="The run whose weights it starts from; without, they are drawn")
     data: Data = DataSettings()
     captions: Captions = ColumnSettings()
     text: Text = WordsSettings()
@@ -160,6 +165,7 @@ class Plan(Settings):
                 f"data.size_px ({self.data.size_px}) must be a multiple of {unit} (tokenizer stride × model.patch)"
             )
         self.captions.check(self)
+        self.data.check(self)
         self.precision.check(self.model)
         if self.route:
             self.route.check(self)
@@ -174,6 +180,7 @@ class Plan(Settings):
         """Names the run: a digest of the resolved plan without its housekeeping."""
         content = {key: value for key, value in plain(self).items() if key != UNHASHED}
         content["data"] = self.data.in_hash()
+        content["start"] = self.start.in_hash() if self.start else None
         for section, key, value in _CAME_LATER:
             if content[section][key] == value:
                 del content[section][key]
@@ -234,15 +241,28 @@ def plan_from_folder(folder: Path) -> Plan:
 
 Change = tuple[Any, Any]
 
-_SWITCHES = ("ema", "route", "weighting", "tuning")
+_MIXTURE = MixtureSettings.model_fields["kind"].default
+_SWITCHES = ("ema", "route", "weighting", "tuning", "start")
 """Sections that a plan may have or not."""
 
 
 def diff(before: Plan, after: Plan) -> dict[str, Change]:
     """Dotted key -> (before, after) for each resolved setting that differs, the seed and housekeeping left out."""
-    old, new = _flat(plain(before)), _flat(plain(after))
+    kinds = {before.data.kind, after.data.kind}
+    shown = _with_data_in_words if len(kinds) > 1 and _MIXTURE in kinds else plain
+    old, new = _flat(shown(before)), _flat(shown(after))
     keys = [key for key in {**old, **new} if key.split(".")[0] not in (UNHASHED, "seed")]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+
+
+def _with_data_in_words(plan: Plan) -> dict[str, Any]:
+    """A source that comes or goes as a whole is one line."""
+    content, data = plain(plan), plan.data
+    if isinstance(data, MixtureSettings):
+        content["data"]["sources"] = {name: source.words for name, source in data.sources.items()}
+    else:
+        content["data"] = {"kind": in_words(data), "size_px": data.size_px}
+    return content
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

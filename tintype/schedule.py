@@ -14,10 +14,11 @@ class Schedule(Settings):
     """A factor between 0 and 1 for each step (counted from 0).
 
     constant: always 1. until: 1 from `start` to just before `end`, else 0. ramp: rises in a line from `start` on and is
-    1 from the step before `end`. cosine: 1 up to `start`, falls in half a cosine, and is 0 from `end` on.
+    1 from the step before `end`. fall: what a ramp leaves of 1. cosine: 1 up to `start`, falls in half a cosine, and is
+    0 from `end` on.
     """
 
-    kind: Literal["constant", "until", "ramp", "cosine"] = "constant"
+    kind: Literal["constant", "until", "ramp", "fall", "cosine"] = "constant"
     start: int = Field(0, ge=0, description="The step at which it begins")
     end: int | None = Field(None, ge=1, description="The step at which it ends")
 
@@ -25,7 +26,7 @@ class Schedule(Settings):
     def _consistent(self) -> Schedule:
         if self.kind == "constant":
             if self.start or self.end is not None:
-                raise ValueError("a constant schedule has no start and no end; kinds with both: until, ramp, cosine")
+                raise ValueError("a constant schedule has no start and no end; with both: until, ramp, fall, cosine")
         elif self.end is None:
             raise ValueError(f"the schedule '{self.kind}' needs its end, a step")
         elif self.end <= self.start:
@@ -38,10 +39,13 @@ class Schedule(Settings):
         share = (step - self.start) / (self.end - self.start)
         if self.kind == "until":
             return 1.0 if 0 <= share < 1 else 0.0
-        if self.kind == "ramp":
-            return min(1.0, max(0.0, (step + 1 - self.start) / (self.end - self.start)))
+        if self.kind in ("ramp", "fall"):
+            risen = min(1.0, max(0.0, (step + 1 - self.start) / (self.end - self.start)))
+            return risen if self.kind == "ramp" else 1.0 - risen
         return 0.5 * (1 + math.cos(math.pi * share)) if 0 <= share < 1 else float(share < 0)
 
     def over(self, step: int) -> bool:
         """Whether the factor is 0 from this step on."""
-        return self.kind in ("until", "cosine") and self.end is not None and step >= self.end
+        if self.end is None or self.kind == "ramp":
+            return False
+        return step >= (self.end - 1 if self.kind == "fall" else self.end)

@@ -6,7 +6,7 @@ F: size of a feature vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -146,6 +146,9 @@ class Order(Protocol):
 
     def ids(self, first: int, count: int) -> list[int]:
         """The ids of the source's images at positions first … first + count - 1."""
+
+    def once(self, first: int, end: int, chunk: int) -> Iterator[list[int]]:
+        """The ids at positions first … end - 1, each once or little more, in chunks: what is made ready before."""
 
 
 class ImageSource(Protocol):

@@ -155,12 +155,25 @@ class OptimizerPart(Part):
 class DataPart(Part):
     """Where images and captions come from. `data/sources.py` opens it."""
 
-    of_scenes: ClassVar[bool] = False
-    """Whether the scene encoder can read the pictures: without, there is no scene accuracy."""
     count_key: ClassVar[str]
     """The setting that says how many images training has."""
 
     size_px: int = Field(32, ge=16, le=1024, description="Width and height of the images")
+
+    @property
+    def of_scenes(self) -> bool:
+        """Whether the scene encoder can read the pictures: without, there is no scene accuracy."""
+        return False
+
+    @property
+    def scored(self) -> DataPart:
+        """The data whose held-out images a run is scored against."""
+        return self
+
+    @property
+    def scored_name(self) -> str:
+        """What a run's record of identities calls it."""
+        return "data"
 
     def held_out(self, count: int) -> DataPart:
         """The settings of held-out images, of which so many are needed."""
@@ -169,6 +182,17 @@ class DataPart(Part):
     def in_hash(self) -> dict[str, Any]:
         """What of it names a run."""
         return plain(self)
+
+    def content(self) -> dict[str, Any]:
+        """What decides the images and their ids, without what says where they lie: that, a source's identity knows."""
+        return {key: value for key, value in plain(self).items() if key not in ("path", "sha256")}
+
+    def at_most(self, count: int) -> dict[str, int]:
+        """The settings with which training has no more images than these, by their keys."""
+        return {self.count_key: min(count, plain(self)[self.count_key] or count)}
+
+    def check(self, plan: Plan) -> None:
+        """Raises ValueError where the plan cannot have this data."""
 
     @property
     def at_hand(self) -> bool:
@@ -179,7 +203,6 @@ class DataPart(Part):
 class DataSettings(DataPart):
     """The embedded scenes. `count` scenes make one epoch; the evaluation split never shares a held-out combination."""
 
-    of_scenes: ClassVar[bool] = True
     count_key: ClassVar[str] = "count"
 
     kind: Literal["scenes"] = "scenes"
@@ -194,6 +217,10 @@ class DataSettings(DataPart):
         if self.min_objects > self.max_objects:
             raise ValueError(f"min_objects ({self.min_objects}) is above max_objects ({self.max_objects})")
         return self
+
+    @property
+    def of_scenes(self) -> bool:
+        return True
 
     def held_out(self, count: int) -> DataSettings:
         return self.model_copy(update={"count": count})

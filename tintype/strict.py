@@ -192,7 +192,8 @@ def _path_in_data(loc: KeyPath, data: Any) -> KeyPath:
 
 
 def _valid_keys(model: type[Settings], loc: KeyPath) -> set[str]:
-    return {name for candidate in _classes_at(model, loc) for name in candidate.model_fields}
+    fields = (item for candidate in _classes_at(model, loc) for item in candidate.model_fields.items())
+    return {field.alias or name for name, field in fields}
 
 
 def _classes_at(model: type[Settings], loc: KeyPath) -> list[type[Settings]]:

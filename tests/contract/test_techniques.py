@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import tiny_autoencoders, tiny_dino, tiny_text, tiny_tuning
+from tests import tiny_autoencoders, tiny_dino, tiny_start, tiny_text, tiny_tuning
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
@@ -24,6 +25,7 @@ from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import Parts, build_parts, choose_device
+from tintype.train.start import begin
 from tintype.train.state import new_state
 from tintype.train.update import update
 
@@ -49,6 +51,8 @@ OFFLINE: dict[str, str] = {
     "text-encoder": tiny_text.option(),
     "tokenizer": tiny_autoencoders.option(),
     "caption-truncation": "caption-truncation:words=6",
+    "mixture": "mixture:add.other.data.style=photo,add.other.data.count=5",
+    "synthetic-then-real": "synthetic-then-real:first.style=photo,first.count=5,over=0.4",
     "island": "island:norms=bf16,softmax=bf16,rope=bf16,timestep=bf16,modulation=bf16",
 }
 """How a technique is applied here whose default weights come from a hub, or whose name alone says nothing."""
@@ -66,6 +70,8 @@ TOGETHER = [
     ("repa", "repa-e"),
     ("power-ema", "repa-e"),
     ("muon", "repa-e"),
+    ("repa", "synthetic-then-real"),
+    ("power-ema", "sft"),
 ]
 """Pairs that share state with each other: resumed together too."""
 PAIRS = list(itertools.combinations(NAMES, 2))
@@ -122,7 +128,11 @@ def refused_before_the_first_step(*names: str) -> bool:
 
 
 def with_technique(*names: str) -> Plan:
-    return apply_techniques(baseline_for(*names), [OFFLINE.get(name, name) for name in names])
+    baseline, specs = baseline_for(*names), {name: OFFLINE.get(name, name) for name in names}
+    if "sft" in names:  # its parent has what the others bring
+        parent = apply_techniques(baseline, [spec for name, spec in specs.items() if name != "sft"])
+        specs["sft"] = f"sft:from={tiny_start.trained(parent)},lr=1e-4"
+    return apply_techniques(baseline, list(specs.values()))
 
 
 def ready(parts: Parts) -> Parts:
@@ -132,7 +142,8 @@ def ready(parts: Parts) -> Parts:
 
 def losses(plan: Plan, steps: int = 2) -> list[float]:
     parts = ready(build_parts(plan))
-    state = new_state(parts)
+    with tempfile.TemporaryDirectory() as folder:
+        state = begin(RunFolder(Path(folder)), parts, new_state(parts))
     return [float(update(parts, state, Clock(parts.device)).losses["loss"]) for _ in range(steps)]
 
 

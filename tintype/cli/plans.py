@@ -57,6 +57,7 @@ def _options(options: type[Settings]) -> str:
 
     shown = []
     for key, field in options.model_fields.items():
+        key = field.alias or key
         default = field.get_default(call_default_factory=True)
         if isinstance(default, Settings):
             default = plain(default).get("kind", "")

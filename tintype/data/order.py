@@ -6,7 +6,7 @@ position is found at once, and within an epoch every id comes exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,6 +30,11 @@ class Shuffled:
         found: list[int] = ids_at(self.seed, first, count, len(self.source)).tolist()
         return found
 
+    def once(self, first: int, end: int, chunk: int) -> Iterator[list[int]]:
+        end = min(end, first + len(self.source))
+        for start in range(first, end, chunk):
+            yield self.ids(start, min(chunk, end - start))
+
 
 def ids_at(seed: int, first: int, count: int, size: int) -> Tensor:
     """The ids at positions first … first + count - 1 of a data set of `size` records: int64 [count]."""
@@ -38,7 +43,7 @@ def ids_at(seed: int, first: int, count: int, size: int) -> Tensor:
     return ids[first - pages[0] * _PAGE :][:count]
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _page(seed: int, page: int, size: int) -> Tensor:
     """The ids at many positions: a step needs few, and asks again at once."""
     position = torch.arange(page * _PAGE, (page + 1) * _PAGE)

@@ -4,23 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from tintype.data.mixture.order import Mixed
+from tintype.data.mixture.settings import MixtureSettings
+from tintype.data.mixture.source import MixtureSource
+from tintype.data.order import Shuffled
 from tintype.data.scenes.source import Split, scene_source
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import store_source
-from tintype.seams import ImageSource, Record
-from tintype.settings import DataPart, DataSettings
+from tintype.seams import ImageSource, Order, Record
+from tintype.settings import DataPart, DataSettings, TrainSettings
 
 
 def open_source(data: DataPart, split: Split, device: torch.device) -> ImageSource:
     """One source per (data, split, device) in a process."""
     if isinstance(data, StoreSettings):
         return store_source(data, split, device)
+    if isinstance(data, MixtureSettings):
+        return _mixture_source(data, split, device)
     assert isinstance(data, DataSettings), f"data of the kind {data.kind} has no source"
     return scene_source(data, split, device)
+
+
+@lru_cache(maxsize=2)
+def _mixture_source(data: MixtureSettings, split: Split, device: torch.device) -> MixtureSource:
+    return MixtureSource({name: open_source(data.sources[name].data, split, device) for name in data.read}, device)
+
+
+def open_order(seed: int, data: DataPart, train: TrainSettings, source: ImageSource, device: torch.device) -> Order:
+    """The order of a training's images. `source` is that of the data's training split."""
+    if not isinstance(data, MixtureSettings):
+        return Shuffled(seed, source)
+    mixture = data
+
+    def sizes() -> dict[str, int]:
+        return {name: len(part) for name, part in _mixture_source(mixture, "train", device).parts.items()}
+
+    return Mixed(seed, data, train.batch, train.steps, sizes)
 
 
 @dataclass(frozen=True)
@@ -61,5 +85,6 @@ class LaterSource:
 
 def forget_sources() -> None:
     """Lets go of every source that was opened, and of the images that it keeps."""
+    _mixture_source.cache_clear()
     scene_source.cache_clear()
     store_source.cache_clear()

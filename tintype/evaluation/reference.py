@@ -68,6 +68,7 @@ def held_out(data: DataPart, protocol: Protocol) -> ImageSource:
 @lru_cache(maxsize=8)
 def data_reference(data: DataPart, protocol: Protocol, encoder: Encoder, device: torch.device) -> Reference | None:
     """The reference of a run: held-out images of its data. Ranks share the work; the first has the reference."""
+    data = data.scored
     source, count = held_out(data, protocol), protocol.reference_count
     about = About(
         encoder.name,

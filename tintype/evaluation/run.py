@@ -85,7 +85,7 @@ def evaluate(
         return known
     parts, step = load_run(path, device, average)
     refuse_other_steps(world.tell(step), path)
-    RunFolder(path).check_identity("data", held_out(parts.plan.data, protocol).identity)
+    RunFolder(path).check_identity(parts.plan.data.scored_name, held_out(parts.plan.data, protocol).identity)
     _fetch_once(protocol, parts.device)
     began, name = time.perf_counter(), average.name if average else ""
     stored = result_file(path, protocol, step, name)

@@ -31,6 +31,7 @@ from tintype.train import checkpoint
 from tintype.train.folder import RunFolder, locked, refuse_foreign, write_bytes, write_text
 from tintype.train.interrupt import watch_signals
 from tintype.train.parts import check_columns
+from tintype.train.start import find_parent
 
 _STUDY, _BASELINE, _RESULTS = "study.yaml", "baseline.yaml", "results.json"
 
@@ -59,10 +60,12 @@ def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
 
 
 def _check_data(tasks: Sequence[Task]) -> None:
-    """Finds pictures that are too small, and captions that are not there, before the first step."""
+    """Finds pictures that are too small, and captions and parents that are not there, before the first step."""
     for task in tasks:
         if not _trained(task):
             check_columns(task.plan, open_source(task.plan.data, "train", torch.device("cpu")))
+            if task.plan.start is not None and task.parent is None:
+                find_parent(task.plan, task.plan.start, task.folder)
 
 
 def _check_latents_folder(plans: Sequence[Plan]) -> None:

@@ -52,6 +52,11 @@ class Task:
     def key(self) -> tuple[str, int]:
         return self.arm, self.plan.seed
 
+    @property
+    def parent(self) -> str | None:
+        """The hash of the plan whose run it starts from."""
+        return self.plan.start.parent_plan if self.plan.start else None
+
 
 @dataclass(frozen=True)
 class Message:
@@ -108,9 +113,11 @@ def run_tasks(
     try:
         while (waiting and interrupt.signal is None) or any(worker.task for worker in workers):
             for worker in workers:
-                if worker.task is None and waiting and interrupt.signal is None:
-                    worker.task = waiting.pop(0)
-                    worker.pipe.send(worker.task)
+                begun = [one.task for one in workers if one.task]
+                if worker.task is None and interrupt.signal is None and (task := _next_task(waiting, begun)):
+                    waiting.remove(task)
+                    worker.task = task
+                    worker.pipe.send(task)
             busy = [worker for worker in workers if worker.task]
             if interrupt.signal is not None and not told_to_stop:
                 told_to_stop = True
@@ -133,6 +140,12 @@ def run_tasks(
     finally:
         _dismiss(workers)
     return last
+
+
+def _next_task(waiting: Sequence[Task], begun: Sequence[Task]) -> Task | None:
+    """The first task that starts from no run that is still to come. One whose parent failed says so when it begins."""
+    unfinished = {task.plan.hash for task in (*waiting, *begun)}
+    return next((task for task in waiting if task.parent not in unfinished), None)
 
 
 def _start_worker(slot: int, threads: int, protocol: Protocol) -> _Worker:

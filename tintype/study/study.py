@@ -18,6 +18,7 @@ from tintype.evaluation.protocol import Protocol, definitions
 from tintype.plan import Application, Change, Plan, apply_techniques, check_arm, plan_from_document
 from tintype.settings import DataPart, Settings, plain
 from tintype.strict import Document, nearest, parse
+from tintype.study.lineage import link_arms, with_parents
 from tintype.study.results import Role, arm_label
 from tintype.study.verdicts import AnalysisSettings, check_seeds, count_comparisons
 
@@ -251,7 +252,9 @@ def _arms_at(resolution: str, baseline: Plan, settings: StudySettings) -> list[A
     arms = [ArmPlan(BASELINE, "baseline", (), {}, _seeded(baseline, settings.seeds), resolution)]
     if settings.control_seeds:
         arms.append(ArmPlan(CONTROL, "control", (), {}, _seeded(baseline, settings.control_seeds), resolution))
-    return arms + [_resolve_arm(arm, baseline, settings.seeds, resolution) for arm in settings.arms]
+    arms += [_resolve_arm(arm, baseline, settings.seeds, resolution) for arm in settings.arms]
+    with _named(resolution):
+        return link_arms(arms)
 
 
 def _refuse_twins(arms: Sequence[ArmPlan]) -> None:
@@ -263,12 +266,13 @@ def _refuse_twins(arms: Sequence[ArmPlan]) -> None:
 
 
 def choose_arms(study: Study, names: Sequence[str]) -> Study:
-    """The study with only these arms, at all its resolutions (and the baselines)."""
+    """The study with only these arms, at all its resolutions (and the baselines, and what the arms start from)."""
     known = dict.fromkeys(arm.name for arm in study.arms)
     for name in names:
         if name not in known:
             raise UserError(f"unknown arm '{name}'; {nearest(name, known)}")
-    kept = tuple(arm for arm in study.arms if arm.role == "baseline" or arm.name in names)
+    wanted = with_parents(study.arms, names)
+    kept = tuple(arm for arm in study.arms if arm.role == "baseline" or arm.name in wanted)
     return Study(study.name, study.settings, kept)
 
 
@@ -279,7 +283,20 @@ def _resolve_arm(arm: ArmSettings, baseline: Plan, seeds: Sequence[int], resolut
         plan = plan_from_document(Document(f"arm '{arm.label}'", plain(baseline)), arm.set)
         plan = apply_techniques(plan, arm.techniques)
         changes = check_arm(f"arm '{arm.label}'", baseline, plan, declared)
+        _refuse_other_held_out(arm.label, baseline, plan)
     return ArmPlan(arm.label, "arm", applications, changes, _seeded(plan, seeds), resolution, arm.set)
+
+
+def _refuse_other_held_out(label: str, baseline: Plan, plan: Plan) -> None:
+    """All arms are scored against the same images."""
+    old, new = (plain(one.data.held_out(1)) for one in (baseline, plan))
+    if old != new:
+        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        shown = "; ".join(f"{key}: {old.get(key)} for the baseline, {new.get(key)} for the arm" for key in keys)
+        raise UserError(
+            f"arm '{label}' would be scored against other held-out images than the baseline ({shown}); put other "
+            "training data into a mixture, with the baseline's data as the source that is evaluated"
+        )
 
 
 def _seeded(plan: Plan, seeds: Sequence[int]) -> tuple[Plan, ...]:

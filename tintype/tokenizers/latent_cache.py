@@ -24,7 +24,6 @@ from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.rows import Content, DiskRows, fingerprint
 from tintype.seams import Draws, ImageSource, Tokenizer
-from tintype.settings import plain
 from tintype.train.folder import write_json
 from tintype.transfer import send
 from tintype.vision.frozen import encode_evenly
@@ -35,8 +34,6 @@ FORMAT = 1
 _HASH_BYTES = 16
 _HASH_WORDS = _HASH_BYTES // 4
 _SHOWN_DIGITS = 16
-_NOT_CONTENT = ("path", "sha256")
-"""Settings of data that say where it lies; what it is, the source says."""
 _SHOWN_DIFFERENCES = 4
 
 
@@ -151,7 +148,7 @@ def _made_of(
             "weights and normalisation": tokenizer.identity,
             "arithmetic": tokenizer.arithmetic,
         },
-        "data": {key: value for key, value in plain(plan.data).items() if key not in _NOT_CONTENT},
+        "data": plan.data.content(),
         **({} if source.identity is None else {"content": source.identity}),
         "pictures": fingerprint(source),
         "images": len(source),

@@ -38,6 +38,7 @@ class RunFolder:
         self.events_file = path / "events.jsonl"
         self.loaded_file = path / "loaded.json"
         self.latents_file = path / "latents.json"
+        self.lineage_file = path / "lineage.json"
 
     @contextmanager
     def claim(self, plan: Plan) -> Iterator[None]:
@@ -142,7 +143,7 @@ class RunFolder:
 
 
 def _word(name: str) -> str:
-    return "pictures and captions" if name == "data" else "weights"
+    return "pictures and captions" if name.partition("/")[0] == "data" else "weights"
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from tintype.train.parts import Parts, build_parts, exact_fp32
 from tintype.train.prepare import get_ready, prepare_images
 from tintype.train.resume import resume
 from tintype.train.snapshots import take_snapshot
+from tintype.train.start import begin
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import StepResult, update
 from tintype.train.window import window_line
@@ -62,6 +63,7 @@ def train(
         parts = build_parts(plan)
         state = new_state(parts)
         resume(folder, state)
+        state = begin(folder, parts, state)
         identities = get_ready(parts, state.step)
         with world.together():
             folder.keep_identities(parts.identities | identities, state.step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from tintype import world
-from tintype.data.order import Shuffled
-from tintype.data.sources import LaterSource, open_source
+from tintype.data.mixture.source import columns_by_part
+from tintype.data.mixture.source import identities as of_data
+from tintype.data.sources import LaterSource, open_order, open_source
 from tintype.errors import UserError
 from tintype.losses import LossPart
 from tintype.model import TextCache, Transformer, fp8
@@ -91,7 +93,7 @@ class Parts:
     @property
     def identities(self) -> dict[str, str | None]:
         """What was loaded and is not trained, losses aside: a run goes on with the same."""
-        return {"data": self.source.identity, "tokenizer": self.tokenizer.identity, "text": self.text.identity}
+        return {**of_data(self.source), "tokenizer": self.tokenizer.identity, "text": self.text.identity}
 
     def terms_at(self, step: int) -> list[Term]:
         """The terms that have a weight at this step."""
@@ -192,7 +194,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     source: ImageSource = opened(plan.data, "train", device)
     if training:
         check_columns(plan, source)
-    order = Shuffled(plan.seed, source)
+    order = open_order(plan.seed, plan.data, plan.train, source, device)
     keeping = training and plan.run.latents == "disk" and why_uncacheable(plan) is None
     kept = keep_latents(plan, tokenizer, source, device, share) if keeping else None
     with seeded(plan.seed, "text"):
@@ -311,14 +313,14 @@ def seeded(seed: int, name: str) -> Iterator[None]:
 
 def check_columns(plan: Plan, source: ImageSource) -> None:
     """Refuses data without the captions that the plan reads."""
-    columns = sorted(source.columns)
-    for column in plan.captions.columns():
-        if column not in columns:
-            raise UserError(f"captions: the data has no caption column '{column}'; it has {', '.join(columns)}")
+    for what, columns in columns_by_part(source).items():
+        for column in plan.captions.columns():
+            if column not in columns:
+                there = ", ".join(sorted(columns))
+                raise UserError(f"captions: {what} has no caption column '{column}'; it has {there}")
 
 
 def _data_key(data: DataPart, source: ImageSource) -> str:
     """The settings; and the content, wherever it lies, where they do not say all."""
-    if source.identity is None:
-        return data.model_dump_json()
-    return f"{source.identity} {data.model_dump_json(exclude={'path', 'sha256'})}"
+    content = json.dumps(data.content(), separators=(",", ":"), ensure_ascii=False)
+    return content if source.identity is None else f"{source.identity} {content}"

@@ -35,20 +35,29 @@ def get_ready(parts: Parts, step: int) -> dict[str, str | None]:
 def prepare_images(
     parts: Parts, images_seen: int, interrupt: Interrupt, on_chunk: Callable[[], None] = lambda: None
 ) -> None:
-    """The images that training will ask for from here on, one epoch at most. A signal ends it."""
-    train, size = parts.plan.train, len(parts.source)
-    end = min(train.steps * train.batch, images_seen + size)
-    micro = train.batch // train.accumulate
-    slow = (parts.kept is not None or isinstance(parts.text, KeptText)) and parts.device.type == "cpu"
-    most = _CHUNK_LATENTS * parts.world.size if slow else _CHUNK_IMAGES
-    chunk = micro * max(1, most // micro)  # whole batches: a GPU encodes latents in no others
+    """The images that training will ask for from here on, and their captions, one epoch at most. A signal ends it."""
+    last = parts.plan.train.steps * parts.plan.train.batch
+    for ids in parts.order.once(images_seen, last, _chunk(parts, parts.kept is not None)):
+        if interrupt.of_any(parts.world):
+            return
+        on_chunk()
+        prepare_ids(parts, ids)
+    if not isinstance(parts.text, KeptText):
+        return
+    chunk, end = _chunk(parts, True), min(last, images_seen + len(parts.source))
     for first in range(images_seen, end, chunk):
         if interrupt.of_any(parts.world):
             return
         on_chunk()
-        count = min(chunk, end - first)
-        prepare_ids(parts, parts.order.ids(first, count))
-        prepare_text(parts, first, count)
+        prepare_text(parts, first, min(chunk, end - first))
+
+
+def _chunk(parts: Parts, networks: bool) -> int:
+    """In whole batches: a GPU encodes latents in no others."""
+    micro = parts.plan.train.batch // parts.plan.train.accumulate
+    slow = networks and parts.device.type == "cpu"
+    most = _CHUNK_LATENTS * parts.world.size if slow else _CHUNK_IMAGES
+    return micro * max(1, most // micro)
 
 
 def prepare_ids(parts: Parts, ids: Sequence[int]) -> None:

@@ -92,7 +92,7 @@ class SceneSource:
         return [scenes[id_] for id_ in ids]
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def scene_source(settings: DataSettings, split: Split, device: torch.device) -> SceneSource:
     """One source per (settings, split, device) in a process, so that the runs of a study share rendered images."""
     return SceneSource(settings, split, device)

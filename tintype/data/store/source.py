@@ -103,7 +103,7 @@ class StoreSource:
         return square(decode(self._store.encoded(int(self._rows[id_]))), self._size_px)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def store_source(settings: StoreSettings, split: Split, device: torch.device) -> StoreSource:
     """One source per (settings, split, device) in a process, so that the runs of a study share decoded images."""
     return StoreSource(settings, split, device)

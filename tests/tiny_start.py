@@ -1,0 +1,24 @@
+"""Small trained runs to start others from, one for each plan in a process."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from tintype.model import fp8
+from tintype.plan import Plan
+from tintype.train.interrupt import Interrupt
+from tintype.train.loop import train
+from tintype.train.parts import choose_device
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="tintype-start-")
+
+
+def trained(plan: Plan, steps: int = 1) -> Path:
+    """The folder of a run of the plan, cut to a few steps. Where the plan cannot be trained here there is none in it."""
+    short = plan.model_copy(update={"train": plan.train.model_copy(update={"steps": steps})})
+    folder = Path(_FOLDER.name) / short.hash
+    runs_here = short.precision.matmul == "plain" or fp8.runs_on(choose_device("auto"))
+    if runs_here and not folder.exists():
+        train(short, folder, Interrupt())
+    return folder

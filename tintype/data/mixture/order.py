@@ -1,0 +1,73 @@
+"""The order of a mixture: which image of which source stands at a position, a pure function of (seed, position).
+
+A batch has its counts of each source (`shares`), its positions are shuffled by a keyed permutation of the batch, and
+the k-th image of a source is the k-th of the source's own order: every image of it once in each of its own epochs,
+whatever the others do. Nothing is walked through: k follows from the counts before the step and the place in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tintype.data.mixture.settings import MixtureSettings
+from tintype.data.mixture.shares import images_before, within
+from tintype.data.order import ids_at
+from tintype.rng import stream_key
+
+_STREAM = "mixture"
+_MORE_STEPS = 1024
+
+
+@dataclass(frozen=True)
+class Mixed:
+    seed: int
+    data: MixtureSettings
+    batch: int
+    steps: int
+    sizes: Callable[[], Mapping[str, int]]
+    """Of the sources in `data.read`; asked when ids are, since a run can be sampled where its data is not."""
+
+    def ids(self, first: int, count: int) -> list[int]:
+        position_P = torch.arange(first, first + count)
+        slot_P = ids_at(stream_key(self.seed, _STREAM), first, count, self.batch)
+        source_P, place_P = within(self._before(first + count), self.batch, position_P, slot_P)
+        id_P = torch.empty(count, dtype=torch.int64)
+        for index, (name, first_id, size) in enumerate(self._sources()):
+            here = source_P == index
+            if here.any():
+                id_P[here] = first_id + self._own(name, size, place_P[here])
+        found: list[int] = id_P.tolist()
+        return found
+
+    def once(self, first: int, end: int, chunk: int) -> Iterator[list[int]]:
+        before_SN = self._before(end)
+        begin_N, stop_N = before_SN[first // self.batch], before_SN[-(-end // self.batch)]
+        for index, (name, first_id, size) in enumerate(self._sources()):
+            begin, stop = int(begin_N[index]), int(stop_N[index])
+            for place in range(begin, last := min(stop, begin + size), chunk):
+                place_P = torch.arange(place, min(place + chunk, last))
+                yield (first_id + self._own(name, size, place_P)).tolist()
+
+    def _before(self, end: int) -> Tensor:
+        """The counts before each step, up to a position that may lie behind the training's end."""
+        steps = -(-end // self.batch)
+        if steps > self.steps:
+            steps = -(-steps // _MORE_STEPS) * _MORE_STEPS
+        return images_before(self.data.shares, self.batch, max(steps, self.steps))
+
+    def _sources(self) -> Iterator[tuple[str, int, int]]:
+        """Name, first id and size of each."""
+        first_id, sizes = 0, self.sizes()
+        for name in self.data.read:
+            yield name, first_id, sizes[name]
+            first_id += sizes[name]
+
+    def _own(self, name: str, size: int, place_P: Tensor) -> Tensor:
+        """The ids, within a source, at places of its own order."""
+        lowest, highest = int(place_P.min()), int(place_P.max())
+        ids = ids_at(stream_key(self.seed, f"{_STREAM}/{name}"), lowest, highest - lowest + 1, size)
+        return ids[place_P - lowest]

@@ -1,0 +1,203 @@
+"""The settings of a mixture: named sources, their shares, and which of them a run is scored against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    Tag,
+    model_serializer,
+    model_validator,
+)
+
+from tintype.data.mixture.shares import images_before
+from tintype.data.store.settings import StoreSettings
+from tintype.schedule import Schedule
+from tintype.settings import DataPart, DataSettings, Settings, kind_alone, plain
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+    from tintype.settings import DataPart as SourceChoice
+
+_SIZE = "size_px"
+_USUAL = "scenes"
+
+
+def _kind(value: Any) -> Any:
+    return value.get("kind", _USUAL) if isinstance(value, Mapping) else getattr(value, "kind", None)
+
+
+if not TYPE_CHECKING:  # any data but another mixture
+    SourceChoice = Annotated[
+        Annotated[DataSettings, Tag("scenes")] | Annotated[StoreSettings, Tag("store")], Discriminator(_kind)
+    ]
+
+
+class MixedSource(Settings):
+    """One source. At a step it weighs rest + (share - rest) × the schedule's factor, relative to the others."""
+
+    share: float = Field(1.0, ge=0, description="Its share, relative to those of the other sources")
+    rest: float = Field(0.0, ge=0, description="What is left of it where the schedule's factor is 0")
+    schedule: Schedule = Field(Schedule(), description="How the share changes with the step")
+    data: SourceChoice = Field(DataSettings(), description="Any data; its size_px is the mixture's")
+
+    @model_validator(mode="after")
+    def _rest_is_reached(self) -> MixedSource:
+        if self.rest and self.schedule.kind == "constant":
+            raise ValueError("rest is the share where the schedule's factor is 0; a constant schedule has no such step")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_size(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The size is said once, by the mixture: so it can be overridden there."""
+        content: dict[str, Any] = handler(self)
+        if isinstance(content.get("data"), dict):
+            content["data"].pop(_SIZE, None)
+        return content
+
+    @property
+    def read(self) -> bool:
+        """Whether it has any share at all; whether it is reached, the steps decide."""
+        return self.share > 0 or self.rest > 0
+
+    @property
+    def words(self) -> str:
+        """All of it on one line."""
+        schedule = self.schedule
+        when = "" if schedule.end is None else f" ({schedule.kind} from step {schedule.start} to {schedule.end}"
+        when += f", then {self.rest:g})" if self.rest else ")" if when else ""
+        return f"share {self.share:g}{when} of {in_words(self.data)}"
+
+    def share_at(self, step: int) -> float:
+        return self.rest + (self.share - self.rest) * self.schedule.factor(step)
+
+
+class MixtureSettings(DataPart):
+    """Named sources with shares. A source of share 0 is allowed where it is the one that the run is scored against."""
+
+    kind: Literal["mixture"] = "mixture"
+    sources: dict[Annotated[str, StringConstraints(pattern="^[a-z0-9][a-z0-9-]*$")], MixedSource] = Field(min_length=1)
+    evaluate: str = Field("", description="The source whose held-out images are the reference; by default the last")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, given: Any) -> Any:
+        """Names the last source where none is to be evaluated by name, and hands the size down."""
+        if not isinstance(given, Mapping) or not isinstance(given.get("sources"), Mapping):
+            return given
+        size_px = given.get(_SIZE, cls.model_fields[_SIZE].default)
+        sources = {name: _sized(name, source, size_px) for name, source in given["sources"].items()}
+        return {**given, "sources": sources, "evaluate": given.get("evaluate") or next(reversed(sources), "")}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> MixtureSettings:
+        if self.evaluate not in self.sources:
+            raise ValueError(f"evaluate: there is no source '{self.evaluate}'; there are {', '.join(self.sources)}")
+        for name, source in self.sources.items():
+            if source.data.size_px != self.size_px:
+                raise ValueError(_two_sizes(name, source.data.size_px, self.size_px))
+        if not self.read:
+            raise ValueError("the shares of all sources are 0; give one of them a share")
+        for name, source in self.sources.items():
+            if not source.read and name != self.evaluate:
+                raise ValueError(
+                    f"sources.{name}: its share is 0, so it is never read; take it out, give it a share, or name it in "
+                    "evaluate"
+                )
+        return self
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The names of the sources that training reads, in an order that does not depend on how they were written."""
+        return tuple(sorted(name for name, source in self.sources.items() if source.read))
+
+    @property
+    def scored(self) -> DataPart:
+        return self.sources[self.evaluate].data
+
+    @property
+    def scored_name(self) -> str:
+        return f"{super().scored_name}/{self.evaluate}"
+
+    @property
+    def of_scenes(self) -> bool:
+        """What is scored are pictures for the captions of that source."""
+        return self.scored.of_scenes
+
+    @property
+    def at_hand(self) -> bool:
+        """A report needs the held-out pictures, and they are of the source that is scored against."""
+        return self.scored.at_hand
+
+    def held_out(self, count: int) -> DataPart:
+        return self.scored.held_out(count)
+
+    def at_most(self, count: int) -> dict[str, int]:
+        return {
+            f"sources.{name}.data.{key}": value
+            for name, source in self.sources.items()
+            for key, value in source.data.at_most(count).items()
+        }
+
+    def in_hash(self) -> dict[str, Any]:
+        content = plain(self)
+        for name, source in self.sources.items():
+            content["sources"][name]["data"] = _without(source.data.in_hash(), _SIZE)
+        return content
+
+    def content(self) -> dict[str, Any]:
+        """Shares say which images come when, and nothing of the images: other shares find the same caches."""
+        sources = {name: _without(self.sources[name].data.content(), _SIZE) for name in self.read}
+        return {"kind": self.kind, _SIZE: self.size_px, "sources": sources}
+
+    def check(self, plan: Plan) -> None:
+        steps, batch = plan.train.steps, plan.train.batch
+        counts = images_before(self.shares, batch, steps)[-1].tolist()
+        for name, count in zip(self.read, counts, strict=True):
+            if not count:
+                source = self.sources[name]
+                raise ValueError(
+                    f"data.sources.{name} is never read in {steps} steps of {batch} images: its share is "
+                    f"{source.share:g}, its schedule '{source.schedule.kind}'; take it out, or change them"
+                )
+
+    @property
+    def shares(self) -> tuple[MixedSource, ...]:
+        """Of the sources in `read`."""
+        return tuple(self.sources[name] for name in self.read)
+
+
+def in_words(data: DataPart) -> str:
+    """Data on one line, without the size."""
+    settings = {key: value for key, value in plain(data).items() if key not in ("kind", _SIZE) and value is not None}
+    return f"{data.kind} ({', '.join(f'{key} {value}' for key, value in settings.items())})"
+
+
+def _without(content: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name != key}
+
+
+def _sized(name: str, source: Any, size_px: Any) -> Any:
+    if not isinstance(source, Mapping):
+        return source
+    data = kind_alone(source.get("data", {}))
+    if not isinstance(data, Mapping):
+        return source
+    if data.get(_SIZE, size_px) != size_px:
+        raise ValueError(_two_sizes(name, data[_SIZE], size_px))
+    return {**source, "data": {**data, _SIZE: size_px}}
+
+
+def _two_sizes(name: str, own_px: Any, size_px: Any) -> str:
+    return (
+        f"sources.{name}: its size_px is {own_px} and the mixture's is {size_px}; all sources have the mixture's, so "
+        "leave it out there"
+    )

@@ -1,0 +1,81 @@
+"""The sources of a mixture as one: their ids follow each other in the order of their names.
+
+B: images asked for. C: channels. H, W: rows, columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from tintype.seams import ImageSource, Record
+from tintype.transfer import send
+
+
+class MixtureSource:
+    def __init__(self, parts: Mapping[str, ImageSource], device: torch.device) -> None:
+        self.parts, self._device = dict(parts), device
+        self._first_ids: dict[str, int] = {}
+        self._count = 0
+        for name, part in self.parts.items():
+            self._first_ids[name] = self._count
+            self._count += len(part)
+        self.columns = frozenset.intersection(*(part.columns for part in self.parts.values()))
+
+    @property
+    def identity(self) -> str | None:
+        """Of all its sources; None where the settings say all of each."""
+        known = {name: part.identity for name, part in self.parts.items()}
+        if not any(known.values()):
+            return None
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def prepare(self, ids: Sequence[int]) -> None:
+        for name, (own, _) in self._by_part(ids).items():
+            if own:
+                self.parts[name].prepare(own)
+
+    def expect(self, ids: Sequence[int]) -> None:
+        for name, (own, _) in self._by_part(ids).items():
+            self.parts[name].expect(own)
+
+    def images(self, ids: Sequence[int]) -> Tensor:
+        asked = {name: found for name, found in self._by_part(ids).items() if found[0]}
+        image_BCHW = torch.cat([self.parts[name].images(own) for name, (own, _) in asked.items()])
+        place_B = torch.tensor([place for _, places in asked.values() for place in places], dtype=torch.int64)
+        return image_BCHW[send(place_B.argsort(), self._device)]
+
+    def records(self, ids: Sequence[int]) -> list[Record]:
+        found: dict[int, Record] = {}
+        for name, (own, places) in self._by_part(ids).items():
+            found.update(zip(places, self.parts[name].records(own), strict=True))
+        return [found[place] for place in range(len(ids))]
+
+    def _by_part(self, ids: Sequence[int]) -> dict[str, tuple[list[int], list[int]]]:
+        """For each source its own ids, and where in the batch they stand."""
+        found: dict[str, tuple[list[int], list[int]]] = {}
+        for name, part in self.parts.items():
+            first = self._first_ids[name]
+            here = [place for place, id_ in enumerate(ids) if first <= id_ < first + len(part)]
+            found[name] = ([ids[place] - first for place in here], here)
+        return found
+
+
+def identities(source: ImageSource) -> dict[str, str | None]:
+    """What a run notes of its data: the whole, and each source by its name."""
+    parts = source.parts if isinstance(source, MixtureSource) else {}
+    return {"data": source.identity, **{f"data/{name}": part.identity for name, part in parts.items()}}
+
+
+def columns_by_part(source: ImageSource) -> dict[str, frozenset[str]]:
+    """The captions of the data, of each source by its name in messages."""
+    if isinstance(source, MixtureSource):
+        return {f"the source '{name}'": part.columns for name, part in source.parts.items()}
+    return {"the data": source.columns}

@@ -1,0 +1,72 @@
+"""sft: a stage of its own that starts from the weights of another run, with its own data, learning rate and steps.
+
+The other run is a folder (`from=runs/base`) or another arm of the same study (`from=arm:NAME`, with the same seed). The
+optimizer and the weight average begin anew.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from tintype.data.mixture.like import Given, like
+from tintype.errors import UserError
+from tintype.settings import OptimizerPart, Settings
+from tintype.start import ArmStart, RunStart, StartPart
+from tintype.techniques.technique import Technique
+from tintype.train.optim.adamw import AdamWSettings
+from tintype.train.optim.muon import MuonSettings
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+ARM = "arm:"
+_LR_SHARE = 0.1
+
+
+class Options(Settings):
+    from_: str = Field(alias="from", min_length=1, description="The folder of a run, or arm:NAME in a study")
+    weights: Literal["raw", "average"] = "raw"
+    sha256: str | None = Field(None, description="The first digits of the weights' hash: refuse any others")
+    lr: float | None = Field(None, gt=0, description="By default a tenth of the plan's own")
+    steps: int | None = Field(None, ge=1, description="Of this stage; by default the plan's own")
+    warmup_steps: int | None = Field(None, ge=0, description="By default the plan's own")
+    data: Given = Field(default_factory=dict, description="Its settings; what is not said is as in the plan's own data")
+
+
+def apply(plan: Plan, options: Options) -> dict[str, Any]:
+    given = {"steps": options.steps, "warmup_steps": options.warmup_steps}
+    train = plan.train.model_copy(update={key: value for key, value in given.items() if value is not None})
+    changes = {"start": _start(options), "train": train, "optimizer": _slower(plan.optimizer, options.lr)}
+    if options.data:
+        changes["data"] = like(plan.data, options.data, "technique 'sft': data")
+    return changes
+
+
+def _start(options: Options) -> StartPart:
+    if not options.from_.startswith(ARM):
+        return RunStart(folder=options.from_, weights=options.weights, sha256=options.sha256)
+    if options.sha256 is not None:
+        raise UserError("technique 'sft': sha256 is for a folder; the weights of an arm are those of its plan")
+    return ArmStart(name=options.from_.removeprefix(ARM), weights=options.weights)
+
+
+def _slower(optimizer: OptimizerPart, lr: float | None) -> OptimizerPart:
+    """With this learning rate. Where two kinds of weights have two, they keep their ratio."""
+    assert isinstance(optimizer, AdamWSettings | MuonSettings), f"'{optimizer.kind}' has no learning rate that is known"
+    factor = _LR_SHARE if lr is None else lr / optimizer.lr
+    changes: dict[str, Any] = {"lr": lr or optimizer.lr * factor}
+    if isinstance(optimizer, MuonSettings):
+        changes["adamw"] = optimizer.adamw.model_copy(update={"lr": optimizer.adamw.lr * factor})
+    return optimizer.model_copy(update=changes)
+
+
+TECHNIQUE = Technique(
+    name="sft",
+    seam="start",
+    also=frozenset({"data", "optimizer", "train"}),
+    summary="start from the weights of another run, with a lower learning rate and data of its own",
+    apply=apply,
+    options=Options,
+)

@@ -1,0 +1,79 @@
+"""synthetic-then-real: one source first, then the plan's own data, with a sudden or a slow change between them.
+
+The optimizer's state and the learning rate's schedule go through the change: it is one run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, model_validator
+
+from tintype.data.mixture.like import Given, like
+from tintype.data.mixture.settings import MixedSource, MixtureSettings
+from tintype.errors import UserError
+from tintype.schedule import Schedule
+from tintype.settings import DataSettings, Settings
+from tintype.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+FIRST, SECOND = "synthetic", "real"
+
+
+def _rendered() -> Given:
+    return {"style": "render"}
+
+
+class Options(Settings):
+    first: Given = Field(
+        default_factory=_rendered,
+        description="Settings of the first source; what is not said is as in the plan's own data, which is the second",
+    )
+    at: float = Field(0.5, gt=0, lt=1, description="The share of the steps after which the change begins")
+    over: float = Field(
+        0.0, ge=0, lt=1, description="The share of the steps that it takes, in a line; 0 for a sudden one"
+    )
+    rest: float = Field(0.0, ge=0, lt=1, description="The share of the first source that stays to the end")
+
+    @model_validator(mode="after")
+    def _ends_in_time(self) -> Options:
+        if self.at + self.over > 1:
+            raise ValueError(
+                f"the change begins at {self.at} of the steps and takes {self.over} of them: beyond the end"
+            )
+        return self
+
+
+def apply(plan: Plan, options: Options) -> dict[str, Any]:
+    own = plan.data
+    if isinstance(own, MixtureSettings):
+        raise UserError(
+            "technique 'synthetic-then-real': the plan's data is a mixture already; give its sources schedules instead"
+        )
+    if not isinstance(own, DataSettings) and "first" not in options.model_fields_set:
+        raise UserError("technique 'synthetic-then-real': say what comes first, for example first.kind=scenes")
+    first = like(own, options.first, "technique 'synthetic-then-real': first")
+    if first == own:
+        raise UserError(
+            "technique 'synthetic-then-real': the first source is the plan's own data; give it other settings, for "
+            "example first.style=render where the plan has data.style=photo"
+        )
+    start = max(1, round(options.at * plan.train.steps))
+    end = max(start + 1, round((options.at + options.over) * plan.train.steps))
+    falls, rises = (Schedule(kind=kind, start=start, end=end) for kind in ("fall", "ramp"))
+    sources = {
+        FIRST: MixedSource(share=1.0, rest=options.rest, schedule=falls, data=first),
+        SECOND: MixedSource(share=1.0 - options.rest, schedule=rises, data=own),
+    }
+    return {"data": MixtureSettings(size_px=own.size_px, sources=sources, evaluate=SECOND)}
+
+
+TECHNIQUE = Technique(
+    name="synthetic-then-real",
+    seam="data",
+    summary="train on synthetic images first, then on the plan's own",
+    apply=apply,
+    options=Options,
+)

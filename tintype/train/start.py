@@ -1,0 +1,163 @@
+"""Begins a run with the weights of another one.
+
+The denoiser, the text encoder and the router are taken over; the optimizer, the weight average and what losses own
+begin anew. The run notes where it came from in `lineage.json`, with the lineage of the other run in it, and from its
+first checkpoint on it needs the other run no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.plan import Plan, diff, plan_from_folder
+from tintype.start import StartPart
+from tintype.train import checkpoint
+from tintype.train.folder import RunFolder, read_json, write_json
+from tintype.train.layout import is_cut
+from tintype.train.parts import ADVERSARY, LOSSES, Parts
+from tintype.train.state import TrainState, new_state
+
+_OWN = (LOSSES, ADVERSARY)
+"""Stands before the names of what a run has for its own training."""
+_MUST_FIT = ("objective.kind", "tokenizer.kind", "tuning")
+_MAY_DIFFER = ("model.compile", "model.activation_checkpointing", "text.max_tokens")
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The run that another one starts from, at its newest checkpoint."""
+
+    path: Path
+    plan: Plan
+    step: int
+
+    @property
+    def checkpoint(self) -> Path:
+        return checkpoint.folder_of(RunFolder(self.path).checkpoints, self.step)
+
+
+def begin(folder: RunFolder, parts: Parts, state: TrainState) -> TrainState:
+    """The state with the weights that the plan starts from; as it is for a run that goes on, or starts by chance."""
+    start = parts.plan.start
+    if start is None or state.step:
+        return state
+    with folder.world.together():
+        parent = find_parent(parts.plan, start, folder.path)
+        RunFolder(parent.path).check_identity("tokenizer", parts.tokenizer.identity)
+    cut = any(map(is_cut, state.parameters))
+    try:
+        tensors, _ = checkpoint.read(parent.checkpoint, state if cut else None)
+        whole = checkpoint.read(parent.checkpoint)[0] if cut and folder.writes else tensors
+    except checkpoint.DamagedError as error:
+        raise UserError(
+            f"start: the checkpoint {parent.checkpoint} is damaged ({error}); remove it, or start from another run"
+        ) from None
+    with folder.world.together():
+        weights = _weights(parent, start, tensors)
+        _refuse_other_tensors(parent, weights, parts)
+        if folder.writes:
+            sha256 = identity(_weights(parent, start, whole))
+            _refuse_other_weights(parent, start, sha256)
+            write_json(folder.lineage_file, _lineage(parent, start, sha256))
+    parts.modules.load_state_dict(weights, strict=False)  # what losses own is not among them
+    return new_state(parts)  # an average follows the weights that it was built with
+
+
+def find_parent(plan: Plan, start: StartPart, run: Path) -> Parent:
+    """The run that a plan starts from, or a `UserError` that says why it cannot be. Its tensors are not looked at."""
+    path = start.parent(run)
+    if path.resolve() == run.resolve():
+        raise UserError(f"start: {path} is the run itself; start from another run, or choose another --out")
+    if not path.is_dir():
+        raise UserError(f"start: there is no run in {path}; give the folder of a run that was trained")
+    found = plan_from_folder(path)
+    steps = checkpoint.steps(RunFolder(path).checkpoints)
+    if not steps:
+        raise UserError(f"start: the run in {path} was not trained yet: it has no checkpoint")
+    if start.parent_plan is not None and (found.hash, steps[-1]) != (start.parent_plan, found.train.steps):
+        raise UserError(
+            f"start: the run in {path} is at step {steps[-1]} of {found.train.steps} of the plan {found.hash}, and its "
+            f"last weights with the plan {start.parent_plan} are needed; train it to its end first"
+        )
+    if start.weights == "average" and found.ema is None:
+        raise UserError(f"start.weights is average, but the run in {path} keeps no average of its weights; take raw")
+    if reasons := misfits(plan, found):
+        raise UserError(f"start: the weights of the run in {path} do not fit this plan: {reasons}")
+    return Parent(path, found, steps[-1])
+
+
+def misfits(plan: Plan, parent: Plan) -> str:
+    """The settings that differ and must not, in words; empty where there are none."""
+    different = {
+        key: change
+        for key, change in diff(parent, plan).items()
+        if (key in _MUST_FIT or key.partition(".")[0] in ("model", "text")) and key not in _MAY_DIFFER
+    }
+    return "; ".join(f"{key} is {old} there and {new} here" for key, (old, new) in list(different.items())[:_SHOWN])
+
+
+def _weights(parent: Parent, start: StartPart, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What is taken over, by its name in the modules."""
+    weights = {name.removeprefix("modules/"): t for name, t in tensors.items() if name.startswith("modules/")}
+    if start.weights == "average" and parent.plan.ema is not None:
+        stored = {name.removeprefix("ema/"): t for name, t in tensors.items() if name.startswith("ema/")}
+        weights |= parent.plan.ema.sampled(stored)
+    return {name: tensor for name, tensor in weights.items() if not name.startswith(_OWN)}
+
+
+def _refuse_other_tensors(parent: Parent, weights: Mapping[str, Tensor], parts: Parts) -> None:
+    there = {name: list(tensor.shape) for name, tensor in weights.items()}
+    here = {name: list(one.shape) for name, one in parts.modules.state_dict().items() if not name.startswith(_OWN)}
+    different = [name for name in sorted({**there, **here}) if there.get(name) != here.get(name)]
+    if different:
+        shown = "; ".join(
+            f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
+            for name in different[:_SHOWN]
+        )
+        settings = ", ".join(
+            key for key in diff(parent.plan, parts.plan) if key.partition(".")[0] in ("route", "tuning")
+        )
+        raise UserError(
+            f"start: the weights of the run in {parent.path} do not fit this plan: {shown} ({len(different)} tensors "
+            f"differ{f'; so do the settings {settings}' if settings else ''})"
+        )
+
+
+def identity(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and numbers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _refuse_other_weights(parent: Parent, start: StartPart, sha256: str) -> None:
+    wanted = start.pinned
+    if wanted is not None and not sha256.startswith(wanted):
+        raise UserError(
+            f"start.sha256 is {wanted[:12]}, but the {start.weights} weights of the run in {parent.path} are "
+            f"{sha256[:12]}…; give the right folder, or leave sha256 out"
+        )
+
+
+def _lineage(parent: Parent, start: StartPart, sha256: str) -> dict[str, Any]:
+    return {
+        "folder": str(parent.path),
+        "plan": parent.plan.hash,
+        "seed": parent.plan.seed,
+        "step": parent.step,
+        "steps": parent.plan.train.steps,
+        "weights": start.weights,
+        "sha256": sha256,
+        "lineage": read_json(RunFolder(parent.path).lineage_file) or None,
+    }
