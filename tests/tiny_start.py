@@ -15,7 +15,7 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="tintype-start-")
 
 
 def trained(plan: Plan, steps: int = 1) -> Path:
-    """The folder of a run of the plan, cut to a few steps. Where the plan cannot be trained here there is none in it."""
+    """The folder of a run of the plan, cut to a few steps; empty where the plan cannot be trained here."""
     short = plan.model_copy(update={"train": plan.train.model_copy(update={"steps": steps})})
     folder = Path(_FOLDER.name) / short.hash
     runs_here = short.precision.matmul == "plain" or fp8.runs_on(choose_device("auto"))

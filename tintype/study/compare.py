@@ -142,6 +142,7 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
         environment=environment,
         tokenizer=_tokenizer(plan, files),
         text=_text(plan, files),
+        lineage=read_json(files.lineage_file) or None,
         previews=[f"{folder}/{name}" for name in result["previews"]],
     )
 

@@ -99,6 +99,8 @@ class Run(_Data):
     tokenizer: TokenizerInfo | None = None
     text: TextInfo | None = None
     """None in a run that was not done, and in results from before."""
+    lineage: dict[str, Any] | None = None
+    """The run whose weights it started from, and what that one started from; None where they were drawn."""
     previews: list[str] = []
     """Pictures of the first prompts, relative to the study's folder; the same prompts and noise in every arm."""
 

@@ -67,7 +67,7 @@ def begin(folder: RunFolder, parts: Parts, state: TrainState) -> TrainState:
         if folder.writes:
             sha256 = identity(_weights(parent, start, whole))
             _refuse_other_weights(parent, start, sha256)
-            write_json(folder.lineage_file, _lineage(parent, start, sha256))
+            _note(folder, _lineage(parent, start, sha256))
     parts.modules.load_state_dict(weights, strict=False)  # what losses own is not among them
     return new_state(parts)  # an average follows the weights that it was built with
 
@@ -150,12 +150,19 @@ def _refuse_other_weights(parent: Parent, start: StartPart, sha256: str) -> None
         )
 
 
+def _note(folder: RunFolder, lineage: dict[str, Any]) -> None:
+    """In its file, and once as an event, however often the run begins."""
+    if read_json(folder.lineage_file) != lineage:
+        folder.log_event("started-from", 0, **{key: lineage[key] for key in ("folder", "plan", "at_step", "sha256")})
+        write_json(folder.lineage_file, lineage)
+
+
 def _lineage(parent: Parent, start: StartPart, sha256: str) -> dict[str, Any]:
     return {
         "folder": str(parent.path),
         "plan": parent.plan.hash,
         "seed": parent.plan.seed,
-        "step": parent.step,
+        "at_step": parent.step,
         "steps": parent.plan.train.steps,
         "weights": start.weights,
         "sha256": sha256,

@@ -2,7 +2,9 @@
 
 A batch has its counts of each source (`shares`), its positions are shuffled by a keyed permutation of the batch, and
 the k-th image of a source is the k-th of the source's own order: every image of it once in each of its own epochs,
-whatever the others do. Nothing is walked through: k follows from the counts before the step and the place in the batch.
+whatever the others do. k follows from the counts before the step and the batch alone, so any position is found at once.
+
+P: positions asked for. S: steps that they lie in. B: images of a batch. N: sources.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tintype.data.mixture.settings import MixtureSettings
-from tintype.data.mixture.shares import images_before, within
+from tintype.data.mixture.shares import dealt, images_before
 from tintype.data.order import ids_at
 from tintype.rng import stream_key
 
@@ -32,9 +34,13 @@ class Mixed:
     """Of the sources in `data.read`; asked when ids are, since a run can be sampled where its data is not."""
 
     def ids(self, first: int, count: int) -> list[int]:
-        position_P = torch.arange(first, first + count)
-        slot_P = ids_at(stream_key(self.seed, _STREAM), first, count, self.batch)
-        source_P, place_P = within(self._before(first + count), self.batch, position_P, slot_P)
+        begin, end = first // self.batch, -(-(first + count) // self.batch)  # whole steps
+        slot_SB = ids_at(
+            stream_key(self.seed, _STREAM), begin * self.batch, (end - begin) * self.batch, self.batch
+        ).view(-1, self.batch)
+        inside = slice(first - begin * self.batch, first - begin * self.batch + count)
+        before_SN = self._before(first + count)[begin : end + 1]
+        source_P, place_P = (found.flatten()[inside] for found in dealt(before_SN, slot_SB))
         id_P = torch.empty(count, dtype=torch.int64)
         for index, (name, first_id, size) in enumerate(self._sources()):
             here = source_P == index
@@ -48,8 +54,11 @@ class Mixed:
         begin_N, stop_N = before_SN[first // self.batch], before_SN[-(-end // self.batch)]
         for index, (name, first_id, size) in enumerate(self._sources()):
             begin, stop = int(begin_N[index]), int(stop_N[index])
-            for place in range(begin, last := min(stop, begin + size), chunk):
-                place_P = torch.arange(place, min(place + chunk, last))
+            epoch = -(-begin // size) * size  # the next that begins: where it is whole, it has every image
+            if epoch + size <= stop:
+                begin, stop = epoch, epoch + size
+            for place in range(begin, stop, chunk):
+                place_P = torch.arange(place, min(place + chunk, stop))
                 yield (first_id + self._own(name, size, place_P)).tolist()
 
     def _before(self, end: int) -> Tensor:

@@ -9,7 +9,7 @@ sum of the shares, of more within an image for each split.
 
 The sums are of integers: they are the same on every machine, however long the run.
 
-S: steps. N: sources.
+S: steps. B: images of a batch. N: sources.
 """
 
 from __future__ import annotations
@@ -57,15 +57,14 @@ def _shares(share: Share, steps: int) -> Tensor:
     return torch.tensor([share.share_at(step) for step in range(steps)], dtype=torch.float64)
 
 
-def within(counts_before_SN: Tensor, batch: int, position_P: Tensor, slot_P: Tensor) -> tuple[Tensor, Tensor]:
-    """Which source stands at each position, and which of its images it is (counted from 0): int64 [P] twice.
+def dealt(before_SN: Tensor, slot_SB: Tensor) -> tuple[Tensor, Tensor]:
+    """Which source stands at each place of each batch, and which of its images it is (from 0): int64 [S, B] twice.
 
-    `slot_P` is the position's place in its batch after shuffling: the slots of a batch are dealt out source by source.
+    `before_SN` has the counts before each of these steps and behind the last. `slot_SB` shuffles each batch: its slots
+    are dealt out source by source, and the images of a source come in the order of their places.
     """
-    step_P = position_P // batch
-    before_PN = counts_before_SN[step_P]
-    own_PN = counts_before_SN[step_P + 1] - before_PN
-    end_PN = own_PN.cumsum(1)
-    source_P = (slot_P[:, None] >= end_PN).sum(1)
-    first_PN = before_PN - (end_PN - own_PN)
-    return source_P, slot_P + first_PN.gather(1, source_P[:, None])[:, 0]
+    count_SN = before_SN.diff(dim=0)
+    source_SB = (slot_SB[:, :, None] >= count_SN.cumsum(1)[:, None, :]).sum(2)
+    own_SBN = source_SB[:, :, None] == torch.arange(before_SN.shape[1])
+    number_SBN = before_SN[:-1, None, :] + own_SBN.cumsum(1) - 1
+    return source_SB, number_SBN.gather(2, source_SB[:, :, None])[:, :, 0]

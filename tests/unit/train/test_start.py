@@ -1,0 +1,151 @@
+"""Runs that start from others: what they take over, what they note, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.stopping import stop_and_go_on
+from tests.tiny import tiny_plan
+from tintype.errors import UserError
+from tintype.plan import Plan
+from tintype.train import checkpoint
+from tintype.train.folder import RunFolder, read_json
+from tintype.train.interrupt import Interrupt
+from tintype.train.load import load_run
+from tintype.train.loop import train
+from tintype.train.parts import build_parts
+from tintype.train.start import begin, identity
+from tintype.train.state import TrainState, new_state
+
+EMA = "ema.decay=0.5"
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parent") / "run"
+    train(tiny_plan(EMA), folder, Interrupt())
+    return folder
+
+
+def begun(plan: Plan, folder: Path) -> TrainState:
+    parts = build_parts(plan)
+    folder.mkdir(exist_ok=True)
+    return begin(RunFolder(folder), parts, new_state(parts))
+
+
+def started(parent: Path, *assignments: str) -> Plan:
+    return tiny_plan(f"start.folder={parent}", *assignments)
+
+
+@pytest.mark.parametrize("weights", ["raw", "average"])
+def test_it_begins_with_the_other_runs_weights_and_a_new_optimizer(parent: Path, tmp_path: Path, weights: str) -> None:
+    state = begun(started(parent, f"start.weights={weights}", EMA), tmp_path / "run")
+    tensors = checkpoint.read(checkpoint.folder_of(parent / "checkpoints", 6))[0]
+    prefix = "modules/" if weights == "raw" else "ema/"
+    for name, parameter in state.modules.named_parameters():
+        assert torch.equal(parameter, tensors[prefix + name])
+    assert (state.step, state.images_seen, len(state.optimizer.state)) == (0, 0, 0)
+    assert state.ema is not None
+    for name, average in state.ema.tensors().items():
+        assert torch.equal(average, tensors[prefix + name]), "its own average begins with the weights it begins with"
+    if weights == "average":
+        assert identity(dict(state.modules.state_dict())) == identity(dict(load_run(parent)[0].modules.state_dict()))
+
+
+def test_the_lineage_is_noted_with_that_of_the_other_run(parent: Path, tmp_path: Path) -> None:
+    train(started(parent), tmp_path / "second", Interrupt())
+    train(started(tmp_path / "second", "optimizer.lr=1e-4"), tmp_path / "third", Interrupt())
+    third = read_json(tmp_path / "third" / "lineage.json")
+    assert (third["plan"], third["at_step"], third["weights"]) == (started(parent).hash, 6, "raw")
+    assert third["lineage"]["plan"] == tiny_plan(EMA).hash and third["lineage"]["lineage"] is None
+    second = checkpoint.read(checkpoint.folder_of(tmp_path / "second" / "checkpoints", 6))[0]
+    taken = {name.removeprefix("modules/"): t for name, t in second.items() if name.startswith("modules/")}
+    assert third["sha256"] == identity(taken) != third["lineage"]["sha256"]
+    events = [event for event in RunFolder(tmp_path / "third").events() if event["event"] == "started-from"]
+    assert [event["sha256"] for event in events] == [third["sha256"]]
+
+
+def test_it_goes_on_without_the_other_run(parent: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(parent, tmp_path / "copy")
+    plan = started(copy)
+    train(plan, tmp_path / "whole", Interrupt())
+    stop_and_go_on(plan, tmp_path / "stopped", 3)
+    shutil.rmtree(copy)
+    (tmp_path / "stopped" / "checkpoints" / "step-000000006").rename(tmp_path / "away")
+    assert train(plan, tmp_path / "stopped", Interrupt()).finished
+    whole, stopped = (
+        checkpoint.read(checkpoint.folder_of(tmp_path / name / "checkpoints", 6))[0] for name in ("whole", "stopped")
+    )
+    assert all(torch.equal(whole[name], stopped[name]) for name in whole)
+
+
+def test_a_pinned_start_is_named_by_its_weights(parent: Path, tmp_path: Path) -> None:
+    begun(started(parent), tmp_path / "run")
+    pin = f"start.sha256={read_json(tmp_path / 'run' / 'lineage.json')['sha256'][:16]}"
+    assert started(parent, pin).hash == started(Path("elsewhere"), pin).hash != started(parent).hash
+    assert started(parent).hash != started(Path("elsewhere")).hash
+    assert started(parent, pin).hash != started(parent, pin, "start.weights=average").hash
+    begun(started(parent, pin), tmp_path / "pinned")
+    with pytest.raises(
+        UserError, match=r"start\.sha256 is a0{11}, but the raw weights of the run in .* are [0-9a-f]{12}"
+    ):
+        begun(started(parent, "start.sha256=a0000000000000000"), tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["model.width=48"], r"do not fit this plan: model\.width is 32 there and 48 here"),
+        (["model.rope_theta=100"], r"model\.rope_theta is 10000 there and 100 here"),
+        (["text.buckets=32"], r"text\.buckets is 64 there and 32 here"),
+        (["objective.kind=x-prediction"], r"objective\.kind is velocity there and x-prediction here"),
+        (
+            ["route.kind=sprint", "route.share=0.5", "route.first=1", "route.last=2"],
+            r"router\.\S+ is missing there and \[.*\] here .*so do the settings route, route\.kind",
+        ),
+    ],
+)
+def test_other_architectures_are_refused_by_name(
+    parent: Path, tmp_path: Path, settings: list[str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        train(started(parent, *settings), tmp_path / "run", Interrupt())
+    assert not (tmp_path / "run" / "lineage.json").exists()
+
+
+def test_what_is_no_trained_run_is_refused(parent: Path, tmp_path: Path) -> None:
+    def refused(plan: Plan, message: str, folder: Path = tmp_path / "run") -> None:
+        with pytest.raises(UserError, match=message):
+            train(plan, folder, Interrupt())
+
+    refused(started(tmp_path / "nowhere"), "there is no run in .*nowhere")
+    (tmp_path / "empty").mkdir()
+    refused(started(tmp_path / "empty"), "is not a run: it has no plan.yaml")
+    (tmp_path / "empty" / "plan.yaml").write_text(tiny_plan().to_yaml())
+    refused(started(tmp_path / "empty"), "was not trained yet: it has no checkpoint")
+    refused(started(tmp_path / "self"), "self is the run itself", tmp_path / "self")
+    refused(tiny_plan("start.kind=arm", "start.name=other"), "only a study knows its arms")
+    train(tiny_plan(), tmp_path / "plain", Interrupt())
+    refused(started(tmp_path / "plain", "start.weights=average"), "keeps no average of its weights; take raw")
+    damaged = shutil.copytree(parent, tmp_path / "damaged")
+    state = damaged / "checkpoints" / "step-000000006" / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-1] + b"x")
+    refused(started(damaged), "step-000000006 is damaged .state.safetensors does not match")
+    manifest = json.loads((state.parent / "manifest.json").read_text())
+    assert manifest["sha256"], "the other run is left as it is"
+
+
+def test_an_arms_run_must_be_whole_and_of_the_plan(parent: Path, tmp_path: Path) -> None:
+    plan = tiny_plan(EMA)
+    shutil.copytree(parent, tmp_path / plan.hash)
+    arm = ("start.kind=arm", "start.name=other", f"start.plan={plan.hash}")
+    assert begun(tiny_plan(*arm), tmp_path / "run").step == 0
+    assert tiny_plan(*arm).hash == tiny_plan(*arm, "start.name=another").hash
+    shutil.rmtree(tmp_path / plan.hash / "checkpoints" / "step-000000006")
+    with pytest.raises(UserError, match=f"is at step 4 of 6 of the plan {plan.hash}.*train it to its end first"):
+        begun(tiny_plan(*arm), tmp_path / "again")
