@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tintype.data.mixture.settings import MixtureSettings
 from tintype.errors import UserError
 from tintype.flow.guidance import VelocityBias
 from tintype.flow.path import interpolate
@@ -18,15 +19,14 @@ MOST_IMAGES = 1024
 """The mean is taken over this many training images, or over all where there are fewer."""
 _BATCH = 64
 _DECIDE = {"seed", "data", "tokenizer", "objective", "time", "precision"}
-_kept: dict[tuple[str, torch.device], Tensor] = {}
+_kept: dict[tuple[str, int, torch.device], Tensor] = {}
 """Mean velocities by the sections of the plan that decide them: a study samples one run many times."""
 
 
 def velocity_bias(parts: Parts, size_px: int) -> VelocityBias | None:
     """What guidance must undo for this run, or None. Where a weight follows a schedule it is that of the last step."""
     plan = parts.plan
-    steps = plan.train.steps if parts.trained_steps is None else parts.trained_steps
-    strength = sum(loss.velocity_bias(steps - 1) for loss in plan.losses)
+    strength = sum(loss.velocity_bias(_trained_steps(parts) - 1) for loss in plan.losses)
     if not strength:
         return None
     if size_px != plan.data.size_px:
@@ -36,23 +36,35 @@ def velocity_bias(parts: Parts, size_px: int) -> VelocityBias | None:
         )
     if plan.tuning is not None:  # then the latents are this run's alone, and of this step
         return VelocityBias(strength, mean_target(parts))
-    key = plan.model_dump_json(include=_DECIDE), parts.device
+    key = plan.model_dump_json(include=_DECIDE), _first(parts), parts.device
     if key not in _kept:
         _kept[key] = mean_target(parts)
     return VelocityBias(strength, _kept[key])
 
 
+def _trained_steps(parts: Parts) -> int:
+    return parts.plan.train.steps if parts.trained_steps is None else parts.trained_steps
+
+
+def _first(parts: Parts) -> int:
+    """The position of the first image that the mean is taken over."""
+    if not isinstance(parts.plan.data, MixtureSettings):
+        return 0
+    return max(0, _trained_steps(parts) * parts.plan.train.batch - min(MOST_IMAGES, len(parts.source)))
+
+
 @torch.no_grad()
 def mean_target(parts: Parts) -> Tensor:
-    """The mean of the target velocity over the first images of training, at their times: float32 [C, H, W].
+    """The mean of the target velocity over the first images of training, or the last of a mixture, whose shares may
+    have changed; at their times: float32 [C, H, W].
 
     The target is linear in the noise, whose mean is zero: so it is left out, and adds no error of its own.
     """
-    seed = parts.plan.seed
-    count = min(MOST_IMAGES, len(parts.source))
+    seed, count = parts.plan.seed, min(MOST_IMAGES, len(parts.source))
+    begin = _first(parts)
     sums = []
-    for first in range(0, count, _BATCH):
-        position_B = torch.arange(first, min(first + _BATCH, count))
+    for first in range(begin, begin + count, _BATCH):
+        position_B = torch.arange(first, min(first + _BATCH, begin + count))
         ids = parts.order.ids(first, len(position_B))
         with parts.compute():
             draws = Draws(seed, position_B.to(parts.device))

@@ -55,6 +55,14 @@ def encoded(parts: Parts, ids: list[int]) -> Tensor:
     return parts.tokenizer.encode(parts.source.images(ids), Draws(0, torch.tensor(ids))).double()
 
 
+def test_of_phases_it_is_that_of_the_last() -> None:
+    phases = ["synthetic-then-real:first.style=render,first.count=8,at=0.34"]
+    parts = build_parts(tiny_plan("data.style=photo", "data.count=8", techniques=phases))
+    assert sorted(parts.order.ids(8, 16)) == sorted([*range(8), *range(8)]), "the last 16 are the 8 real ones, twice"
+    expected = -encoded(parts, list(range(8))).mean(0)
+    assert torch.allclose(mean_target(parts).double(), expected, atol=1e-6)
+
+
 def test_the_mean_target_of_a_velocity_is_the_negative_mean_of_the_data() -> None:
     parts = build_parts(tiny_plan())
     expected = -encoded(parts, list(range(24))).mean(0)

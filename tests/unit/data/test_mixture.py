@@ -25,7 +25,7 @@ from tintype.evaluation.reference import _data_fingerprint, held_out
 from tintype.evaluation.run import evaluate
 from tintype.generate import SamplerSettings
 from tintype.plan import Plan, diff, plan_from_yaml
-from tintype.train.folder import RunFolder
+from tintype.train.folder import RunFolder, read_json
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import build_parts, check_columns
@@ -192,7 +192,9 @@ def test_stores_and_scenes_mix_and_are_known_by_their_content(tmp_path: Path) ->
     assert not pinned.data.at_hand and moved.data.at_hand
     assert open_source(moved.data, "train", CPU).identity == identity
     train(moved, tmp_path / "run", Interrupt())
-    assert set(RunFolder(tmp_path / "run").metrics()[0]) >= {"loss"}
+    loaded = read_json(tmp_path / "run" / "loaded.json")
+    assert loaded["data"] == identity
+    assert loaded[moved.data.scored_name] == open_source(moved.data.held_out(1), "eval", CPU).identity
 
 
 def test_every_source_must_have_the_captions(tmp_path: Path) -> None:
