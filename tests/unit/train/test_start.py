@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.ranks import run_ranks
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
@@ -149,3 +150,17 @@ def test_an_arms_run_must_be_whole_and_of_the_plan(parent: Path, tmp_path: Path)
     shutil.rmtree(tmp_path / plan.hash / "checkpoints" / "step-000000006")
     with pytest.raises(UserError, match=f"is at step 4 of 6 of the plan {plan.hash}.*train it to its end first"):
         begun(tiny_plan(*arm), tmp_path / "again")
+
+
+def _trained(plan: Plan, folder: Path) -> None:
+    train(plan, folder, Interrupt())
+
+
+def test_ranks_that_hold_pieces_begin_alike(parent: Path, tmp_path: Path) -> None:
+    plan = started(parent, "train.steps=2")
+    train(plan, tmp_path / "alone", Interrupt())
+    run_ranks(2, _trained, started(parent, "train.steps=2", "run.distribution.kind=fsdp"), tmp_path / "pieces")
+    alone, pieces = (RunFolder(tmp_path / name) for name in ("alone", "pieces"))
+    assert read_json(alone.lineage_file) == read_json(pieces.lineage_file)
+    for one, two in zip(alone.metrics(), pieces.metrics(), strict=True):
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
