@@ -13,6 +13,7 @@ from tests.ranks import run_ranks
 from tests.tiny import tiny_plan
 from tests.tiny_store import captioned, imported, tiny_store
 from tests.tiny_vae import write_tiny_vae
+from tintype.bench import at_size
 from tintype.data.mixture.order import Mixed
 from tintype.data.mixture.settings import MixtureSettings
 from tintype.data.mixture.shares import images_before
@@ -142,6 +143,12 @@ def test_a_plan_of_a_mixture_says_its_size_once_and_comes_back() -> None:
     changes = diff(tiny_plan(), plan)
     assert changes["data.sources.a"][1].startswith("share 3 of scenes (count 11, style render") and len(changes) == 4
     assert diff(plan, tiny_plan(*TWO, "data.sources.b.share=2")) == {"data.sources.b.share": (1.0, 2.0)}
+
+
+def test_a_bench_takes_few_images_of_each_source_at_its_size() -> None:
+    plan = at_size(tiny_plan(*TWO), 64, batch=8)
+    assert isinstance(plan.data, MixtureSettings) and plan.data.size_px == 32
+    assert {name: one.data.model_dump()["count"] for name, one in plan.data.sources.items()} == {"a": 8, "b": 7}
 
 
 @pytest.mark.parametrize(
