@@ -55,6 +55,9 @@ _CAME_LATER: list[tuple[str, str, Any]] = [
 ]
 """Settings that older plans do not have: at these values the hash leaves them out, so that runs keep their names."""
 _CAME_LATER_TO_A_KIND = [
+    ("data", "store", "where", None),
+    ("data", "store", "skip", None),
+    ("data", "store", "skip_sha256", None),
     ("tokenizer", "small-vae", "posterior", "mean"),
     ("tuning", "repa-e", "adversarial", plain(TuningAdversary())),
 ]
@@ -186,7 +189,7 @@ class Plan(Settings):
                 del content[section][key]
         for section, kind, key, value in _CAME_LATER_TO_A_KIND:
             part = content[section]
-            if part is not None and part["kind"] == kind and part[key] == value:
+            if part is not None and part["kind"] == kind and key in part and part[key] == value:
                 del part[key]
         for section in _SECTIONS_CAME_LATER:
             if content[section] is None:

@@ -157,6 +157,8 @@ class DataPart(Part):
 
     count_key: ClassVar[str]
     """The setting that says how many images training has."""
+    said_by_identity: ClassVar[frozenset[str]] = frozenset()
+    """Settings of which a source's identity says all that they decide."""
 
     size_px: int = Field(32, ge=16, le=1024, description="Width and height of the images")
 
@@ -185,7 +187,7 @@ class DataPart(Part):
 
     def content(self) -> dict[str, Any]:
         """What decides the images and their ids, without what says where they lie: that, a source's identity knows."""
-        return {key: value for key, value in plain(self).items() if key not in ("path", "sha256")}
+        return {key: value for key, value in plain(self).items() if key not in self.said_by_identity}
 
     def at_most(self, count: int) -> dict[str, int]:
         """The settings with which training has no more images than these, by their keys."""

@@ -19,8 +19,12 @@ from tintype.data.recaption.asking import Captioner
 from tintype.data.store.export import Form, export_store, import_options
 from tintype.data.store.importing import ImportOptions, import_pictures
 from tintype.data.store.importing import Progress as ImportProgress
+from tintype.data.store.inspect import Asked, inspect_store, write_skip_list
+from tintype.data.store.inspect_html import to_html
 from tintype.data.store.layout import Split, open_store
+from tintype.data.store.selection import read_skip_list, select
 from tintype.data.store.writer import QUARANTINE
+from tintype.errors import UserError
 from tintype.evaluation.ema_curve import Curve, StoppedError, score_lengths
 from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.plan import Plan, plan_from_folder
@@ -33,7 +37,7 @@ from tintype.study.runner import Message
 from tintype.study.study import ArmPlan, Study
 from tintype.tokenizers import train_small_vae
 from tintype.tokenizers.fill_cache import fill_cache
-from tintype.train.folder import RunFolder
+from tintype.train.folder import RunFolder, write_text
 from tintype.train.interrupt import Interrupt, watch_signals
 from tintype.train.loop import Progress as TrainProgress
 from tintype.train.loop import train
@@ -253,6 +257,48 @@ def export_with_progress(store: Path, form: Form, out: Path, split: Split | None
     )
     console.print(text + "brings them back", soft_wrap=True, highlight=False, markup=False)
     return 0
+
+
+def inspect_with_progress(
+    store: Path,
+    asked: Asked,
+    where: str | None,
+    skip: Path | None,
+    out: Path | None,
+    write_skip: Path | None,
+    console: Console,
+    progress: Console,
+) -> tuple[int, dict[str, Any]]:
+    """Looks at a store and writes its page, where `out` is given; returns the exit code and the numbers."""
+    opened, began = open_store(store), time.monotonic()
+    selection = select(opened, where, skip, options="--")
+    with watch_signals() as interrupt, _bars(progress) as bars:
+        bar = bars.add_task("looking", total=None, note="")
+
+        def on_progress(done: int, total: int) -> None:
+            bars.update(bar, completed=done, total=total, note=f"{done:,} of {total:,}")
+
+        found = inspect_store(opened, selection, asked, lambda: interrupt.signal is not None, on_progress)
+    if found is None:
+        console.print("interrupted: run the same command to go on", soft_wrap=True, highlight=False)
+        return interrupt.exit_code, {}
+    if write_skip is not None:
+        count = write_skip_list(write_skip, opened, found.groups)
+        identity = read_skip_list(write_skip).identity
+        text = f"{write_skip}: {count:,} entries; --set data.skip={write_skip} (skip_sha256 {identity[:12]})"
+        progress.print(text, soft_wrap=True, highlight=False, markup=False)
+    if out is None:
+        return 0, found.result
+    try:
+        write_text(out, to_html(opened, found))
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
+    for problem in found.result["problems"]:
+        style = "red" if problem["severity"] == "alarm" else "yellow"
+        progress.print(problem["title"], style=style, soft_wrap=True, highlight=False, markup=False)
+    text = f"{out}: {found.result['records']:,} records in {time.monotonic() - began:.1f} s"
+    progress.print(text, soft_wrap=True, highlight=False, markup=False)
+    return 0, found.result
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,11 +14,9 @@ from tintype.cli.shared import (
     app,
     console,
     print_json,
+    progress_console,
 )
 from tintype.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 data_app = typer.Typer(no_args_is_help=True, help="Pictures of one's own: bring them into a store, and look at it.")
 app.add_typer(data_app, name="data")
@@ -87,6 +85,14 @@ def data_export(
     code = export_with_progress(store, read_form(to), out, read_split(split), console)
     if code:
         sys.exit(code)
+
+
+Where = Annotated[
+    str | None, typer.Option("--where", help="Only records of which this holds, as in data.where: width >= 256")
+]
+Skip = Annotated[
+    Path | None, typer.Option("--skip", help="A list of the hashes of records that are left out, as in data.skip")
+]
 
 
 @data_app.command("recaption")
@@ -176,19 +182,25 @@ def data_recaption(
 def data_show(
     store: Annotated[Path, typer.Argument(help="Folder of a store")],
     check: Annotated[bool, typer.Option("--check", help="Read everything, and compare it with the identity")] = False,
+    where: Where = None,
+    skip: Skip = None,
     json_: Json = False,
 ) -> None:
-    """Say what a store holds; with --check whether it is as it was written."""
-    from tintype.data.store.layout import open_store
+    """Say what a store holds; with --check whether it is as it was written, with --where and --skip what is left."""
+    from tintype.data.store.layout import SPLITS, open_store
+    from tintype.data.store.selection import select
 
     opened = open_store(store)
+    selection = select(opened, where, skip, options="--")
+    left = {str(split): len(selection.rows(opened, split)) for split in SPLITS}
     if check:
         opened.check()
+    filtered = where is not None or skip is not None
     if json_:
-        print_json(opened.about.model_dump())
+        print_json({**opened.about.model_dump(), **({"left": left} if filtered else {})})
         return
     about = opened.about
-    for name, value in {
+    lines = {
         "identity": about.identity + (" (checked)" if check else ""),
         "records": ", ".join(f"{count:,} {split}" for split, count in about.counts.items()),
         "captions": ", ".join(about.captions),
@@ -196,10 +208,60 @@ def data_show(
         "size": f"{sum(shard.bytes for shard in about.shards) / 1e6:,.1f} MB in {len(about.shards)} shards",
         "imported from": about.made_from.get("source", "?"),
         **{f"captions {column.name}": _made_by(column.made_by) for column in about.added},
-    }.items():
+    }
+    if filtered:
+        lines["left"] = (
+            ", ".join(f"{count:,} {split}" for split, count in left.items())
+            + f" (--where leaves out {selection.by_where:,}, --skip {selection.by_skip:,})"
+        )
+    if selection.note:
+        lines["note"] = selection.note
+    for name, value in lines.items():
         console.print(f"{name}: {value}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _made_by(made_by: Mapping[str, Any]) -> str:
     model, empty = made_by.get("settings", {}).get("model", "?"), made_by.get("empty_captions", 0)
     return f"added {made_by.get('date', '?')} by {model}; {empty:,} are empty"
+
+
+@data_app.command("inspect")
+def data_inspect(
+    store: Annotated[Path, typer.Argument(help="Folder of a store")],
+    out: Annotated[Path | None, typer.Option("--out", help="The page to write [STORE-inspect.html, here]")] = None,
+    where: Where = None,
+    skip: Skip = None,
+    write_skip: Annotated[
+        Path | None, typer.Option(help="Write a skip list of all copies but the first of each, for data.skip")
+    ] = None,
+    distance: Annotated[
+        int, typer.Option(min=0, max=11, help="Bits of 64 in which perceptual hashes of copies may differ")
+    ] = 4,
+    samples: Annotated[int, typer.Option(min=1, max=500, help="Records to show")] = 24,
+    seed: Annotated[int, typer.Option(min=0, help="Which records are shown")] = 0,
+    json_: Json = False,
+) -> None:
+    """Write a page that shows a store: counts, sizes, captions, copies, samples, and what is wrong with it."""
+    from tintype.data.store.inspect import Asked
+    from tintype.terminal import inspect_with_progress
+    from tintype.world import alone
+
+    alone("tintype data inspect")
+    if out is None and not json_:
+        out = Path(f"{store.resolve().name}-inspect.html")
+    if out is not None and out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--out {out}: a page is written; give it a name that ends in .html")
+    if write_skip is not None and (where is not None or skip is not None):
+        raise UserError("--write-skip looks at the whole store; leave --where and --skip out")
+    if write_skip is not None and write_skip.exists():
+        raise UserError(f"--write-skip {write_skip}: this file is there already; choose another, or remove it")
+    if write_skip is not None and write_skip.suffix.lower() == ".parquet":
+        raise UserError(
+            f"--write-skip {write_skip}: a text file is written; give it another name, skip.txt for example"
+        )
+    asked = Asked(distance, samples, seed)
+    code, result = inspect_with_progress(store, asked, where, skip, out, write_skip, console, progress_console)
+    if code:
+        sys.exit(code)
+    if json_:
+        print_json(result)

@@ -30,7 +30,7 @@ from tintype.evaluation.samples import digest
 from tintype.generate import cut
 from tintype.metrics.pair import Reference
 from tintype.seams import Encoder, ImageSource
-from tintype.settings import DataPart, plain
+from tintype.settings import DataPart
 from tintype.train.folder import write_bytes
 from tintype.vision.encoders import feature_matrix
 from tintype.vision.weights import cache_folder
@@ -174,7 +174,7 @@ def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
 def _data_fingerprint(data: DataPart, source: ImageSource) -> str:
     """The settings and the content, wherever it lies; and the pixels of a few images: a changed renderer or resize
     makes another reference."""
-    settings = {key: value for key, value in plain(data).items() if key not in (data.count_key, "path", "sha256")}
+    settings = {key: value for key, value in data.content().items() if key != data.count_key}
     if source.identity is not None:
         settings["identity"] = source.identity
     probes = source.images(range(min(_PROBES, len(source))))

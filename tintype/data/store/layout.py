@@ -177,6 +177,12 @@ class Store:
         """Width and height of every row."""
         return self._all("width"), self._all("height")
 
+    def column(self, name: str) -> Any:
+        """One column of all records, as it lies in the shards: nothing is copied."""
+        import pyarrow
+
+        return pyarrow.chunked_array([batch.column(name) for batch in self._batches])
+
     def encoded(self, row: int) -> Encoded:
         """The bytes of a picture, which must be those that were stored."""
         from tintype.data.pictures import Encoded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tintype.data.store.layout import is_store
 from tintype.settings import DataPart, plain
@@ -15,10 +15,12 @@ class StoreSettings(DataPart):
     """Pictures of one's own, as `tintype data import` stores them.
 
     What counts is the content. A run notes the identity of its store and goes on with no other. `sha256` pins it in
-    the plan; then the path is no part of what names the run, and the store may lie anywhere.
+    the plan; then the path is no part of what names the run, and the store may lie anywhere. `skip_sha256` does the
+    same of the skip list.
     """
 
     count_key: ClassVar[str] = "limit"
+    said_by_identity: ClassVar[frozenset[str]] = frozenset({"path", "sha256", "skip", "skip_sha256", "where"})
 
     kind: Literal["store"] = "store"
     size_px: int = Field(64, ge=16, le=1024, description="Width and height of the images")
@@ -27,6 +29,21 @@ class StoreSettings(DataPart):
     sha256: str | None = Field(
         None, pattern="^[0-9a-f]{8,64}$", description="The first digits of the store's identity: refuse any other"
     )
+    where: str | None = Field(
+        None, min_length=1, description="Take only records of which this holds, of both splits: width >= 256"
+    )
+    skip: str | None = Field(
+        None, min_length=1, description="A file with the hashes of records that are left out, of both splits"
+    )
+    skip_sha256: str | None = Field(
+        None, pattern="^[0-9a-f]{8,64}$", description="The first digits of the skip list's identity: refuse any other"
+    )
+
+    @model_validator(mode="after")
+    def _something_is_pinned(self) -> StoreSettings:
+        if self.skip_sha256 is not None and self.skip is None:
+            raise ValueError("skip_sha256 pins a skip list; give skip too")
+        return self
 
     def held_out(self, count: int) -> StoreSettings:
         """The whole evaluation split, however many of them are needed."""
@@ -40,4 +57,6 @@ class StoreSettings(DataPart):
         content = plain(self)
         if self.sha256 is not None:
             del content["path"]
+        if self.skip_sha256 is not None:
+            del content["skip"]
         return content

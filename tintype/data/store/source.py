@@ -6,6 +6,7 @@ B: images. C: channels. H, W: rows, columns.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
@@ -18,6 +19,7 @@ from tintype.data.fit import square
 from tintype.data.order import ids_at
 from tintype.data.pictures import decode
 from tintype.data.store.layout import Split, Store, open_store
+from tintype.data.store.selection import refuse_empty, select
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.seams import Record
@@ -41,14 +43,19 @@ class StoreSource:
         self._size_px, self._device = settings.size_px, device
         self._store = open_store(Path(settings.path).expanduser())
         _check_identity(self._store, settings)
-        self._rows = torch.from_numpy(self._store.rows(split))
+        skip = None if settings.skip is None else Path(settings.skip)
+        selection = select(self._store, settings.where, skip, settings.skip_sha256)
+        refuse_empty(self._store, selection, split)
+        if selection.note:
+            sys.stderr.write(f"note: {selection.note}\n")
+        self._rows = torch.from_numpy(selection.rows(self._store, split))
         if split == "eval" and len(self._rows):
             self._rows = self._rows[ids_at(_EVAL_ORDER, 0, len(self._rows), len(self._rows))]
         self._rows = self._rows[: settings.limit]
         if split == "train" and not len(self._rows):
             raise UserError(f"{self._store.path} has no training pictures; import it with a smaller --eval-share")
         _refuse_small(self._store, self._rows, settings.size_px)
-        self.identity: str | None = self._store.identity
+        self.identity: str | None = selection.identity(self._store)
         self.columns = frozenset(self._store.captions)
         self._pool = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="decode")
         self._records: dict[int, Record] = {}
@@ -126,5 +133,5 @@ def _refuse_small(store: Store, row_N: Tensor, size_px: int) -> None:
         raise UserError(
             f"{store.name(int(row_N[first]))} has {int(width[first])} × {int(height[first])} pixels, and "
             f"{len(small):,} of {len(row_N):,} pictures have fewer than data.size_px={size_px} on a side; they are "
-            f"never enlarged. Take a smaller size, or import again with --min-px {size_px}, which sets them aside"
+            f"never enlarged. Take a smaller size, or leave them out: data.where='min(width, height) >= {size_px}'"
         )

@@ -26,3 +26,7 @@ def unfit(text: str) -> str | None:
     if tag := _HTML.search(text):
         return f"has HTML in it: {tag.group()[:40]}"
     return None
+
+
+def has_html(text: str) -> bool:
+    return _HTML.search(text) is not None

@@ -1,0 +1,140 @@
+"""Which pictures are the same, or nearly: by perceptual hashes that differ in few bits, and by colours.
+
+U: distinct hashes. P: pairs of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tintype.data.store.looks import Looks
+
+_BANDS, _BAND_BITS = 4, 16
+MOST_BITS = 11
+"""With more, too many parts of hashes would be looked up."""
+_MOST_COLOUR, _MOST_BRIGHTNESS = 14.0, 40.0
+"""Of 255: the mean differences up to which pictures can be the same. Hashes see neither colours nor brightness."""
+_PAIRS_TOGETHER = 1 << 22
+
+
+@dataclass(frozen=True)
+class Group:
+    """`rows[0]` is kept where others are to go: an evaluation record where there is one, else the first."""
+
+    rows: tuple[int, ...]
+    distinct: int
+    """Different pictures among them, by their pixels: 1 where all are exact copies."""
+    leaks: bool
+    """Whether it has records of both splits."""
+
+
+def find_groups(
+    rows: NDArray[np.int64], looks: Looks, pixels: NDArray[np.str_], is_eval: NDArray[np.bool_], most_bits: int
+) -> list[Group]:
+    """Each picture is near the first of its group, and not only near another one: groups are no chains.
+
+    `pixels` and `is_eval` are those of all rows of the store; groups are in the order of their first rows, leaks first.
+    """
+    hash_U, of_row = np.unique(looks.hash[rows], return_inverse=True)
+    component = _components(len(hash_U), near_pairs(hash_U, most_bits))[of_row.reshape(-1)]
+    by_component = np.lexsort((rows, ~is_eval[rows], component))
+    starts = np.flatnonzero(np.diff(component[by_component], prepend=-1))
+    groups = []
+    for members in np.split(rows[by_component], starts[1:]):
+        if len(members) > 1:
+            groups += [_group(group, pixels, is_eval) for group in _around_first(members, looks, most_bits)]
+    return sorted(groups, key=lambda group: (not group.leaks, group.rows))
+
+
+def _group(rows: list[int], pixels: NDArray[np.str_], is_eval: NDArray[np.bool_]) -> Group:
+    return Group(tuple(rows), len(np.unique(pixels[rows])), len(np.unique(is_eval[rows])) == 2)
+
+
+def _around_first(members: NDArray[np.int64], looks: Looks, most_bits: int) -> Iterator[list[int]]:
+    """Parts of a set of linked pictures: the first one not yet taken, with all that are near it."""
+    while len(members) > 1:
+        first = members[0]
+        bits = bit_counts(looks.hash[members] ^ looks.hash[first])
+        near = (bits <= most_bits) & _like_in_colour(looks.colours[members], looks.colours[first])
+        if near.sum() > 1:
+            yield members[near].tolist()
+        members = members[~near]
+
+
+def _like_in_colour(colours_NK: NDArray[np.uint8], first_K: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    difference_NK = colours_NK.astype(np.float32) - first_K
+    shift_N = difference_NK.mean(axis=1)
+    rest_N = np.abs(difference_NK - shift_N[:, None]).mean(axis=1)
+    like: NDArray[np.bool_] = (rest_N <= _MOST_COLOUR) & (np.abs(shift_N) <= _MOST_BRIGHTNESS)
+    return like
+
+
+def bit_counts(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """How many bits are set. (NumPy counts them itself from 2.0 on.)"""
+    counts: NDArray[np.int64] = _bits_of_16()[hashes.view(np.uint16).reshape(-1, 4)].sum(axis=1, dtype=np.int64)
+    return counts
+
+
+@cache
+def _bits_of_16() -> NDArray[np.uint8]:
+    return np.array([number.bit_count() for number in range(1 << 16)], dtype=np.uint8)
+
+
+def near_pairs(hash_U: NDArray[np.uint64], most_bits: int) -> NDArray[np.int64]:
+    """Indices [P, 2] of the hashes that differ in at most so many bits, by multi-index hashing.
+
+    Of two hashes with at most b different bits, one of the four parts of 16 bits differs in at most b // 4. So only
+    those are compared that share such a part, which a sorted table finds, instead of all with all.
+    (Norouzi, Punjani and Fleet, 2012, section 3.)
+    """
+    if not 0 <= most_bits <= MOST_BITS:
+        raise ValueError(f"most_bits must be 0 to {MOST_BITS}, not {most_bits}")
+    flips = [
+        np.uint64(sum(1 << bit for bit in bits))
+        for count in range(most_bits // _BANDS + 1)
+        for bits in combinations(range(_BAND_BITS), count)
+    ]
+    found = [np.zeros((0, 2), dtype=np.int64)]
+    for band in range(_BANDS):
+        part = (hash_U >> np.uint64(band * _BAND_BITS)) & np.uint64((1 << _BAND_BITS) - 1)
+        order = np.argsort(part, kind="stable")
+        table = part[order]
+        for flip in flips:
+            low, high = np.searchsorted(table, part ^ flip, "left"), np.searchsorted(table, part ^ flip, "right")
+            for first, place in _ranges(low, high):
+                second = order[place]
+                ours = first < second
+                first, second = first[ours], second[ours]
+                near = bit_counts(hash_U[first] ^ hash_U[second]) <= most_bits
+                found.append(np.stack([first[near], second[near]], axis=1))
+    return np.unique(np.concatenate(found), axis=0)
+
+
+def _ranges(low: NDArray[np.int64], high: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """All (i, place) with low[i] <= place < high[i], some millions at a time."""
+    ends = np.cumsum(high - low)
+    begin = 0
+    while begin < len(low):
+        before = ends[begin - 1] if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, before + _PAIRS_TOGETHER, "right")))
+        count = (high - low)[begin:end]
+        index = np.repeat(np.arange(begin, end), count)
+        within = np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count)
+        yield index, low[index] + within
+        begin = end
+
+
+def _components(count: int, pair_P2: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The number of the linked set that each of so many things belongs to."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    links = coo_matrix((np.ones(len(pair_P2)), (pair_P2[:, 0], pair_P2[:, 1])), shape=(count, count))
+    label: NDArray[np.int64] = connected_components(links, directed=False)[1]
+    return label

@@ -1,0 +1,267 @@
+"""`tintype data inspect`: what a store holds, and what is wrong with it, as plain numbers and words.
+
+N: records that are looked at. Percentiles and shares are of these; `where` and `skip` may leave others out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tintype
+from tintype.data.order import ids_at
+from tintype.data.store.duplicates import Group, find_groups
+from tintype.data.store.layout import CAPTION, SPLITS, Store
+from tintype.data.store.looks import FORMATS, MODES, look_at
+from tintype.data.store.problems import LONG_WORDS, TINY_PX, find_problems, strange_text
+from tintype.data.store.selection import REPEATS, Selection
+from tintype.data.store.where import word_counts
+from tintype.data.store.writer import QUARANTINE
+from tintype.errors import UserError
+from tintype.study.report.svg import linear_ticks
+
+_BINS = 24
+_SHOWN_NAMES = 12
+_SHOWN_CAPTIONS = 5
+_SIZES_PX = (32, 64, 128, 192, 256, 512, 768, 1024)
+_ASPECT_STEP = 0.25
+"""Of the logarithm to base 2 of width over height."""
+_ASPECT_END = 2.0
+_NUMBER = re.compile(r"\d[\d,.]*")
+_ANOTHER = re.compile(r"the same picture as .*, which is in")
+
+
+@dataclass(frozen=True)
+class Asked:
+    most_bits: int = 4
+    """Hashes of pictures that are nearly the same differ in at most so many bits of 64."""
+    samples: int = 24
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Inspection:
+    result: dict[str, Any]
+    """What `--json` prints."""
+    groups: list[Group]
+    samples: list[int]
+
+
+def inspect_store(
+    store: Store,
+    selection: Selection,
+    asked: Asked,
+    stopped: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Inspection | None:
+    """None where it was stopped; the pictures that were looked at need not be looked at again."""
+    rows = np.flatnonzero(selection.kept)
+    if not len(rows):
+        raise UserError(
+            f"no record of {store.path} is left to look at: of {len(store):,} --where leaves out "
+            f"{selection.by_where:,} and --skip {selection.by_skip:,}"
+        )
+    looks = look_at(store, rows, stopped, on_progress)
+    if looks is None:
+        return None
+    is_eval = np.zeros(len(store), dtype=np.bool_)
+    is_eval[store.rows("eval")] = True
+    pixels = np.array(store.column("pixels").to_pylist(), dtype="U64")
+    groups = find_groups(rows, looks, pixels, is_eval, asked.most_bits)
+    samples = ids_at(asked.seed, 0, min(asked.samples, len(rows)), len(rows)).numpy()
+    result = {
+        "store": str(store.path),
+        "identity": store.identity,
+        "tintype": tintype.__version__,
+        "records": len(rows),
+        "of": len(store),
+        "left_out": {"where": selection.by_where, "skip": selection.by_skip, "note": selection.note},
+        "splits": {split: len(selection.rows(store, split)) for split in SPLITS},
+        "origins": _origins(store, rows),
+        "set_aside": {"records": store.about.quarantined, "reasons": _set_aside(store)},
+        "sizes": _sizes(store, rows),
+        "aspects": _aspects(store, rows),
+        "pixels": _counted(looks.mode[rows], MODES),
+        "formats": _counted(looks.format[rows], FORMATS),
+        "captions": {name: _captions(store, name, rows) for name in store.captions},
+        "duplicates": _duplicates(store, groups, is_eval, asked.most_bits),
+        "samples": [_record(store, int(row)) for row in rows[samples]],
+    }
+    problems = find_problems(result)
+    return Inspection({**result, "problems": problems}, groups, rows[samples].tolist())
+
+
+def _record(store: Store, row: int) -> dict[str, Any]:
+    width, height = (int(side[row]) for side in store.sizes())
+    return {**store.about_row(row), "row": row, "width": width, "height": height, "captions": store.captions_of(row)}
+
+
+def _origins(store: Store, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """The files or folders that records came from, those of most records first."""
+    counts = Counter(_origin(source) for source in store.column("source").take(rows).to_pylist())
+    shown = [{"name": name, "records": count} for name, count in counts.most_common(_SHOWN_NAMES)]
+    rest = len(rows) - sum(count for _, count in counts.most_common(_SHOWN_NAMES))
+    others = len(counts) - len(shown)
+    return [*shown, {"name": f"{others:,} others", "records": rest}] if others else shown
+
+
+def _origin(source: str) -> str:
+    """`a.parquet, row 3` came from a.parquet, `0.tar:x.png` from 0.tar, `train/x.png` from train/."""
+    if found := re.match(r"(.*?), (?:row|sample|line) \d+", source):
+        return found[1]
+    if ".tar:" in source:
+        return source.partition(".tar:")[0] + ".tar"
+    return f"{source.partition('/')[0]}/" if "/" in source else "the folder itself"
+
+
+def _set_aside(store: Store) -> list[dict[str, Any]]:
+    """Reasons without the numbers and names in them."""
+    file = store.path / QUARANTINE
+    counts: Counter[str] = Counter()
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        try:
+            said = json.loads(line)
+            source, reason = str(said["source"]), str(said["reason"])
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{file} is not what `tintype data import` wrote; import the store again") from None
+        counts[_ANOTHER.sub("the same picture as another, which is in", _general(reason, source))] += 1
+    return [{"reason": reason, "records": count} for reason, count in counts.most_common()]
+
+
+def _general(reason: str, source: str) -> str:
+    said = _NUMBER.sub("N", reason.replace(source, "it", 1))
+    return said if len(said) <= 120 else said[:119] + "…"
+
+
+def _spread(values: NDArray[Any]) -> dict[str, float]:
+    return {
+        "min": float(values.min()),
+        "median": float(np.median(values)),
+        "max": float(values.max()),
+        "mean": float(values.mean()),
+    }
+
+
+def histogram(values: NDArray[Any]) -> dict[str, Any]:
+    """Counts between round whole numbers. The last bin holds the highest half per cent too, however far they lie."""
+    low, high = float(values.min()), float(np.percentile(values, 99.5))
+    ticks = linear_ticks(low, max(high, low + 1), _BINS)
+    step = max(1, round(ticks[1] - ticks[0])) if len(ticks) > 1 else 1
+    first = math.floor(low / step) * step
+    edges = [first + step * index for index in range(int((high - first) // step) + 2)]
+    index = np.minimum((values - first) // step, len(edges) - 2).astype(np.int64)
+    counts = np.bincount(index, minlength=len(edges) - 1)
+    return {"edges": edges, "counts": counts.tolist(), "open": bool(values.max() >= edges[-1])}
+
+
+def _sizes(store: Store, rows: NDArray[np.int64]) -> dict[str, Any]:
+    width, height = (side[rows] for side in store.sizes())
+    short, long = np.minimum(width, height), np.maximum(width, height)
+    return {
+        "width": _spread(width),
+        "height": _spread(height),
+        "short": {**_spread(short), "histogram": histogram(short)},
+        "long": {**_spread(long), "histogram": histogram(long)},
+        "tiny": int((short < TINY_PX).sum()),
+        "at_least": [{"px": px, "records": int((short >= px).sum())} for px in _SIZES_PX if px <= short.max()],
+        "most_common": [
+            {"width": int(size[0]), "height": int(size[1]), "records": count}
+            for size, count in Counter(zip(width.tolist(), height.tolist(), strict=True)).most_common(_SHOWN_CAPTIONS)
+        ],
+        "bytes": sum(shard.bytes for shard in store.about.shards),
+    }
+
+
+def _aspects(store: Store, rows: NDArray[np.int64]) -> dict[str, Any]:
+    """Width over height. A bin has its round value in the middle: that of squares lies around 1."""
+    width, height = (side[rows].astype(np.float64) for side in store.sizes())
+    logs = np.log2(width / height)
+    middles = np.arange(-_ASPECT_END, _ASPECT_END + _ASPECT_STEP / 2, _ASPECT_STEP)
+    index = np.rint(np.clip(logs, -_ASPECT_END, _ASPECT_END) / _ASPECT_STEP).astype(np.int64)
+    counts = np.bincount(index + int(_ASPECT_END / _ASPECT_STEP), minlength=len(middles))
+    extreme = np.maximum(width / height, height / width)
+    return {
+        **_spread(width / height),
+        "histogram": {"log2_middles": middles.tolist(), "counts": counts.tolist()},
+        "above_3": int((extreme > 3).sum()),
+        "example": store.about_row(int(rows[extreme.argmax()]))["source"],
+    }
+
+
+def _captions(store: Store, name: str, rows: NDArray[np.int64]) -> dict[str, Any]:
+    column = store.column(CAPTION + name).take(rows)
+    words = word_counts(column).astype(np.int64)
+    texts: list[str] = column.fill_null("").to_pylist()
+    counts = Counter(texts)
+    strange = [(row, what) for row, text in zip(rows.tolist(), texts, strict=True) if (what := strange_text(text))]
+    often = [(text, count) for text, count in counts.most_common(_SHOWN_CAPTIONS) if count > 1 and text]
+    return {
+        "words": {**_spread(words), "histogram": histogram(words)},
+        "empty": int((words == 0).sum()),
+        "distinct": len(counts),
+        "long": int((words > LONG_WORDS).sum()),
+        "shared": sum(count for text, count in counts.items() if count > 1 and text),
+        "most_common": [{"text": text, "records": count} for text, count in often],
+        "strange": dict(Counter(what for _, what in strange)),
+        "strange_example": store.captions_of(strange[0][0])[name] if strange else None,
+    }
+
+
+def _counted(index_N: NDArray[np.uint8], names: Sequence[str]) -> dict[str, int]:
+    counts = np.bincount(index_N, minlength=len(names)).tolist()
+    return dict(sorted(((n, c) for n, c in zip(names, counts, strict=True) if c), key=lambda one: -one[1]))
+
+
+def _duplicates(store: Store, groups: list[Group], is_eval: NDArray[np.bool_], most_bits: int) -> dict[str, Any]:
+    """`exact` and `near` count the records besides the first of each group; `leaking` the training records that look
+    like an evaluation record."""
+    leaks = [group for group in groups if group.leaks]
+    leaking = sum(int((~is_eval[list(group.rows)]).sum()) for group in leaks)
+    return {
+        "most_bits": most_bits,
+        "groups": len(groups),
+        "exact": sum(len(group.rows) - group.distinct for group in groups),
+        "near": sum(group.distinct - 1 for group in groups),
+        "leaking_groups": len(leaks),
+        "leaking": leaking,
+        "first": [[store.about_row(row) for row in group.rows[:_SHOWN_NAMES]] for group in groups[:_SHOWN_NAMES]],
+    }
+
+
+def skip_lines(store: Store, groups: list[Group]) -> list[str]:
+    """A skip list of all but the first of each group. A copy with the very file of the first is a repeat of it."""
+    lines: dict[str, str] = {}
+    for group in groups:
+        first = store.about_row(group.rows[0])
+        for row in group.rows[1:]:
+            about = store.about_row(row)
+            entry = f"{about['sha256']} {REPEATS}" if about["sha256"] == first["sha256"] else about["sha256"]
+            remark = f"{about['split']}, {about['source']}: like {first['split']}, {first['source']}"
+            lines.setdefault(entry, f"{entry}  # {_printable(remark)}")
+    return list(lines.values())
+
+
+def _printable(text: str) -> str:
+    """On one line, whatever a file is called."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def write_skip_list(path: Path, store: Store, groups: list[Group]) -> int:
+    from tintype.train.folder import write_text
+
+    lines = skip_lines(store, groups)
+    head = [f"# Copies in the store {store.identity}; use it with data.skip in a plan."]
+    try:
+        write_text(path, "\n".join([*head, *lines]) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another --write-skip") from None
+    return len(lines)

@@ -1,0 +1,154 @@
+"""The page of `tintype data inspect`: one file with its style and pictures inside, and no script.
+
+What a caption or a file's name says is text, never HTML: the template escapes everything that it is given.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
+from PIL import Image
+
+from tintype.data.pictures import Encoded, map_ahead
+from tintype.data.store.duplicates import Group
+from tintype.data.store.inspect import Inspection
+from tintype.data.store.layout import Store
+from tintype.study.report import numerals, svg
+
+_THUMB_PX = 200
+_SHOWN_GROUPS, _SHOWN_MEMBERS = 16, 6
+_LONGEST_SHOWN = 700
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 480.0, 210.0, 46.0, 8.0, 12.0, 28.0
+
+
+def to_html(store: Store, inspection: Inspection) -> str:
+    result, groups = inspection.result, inspection.groups[:_SHOWN_GROUPS]
+    wanted = {*inspection.samples, *(row for group in groups for row in group.rows[:_SHOWN_MEMBERS])}
+    thumbs = _thumbnails(store, sorted(wanted))
+    return _template().render(
+        style=Markup((files("tintype.study.report") / "style.css").read_text(encoding="utf-8")),
+        result=result,
+        name=Path(result["store"]).resolve().name,
+        leak=result["duplicates"]["leaking"],
+        size_charts=[
+            (f"{side} side, px", bars(result["sizes"][side]["histogram"], f"pictures by their {side} side in pixels"))
+            for side in ("short", "long")
+        ],
+        aspect_chart=aspect_bars(result["aspects"]["histogram"]),
+        caption_charts=[
+            (name, about, bars(about["words"]["histogram"], f"captions {name} by their number of words"))
+            for name, about in result["captions"].items()
+        ],
+        samples=[
+            {**sample, "uri": thumbs[row], "texts": {kind: _cut(text) for kind, text in sample["captions"].items()}}
+            for row, sample in zip(inspection.samples, result["samples"], strict=True)
+        ],
+        groups=[_group(store, group, thumbs) for group in groups],
+        more_groups=len(inspection.groups) - len(groups),
+        cut=_cut,
+    )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(
+        code=_code, share=numerals.share, significant=numerals.significant, whole="{:,.0f}".format
+    )
+    return environment.from_string((files("tintype.data.store") / "inspect.html.j2").read_text(encoding="utf-8"))
+
+
+def _code(text: str) -> Markup:
+    """Commands stand between backticks."""
+    return Markup("").join(
+        Markup("<code>{}</code>" if at % 2 else "{}").format(p) for at, p in enumerate(text.split("`"))
+    )
+
+
+def _group(store: Store, group: Group, thumbs: dict[int, str]) -> dict[str, Any]:
+    members = [{**store.about_row(row), "uri": thumbs[row]} for row in group.rows[:_SHOWN_MEMBERS]]
+    return {"group": group, "members": members, "more": len(group.rows) - len(members)}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
+
+
+def _thumbnails(store: Store, rows: list[int]) -> dict[int, str]:
+    return dict(zip(rows, map_ahead(lambda row: _uri(store.encoded(row)), rows), strict=True))
+
+
+def _uri(one: Encoded) -> str:
+    """Written anew from pixels: nothing else that a file may hold gets into the page."""
+    image = Image.open(io.BytesIO(one.content))
+    image.draft("RGB", (_THUMB_PX, _THUMB_PX))
+    small = image.convert("RGB")
+    small.thumbnail((_THUMB_PX, _THUMB_PX))
+    content = io.BytesIO()
+    small.save(content, "JPEG", quality=82)
+    return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode("ascii")
+
+
+def bars(histogram: dict[str, Any], description: str) -> Markup:
+    """Bars between the edges; the last one says where it holds all above it too."""
+    edges, counts = histogram["edges"], histogram["counts"]
+    across = svg.Scale(edges[0], edges[-1], _LEFT, _WIDTH - _RIGHT)
+    step = edges[1] - edges[0]
+    labels = []
+    for low, high in pairwise(edges):
+        several = f"{low:,} to {high - 1:,}" if step > 1 else f"{low:,}"
+        labels.append(f"{low:,} and more" if histogram["open"] and high == edges[-1] else several)
+    places = [(across(low), across(high)) for low, high in pairwise(edges)]
+    every = -(-len(counts) // 8)
+    ticks = [
+        ((left + right) / 2 if step == 1 else left, f"{edge:,}" + ("+" if label.endswith("more") else ""))
+        for index, ((left, right), edge, label) in enumerate(zip(places, edges, labels, strict=False))
+        if index % every == 0 or (label.endswith("more") and len(counts) - 1 - (index // every) * every >= every)
+    ]
+    return _drawn(counts, places, labels, ticks, description)
+
+
+def aspect_bars(histogram: dict[str, Any]) -> Markup:
+    middles, counts = histogram["log2_middles"], histogram["counts"]
+    step = middles[1] - middles[0]
+    across = svg.Scale(middles[0] - step / 2, middles[-1] + step / 2, _LEFT, _WIDTH - _RIGHT)
+    places = [(across(middle - step / 2), across(middle + step / 2)) for middle in middles]
+    labels = [f"about {_ratio(middle)}" for middle in middles]
+    ticks = [(across(middle), _ratio(middle)) for middle in middles if middle == int(middle)]
+    return _drawn(counts, places, labels, ticks, "pictures by width over height")
+
+
+def _ratio(log2: float) -> str:
+    return f"{numerals.significant(2.0**log2, 2)}:1" if log2 >= 0 else f"1:{numerals.significant(2.0**-log2, 2)}"
+
+
+def _drawn(
+    counts: list[int],
+    places: list[tuple[float, float]],
+    labels: list[str],
+    ticks: Iterable[tuple[float, str]],
+    description: str,
+) -> Markup:
+    up = svg.Scale(0, max(max(counts), 1) * 1.04, _HEIGHT - _BOTTOM, _TOP)
+    heights = [tick for tick in up.ticks(4) if tick == int(tick)]
+    parts = []
+    for tick, words in zip(heights, svg.tick_labels(heights), strict=True):
+        parts.append(svg.line(_LEFT, up(tick), _WIDTH - _RIGHT, up(tick), "zero" if tick == 0 else "grid"))
+        parts.append(svg.text(_LEFT - 6, up(tick) + 4, words, anchor="end", class_="tick"))
+    for count, (left, right), label in zip(counts, places, labels, strict=True):
+        title = svg.tag("title", f"{label}: {count:,}")
+        if count:
+            top, wide = min(up(count), up(0) - 1), min(right - left, 90.0)
+            box = {"x": (left + right - wide) / 2, "y": top, "width": wide, "height": up(0) - top}
+            parts.append(svg.tag("g", svg.tag("rect", title, class_="segment", **box), class_="arm-0"))
+    parts += [svg.text(x, _HEIGHT - 9, words, anchor="middle", class_="tick") for x, words in ticks]
+    return svg.drawing(_WIDTH, _HEIGHT, description, parts)

@@ -1,0 +1,161 @@
+"""Which records of a store are taken: `data.where` and `data.skip`, without writing the store anew.
+
+A skip list names records by the SHA-256 of their image files, as the column `sha256` has it; one on a line of a text
+file, or in the column `sha256` of a Parquet file. `HASH` leaves out all records with that file, `HASH repeats` all but
+the first. What stands behind `#` is a remark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tintype.data.store.where import kept_by
+from tintype.errors import UserError
+
+if TYPE_CHECKING:
+    from tintype.data.store.layout import Split, Store
+
+REPEATS = "repeats"
+_ENTRY = re.compile(rf"([0-9a-f]{{64}})(?:\s+({REPEATS}))?")
+
+
+@dataclass(frozen=True)
+class SkipList:
+    whole: frozenset[str] = frozenset()
+    repeats: frozenset[str] = frozenset()
+
+    @property
+    def identity(self) -> str:
+        """Of what it names, in whatever order and with whatever remarks."""
+        lines = [*sorted(self.whole), *(f"{one} {REPEATS}" for one in sorted(self.repeats))]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.whole | self.repeats)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Of every row of a store whether it is taken."""
+
+    kept: NDArray[np.bool_]
+    by_where: int = 0
+    """Records that `where` leaves out, whatever the skip list says."""
+    by_skip: int = 0
+    unknown: frozenset[str] = field(default_factory=frozenset)
+    """Hashes of the skip list that no record has."""
+
+    @property
+    def all(self) -> bool:
+        return bool(self.kept.all())
+
+    def rows(self, store: Store, split: Split) -> NDArray[np.int64]:
+        rows = store.rows(split)
+        return rows[self.kept[rows]]
+
+    def identity(self, store: Store) -> str:
+        """Names what is left. A selection of all is the store itself."""
+        if self.all:
+            return store.identity
+        return hashlib.sha256(store.identity.encode() + np.packbits(self.kept).tobytes()).hexdigest()
+
+    @property
+    def note(self) -> str | None:
+        if not self.unknown:
+            return None
+        count, some = len(self.unknown), sorted(self.unknown)[0][:12]
+        hashes = "hash is" if count == 1 else "hashes are"
+        return f"{count:,} {hashes} in the skip list and not in the store (for example {some}…); they leave nothing out"
+
+
+def select(
+    store: Store, where: str | None, skip: Path | None, pin: str | None = None, options: str = "data."
+) -> Selection:
+    """`pin`: the first digits of the skip list's identity; any other list is refused. `options` stands before the names
+    of the settings in messages."""
+    kept = np.ones(len(store), dtype=np.bool_)
+    wanted = kept if where is None else kept_by(store, where, f"{options}where")
+    entries = SkipList() if skip is None else read_skip_list(skip)
+    if pin is not None and not entries.identity.startswith(pin):
+        raise UserError(
+            f"the skip list {skip} has the identity {entries.identity[:12]}…, but data.skip_sha256 asks for "
+            f"{pin[:12]}: it names other records; give the right file, or leave skip_sha256 out"
+        )
+    skipped, unknown = _skipped(store, entries)
+    return Selection(wanted & ~skipped, int((~wanted).sum()), int(skipped.sum()), unknown)
+
+
+def refuse_empty(store: Store, selection: Selection, split: Split) -> None:
+    before = len(store.rows(split))
+    if before and not len(selection.rows(store, split)):
+        raise UserError(
+            f"none of the {before:,} {split} records of {store.path} is left: of all its {len(store):,} records "
+            f"data.where leaves out {selection.by_where:,} and data.skip {selection.by_skip:,}; ask for less"
+        )
+
+
+def _skipped(store: Store, entries: SkipList) -> tuple[NDArray[np.bool_], frozenset[str]]:
+    import pyarrow
+    from pyarrow import compute
+
+    if not len(entries):
+        return np.zeros(len(store), dtype=np.bool_), frozenset()
+    column = store.column("sha256")
+    named = [pyarrow.array(sorted(some), pyarrow.string()) for some in (entries.whole, entries.repeats)]
+    whole, repeats = (compute.is_in(column, value_set=some).to_numpy().astype(np.bool_) for some in named)
+    at = np.flatnonzero(repeats)
+    hashes = np.array(column.take(pyarrow.array(at)).to_pylist(), dtype="U64")
+    _, first = np.unique(hashes, return_index=True)
+    repeats[at[first]] = False
+    there = set(compute.unique(column).to_pylist())
+    return whole | repeats, frozenset((entries.whole | entries.repeats) - there)
+
+
+def read_skip_list(path: Path) -> SkipList:
+    path = path.expanduser()
+    lines = _parquet_lines(path) if path.suffix.lower() == ".parquet" else _text_lines(path)
+    found: dict[str | None, set[str]] = {None: set(), REPEATS: set()}
+    for place, line in lines:
+        entry = line.partition("#")[0].strip()
+        if not entry:
+            continue
+        parts = _ENTRY.fullmatch(entry)
+        if parts is None:
+            raise UserError(
+                f"{place}: {entry[:80]!r} names no record; an entry is the SHA-256 of an image file in 64 digits, as "
+                f"the column sha256 of a store has it, alone or with '{REPEATS}' behind it"
+            )
+        found[parts[2]].add(parts[1])
+    return SkipList(frozenset(found[None]), frozenset(found[REPEATS]))
+
+
+def _text_lines(path: Path) -> Iterable[tuple[str, str]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read the skip list {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"the skip list {path} is not text in UTF-8; one hash stands on each line") from None
+    return ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1))
+
+
+def _parquet_lines(path: Path) -> Iterable[tuple[str, str]]:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+        if "sha256" not in file.schema_arrow.names:
+            names = ", ".join(file.schema_arrow.names)
+            raise UserError(f"the skip list {path} has no column 'sha256'; its columns are {names}")
+        values: list[Any] = file.read(columns=["sha256"]).column(0).to_pylist()
+    except (ArrowException, OSError) as error:
+        raise UserError(f"cannot read the skip list {path} as a Parquet file: {error}") from None
+    return ((f"{path}, row {row}", "" if value is None else str(value)) for row, value in enumerate(values))
