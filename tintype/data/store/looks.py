@@ -23,8 +23,8 @@ from tintype.vision.weights import cache_folder
 
 HASH_BITS = 64
 _SIDE_PX, _COLOUR_PX = 32, 8
-_FLAT = 1e-3
-"""Frequencies of less than this, with grey values of 0 to 255, are rounding."""
+_FLAT = 4.0
+"""Amplitudes of less than this, with grey values of 0 to 255, are what compression leaves: they count as none."""
 _COLOURS = 3 * _COLOUR_PX**2
 _MODE, _FORMAT, _ROW_BYTES = 8 + _COLOURS, 9 + _COLOURS, 16 + _COLOURS
 _WRITTEN_TOGETHER = 256
@@ -63,11 +63,12 @@ def look_at(
     new: list[NDArray[np.uint8]] = []
     for at, one in enumerate(map_ahead(lambda row: look(store.encoded(row)), missing), 1):
         new.append(one)
-        if len(new) == _WRITTEN_TOGETHER or at == len(missing) or stopped():
+        on_progress(done + at, len(rows))
+        stop = stopped() and at < len(missing)
+        if len(new) == _WRITTEN_TOGETHER or at == len(missing) or stop:
             kept.write(torch.tensor(missing[at - len(new) : at]), torch.from_numpy(np.stack(new)))
             new = []
-        on_progress(done + at, len(rows))
-        if stopped():
+        if stop:
             return None
     row_NK = kept.read(torch.arange(len(store))).numpy()
     hashes = np.ascontiguousarray(row_NK[:, :8]).view("<u8")[:, 0].astype(np.uint64)

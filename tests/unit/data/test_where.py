@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from tests.tiny_store import imported, parquet_of, picture
+from tintype.data.store import writer
+from tintype.data.store.importing import ImportOptions
+from tintype.data.store.layout import Store, open_store
+from tintype.data.store.where import kept_by, written
+from tintype.errors import UserError
+
+SIZES = [(24, 20), (40, 20), (20, 60), (32, 32), (24, 20)]
+LONG = ["a red cat", "A dog 🙂 runs", "one two three four five", "it's   here\nnow", "dog"]
+STYLE = ["flat", "photo", "flat", "drawn", "photo"]
+KINDS = {"long": "long", "style": "style", "split": "style", "in": "long", "two words": "style"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """In shards of two records."""
+    folder = tmp_path_factory.mktemp("where")
+    images = [picture(index, size) for index, size in enumerate(SIZES)]
+    source = parquet_of(
+        folder / "a.parquet", images, long=LONG, style=STYLE, s=["train", "train", "test"] + ["train"] * 2
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(writer, "SHARD_ROWS", 2)
+        imported(source, folder / "store", ImportOptions(captions=KINDS, split_column="s"))
+    return open_store(folder / "store")
+
+
+@pytest.mark.parametrize(
+    ("expression", "rows"),
+    [
+        ("width >= 32", [1, 3]),
+        ("min(width, height) >= 21", [3]),
+        ("max(width, height) / min(width, height) > 1.9", [1, 2]),
+        ("width * height == 480 or width + 1 == 41", [0, 1, 4]),
+        ("24 <= width < 40", [0, 3, 4]),
+        ("height - width > -1", [2, 3]),
+        ("-width < -39", [1]),
+        ("words(long) >= 4", [1, 2]),
+        ("words(long) == 3", [0, 3]),
+        ("characters(long) <= 3", [4]),
+        ("style == 'flat' and words(long) > 3", [2]),
+        ('style != "flat"', [1, 3, 4]),
+        ("'flat' == style", [0, 2]),
+        ("style in ('flat', 'drawn')", [0, 2, 3]),
+        ("style not in ('flat', 'drawn')", [1, 4]),
+        ("width in (20, 40)", [1, 2]),
+        ("not style == 'flat' and not width < 30", [1, 3]),
+        ("not (style == 'flat' or width < 30)", [1, 3]),
+        ("style == 'flat' or style == 'photo' and width > 30", [0, 1, 2]),
+        ("split == 'eval'", [2]),
+        ("split == 'eval' or width >= 32", [1, 2, 3]),
+        ("caption:split == 'drawn'", [3]),
+        ("words([in]) == 1", [4]),
+        ("[two words] == style and [two words] == 'photo'", [1, 4]),
+        ("contains(lower(long), 'dog')", [1, 4]),
+        ("starts(long, 'A ')", [1]),
+        ("ends(source, 'row 4')", [4]),
+        ("matches(long, '^a .* cat$')", [0]),
+        ('long == "it\'s   here\nnow"', [3]),
+        ("1 == 1", [0, 1, 2, 3, 4]),
+        ("'a' == 'b' or words('a b') == 3", []),
+        ("contains('abc', 'b') and width > 30", [1, 3]),
+    ],
+)
+def test_an_expression_says_which_records_are_taken(store: Store, expression: str, rows: list[int]) -> None:
+    assert np.flatnonzero(kept_by(store, expression)).tolist() == rows
+
+
+@pytest.mark.parametrize(
+    ("expression", "at", "problem"),
+    [
+        ("widht >= 256", 1, "there is no column 'widht'; did you mean 'width'? The columns are long, style, "),
+        ("words(width) > 3", 7, "this is a number, and a text is needed: write words(long)"),
+        ("wrds(long) > 3", 1, "there is no function 'wrds'; did you mean 'words'?"),
+        ("words > 3", 1, "words is a function; write words(long)"),
+        ("width", 1, "this is a number, and a comparison is needed: the whole is to say"),
+        ("width >= 'a'", 7, "'>=' cannot compare a number with a text"),
+        ("style > 'a'", 7, "texts are compared with == and !=; '>' is for numbers"),
+        ("width = 3", 7, "to compare, write =="),
+        ("width >= 3 &", 12, "'&' is not known here"),
+        ("style == 'flat", 10, "this is not closed"),
+        ("width >=", 9, "something is missing at the end"),
+        ("(width >= 3", 12, "')' is missing here"),
+        ("width >= 3 height < 2", 12, "'height' is not expected here; join conditions with and, or"),
+        ("width + style > 3", 9, "'+' computes with numbers"),
+        ("width and style == 'a'", 1, "this is a number, and a comparison is needed: 'and' joins comparisons"),
+        ("min(width) > 3", 1, "min takes 2 values, not 1: min(width, height)"),
+        ("contains(long, style)", 16, "this must be a text in quotes"),
+        ("matches(long, '(')", 15, "this is no regular expression"),
+        ("style in (width)", 11, "a list after 'in' holds numbers or texts in quotes"),
+        ("style in ('a', 3)", 16, "cannot compare a text with a number"),
+        ("width / (height - 20) > 1", 7, "this divides by zero, in 3 of the records"),
+        ("(width > 3) == (height > 3)", 13, "cannot compare a comparison with a comparison"),
+        ("--width > 3", 1, "one minus sign is enough"),
+        ("__import__('os') == 'x'", 1, "there is no function '__import__'"),
+        ("long.__class__ == 'a'", 5, "'.' is not known here"),
+        ("12abc > 3", 1, "'1' is not known here"),
+        ("", 1, "something is missing at the end"),
+    ],
+)
+def test_mistakes_are_pointed_at(store: Store, expression: str, at: int, problem: str) -> None:
+    with pytest.raises(UserError) as raised:
+        kept_by(store, expression)
+    said, shown, mark = str(raised.value).split("\n")
+    assert said.startswith(f"data.where, character {at}: ") and problem in said
+    assert shown.strip() == expression.strip() and mark.index("^") - 2 == at - 1
+
+
+def test_long_and_deep_expressions_are_refused_and_bad_patterns_cost_nothing(store: Store) -> None:
+    with pytest.raises(UserError, match="nested more than 60 levels deep"):
+        kept_by(store, "(" * 500 + "width > 3" + ")" * 500)
+    with pytest.raises(UserError, match="nested more than 60 levels deep"):
+        kept_by(store, "not " * 500 + "width > 3")
+    with pytest.raises(UserError, match=r"has 9,011 characters; the most is 4,000"):
+        kept_by(store, "width > 3 a" + "a" * 9000)
+    with pytest.raises(UserError, match=r"character 221: .*\n  …"):
+        kept_by(store, "width > 3 and " * 15 + "width > \n wdth")
+    began = time.monotonic()
+    kept_by(store, "matches('" + "a" * 60 + "', '(a|a|aa)+$b')")
+    assert time.monotonic() - began < 1
+
+
+def test_every_kind_of_caption_can_be_written(store: Store) -> None:
+    assert [written(kind) for kind in KINDS] == ["long", "style", "caption:split", "[in]", "[two words]"]
+    for kind in KINDS:
+        assert kept_by(store, f"words({written(kind)}) > 0").all()
+    assert written("words") == "[words]"
