@@ -1,0 +1,282 @@
+"""The table of faults of an import, through the real command: each is set aside with its reason, or stops all with a
+message, and the store is never smaller than what was good."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from PIL import Image
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+from tests import sets
+from tests.shared import shared
+from tests.tiny_store import imported, parquet_of, picture
+from tests.unit.data.test_doors import animated, bomb, sixteen, sixteen_of_colour
+from tests.unit.data.test_store import quarantine
+from tintype.cli import app
+from tintype.data.store import writer
+from tintype.data.store.importing import ImportOptions
+from tintype.data.store.layout import open_store
+from tintype.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+GOOD = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    image: bytes = field(default_factory=lambda: picture(100))
+    text: bytes = b"a good caption"
+    reason: str | None = None
+    """Why it is set aside; None where it is stored."""
+    size: tuple[int, int] = (24, 20)
+    same_bytes: bool = True
+
+
+def cmyk() -> bytes:
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(picture(1))).convert("CMYK").save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def turned() -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return picture(4, exif=exif, form="jpeg")
+
+
+CASES = {
+    "zero bytes": Case(b"", reason="cannot be read as an image: its format is not known"),
+    "truncated jpeg": Case(picture(2, form="jpeg")[:-40], reason="cannot be read as an image: image file is truncated"),
+    "truncated png": Case(picture(3)[:-60], reason="cannot be read as an image"),
+    "truncated webp": Case(picture(3, form="webp")[:-60], reason="cannot be read as an image"),
+    "html for an image": Case(b"<html>404</html>", reason="its format is not known"),
+    "cmyk": Case(cmyk()),
+    "16 bits, grey": Case(sixteen(), reason="convert it to 8 bits a channel first"),
+    "16 bits, colours": Case(sixteen_of_colour()),
+    "animated gif": Case(animated("GIF"), reason="animated"),
+    "animated webp": Case(animated("WEBP"), reason="animated"),
+    "turned by exif": Case(turned(), size=(20, 24), same_bytes=False),
+    "decompression bomb": Case(bomb(), reason="decompression bomb"),
+    "many pixels": Case(bomb(9000), reason="the most is"),
+    "empty caption": Case(text=b"", reason="it has no caption long"),
+    "blank caption": Case(text=b" \n\t ", reason="it has no caption long"),
+    "100k characters": Case(text=b"x" * 100_000, reason="has 100,000 characters; the most is 20,000"),
+    "not utf-8": Case(text=b"caf\xe9", reason="is not text in UTF-8"),
+    "html": Case(text=b"a <b>fat</b> cat", reason="has HTML in it: <b>"),
+    "script": Case(text=b"cat<script>alert(1)</script>", reason="has HTML in it: <script>"),
+    "angle brackets": Case(text=b"a cat <3 of 2 > 1"),
+}
+
+
+def in_parquet(folder: Path, cases: Sequence[Case]) -> Path:
+    texts = pyarrow.array([case.text for case in cases], pyarrow.binary())
+    strings = pyarrow.StringArray.from_buffers(len(texts), texts.buffers()[1], texts.buffers()[2])
+    images = [{"bytes": case.image, "path": None} for case in cases]
+    folder.mkdir()
+    parquet.write_table(pyarrow.table({"image": images, "caption": strings}), folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+def in_folder(folder: Path, cases: Sequence[Case]) -> Path:
+    folder.mkdir()
+    for index, case in enumerate(cases):
+        (folder / f"{index:03d}.png").write_bytes(case.image)
+        (folder / f"{index:03d}.txt").write_bytes(case.text)
+    return folder
+
+
+def in_tar(folder: Path, cases: Sequence[Case]) -> Path:
+    members: list[tuple[str | tarfile.TarInfo, bytes]] = []
+    for index, case in enumerate(cases):
+        members += [(f"{index:03d}.png", case.image), (f"{index:03d}.txt", case.text)]
+    return sets.tar_of(folder / "a.tar", members)
+
+
+def command(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["data", "import", *arguments])
+
+
+@pytest.mark.parametrize("write", [in_parquet, in_folder, in_tar])
+@pytest.mark.parametrize("name", CASES)
+def test_a_fault_is_counted_with_its_reason_and_the_rest_is_there(
+    tmp_path: Path, name: str, write: Callable[[Path, Sequence[Case]], Path]
+) -> None:
+    """It stands in the middle: what comes after it must not be lost."""
+    case = CASES[name]
+    good = [Case(picture(index), f"good caption {index}".encode()) for index in range(GOOD)]
+    source = write(tmp_path / "set", [*good[:2], case, *good[2:]])
+    done = command(str(source), "--out", str(tmp_path / "store"), "--eval-share", "0")
+    assert done.exit_code == 0, done.output
+    store, aside = open_store(tmp_path / "store"), case.reason is not None
+    contents = [store.encoded(row).content for row in range(len(store))]
+    assert store.about.counts == {"train": GOOD + (not aside), "eval": 0} and store.about.quarantined == int(aside)
+    assert [contents.index(picture(index)) for index in range(GOOD)] == ([0, 1, 2, 3, 4] if aside else [0, 1, 3, 4, 5])
+    if case.reason is not None:
+        (reason,) = quarantine(tmp_path / "store").values()
+        assert case.reason in reason
+        assert "1 records were set aside" in " ".join(done.output.split())
+    else:
+        assert (contents[2] == case.image) == case.same_bytes
+        assert tuple(int(side[2]) for side in store.sizes()) == case.size
+        assert store.captions_of(2)["long"] == case.text.decode()
+    store.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "reason"),
+    [
+        ("../up.png", tarfile.REGTYPE, "leads out"),
+        ("/tmp/up.png", tarfile.REGTYPE, "leads out"),
+        ("link.png", tarfile.SYMTYPE, "link"),
+        ("hard.png", tarfile.LNKTYPE, "link"),
+        ("pipe.png", tarfile.FIFOTYPE, "no plain file"),
+    ],
+)
+def test_an_unsafe_member_of_a_tar_is_set_aside(tmp_path: Path, name: str, kind: bytes, reason: str) -> None:
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(picture(9))
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, str(secret) if kind == tarfile.SYMTYPE else "0.png"
+    unsafe: tuple[tarfile.TarInfo, bytes] = (info, picture(8) if kind == tarfile.REGTYPE else b"")
+    rest: list[Any] = [(f"{n}.{end}", what) for n in range(3) for end, what in (("png", picture(n)), ("txt", b"words"))]
+    source = sets.tar_of(tmp_path / "set" / "a.tar", [*rest[:2], unsafe, *rest[2:]])
+    assert command(str(source), "--out", str(tmp_path / "store")).exit_code == 0
+    store = open_store(tmp_path / "store")
+    assert len(store) == 3 and store.about.quarantined == 1
+    (said,) = quarantine(tmp_path / "store").values()
+    assert reason in said and sorted(path.name for path in tmp_path.iterdir()) == ["secret.png", "set", "store"]
+    assert all(store.encoded(row).content == picture(row) for row in range(3))
+
+
+def test_a_parquet_without_the_named_column_stops_the_import(tmp_path: Path) -> None:
+    source = parquet_of(tmp_path / "a.parquet", [picture(0)], words=["a"], other=["b"])
+    parquet.write_table(pyarrow.table({"photo": [1], "words": ["a"]}), tmp_path / "b.parquet")
+    for arguments, message in (
+        ([str(source), "--caption", "long=wrds"], "has no text column 'wrds'; it has words, other"),
+        ([str(source)], "none of its columns is known for captions"),
+        ([str(source), "--caption", "long=words", "--split-column", "part"], "--split-column part"),
+        ([str(tmp_path / "b.parquet"), "--caption", "long=words"], "no column 'image'"),
+    ):
+        done = command(*arguments, "--out", str(tmp_path / "store"))
+        assert isinstance(done.exception, UserError) and message in str(done.exception)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "b.parquet"]
+
+
+_SCRIPT = """
+import json, os, resource, signal, sys
+from tintype.cli import main
+from tintype.data.store import writer
+import tintype.terminal, tintype.data.store.encode, tintype.data.store.doors.parquet, pyarrow.parquet, pyarrow.compute
+
+def too_large():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+
+def after_the_second_shard(number):
+    keep, kept = writer.Writer.keep, []
+    def counted(self):
+        keep(self)
+        kept.append(1)
+        if len(kept) == 2:
+            os.kill(os.getpid(), number)
+    writer.Writer.keep = counted
+
+FAULTS = {
+    "full": too_large,
+    "interrupted": lambda: after_the_second_shard(signal.SIGINT),
+    "killed": lambda: after_the_second_shard(signal.SIGKILL),
+}
+writer.SHARD_ROWS = 4
+source, folder = sys.argv[1:]
+codes = {}
+for fault, begin in FAULTS.items():
+    child = os.fork()
+    if not child:
+        with open(f"{folder}/{fault}.log", "w") as log:
+            os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
+            begin()
+            sys.argv[:] = ["tintype", "data", "import", source, "--out", f"{folder}/{fault}"]
+            main()
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    left = os.listdir(f"{folder}/.{fault}.importing")
+    shards = sorted(name for name in left if "writing" in name or "shard" in name)
+    codes[fault] = [code, os.path.exists(f"{folder}/{fault}"), shards]
+print(json.dumps(codes))
+"""
+
+
+def test_a_full_disk_a_signal_and_a_kill_leave_no_store_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    """With real processes. The system itself refuses to write on, in the middle of the third shard."""
+    images = [picture(index, (24, 20) if index < 9 else (300, 200), "bmp") for index in range(14)]
+    images[5] = b"broken"
+    source = parquet_of(tmp_path / "a.parquet", images, caption=[f"number {index}" for index in range(14)])
+    whole = imported(source, tmp_path / "whole")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "400"}
+    asked = [sys.executable, "-c", _SCRIPT, str(source), str(tmp_path)]
+    done = subprocess.run(asked, capture_output=True, text=True, env=environment, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    two, three = ([f"shard-{index:05d}.arrow" for index in range(count)] for count in (2, 3))
+    codes = json.loads(done.stdout)
+    assert codes["full"] == [2, False, two] and codes["killed"] == [-signal.SIGKILL, False, two], "no half shard"
+    assert codes["interrupted"] in ([130, False, two], [130, False, three])
+    said = " ".join((tmp_path / "full.log").read_text().split())
+    assert "File too large. No store was made; 9 items are kept there. Make room, then run the same command" in said
+    for fault in ("full", "interrupted", "killed"):
+        assert command(str(source), "--out", str(tmp_path / fault)).exit_code == 0
+        store = open_store(tmp_path / fault)
+        assert store.identity == whole.identity and store.about.quarantined == len(quarantine(tmp_path / fault)) == 1
+        store.check()
+    assert not list(tmp_path.glob(".*"))
+
+
+def real_entries(name: str, count: int) -> list[sets.Entry]:
+    file = parquet.ParquetFile(shared(f"data/{name}.parquet"))
+    columns = ["image", "caption_long", "caption_short"]
+    rows = next(file.iter_batches(batch_size=count, columns=columns)).to_pylist()
+    return [
+        sets.Entry(
+            f"p{index:03d}{Path(row['image']['path'] or 'x.jpg').suffix}",
+            row["image"]["bytes"],
+            {"long": row["caption_long"], "short": row["caption_short"], "split": ("train", "test")[index % 4 == 0]},
+        )
+        for index, row in enumerate(rows)
+    ]
+
+
+@pytest.mark.parametrize("name", ["photos", "illustrations"])
+def test_real_pictures_come_through_every_door_as_the_same_records(tmp_path: Path, name: str) -> None:
+    some = real_entries(name, 40)
+    identities = {}
+    for form in ("parquet", "jsonl", "webdataset", "mds"):
+        write, options = sets.FORMS[form]
+        about = imported(write(tmp_path / form, some), tmp_path / f"{form}-store", options)
+        assert about.quarantined == 0 and about.counts == {"train": 30, "eval": 10}
+        identities[form] = about.identity
+        store = open_store(tmp_path / f"{form}-store")
+        for row, one in enumerate(some):
+            assert store.encoded(row).content == one.content
+            assert store.captions_of(row) == {kind: str(one.texts[kind]).strip() for kind in ("long", "short")}
+    assert len(set(identities.values())) == 1, "every hash, split and caption, in order"
+
+
+def test_a_smaller_shard_gives_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = real_entries("illustrations", 12)
+    whole = imported(sets.plain_parquet(tmp_path / "a", some), tmp_path / "whole", ImportOptions(split_column="split"))
+    monkeypatch.setattr(writer, "SHARD_ROWS", 5)
+    cut = imported(sets.tars(tmp_path / "b", some), tmp_path / "cut", ImportOptions(split_column="split"))
+    assert cut.identity == whole.identity and len(cut.shards) == 3
