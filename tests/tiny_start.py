@@ -14,11 +14,10 @@ from tintype.train.parts import choose_device
 _FOLDER = tempfile.TemporaryDirectory(prefix="tintype-start-")
 
 
-def trained(plan: Plan, steps: int = 1) -> Path:
-    """The folder of a run of the plan, cut to a few steps; empty where the plan cannot be trained here."""
-    short = plan.model_copy(update={"train": plan.train.model_copy(update={"steps": steps})})
-    folder = Path(_FOLDER.name) / short.hash
-    runs_here = short.precision.matmul == "plain" or fp8.runs_on(choose_device("auto"))
+def trained(plan: Plan) -> Path:
+    """The folder of a run of the plan; there is none in it where the plan cannot be trained here."""
+    folder = Path(_FOLDER.name) / plan.hash
+    runs_here = plan.precision.matmul == "plain" or fp8.runs_on(choose_device("auto"))
     if runs_here and not folder.exists():
-        train(short, folder, Interrupt())
+        train(plan, folder, Interrupt())
     return folder

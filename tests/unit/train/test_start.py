@@ -71,6 +71,12 @@ def test_the_lineage_is_noted_with_that_of_the_other_run(parent: Path, tmp_path:
     assert [event["sha256"] for event in events] == [third["sha256"]]
 
 
+def test_a_run_that_begins_again_notes_its_start_once(parent: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        begun(started(parent), tmp_path / "run")
+    assert [event["event"] for event in RunFolder(tmp_path / "run").events()] == ["started-from"]
+
+
 def test_it_goes_on_without_the_other_run(parent: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(parent, tmp_path / "copy")
     plan = started(copy)
