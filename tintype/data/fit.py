@@ -5,35 +5,57 @@ C: channels. H, W: rows, columns.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from tintype.data.shrink import Span, shrink
 from tintype.errors import UserError
-from tintype.vision.preprocess import Resampling, resize
+from tintype.vision.preprocess import Resampling
 
 SHRINK = Resampling("bicubic")
 
 
 def square(image_CHW: Tensor, size_px: int) -> Tensor:
     """The middle of a picture, its short side shrunk to the size."""
-    return crop(shrunk(image_CHW, size_px), size_px, 0.5, 0.5)
+    return covering(image_CHW, size_px, size_px)
+
+
+def covering(image_CHW: Tensor, height_px: int, width_px: int) -> Tensor:
+    """The middle of a picture that is shrunk until one of its sides is as asked for, and the other is not shorter."""
+    rows, columns = _covering_size(image_CHW, height_px, width_px)
+    top, left = _first(0.5, rows - height_px), _first(0.5, columns - width_px)
+    return _fitted(image_CHW, rows, columns, (top, height_px), (left, width_px))
 
 
 def crop(image_CHW: Tensor, size_px: int, down: float, right: float) -> Tensor:
     """A square whose place is given in shares of the room that there is."""
     height, width = image_CHW.shape[-2:]
-    top, left = (min(int(u * (px - size_px + 1)), px - size_px) for u, px in ((down, height), (right, width)))
+    top, left = _first(down, height - size_px), _first(right, width - size_px)
     return image_CHW[:, top : top + size_px, left : left + size_px]
 
 
 def shrunk(image_CHW: Tensor, short_px: int) -> Tensor:
     """The picture with a short side of so many pixels."""
+    rows, columns = _covering_size(image_CHW, short_px, short_px)
+    return _fitted(image_CHW, rows, columns, (0, rows), (0, columns))
+
+
+def _first(share: float, room_px: int) -> int:
+    return min(int(share * (room_px + 1)), room_px)
+
+
+def _covering_size(image_CHW: Tensor, height_px: int, width_px: int) -> tuple[int, int]:
     height, width = image_CHW.shape[-2:]
-    short = min(height, width)
-    if short == short_px:
-        return image_CHW
-    rows, columns = (round(px * short_px / short) for px in (height, width))
-    return resize(image_CHW[None], rows, columns, SHRINK)[0].round().to(torch.uint8)
+    if height * width_px <= width * height_px:
+        return height_px, max(width_px, round(width * height_px / height))
+    return max(height_px, round(height * width_px / width)), width_px
+
+
+def _fitted(image_CHW: Tensor, rows: int, columns: int, down: tuple[int, int], right: tuple[int, int]) -> Tensor:
+    """What is cut out (first pixel and count along each axis) of the picture at a size."""
+    height, width = image_CHW.shape[-2:]
+    if (height, width) == (rows, columns):
+        return image_CHW[:, down[0] : sum(down), right[0] : sum(right)]
+    return shrink(image_CHW, Span(height, rows, *down), Span(width, columns, *right), SHRINK)
 
 
 def refuse_small(name: str, image_CHW: Tensor, size_px: int) -> None:

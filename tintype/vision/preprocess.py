@@ -10,6 +10,7 @@ B: pictures. C: channels. H, W: rows, columns. O, I: pixels out and in along one
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -194,6 +195,10 @@ def _settle(x: Tensor, how: Resampling, last: bool) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _axis_weights(in_px: int, out_px: int, how: Resampling, crop_px: int | None, device: torch.device) -> Tensor:
+    return axis_weights(in_px, out_px, how, crop_px, device)
+
+
+def axis_weights(in_px: int, out_px: int, how: Resampling, crop_px: int | None, device: torch.device) -> Tensor:
     """The matrix [O, I] of one axis; each row sums to one."""
     weights_OI = _widened(in_px, out_px, how.filter) if how.antialias else _pointed(in_px, out_px, how)
     if how.quantise:
@@ -214,8 +219,13 @@ def _widened(in_px: int, out_px: int, name: Filter) -> Tensor:
     """Pillow's weights: the filter covers at least one output pixel; what falls off the edge is shared out."""
     ratio = in_px / out_px
     centre_O1 = (torch.arange(out_px, dtype=torch.float64)[:, None] + 0.5) * ratio
-    distance_OI = torch.arange(in_px, dtype=torch.float64) + 0.5 - centre_O1
-    weights_OI = _kernel(distance_OI * (1.0 / max(ratio, 1.0)), name)
+    reach = math.ceil(2.0 * max(ratio, 1.0))
+    index_OT = centre_O1.floor().to(torch.int64) + torch.arange(-reach - 1, reach + 1)  # all others have no weight
+    distance_OT = index_OT.to(torch.float64) + 0.5 - centre_O1
+    tap_weights_OT = _kernel(distance_OT * (1.0 / max(ratio, 1.0)), name)
+    tap_weights_OT.masked_fill_((index_OT < 0) | (index_OT >= in_px), 0.0)
+    weights_OI = torch.zeros(out_px, in_px, dtype=torch.float64)
+    weights_OI.scatter_add_(1, index_OT.clamp_(0, in_px - 1), tap_weights_OT)
     return weights_OI / weights_OI.sum(dim=1, keepdim=True)
 
 
