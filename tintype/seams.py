@@ -165,7 +165,10 @@ class ImageSource(Protocol):
         """Makes the images now, where it keeps them: they will be asked for."""
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Begins with images that will be asked for next, where they are made anew each time. Nothing waits for it."""
+        """Begins with a batch that will be asked for soon, where images are made anew each time. Nothing waits for it.
+
+        Batches are expected in the order in which they are asked for; one that is expected already changes nothing.
+        """
 
     def images(self, ids: Sequence[int]) -> Tensor: ...
     def records(self, ids: Sequence[int]) -> list[Record]: ...

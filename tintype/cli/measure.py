@@ -41,10 +41,13 @@ def bench(
         str | None, typer.Option(help="Measure training alone, with so many images a step: 32,256")
     ] = None,
     metrics: Annotated[bool, typer.Option("--metrics", help="Time the metrics on 10,000 pictures instead")] = False,
+    data: Annotated[
+        bool, typer.Option("--data", help="Measure how fast a store's pictures are decoded, and whether training waits")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Measure training, sampling and rendering speed, with the time split by part; or what techniques do to the speed
-    of training; or the speed of the metrics."""
+    of training; or the speed of the metrics; or that of decoding pictures."""
     from tintype.bench import measure
     from tintype.metrics.speed import time_feature_metrics
     from tintype.train.parts import choose_device
@@ -52,6 +55,11 @@ def bench(
 
     alone("tintype bench")
     plan = plan_of(recipe, set_, [])
+    if data:
+        if metrics or technique or tokens is not None or batch is not None:
+            raise UserError("--data measures decoding; leave out --metrics, --technique, --tokens and --batch")
+        _bench_data(plan, steps, json_)
+        return
     if technique or tokens is not None or batch is not None:
         if metrics:
             raise UserError("--metrics times the metrics and no training; leave out --technique, --tokens and --batch")
@@ -93,6 +101,18 @@ def _bench_training(
         print_json(result)
         return
     show(result, console)
+
+
+def _bench_data(plan: Any, steps: int, json_: bool) -> None:
+    from tintype.bench_data import measure_data, sentences
+
+    with Console(stderr=True).status("measuring"):
+        result = measure_data(plan, steps)
+    if json_:
+        print_json(result)
+        return
+    for line in sentences(result):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command()

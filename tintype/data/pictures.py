@@ -10,7 +10,6 @@ import io
 import tarfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,6 +21,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from tintype.data.store.layout import is_store, open_store
+from tintype.data.threads import decoding_pool, usual_threads
 from tintype.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".bmp", ".ppm", ".tif", ".tiff", ".gif")
@@ -204,7 +204,7 @@ def decode(one: Encoded) -> Tensor:
 def map_ahead(function: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
     """`map` in order, with a bounded number of items under way."""
     source = iter(items)
-    with ThreadPoolExecutor() as pool:
+    with decoding_pool(usual_threads()) as pool:
         under_way = [pool.submit(function, item) for item in islice(source, _AHEAD)]
         while under_way:
             done = under_way.pop(0)

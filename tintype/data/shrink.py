@@ -96,12 +96,12 @@ def _on_edge(rest_CHW: Tensor, down: _Axis, right: _Axis) -> bool:
 @lru_cache(maxsize=512)
 def _axis(span: Span, how: Resampling) -> _Axis:
     weights_OI = axis_weights(span.from_px, span.to_px, how, None, _CPU)[span.first : span.first + span.count]
-    blocks = tuple(_block(weights_OI, start) for start in range(0, span.count, _BLOCK_PX))
-    return _Axis(blocks, ((weights_OI * _EXACT).frac() == 0).all(1))
-
-
-def _block(weights_OI: Tensor, start: int) -> _Block:
-    some_OI = weights_OI[start : start + _BLOCK_PX]
-    used = some_OI.any(0).nonzero().flatten()
-    first, last = int(used[0]), int(used[-1]) + 1
-    return _Block(start, start + len(some_OI), first, last, some_OI[:, first:last].contiguous())
+    used_OI = weights_OI.numpy() != 0
+    first_O, last_O = used_OI.argmax(1).tolist(), (span.from_px - used_OI[:, ::-1].argmax(1)).tolist()
+    blocks = []
+    for start in range(0, span.count, _BLOCK_PX):
+        end = min(start + _BLOCK_PX, span.count)
+        first, last = min(first_O[start:end]), max(last_O[start:end])
+        blocks.append(_Block(start, end, first, last, weights_OI[start:end, first:last].contiguous()))
+    exact_O = torch.cat([((block.weights_OI * _EXACT).frac() == 0).all(1) for block in blocks])
+    return _Axis(tuple(blocks), exact_O)

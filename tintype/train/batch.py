@@ -18,6 +18,9 @@ from tintype.train.clock import Clock
 from tintype.train.parts import Parts, Term
 from tintype.transfer import send
 
+BATCHES_AHEAD = 3
+"""Micro-batches that are begun before they are asked for: one picture that takes long holds no step up."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -45,8 +48,8 @@ def read_batch(parts: Parts, first: int, count: int, step: int, clock: Clock) ->
         image_BCHW = None
         if parts.wants_images(terms):
             image_BCHW = send(parts.source.images(ids), device)
-            ahead = first + count * parts.world.size
-            parts.source.expect(parts.order.ids(ahead, count))
+            for later in range(1, BATCHES_AHEAD + 1):
+                parts.source.expect(parts.order.ids(first + later * count * parts.world.size, count))
         records = parts.source.records(ids)
         position_B = torch.arange(first, first + count)
         captions = captions_of(records, parts.captions, plan.captions, Draws(plan.seed, position_B), step)

@@ -14,7 +14,7 @@ def whole(image_CHW: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 
 def noise(height: int, width: int, levels: int = 256) -> torch.Tensor:
     generator = torch.Generator().manual_seed(height * width)
-    return torch.randint(0, levels, (3, height, width), generator=generator) .mul(255 // (levels - 1)).to(torch.uint8)
+    return torch.randint(0, levels, (3, height, width), generator=generator).mul(255 // (levels - 1)).to(torch.uint8)
 
 
 @pytest.mark.parametrize(("height", "width", "size_px"), [(40, 51, 33), (420, 315, 128), (96, 64, 32), (33, 400, 20)])

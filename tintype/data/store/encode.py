@@ -63,7 +63,7 @@ def prepare(item: Item, sizing: Sizing) -> Picture | Refused:
         return Refused(item.problem)
     try:
         image_CHW = decode(Encoded(item.source, item.content))
-        turned, moving = _orientation(item.content), _moves(item.content)
+        turned, moving = _about(item.content)
     except UserError as error:
         return Refused(str(error).removesuffix(". Mend or remove it; none is skipped"))
     except _OF_BROKEN_FILES as error:
@@ -78,7 +78,8 @@ def prepare(item: Item, sizing: Sizing) -> Picture | Refused:
         image_CHW, changed = shrunk(image_CHW, sizing.short_px), True
     content = _jpeg(image_CHW, sizing.quality) if changed else item.content
     height, width = image_CHW.shape[1:]
-    pixels = hashlib.sha256(f"{width}x{height}".encode() + image_CHW.contiguous().numpy().tobytes())
+    pixels = hashlib.sha256(f"{width}x{height}".encode())
+    pixels.update(image_CHW.contiguous().numpy())
     return Picture(content, width, height, hashlib.sha256(content).hexdigest(), pixels.hexdigest())
 
 
@@ -90,15 +91,15 @@ def _upright(image_CHW: Tensor, orientation: int) -> Tensor:
     return image_CHW.flip(axes).contiguous() if axes or orientation >= 5 else image_CHW
 
 
-def _orientation(content: bytes) -> int:
-    found = Image.open(io.BytesIO(content)).getexif().get(_ORIENTATION, 1)
-    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+def _about(content: bytes) -> tuple[int, bool]:
+    """How EXIF says it is to be turned, and whether it moves or has several pages.
 
-
-def _moves(content: bytes) -> bool:
-    """A photograph with a preview or a map of depths behind it (MPO) is still one picture."""
+    A photograph with a preview or a map of depths behind it (MPO) is still one picture.
+    """
     image = Image.open(io.BytesIO(content))
-    return image.format != "MPO" and bool(getattr(image, "is_animated", False))
+    turned = image.getexif().get(_ORIENTATION, 1)
+    moving = image.format != "MPO" and bool(getattr(image, "is_animated", False))
+    return (turned if isinstance(turned, int) and 1 <= turned <= 8 else 1), moving
 
 
 def _jpeg(image_CHW: Tensor, quality: int) -> bytes:

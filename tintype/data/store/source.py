@@ -5,10 +5,8 @@ B: images. C: channels. H, W: rows, columns.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,28 +16,36 @@ from torch import Tensor
 from tintype.data.fit import square
 from tintype.data.order import ids_at
 from tintype.data.pictures import decode
+from tintype.data.store.ahead import Ahead, Shape
 from tintype.data.store.layout import Split, Store, open_store
 from tintype.data.store.selection import refuse_empty, select
 from tintype.data.store.settings import StoreSettings
+from tintype.data.threads import usual_threads
 from tintype.errors import UserError
 from tintype.seams import Record
 from tintype.transfer import send
 
 _MOST_KEPT_BYTES = {"cpu": 1 << 30, "cuda": 2 << 30}
 _MOST_KEPT_RECORDS = 1 << 18
-_MOST_THREADS = 16
 _EVAL_ORDER = 0
 
 
 class StoreSource:
     """Decodes in threads: images that are kept on the device when they are first asked for, where the whole split fits
-    there, and otherwise those of the next batch while the one before is computed with.
+    there, and otherwise those of the next batches while the one before is computed with.
 
     The training split is in the store's order. The evaluation split is in a fixed random order, so that its first
     pictures are like all of them, however the store is sorted.
     """
 
-    def __init__(self, settings: StoreSettings, split: Split, device: torch.device) -> None:
+    def __init__(
+        self,
+        settings: StoreSettings,
+        split: Split,
+        device: torch.device,
+        keep: bool = True,
+        threads: int | None = None,
+    ) -> None:
         self._size_px, self._device = settings.size_px, device
         self._store = open_store(Path(settings.path).expanduser())
         _check_identity(self._store, settings)
@@ -57,12 +63,11 @@ class StoreSource:
         _refuse_small(self._store, self._rows, settings.size_px)
         self.identity: str | None = selection.identity(self._store)
         self.columns = frozenset(self._store.captions)
-        self._pool = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="decode")
+        self.ahead = Ahead(self._image, self._shape, threads or usual_threads(), pinned=device.type == "cuda")
         self._records: dict[int, Record] = {}
-        self._expected: dict[int, Future[Tensor]] = {}
         self._kept: Tensor | None = None
         count, size = len(self._rows), settings.size_px
-        if count * 3 * size * size <= _MOST_KEPT_BYTES.get(device.type, 0):
+        if keep and count * 3 * size * size <= _MOST_KEPT_BYTES.get(device.type, 0):
             self._kept = torch.zeros(count, 3, size, size, dtype=torch.uint8, device=device)
             self._have = torch.zeros(count, dtype=torch.bool)
 
@@ -82,7 +87,7 @@ class StoreSource:
 
     def images(self, ids: Sequence[int]) -> Tensor:
         if self._kept is None:
-            return send(self._decoded(ids), self._device)
+            return send(self.ahead.take(ids), self._device)
         self.prepare(ids)
         return self._kept[send(torch.tensor(ids, dtype=torch.int64), self._device)]
 
@@ -92,19 +97,15 @@ class StoreSource:
         index = torch.tensor(ids, dtype=torch.int64)
         missing = index[~self._have[index]].unique()
         if len(missing):
-            self._kept[missing.to(self._device)] = send(self._decoded(missing.tolist()), self._device)
+            self._kept[missing.to(self._device)] = send(self.ahead.take(missing.tolist()), self._device)
             self._have[missing] = True
 
     def expect(self, ids: Sequence[int]) -> None:
         if self._kept is None:
-            self._expected = {id_: self._begun(id_) for id_ in ids}
+            self.ahead.expect(ids)
 
-    def _begun(self, id_: int) -> Future[Tensor]:
-        return self._expected.get(id_) or self._pool.submit(self._image, id_)
-
-    def _decoded(self, ids: Sequence[int]) -> Tensor:
-        begun = [self._begun(id_) for id_ in ids]
-        return torch.stack([image.result() for image in begun])
+    def _shape(self, id_: int) -> Shape:
+        return self._size_px, self._size_px
 
     def _image(self, id_: int) -> Tensor:
         return square(decode(self._store.encoded(int(self._rows[id_]))), self._size_px)

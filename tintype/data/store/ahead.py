@@ -1,0 +1,82 @@
+"""Decodes batches ahead of the step that asks for them, in threads that write into the batch itself.
+
+B: images. C: channels. H, W: rows, columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tintype.data.threads import decoding_pool
+
+_MOST_AHEAD_BYTES = 1 << 30
+_TASKS_PER_THREAD = 4
+"""Of a batch: enough that no thread waits long for another, few enough that handing them out takes no time."""
+
+Shape = tuple[int, int]
+"""Height and width in pixels."""
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    image_BCHW: Tensor
+    tasks: Sequence[Future[None]]
+
+    def result(self) -> Tensor:
+        for task in self.tasks:
+            task.result()
+        return self.image_BCHW
+
+    def drop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+
+
+class Ahead:
+    """Batches that will be asked for next, by their ids. One that is asked for and was not begun is made at once."""
+
+    def __init__(
+        self, image: Callable[[int], Tensor], shape: Callable[[int], Shape], threads: int, pinned: bool
+    ) -> None:
+        self._image, self._shape, self._pinned, self.threads = image, shape, pinned, threads
+        self._pool = decoding_pool(threads)
+        self._begun: dict[tuple[int, ...], _UnderWay] = {}
+
+    def expect(self, ids: Sequence[int]) -> None:
+        """Begins with a batch, unless those that are begun take much memory: one is always begun."""
+        if not ids or tuple(ids) in self._begun:
+            return
+        if self._begun and sum(one.image_BCHW.numel() for one in self._begun.values()) > _MOST_AHEAD_BYTES:
+            return
+        self._begun[tuple(ids)] = self._begin(ids)
+
+    def take(self, ids: Sequence[int]) -> Tensor:
+        """The batch, in memory from which a GPU copies by itself where there is one.
+
+        What was expected before it is not going to be asked for, since batches are expected in the order in which they
+        are taken; what was expected behind it stays.
+        """
+        wanted = tuple(ids)
+        if wanted not in self._begun:
+            return self._begin(ids).result()
+        while (earlier := next(iter(self._begun))) != wanted:
+            self._begun.pop(earlier).drop()
+        return self._begun.pop(wanted).result()
+
+    def _begin(self, ids: Sequence[int]) -> _UnderWay:
+        height, width = self._shape(ids[0])
+        image_BCHW = torch.empty(len(ids), 3, height, width, dtype=torch.uint8, pin_memory=self._pinned)
+
+        def make(first: int, last: int) -> None:
+            for index in range(first, last):
+                image_BCHW[index] = self._image(ids[index])
+
+        some = -(-len(ids) // (self.threads * _TASKS_PER_THREAD))
+        starts = range(0, len(ids), some)
+        tasks = [self._pool.submit(make, first, min(first + some, len(ids))) for first in starts]
+        return _UnderWay(image_BCHW, tasks)

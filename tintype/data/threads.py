@@ -1,0 +1,38 @@
+"""Threads that decode pictures."""
+
+from __future__ import annotations
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import torch
+
+_MOST_THREADS = 16
+
+
+def usual_threads() -> int:
+    """As many as this process may run at once."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return min(_MOST_THREADS, cores)
+
+
+def decoding_pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that compute alone: torch would start a team of its own for each, which wait for each other busily.
+
+    All are started here, since a thread that begins takes the number that was set last, by whichever thread.
+    """
+    own = torch.get_num_threads()
+    pool = ThreadPoolExecutor(threads, "decode", initializer=_alone)
+    all_there = Barrier(threads + 1)
+    for _ in range(threads):
+        pool.submit(all_there.wait)
+    all_there.wait()
+    torch.set_num_threads(own)
+    return pool
+
+
+def _alone() -> None:
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # settles it: a thread looks for the number when it first needs it, and then never again
