@@ -1,4 +1,5 @@
-"""`tintype bench --data`: how fast the pictures of a store are decoded, and how long training waits for them.
+"""`tintype bench --data`: how fast the pictures of a store are decoded, and how long training waits for them; and
+`tintype bench --import`: how fast pictures come into a store.
 
 Nothing is kept on the device, however small the store is: what is measured is what a large store costs in each step.
 """
@@ -7,12 +8,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from tintype.bench import StepClock
-from tintype.data.order import Shuffled
+from tintype.data.sources import open_order
+from tintype.data.store.importing import ImportOptions, import_pictures
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.data.threads import usual_threads
@@ -20,6 +24,7 @@ from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.train.batch import BATCHES_AHEAD
 from tintype.train.folder import environment
+from tintype.train.interrupt import Interrupt
 from tintype.train.parts import build_parts, choose_device, exact_fp32
 from tintype.train.state import new_state
 from tintype.train.update import update
@@ -66,7 +71,8 @@ def measure_data(plan: Plan, steps: int) -> dict[str, Any]:
 
 def _loading(plan: Plan, data: StoreSettings, steps: int, threads: int, device: torch.device) -> Loading:
     source = StoreSource(data, "train", device, keep=False, threads=threads)
-    order, count = Shuffled(plan.seed, source), plan.train.batch // plan.train.accumulate
+    count = plan.train.batch // plan.train.accumulate
+    order = open_order(plan.seed, data, plan.train, source, device)
     source.images(order.ids(0, count))  # starts the threads
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     for step in range(1, steps + 1):
@@ -90,6 +96,22 @@ def _training(plan: Plan, data: StoreSettings, steps: int, device: torch.device)
     timed = clock.steps()
     whole_s, waited_s = sum(step.whole_s for step in timed), sum(step.parts_s["data"] for step in timed)
     return {"images_per_s": steps * plan.train.batch / (whole_s - waited_s), "data_share": waited_s / whole_s}
+
+
+def measure_import(source: Path) -> dict[str, Any]:
+    """`tintype data import` of the source, with its usual options, into a folder that goes again."""
+    with TemporaryDirectory() as folder:
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        outcome = import_pictures(source, Path(folder) / "store", ImportOptions(), Interrupt())
+        wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    assert outcome.about is not None
+    return {
+        "images": outcome.done,
+        "set_aside": outcome.about.quarantined,
+        "images_per_s": outcome.done / wall_s,
+        "cpu_ms_per_image": 1000 * cpu_s / outcome.done,
+        "images_per_s_per_core": outcome.done / cpu_s,
+    }
 
 
 def sentences(result: dict[str, Any]) -> list[str]:

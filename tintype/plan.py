@@ -54,11 +54,12 @@ _CAME_LATER: list[tuple[str, str, Any]] = [
     ("precision", "loss_scale", 1.0),
 ]
 """Settings that older plans do not have: at these values the hash leaves them out, so that runs keep their names."""
-_CAME_LATER_TO_A_KIND = [
+_CAME_LATER_TO_A_KIND: list[tuple[str, str, str, Any]] = [
     ("data", "store", "where", None),
     ("data", "store", "skip", None),
     ("data", "store", "skip_sha256", None),
     ("tokenizer", "small-vae", "posterior", "mean"),
+    ("data", "store", "buckets", []),
     ("tuning", "repa-e", "adversarial", plain(TuningAdversary())),
 ]
 """The same of settings that only parts of this kind lacked: (section, kind, key, value)."""
@@ -169,6 +170,8 @@ class Plan(Settings):
             )
         self.captions.check(self)
         self.data.check(self)
+        if len(self.data.shapes) > 1:
+            self._check_shapes(unit)
         self.precision.check(self.model)
         if self.route:
             self.route.check(self)
@@ -177,6 +180,21 @@ class Plan(Settings):
         if self.tuning:
             self.tuning.check(self)
         return self
+
+    def _check_shapes(self, unit: int) -> None:
+        """Raises ValueError where images of several shapes cannot be had."""
+        for height, width in self.data.shapes:
+            if height % unit or width % unit:
+                raise ValueError(
+                    f"data.buckets: {height} × {width} is no multiple of {unit} (tokenizer stride × model.patch); "
+                    f"`tintype data shapes --size {self.data.size_px} --unit {unit}` prints some that are"
+                )
+        parts = [part for part in (self.route, *self.losses) if part is not None]
+        stuck = [part.kind for part in parts if not part.any_shape]
+        stuck += ["tuning"] if self.tuning else []
+        stuck += ["run.latents"] if self.run.latents == "disk" else []
+        if stuck:
+            raise ValueError(f"{', '.join(stuck)} needs images of one shape; leave it or data.buckets out")
 
     @property
     def hash(self) -> str:

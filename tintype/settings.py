@@ -125,6 +125,9 @@ class ObjectivePart(Part):
 
 
 class RoutePart(Part):
+    any_shape: ClassVar[bool] = False
+    """Whether it can route images of several shapes in one run."""
+
     def check(self, plan: Plan) -> None:
         """Raises ValueError where the plan cannot have this route."""
 
@@ -176,6 +179,11 @@ class DataPart(Part):
     def scored_name(self) -> str:
         """What a run's record of identities calls it."""
         return "data"
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """The heights and widths, in pixels, that training images have."""
+        return ((self.size_px, self.size_px),)
 
     def held_out(self, count: int) -> DataPart:
         """The settings of held-out images, of which so many are needed."""

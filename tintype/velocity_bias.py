@@ -34,6 +34,8 @@ def velocity_bias(parts: Parts, size_px: int) -> VelocityBias | None:
             f"guidance.unbias: the mean velocity is known at the size of the training images, {plan.data.size_px} px, "
             f"and not at {size_px} px; sample at that size, or without unbias"
         )
+    if len(plan.data.shapes) > 1:
+        raise UserError("guidance.unbias: data.buckets has no mean velocity of one shape; sample without unbias")
     if plan.tuning is not None:  # then the latents are this run's alone, and of this step
         return VelocityBias(strength, mean_target(parts))
     key = plan.model_dump_json(include=_DECIDE), _first(parts), parts.device

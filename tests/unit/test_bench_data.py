@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.tiny import tiny_plan
-from tests.tiny_store import tiny_store
-from tintype.bench_data import Loading, measure_data, sentences
+from tests.tiny_store import captioned, tiny_store
+from tintype.bench_data import Loading, measure_data, measure_import, sentences
 from tintype.cli import app
 from tintype.data.threads import usual_threads
 from tintype.errors import UserError
@@ -27,6 +27,14 @@ def test_the_loader_is_measured_alone_and_in_training(tmp_path: Path) -> None:
 
 def test_a_core_of_its_own_is_reckoned_from_the_time_of_the_cpu() -> None:
     assert Loading(threads=4, images_per_s=50.0, cpu_ms_per_image=2.0).images_per_s_per_core == 500
+
+
+def test_an_import_is_measured_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    source = captioned(tmp_path / "few.parquet", 6)
+    result = CliRunner().invoke(app, ["bench", "--import", str(source)])
+    assert result.output.startswith("6 images (0 set aside): ") and list(tmp_path.iterdir()) == [source]
+    found = measure_import(source)
+    assert found["images"] == 6 and found["images_per_s_per_core"] == pytest.approx(1000 / found["cpu_ms_per_image"])
 
 
 def test_scenes_have_nothing_to_decode_and_other_measurements_are_not_mixed_in() -> None:

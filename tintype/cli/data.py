@@ -178,6 +178,21 @@ def data_recaption(
         sys.exit(code)
 
 
+@data_app.command("shapes")
+def data_shapes(
+    size: Annotated[int, typer.Option(min=16, max=1024, help="data.size_px of the plan")] = 256,
+    unit: Annotated[int, typer.Option(min=1, help="Tokenizer stride × model.patch of the plan")] = 16,
+    ratio: Annotated[float, typer.Option(min=1, help="The most that a side is longer than the other")] = 2.0,
+) -> None:
+    """Print shapes of about equal area as the setting data.buckets, for training on pictures that are not square."""
+    from tintype.data.shapes import shapes
+
+    if size % unit:
+        raise UserError(f"--size {size} is no multiple of --unit {unit}")
+    found = ",".join(f"[{height},{width}]" for height, width in shapes(size, unit, ratio))
+    console.print(f"data.buckets=[{found}]", highlight=False, markup=False, soft_wrap=True)
+
+
 @data_app.command("show")
 def data_show(
     store: Annotated[Path, typer.Argument(help="Folder of a store")],

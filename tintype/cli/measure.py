@@ -44,6 +44,9 @@ def bench(
     data: Annotated[
         bool, typer.Option("--data", help="Measure how fast a store's pictures are decoded, and whether training waits")
     ] = False,
+    import_: Annotated[
+        Path | None, typer.Option("--import", help="Measure the import of this set of pictures instead")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Measure training, sampling and rendering speed, with the time split by part; or what techniques do to the speed
@@ -55,6 +58,11 @@ def bench(
 
     alone("tintype bench")
     plan = plan_of(recipe, set_, [])
+    if import_ is not None:
+        if data or metrics or technique or tokens is not None or batch is not None:
+            raise UserError("--import measures an import and nothing else; leave the other measurements out")
+        _bench_import(import_, json_)
+        return
     if data:
         if metrics or technique or tokens is not None or batch is not None:
             raise UserError("--data measures decoding; leave out --metrics, --technique, --tokens and --batch")
@@ -101,6 +109,23 @@ def _bench_training(
         print_json(result)
         return
     show(result, console)
+
+
+def _bench_import(source: Path, json_: bool) -> None:
+    from tintype.bench_data import measure_import
+
+    with Console(stderr=True).status("importing"):
+        result = measure_import(source)
+    if json_:
+        print_json(result)
+        return
+    console.print(
+        f"{result['images']:,} images ({result['set_aside']:,} set aside): {result['images_per_s']:,.0f} images/s, "
+        f"{result['cpu_ms_per_image']:.2f} ms of CPU each ({result['images_per_s_per_core']:,.0f} images/s for each "
+        "core)",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _bench_data(plan: Any, steps: int, json_: bool) -> None:

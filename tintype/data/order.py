@@ -43,7 +43,7 @@ def ids_at(seed: int, first: int, count: int, size: int) -> Tensor:
     return ids[first - pages[0] * _PAGE :][:count]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _page(seed: int, page: int, size: int) -> Tensor:
     """The ids at many positions: a step needs few, and asks again at once."""
     position = torch.arange(page * _PAGE, (page + 1) * _PAGE)

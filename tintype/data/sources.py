@@ -9,13 +9,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from tintype.data.buckets import Bucketed
 from tintype.data.mixture.order import Mixed
 from tintype.data.mixture.settings import MixtureSettings
 from tintype.data.mixture.source import MixtureSource
 from tintype.data.order import Shuffled
 from tintype.data.scenes.source import Split, scene_source
 from tintype.data.store.settings import StoreSettings
-from tintype.data.store.source import store_source
+from tintype.data.store.source import StoreSource, store_source
 from tintype.seams import ImageSource, Order, Record
 from tintype.settings import DataPart, DataSettings, TrainSettings
 
@@ -37,6 +38,8 @@ def _mixture_source(data: MixtureSettings, split: Split, device: torch.device) -
 
 def open_order(seed: int, data: DataPart, train: TrainSettings, source: ImageSource, device: torch.device) -> Order:
     """The order of a training's images. `source` is that of the data's training split."""
+    if isinstance(source, StoreSource) and source.bucket_N is not None:
+        return Bucketed(seed, source.bucket_N, train.batch // train.accumulate)
     if not isinstance(data, MixtureSettings):
         return Shuffled(seed, source)
     mixture = data

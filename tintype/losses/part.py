@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -21,6 +21,8 @@ class Scheduled(Settings):
 
 
 class LossPart(Scheduled, Part):
+    any_shape: ClassVar[bool] = False
+    """Whether it takes images of several shapes in one run; what compares with a teacher's grid does not."""
     """A term's name in the logs is its kind, so a plan has at most one of each kind."""
 
     weight: float = Field(1.0, gt=0, description="Its weight in the sum of the losses")

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -42,6 +42,8 @@ class Options(Scheduled):
 
 
 class ContrastiveSettings(Options, LossPart):
+    any_shape: ClassVar[bool] = True
+
     kind: Literal["contrastive"] = "contrastive"
 
     def check(self, plan: Plan) -> None:

@@ -9,7 +9,7 @@ K: kept tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -28,6 +28,8 @@ class Options(RouteOptions):
 
 
 class TreadSettings(RangePart):
+    any_shape: ClassVar[bool] = True
+
     kind: Literal["tread"] = "tread"
 
     def build(self, model: ModelSettings) -> Tread:

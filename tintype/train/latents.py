@@ -6,6 +6,8 @@ B: images, C: channels, H, W: latent rows and columns.
 
 from __future__ import annotations
 
+from math import gcd
+
 import torch
 
 from tintype.errors import UserError
@@ -34,8 +36,9 @@ def measure_latents(parts: Parts) -> tuple[torch.Tensor, torch.Tensor, int]:
     plan = parts.plan
     count = min(MOST_IMAGES, len(parts.source), plan.train.steps * plan.train.batch)
     sums = []
-    for first in range(0, count, _BATCH):
-        position_B = torch.arange(first, min(first + _BATCH, count))
+    most = _BATCH if len(plan.data.shapes) == 1 else gcd(_BATCH, plan.train.batch // plan.train.accumulate)
+    for first in range(0, count, most):  # images of one shape
+        position_B = torch.arange(first, min(first + most, count))
         ids = parts.order.ids(first, len(position_B))
         draws = Draws(plan.seed, position_B.to(parts.device))
         z_BCHW = parts.latents(ids, None, draws).double()

@@ -101,6 +101,8 @@ class MixtureSettings(DataPart):
         for name, source in self.sources.items():
             if source.data.size_px != self.size_px:
                 raise ValueError(_two_sizes(name, source.data.size_px, self.size_px))
+            if len(source.data.shapes) > 1:
+                raise ValueError(f"sources.{name}.data.buckets: a mixture has images of one shape; leave buckets out")
         if not self.read:
             raise ValueError("the shares of all sources are 0; give one of them a share")
         for name, source in self.sources.items():

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tintype.data.shapes import Shape
 from tintype.data.threads import decoding_pool
 
 _MOST_AHEAD_BYTES = 1 << 30
 _TASKS_PER_THREAD = 4
 """Of a batch: enough that no thread waits long for another, few enough that handing them out takes no time."""
-
-Shape = tuple[int, int]
-"""Height and width in pixels."""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def prepare(item: Item, sizing: Sizing) -> Picture | Refused:
     content = _jpeg(image_CHW, sizing.quality) if changed else item.content
     height, width = image_CHW.shape[1:]
     pixels = hashlib.sha256(f"{width}x{height}".encode())
-    pixels.update(image_CHW.contiguous().numpy())
+    pixels.update(image_CHW.contiguous().numpy().data)
     return Picture(content, width, height, hashlib.sha256(content).hexdigest(), pixels.hexdigest())
 
 

@@ -39,15 +39,38 @@ class StoreSettings(DataPart):
         None, pattern="^[0-9a-f]{8,64}$", description="The first digits of the skip list's identity: refuse any other"
     )
 
+    buckets: tuple[tuple[int, int], ...] = Field(
+        (), description="Heights and widths, in pixels, that training pictures are cut to; none for squares"
+    )
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        return self.buckets or super().shapes
+
+    def content(self) -> dict[str, Any]:
+        """Without shapes: where there are several nothing is kept."""
+        return {key: value for key, value in super().content().items() if key != "buckets"}
+
     @model_validator(mode="after")
     def _something_is_pinned(self) -> StoreSettings:
         if self.skip_sha256 is not None and self.skip is None:
             raise ValueError("skip_sha256 pins a skip list; give skip too")
         return self
 
+    @model_validator(mode="after")
+    def _buckets_fit(self) -> StoreSettings:
+        for height, width in self.buckets:
+            if height < 1 or width < 1 or height * width > self.size_px**2:
+                raise ValueError(f"buckets: {height} × {width} is empty or has more than size_px² pixels")
+        if self.buckets and (self.size_px, self.size_px) not in self.buckets:
+            raise ValueError(f"buckets: the square {self.size_px} × {self.size_px} must be one of them")
+        if len(set(self.buckets)) < len(self.buckets):
+            raise ValueError("buckets: a shape is given twice")
+        return self
+
     def held_out(self, count: int) -> StoreSettings:
-        """The whole evaluation split, however many of them are needed."""
-        return self.model_copy(update={"limit": None})
+        """The whole evaluation split, however many of them are needed; always square."""
+        return self.model_copy(update={"limit": None, "buckets": ()})
 
     @property
     def at_hand(self) -> bool:

@@ -13,10 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tintype.data.fit import square
+from tintype.data.fit import covering
 from tintype.data.order import ids_at
 from tintype.data.pictures import decode
-from tintype.data.store.ahead import Ahead, Shape
+from tintype.data.shapes import Shape, nearest_shape
+from tintype.data.store.ahead import Ahead
 from tintype.data.store.layout import Split, Store, open_store
 from tintype.data.store.selection import refuse_empty, select
 from tintype.data.store.settings import StoreSettings
@@ -46,7 +47,7 @@ class StoreSource:
         keep: bool = True,
         threads: int | None = None,
     ) -> None:
-        self._size_px, self._device = settings.size_px, device
+        self._shapes, self._device = settings.shapes, device
         self._store = open_store(Path(settings.path).expanduser())
         _check_identity(self._store, settings)
         skip = None if settings.skip is None else Path(settings.skip)
@@ -61,13 +62,14 @@ class StoreSource:
         if split == "train" and not len(self._rows):
             raise UserError(f"{self._store.path} has no training pictures; import it with a smaller --eval-share")
         _refuse_small(self._store, self._rows, settings.size_px)
+        self.bucket_N = _buckets(self._store, self._rows, settings) if settings.buckets else None
         self.identity: str | None = selection.identity(self._store)
         self.columns = frozenset(self._store.captions)
         self.ahead = Ahead(self._image, self._shape, threads or usual_threads(), pinned=device.type == "cuda")
         self._records: dict[int, Record] = {}
         self._kept: Tensor | None = None
         count, size = len(self._rows), settings.size_px
-        if keep and count * 3 * size * size <= _MOST_KEPT_BYTES.get(device.type, 0):
+        if keep and not settings.buckets and count * 3 * size * size <= _MOST_KEPT_BYTES.get(device.type, 0):
             self._kept = torch.zeros(count, 3, size, size, dtype=torch.uint8, device=device)
             self._have = torch.zeros(count, dtype=torch.bool)
 
@@ -105,16 +107,21 @@ class StoreSource:
             self.ahead.expect(ids)
 
     def _shape(self, id_: int) -> Shape:
-        return self._size_px, self._size_px
+        return self._shapes[0 if self.bucket_N is None else int(self.bucket_N[id_])]
 
     def _image(self, id_: int) -> Tensor:
-        return square(decode(self._store.encoded(int(self._rows[id_]))), self._size_px)
+        return covering(decode(self._store.encoded(int(self._rows[id_]))), *self._shape(id_))
 
 
 @lru_cache(maxsize=8)
 def store_source(settings: StoreSettings, split: Split, device: torch.device) -> StoreSource:
     """One source per (settings, split, device) in a process, so that the runs of a study share decoded images."""
     return StoreSource(settings, split, device)
+
+
+def _buckets(store: Store, row_N: Tensor, settings: StoreSettings) -> Tensor:
+    width_N, height_N = (torch.from_numpy(side)[row_N] for side in store.sizes())
+    return nearest_shape(height_N, width_N, settings.buckets)
 
 
 def _check_identity(store: Store, settings: StoreSettings) -> None:

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tests.tiny import tiny_plan
+from tests.tiny_store import imported, parquet_of, picture
+from tintype.cli import app
+from tintype.data.buckets import Bucketed
+from tintype.data.fit import covering
+from tintype.data.pictures import Encoded, decode
+from tintype.data.shapes import nearest_shape, shapes
+from tintype.data.sources import forget_sources
+from tintype.data.store.importing import ImportOptions
+from tintype.data.store.source import StoreSource
+from tintype.plan import Plan
+from tintype.train.clock import Clock
+from tintype.train.interrupt import Interrupt
+from tintype.train.loop import train
+from tintype.train.parts import build_parts
+from tintype.train.state import new_state
+from tintype.train.update import update
+
+CPU = torch.device("cpu")
+SIZES = [(20, 20), (30, 20), (20, 30), (40, 20), (21, 20)]
+BUCKETS = "[[16,16],[12,20],[20,12]]"
+
+
+def in_buckets(*sizes: int) -> torch.Tensor:
+    """Pictures of buckets of these sizes, mixed."""
+    mixed = torch.cat([torch.full((size,), bucket) for bucket, size in enumerate(sizes)])
+    return mixed[torch.randperm(len(mixed), generator=torch.Generator().manual_seed(0))]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "unit"), [((37, 5, 0, 11), 4), ((3, 2), 8), ((1,), 3), ((64, 32), 16), ((100, 1), 7)]
+)
+def test_nothing_is_lost_and_what_fills_no_unit_comes_in_the_next_epoch(sizes: tuple[int, ...], unit: int) -> None:
+    bucket_N = in_buckets(*sizes)
+    order = Bucketed(3, bucket_N, unit)
+    rounds = unit  # then each bucket has given whole units, so that all must be there equally often
+    stream = order.ids(0, rounds * len(bucket_N))
+    assert set(Counter(stream).values()) == {rounds} and len(set(stream)) == len(bucket_N)
+    ids_UB = torch.tensor(stream).view(-1, unit)
+    assert bool((bucket_N[ids_UB] == bucket_N[ids_UB[:, :1]]).all())
+    for epoch in range(1, rounds):
+        units = sum(epoch * size // unit for size in sizes)
+        seen = Counter(stream[: units * unit])
+        for bucket, size in enumerate(sizes):
+            times = [seen[id_] for id_ in (bucket_N == bucket).nonzero().flatten().tolist()]
+            assert sum(times) == epoch * size // unit * unit
+            assert not times or (epoch - 1 - unit // size <= min(times) and max(times) <= epoch)
+
+
+def test_the_order_is_a_pure_function_of_seed_and_position() -> None:
+    bucket_N = in_buckets(37, 5, 11)
+    whole = Bucketed(9, bucket_N, 6).ids(0, 300)
+    for some in (1, 2, 3, 6, 50):
+        order = Bucketed(9, bucket_N, 6)
+        assert [id_ for first in range(0, 300, some) for id_ in order.ids(first, some)] == whole
+    assert Bucketed(10, bucket_N, 6).ids(0, 300) != whole
+    of_units = bucket_N[torch.tensor(whole)[::6]].tolist()
+    assert of_units != sorted(of_units) and whole[:48] != whole[48:96]
+
+
+def test_shapes_have_no_more_pixels_than_the_square_and_no_picture_is_too_small() -> None:
+    found = shapes(256, 16, 2.0)
+    assert (256, 256) in found and (192, 336) in found and (336, 192) in found
+    for height, width in found:
+        assert height % 16 == width % 16 == 0 and 0.85 * 256**2 < height * width <= 256**2
+        assert max(height, width) <= 2 * min(height, width)
+    for long in range(256, 900, 7):
+        for height, width in ((256, long), (long, 256)):
+            shape = found[int(nearest_shape(torch.tensor([height]), torch.tensor([width]), found))]
+            assert shape[0] <= height and shape[1] <= width
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    images = [picture(index, SIZES[index % len(SIZES)]) for index in range(23)]
+    table = parquet_of(tmp_path / "a.parquet", images, caption=[f"number {index}" for index in range(23)])
+    imported(table, tmp_path / "store", ImportOptions(eval_share=0))
+    return tmp_path / "store"
+
+
+def bucketed(store: Path, *more: str, **options: Any) -> Plan:
+    forget_sources()
+    data = f'data={{"kind":"store","path":"{store}","size_px":16,"buckets":{BUCKETS}}}'
+    return tiny_plan(data, *more, **options)
+
+
+def test_a_picture_is_cut_to_the_nearest_shape(store: Path) -> None:
+    plan = bucketed(store)
+    source = StoreSource(plan.data, "train", CPU)  # type: ignore[arg-type]
+    expected = {0: (16, 16), 1: (12, 20), 2: (20, 12), 3: (12, 20), 4: (16, 16)}
+    for id_ in range(10):
+        image_BCHW = source.images([id_])
+        whole_CHW = decode(Encoded("", picture(id_, SIZES[id_ % 5])))
+        assert torch.equal(image_BCHW[0], covering(whole_CHW, *expected[id_ % 5]))
+
+
+def test_a_run_trains_on_every_shape_and_goes_on_where_it_stopped(store: Path, tmp_path: Path) -> None:
+    plan = bucketed(store, "model.resolution_embeds=true", techniques=["tread"])
+    parts = build_parts(plan)
+    state, shapes_seen = new_state(parts), set()
+    for _ in range(plan.train.steps):
+        shapes_seen.add(tuple(parts.source.images(parts.order.ids(state.images_seen, 4)).shape[2:]))
+        update(parts, state, Clock(CPU))
+    assert len(shapes_seen) == 3
+    interrupt = Interrupt()
+
+    def stop(progress: Any) -> None:
+        if progress.step == 3:
+            interrupt.signal = 2
+
+    assert train(plan, tmp_path / "run", interrupt, stop).step == 3
+    assert train(plan, tmp_path / "run", Interrupt()).finished
+    assert train(plan, tmp_path / "whole", Interrupt()).finished
+    ends = [sorted((tmp_path / run / "checkpoints").glob("*6*/*.safetensors")) for run in ("run", "whole")]
+    assert ends[0] and [file.read_bytes() for file in ends[0]] == [file.read_bytes() for file in ends[1]]
+
+
+def test_what_needs_one_shape_is_refused_by_name(store: Path) -> None:
+    for more, techniques, words in (
+        ([], ["repa:teacher=scenes,hidden=8"], "repa needs images of one shape"),
+        (["run.latents=disk"], [], "run.latents needs images of one shape"),
+        (["model.patch=8"], [], "12 × 20 is no multiple of 8"),
+        (["data.buckets=[[12,20]]"], [], "the square 16 × 16 must be one of them"),
+        (["data.buckets=[[16,16],[16,20]]"], [], "16 × 20 is empty or has more than size_px² pixels"),
+    ):
+        with pytest.raises(Exception, match=words):
+            bucketed(store, *more, techniques=techniques)
+
+
+def test_plans_without_shapes_keep_their_hash_and_evaluation_is_square(store: Path) -> None:
+    plan = bucketed(store)
+    assert tiny_plan("data.kind=store", "data.path=DIR").hash == "dedc8b516ac63160"  # from before there were any
+    assert plan.hash != bucketed(store, "data.buckets=[]").hash
+    assert plan.data.held_out(3).shapes == ((16, 16),)
+
+
+def test_the_command_prints_shapes_that_a_plan_takes(store: Path) -> None:
+    printed = CliRunner().invoke(app, ["data", "shapes", "--size", "16", "--unit", "4", "--ratio", "2"]).output.strip()
+    assert printed == "data.buckets=[[12,20],[16,16],[20,12]]"
+    assert bucketed(store, printed).data.shapes == ((12, 20), (16, 16), (20, 12))

@@ -1,0 +1,75 @@
+"""Shapes beside the square: pictures keep about their proportions, and each micro-batch has one shape.
+
+A picture belongs to the shape of the nearest proportions, is shrunk until it covers it, and the middle is cut out.
+
+The order is a pure function of (seed, position). The pictures of a shape are an endless stream of their own, shuffled
+anew each time round, and the stream is cut into units of one micro-batch (that of all ranks, so that a step has the
+same pictures for any number of them). Epoch e has the units that lie between e and e + 1 times round, of all shapes,
+shuffled together; what fills no unit comes with the first unit of the next epoch. So nothing is left out, and within a
+stream no picture comes twice before each has come once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from tintype.data.order import ids_at
+from tintype.rng import stream_key
+
+
+@dataclass(frozen=True, eq=False)
+class Bucketed:
+    """Units of pictures of one bucket each. `bucket_N` says which bucket each picture is in."""
+
+    seed: int
+    bucket_N: Tensor
+    unit: int
+    """Images of a micro-batch, over all ranks."""
+
+    def ids(self, first: int, count: int) -> list[int]:
+        found: list[int] = []
+        while len(found) < count:
+            position = first + len(found)
+            skipped = position % self.unit
+            some = min(self.unit - skipped, count - len(found))
+            bucket, turn = self._place(position // self.unit)
+            found += self._of_bucket(bucket, turn * self.unit + skipped, some)
+        return found
+
+    def once(self, first: int, end: int, chunk: int) -> Iterator[list[int]]:
+        end = min(end, first + len(self.bucket_N))
+        for start in range(first, end, chunk):
+            yield self.ids(start, min(chunk, end - start))
+
+    @cached_property
+    def _members(self) -> list[Tensor]:
+        """The pictures of each bucket that has any."""
+        return [(self.bucket_N == bucket).nonzero().flatten() for bucket in self.bucket_N.unique()]
+
+    def _of_bucket(self, bucket: int, first: int, count: int) -> list[int]:
+        members = self._members[bucket]
+        seed = stream_key(self.seed, f"order/bucket/{bucket}")
+        found: list[int] = members[ids_at(seed, first, count, len(members))].tolist()
+        return found
+
+    def _units_before(self, epoch: int) -> list[int]:
+        """Of each bucket, the units that are full after so many times round."""
+        return [epoch * len(members) // self.unit for members in self._members]
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """The bucket of a unit, and which of the bucket's units it is."""
+        most = (index + 1) * self.unit // max(len(members) for members in self._members) + 1
+        epoch = bisect_right(range(most + 1), index, key=lambda epoch: sum(self._units_before(epoch))) - 1
+        before, after = self._units_before(epoch), self._units_before(epoch + 1)
+        first, units = sum(before), sum(after) - sum(before)
+        place = int(ids_at(stream_key(self.seed, f"order/units/{epoch}"), index - first, 1, units))
+        for bucket, (start, end) in enumerate(zip(before, after, strict=True)):
+            if place < end - start:
+                return bucket, start + place
+            place -= end - start
+        raise AssertionError("a unit lies in none of its epoch's buckets")
