@@ -39,8 +39,11 @@ def test_a_sum_on_the_edge_between_two_bytes_is_left_to_the_whole_products(monke
 
     monkeypatch.setattr(module, "resize", noted)
     assert torch.equal(shrunk(image_CHW, 200), whole(image_CHW, 200, 267)) and seen == [267]
-    shrunk(image_CHW, 150)  # by half: the weights are multiples of 1/128, and every order gives the same sum
-    assert seen == [267]
+    image_CHW = torch.full((3, 300, 400), 10, dtype=torch.uint8)
+    image_CHW[:, 100:200, 200] = (
+        138  # by half the weights are multiples of 1/256: 10 + 128 × 111/256 is 65.5 in any order
+    )
+    assert int(shrunk(image_CHW, 150)[0, 70, 100]) == 66 and seen == [267]
 
 
 def test_a_picture_covers_a_shape_that_is_not_square() -> None:
