@@ -86,8 +86,11 @@ def test_pictures_that_are_too_small_are_refused_by_name_and_not_decoded(
     imported(parquet_of(tmp_path / "a.parquet", images, caption=["x"] * 3), tmp_path / "s", ImportOptions(eval_share=0))
     monkeypatch.setattr(module, "decode", None)
     StoreSource(StoreSettings(path=str(tmp_path / "s"), size_px=18), "train", CPU)
-    with pytest.raises(UserError, match=r"a\.parquet, row 1\) has 40 × 18 pixels, and 1 of 3 pictures .* --min-px 20"):
+    message = r"a\.parquet, row 1\) has 40 × 18 pixels, and 1 of 3 pictures .* data\.where='(.*)'"
+    with pytest.raises(UserError, match=message) as raised:
         StoreSource(StoreSettings(path=str(tmp_path / "s"), size_px=20), "train", CPU)
+    advice = str(raised.value).partition("data.where='")[2].rstrip("'")
+    assert len(StoreSource(StoreSettings(path=str(tmp_path / "s"), size_px=20, where=advice), "train", CPU)) == 2
 
 
 def test_another_store_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
