@@ -1,0 +1,71 @@
+"""The command that writes a model's card."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from tintype.cli.shared import EmaLength, app, console, progress_console
+from tintype.errors import UserError
+
+if TYPE_CHECKING:
+    from tintype.export.model_card import Library
+
+
+@app.command()
+def card(
+    run: Annotated[Path, typer.Argument(help="Folder of a run")],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write, with its samples beside it; by default the card is printed")
+    ] = None,
+    license_: Annotated[
+        str | None,
+        typer.Option("--license", help="The hub's identifier: apache-2.0; without, it is said to be unknown"),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name; by default made of its data and its plan")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="A recipe, plan file or run to list the changes against; by default its study's")
+    ] = None,
+    library: Annotated[
+        str, typer.Option(help="What loads the model: tintype (the run), or diffusers (an export)")
+    ] = "tintype",
+    repo: Annotated[str | None, typer.Option(help="OWNER/NAME of the hub, for the example of its use")] = None,
+    dataset: Annotated[list[str], typer.Option(help="Data set of the hub that it was trained on (repeatable)")] = [],  # noqa: B006
+    base_model: Annotated[str | None, typer.Option(help="Model of the hub that the training started from")] = None,
+    with_captions: Annotated[
+        bool, typer.Option("--with-captions", help="Show captions of your own data beside the samples")
+    ] = False,
+    ema_length: EmaLength = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a card that is there")] = False,
+) -> None:
+    """Write a model's card, as the hub shows it, from the record of its run."""
+    from tintype.export.model_card import CardOptions, make_card, write_card
+    from tintype.world import alone
+
+    alone("tintype card")
+    if out is not None and out.is_dir():
+        raise UserError(f"--out {out} is a folder; name the file: {out / 'README.md'}")
+    made = make_card(
+        run,
+        CardOptions(
+            license=license_,
+            library=cast("Library", library),
+            repo=repo,
+            name=name,
+            baseline=baseline,
+            datasets=tuple(dataset),
+            base_model=base_model,
+            with_captions=with_captions,
+            ema_length=ema_length,
+        ),
+    )
+    if out is None:
+        sys.stdout.write(made.text)
+    else:
+        written = write_card(made, out, overwrite)
+        console.print(f"card: {out}, with {len(written) - 1} samples", soft_wrap=True, highlight=False, markup=False)
+    for warning in made.warnings:
+        progress_console.print(f"note: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)

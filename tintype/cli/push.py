@@ -1,0 +1,72 @@
+"""The command that sends an exported model to the hub."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from tintype.cli.shared import app, console
+from tintype.errors import UserError
+
+if TYPE_CHECKING:
+    from tintype.export.push import Destination, Upload
+
+INTERRUPTED = 130
+
+
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(help="A folder with a model and its card, as `tintype export` writes it")],
+    repo: Annotated[str, typer.Option(help="OWNER/NAME on the hub; it is made if it is not there")],
+    private: Annotated[
+        bool, typer.Option("--private", help="Make the repository so that only its owner sees it")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; what is sent is shown all the same")] = False,
+) -> None:
+    """Send a model with its card to the hub, after showing what goes where. Running it again goes on."""
+    push_folder(folder, repo, private, yes)
+
+
+def push_folder(folder: Path, repo: str, private: bool, yes: bool) -> None:
+    from tintype.export.push import push as send
+    from tintype.world import alone
+
+    alone("tintype push")
+    if not yes and not sys.stdin.isatty():
+        raise UserError("there is nobody to ask whether this may be published; use --yes to say so beforehand")
+
+    def consent(upload: Upload, destination: Destination) -> bool:
+        _show(upload, destination)
+        return yes or typer.confirm("Send it?", default=False)
+
+    try:
+        pushed = send(folder, repo, consent, private=private)
+    except KeyboardInterrupt:
+        console.print("interrupted: run the same command to go on", highlight=False)
+        sys.exit(INTERRUPTED)
+    if pushed is None:
+        console.print("nothing was sent", highlight=False)
+        sys.exit(1)
+    words = f"sent as commit {pushed.commit[:12]}" if pushed.changed else "the repository had these files already"
+    console.print(f"{words}: {pushed.url}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _show(upload: Upload, destination: Destination) -> None:
+    from tintype.export.push import file_rows, total_size
+
+    seen = "private" if destination.private else "public"
+    state = f"a {seen} repository that is there" if destination.exists else f"a new {seen} repository"
+    title = f"to {destination.url}, {state}, as {destination.account}"
+    table = Table("file", "size", title=escape(title))
+    for name, size in file_rows(upload):
+        table.add_row(escape(name), size)
+    table.add_row(f"{len(upload.files)} files", total_size(upload), style="bold")
+    console.print(table)
+    if upload.left_out:
+        hidden = ", ".join(upload.left_out[:5]) + (", …" if len(upload.left_out) > 5 else "")
+        console.print(f"left out, hidden: {hidden}", soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,122 @@
+"""What a model is for and what it cannot do, as far as the record of its run shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tintype.data.scenes import COLOURS, HELD_OUT_PAIRS, SHAPES
+from tintype.export.record import RunRecord
+from tintype.settings import DataSettings, EmaSettings
+from tintype.text.words import WordsSettings
+
+_MANY_EPOCHS = 10
+_MUCH_OF_THE_START = 0.01
+
+
+def intended_use(record: RunRecord) -> str:
+    if record.plan.data.of_scenes:
+        return (
+            "Study of training decisions: the scenes have captions that are exactly true, so that what a model makes "
+            "of a prompt can be measured. The pictures are of no other use."
+        )
+    return (
+        "Pictures like those it was trained on, from prompts like their captions. Nothing in the record says that it "
+        "is fit for more."
+    )
+
+
+def limits(record: RunRecord) -> Iterator[str]:
+    """One sentence or two for each limit, each from a fact of the record."""
+    yield from _of_training(record)
+    yield from _of_data(record)
+    yield from _of_text(record)
+    yield from _of_scores(record)
+    yield (
+        "No filter of prompts or pictures is part of the model, and whether it repeats training pictures was not "
+        "looked for."
+    )
+
+
+def _of_training(record: RunRecord) -> Iterator[str]:
+    plan = record.plan
+    if record.step < plan.train.steps:
+        yield f"Training is not finished: these are the weights after {record.step:,} of {plan.train.steps:,} steps."
+    if record.other_seeds:
+        others = ", ".join(map(str, record.other_seeds))
+        yield (
+            f"This is one training, seed {plan.seed}. Its study trained the same plan with the seeds {others} too; how "
+            "far they lie apart is in the study's report and not in this card."
+        )
+    else:
+        yield (
+            f"One seed ({plan.seed}): another training of the same plan would score otherwise, and by how much is not "
+            "known. The intervals of the scores do not cover it."
+        )
+    yield (
+        f"Trained on squares of {plan.data.size_px} × {plan.data.size_px} pixels only; other sizes and shapes were not "
+        "tried."
+    )
+    if isinstance(plan.ema, EmaSettings) and (start := plan.ema.decay**record.step) >= _MUCH_OF_THE_START:
+        yield (
+            f"The weights are an average over training in which the random ones of the start still have a share of "
+            f"{start:.0%}."
+        )
+    if plan.captions.dropout == 0:
+        yield "It never read the empty caption in training, so classifier-free guidance has nothing to go by."
+
+
+def _of_data(record: RunRecord) -> Iterator[str]:
+    data, count = record.plan.data, record.data_count
+    if isinstance(data, DataSettings):
+        most = data.max_objects
+        number = (
+            f"{data.min_objects} to {most} objects" if most > data.min_objects else f"{most} object" + "s" * (most > 1)
+        )
+        yield (
+            f"It has seen drawn scenes only: {number} ({', '.join(SHAPES)}) in {len(COLOURS)} colours on a backdrop of "
+            "two colours. It cannot draw people, animals, writing, places or anything else that is not in these scenes."
+        )
+        yield (
+            f"{len(HELD_OUT_PAIRS)} pairs of colour and shape never occur in its training; every scene that it was "
+            "scored on has one, so the scores are of combinations that are new to it."
+        )
+    else:
+        yield (
+            "What the training pictures show, whom they leave out, and who holds rights in them is not in the record; "
+            "the model has the slant of its data."
+        )
+    if count and (epochs := record.images / count) >= _MANY_EPOCHS:
+        yield f"Each training picture was seen about {epochs:,.0f} times, which favours learning them by heart."
+    elif count and epochs < 1:
+        yield f"Training ended before it had seen all of its pictures: {record.images:,} of {count:,}."
+
+
+def _of_text(record: RunRecord) -> Iterator[str]:
+    text = record.plan.text
+    if isinstance(text, WordsSettings):
+        known = "Words that the captions of the scenes do not have" if record.plan.data.of_scenes else "Rare words"
+        yield (
+            f"It reads words by hashing, with an encoder trained from nothing on its captions: {known.lower()} mean "
+            f"nothing to it, and of a prompt the first {text.max_tokens - 1} words count."
+        )
+    else:
+        longest = getattr(text, "max_tokens", None)
+        yield (
+            "It reads what its frozen text encoder reads"
+            + (f", cut to {longest} tokens" if longest else "")
+            + "; how it follows prompts unlike its captions was not measured."
+        )
+
+
+def _of_scores(record: RunRecord) -> Iterator[str]:
+    if not record.evaluations:
+        yield "It was not evaluated: nothing is known of how good its pictures are."
+        return
+    for one in record.evaluations:
+        if one.step != record.step:
+            yield f"The scores are of the weights after step {one.step:,}, not of those after step {record.step:,}."
+    if record.plan.data.of_scenes:
+        yield (
+            "Distances on the features called scenes are those of tintype's own scene encoder; they do not compare "
+            "with a published FID."
+        )

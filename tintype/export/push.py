@@ -1,0 +1,248 @@
+"""Sends a folder with a card to the hub: what goes where is shown first, and nothing goes without consent.
+
+All files go in one commit: a repository has the whole folder or what it had before. What was uploaded before an
+interruption is on the hub already, and is not sent again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.filesize import decimal
+
+from tintype.errors import UserError
+from tintype.export.model_card import CARD
+from tintype.export.public import HUB_NAME
+
+TokenSource = Callable[[], str | None]
+
+_LOG_IN = "log in with `hf auth login` (or set HF_TOKEN) with a token that may write, then run the same command again"
+_AGAIN = "run the same command again: what is on the hub already is not sent twice"
+_PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".joblib", ".npy", ".npz"})
+"""Endings under which others load pickles; arrays of numpy may hold some."""
+_PICKLE_PROTOCOLS = range(2, 6)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What would be sent."""
+
+    folder: Path
+    files: tuple[str, ...]
+    left_out: tuple[str, ...]
+    """Hidden files and folders."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {name: (self.folder / name).stat().st_size for name in self.files}
+
+
+@dataclass(frozen=True)
+class Destination:
+    repo: str
+    url: str
+    account: str
+    exists: bool
+    private: bool
+
+
+@dataclass(frozen=True)
+class Pushed:
+    url: str
+    commit: str
+    changed: bool
+    """False where the repository had these files already."""
+
+
+Consent = Callable[[Upload, Destination], bool]
+
+
+def collect(folder: Path) -> Upload:
+    """The files of a folder that may be published, or a message on why it may not."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}; `tintype export` writes one")
+    if (folder / "metrics.jsonl").exists() and (folder / "checkpoints").is_dir():
+        raise UserError(
+            f"{folder} is the folder of a run: its plan and logs have paths of this machine, and its checkpoints the "
+            "optimizer's state; `tintype export` writes a folder that can be published"
+        )
+    if not (folder / CARD).is_file():
+        raise UserError(f"{folder} has no card; `tintype card RUN --out {folder / CARD}` writes one")
+    hidden, files = [], []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if any(part.startswith(".") for part in Path(name).parts):
+            hidden.append(name)
+        elif path.is_symlink():
+            raise UserError(f"{path} is a link; put the file itself there: what a link leads to is easily overlooked")
+        elif path.is_file():
+            _refuse_pickle(path)
+            files.append(name)
+    return Upload(folder, tuple(files), tuple(hidden))
+
+
+def push(
+    folder: Path,
+    repo: str,
+    consent: Consent,
+    *,
+    private: bool = False,
+    token: TokenSource | None = None,
+    endpoint: str | None = None,
+) -> Pushed | None:
+    """Uploads the folder as a model's repository, which is made if it is not there. None where consent was refused.
+
+    `token` says where the token comes from, by default the login of huggingface_hub. The repository's visibility
+    is chosen when it is made; one that is there keeps its own, and is refused where it is public against `private`.
+    """
+    if not HUB_NAME.fullmatch(repo):
+        raise UserError(f"--repo {repo}: write it as OWNER/NAME")
+    upload = collect(folder)
+    hub = _hub()
+    secret = (token or hub.get_token)()
+    if not secret:
+        raise UserError(f"no token of the hub was found; {_LOG_IN}")
+    api = hub.HfApi(endpoint=endpoint, token=secret, library_name="tintype")
+    with _explained(hub, api.endpoint, repo, secret):
+        destination = _destination(hub, api, repo, private)
+    if private and not destination.private:
+        raise UserError(
+            f"{repo} is there already and public, and --private was asked for; make it private in its settings, or "
+            "choose another --repo"
+        )
+    if not consent(upload, destination):
+        return None
+    with _explained(hub, api.endpoint, repo, secret):
+        if not destination.exists:
+            api.create_repo(repo, private=private, exist_ok=True)
+        pushed = _commit(hub, api, upload, destination)
+        _check_arrived(api, upload, repo)
+    return pushed
+
+
+def _destination(hub: Any, api: Any, repo: str, private: bool) -> Destination:
+    account, url = str(api.whoami()["name"]), f"{api.endpoint}/{repo}"
+    try:
+        info = api.model_info(repo)
+    except hub.errors.GatedRepoError:  # it is one of those not found, but it is there
+        raise
+    except hub.errors.RepositoryNotFoundError:
+        return Destination(repo, url, account, exists=False, private=private)
+    return Destination(repo, url, account, exists=True, private=bool(info.private))
+
+
+def _commit(hub: Any, api: Any, upload: Upload, destination: Destination) -> Pushed:
+    before = api.model_info(destination.repo).sha if destination.exists else None
+    additions = [hub.CommitOperationAdd(name, str(upload.folder / name)) for name in upload.files]
+    made = api.create_commit(destination.repo, additions, commit_message="Upload with tintype")
+    return Pushed(destination.url, str(made.oid), changed=made.oid != before)
+
+
+def _check_arrived(api: Any, upload: Upload, repo: str) -> None:
+    """A .gitignore of the repository leaves files out without a word."""
+    sizes = upload.sizes
+    found = {info.path: info.size for info in api.get_paths_info(repo, list(upload.files))}
+    lost = [name for name in upload.files if found.get(name) != sizes[name]]
+    if lost:
+        raise UserError(
+            f"{repo} does not have what was sent of {', '.join(lost[:5])}; does a .gitignore of the repository leave "
+            "it out, or did the folder change on the way? Mend this, then run the same command again"
+        )
+
+
+def _refuse_pickle(path: Path) -> None:
+    if path.suffix.lower() in _PICKLES or _is_pickle(path):
+        raise UserError(
+            f"{path} is a pickle or may hold one, which can run code where it is loaded; publish safetensors, and take "
+            "this file out of the folder"
+        )
+
+
+def _is_pickle(path: Path) -> bool:
+    """By its content: a pickle itself, or an archive of torch around one."""
+    with path.open("rb") as file:
+        first = file.read(2)
+    if len(first) == 2 and first[0] == 0x80 and first[1] in _PICKLE_PROTOCOLS:
+        return True
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith((".pkl", ".pickle")) for name in archive.namelist())
+
+
+def _hub() -> Any:
+    try:
+        importlib.import_module("huggingface_hub.errors")  # which the package itself may not have loaded
+        return importlib.import_module("huggingface_hub")
+    except ImportError as error:
+        raise UserError(f"pushing needs huggingface_hub ({error}): pip install 'tintype[encoders]'") from None
+
+
+@contextmanager
+def _explained(hub: Any, endpoint: str, repo: str, secret: str) -> Iterator[None]:
+    """Turns what the hub answers, or that it does not, into one message, in which the token never stands.
+
+    `errors.HTTPError` is the base of what the library's HTTP client raises, whichever that is; a part that failed in a
+    thread comes as a RuntimeError, a malformed answer or card as a ValueError.
+    """
+    try:
+        yield
+    except (hub.errors.HTTPError, OSError, RuntimeError, ValueError) as error:
+        chain = list(_chain(error))
+        answered = next((one for one in chain if isinstance(one, hub.errors.HfHubHTTPError)), None)
+        broken = next((one for one in chain if isinstance(one, (hub.errors.HTTPError, OSError))), None)
+        if answered is not None:
+            what = _advice(answered.response.status_code, repo)
+        elif broken is not None:
+            what = f"{endpoint} cannot be reached or broke off; check the connection, then {_AGAIN}"
+        else:
+            what = f"the library of the hub gave up; mend what it names, then {_AGAIN}"
+        reason = _reason(answered or broken or chain[-1]).replace(secret, "…")
+        raise UserError(f"pushing to {endpoint}/{repo}: {what} ({reason})") from None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those behind it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _reason(error: BaseException) -> str:
+    said = getattr(error, "server_message", None) or str(error)
+    first = next(iter(str(said).strip().splitlines()), type(error).__name__)
+    return re.sub(r"\s+", " ", first)[:300]
+
+
+def _advice(status: int, repo: str) -> str:
+    owner = repo.partition("/")[0]
+    if status == 401:
+        return f"the hub does not accept the token; {_LOG_IN}"
+    if status == 403:
+        return f"the token may not write there: is '{owner}' yours, and may the token write? Else {_LOG_IN}"
+    if status == 404:
+        return "the hub has no such repository, or none that this token may see; check the name"
+    if status in (409, 412):
+        return f"somebody else changed the repository just now; {_AGAIN}"
+    if status == 429:
+        return f"the hub asks for fewer requests; wait some minutes, then {_AGAIN}"
+    if status >= 500:
+        return f"the hub has a problem of its own ({status}); wait, then {_AGAIN}"
+    return f"the hub answered {status}"
+
+
+def file_rows(upload: Upload) -> Sequence[tuple[str, str]]:
+    """Name and size of each file, the largest first."""
+    sizes = upload.sizes
+    return [(name, decimal(sizes[name])) for name in sorted(sizes, key=lambda name: (-sizes[name], name))]
+
+
+def total_size(upload: Upload) -> str:
+    return decimal(sum(upload.sizes.values()))

@@ -1,0 +1,175 @@
+"""What a run's folder says of the run: its plan, its log, what it was made of and made on, how it was scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tintype import recipes
+from tintype.data.store.layout import is_store, open_store
+from tintype.data.store.settings import StoreSettings
+from tintype.errors import UserError
+from tintype.evaluation.protocol import Definition, Protocol, Sampling, definitions
+from tintype.evaluation.run import read_result
+from tintype.metrics import clip_score
+from tintype.plan import Change, Plan, diff, plan_from_document, plan_from_folder
+from tintype.strict import Document, parse, read_file
+from tintype.train import checkpoint
+from tintype.train.folder import RunFolder, read_json
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A stored result, with what its protocol says of the numbers."""
+
+    result: Mapping[str, Any]
+    protocol: Protocol
+    meanings: Mapping[str, Definition]
+
+    @property
+    def step(self) -> int:
+        return int(self.result["step"])
+
+    def sampling(self, metric: str) -> Sampling | None:
+        """The condition whose pictures a number was taken on; None for numbers that need no pictures of the model."""
+        encoders = [encoder.title for encoder in self.protocol.encoders]
+        kinds = [*self.protocol.metrics, *clip_score.DEFINITIONS]
+        plain_names = ["scene_accuracy", *(f"{kind}_{encoder}" for kind in kinds for encoder in encoders)]
+        return next((one for one in self.protocol.conditions if metric in map(one.metric, plain_names)), None)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    words: str
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    path: Path
+    plan: Plan
+    step: int
+    environment: Mapping[str, Any]
+    identities: Mapping[str, str]
+    latents: Mapping[str, Any]
+    lines: Sequence[Mapping[str, Any]]
+    evaluations: Sequence[Evaluation]
+    older_evaluations: int
+    """Of earlier steps or of other weight averages, which are not those of `evaluations`."""
+    study: Path | None
+    baseline: Baseline | None
+
+    @property
+    def images(self) -> int:
+        """Pictures that training has seen, repeats included."""
+        return self.step * self.plan.train.batch
+
+    @property
+    def seconds(self) -> float:
+        return sum(float(line["seconds"]) for line in self.lines)
+
+    @property
+    def on_gpu(self) -> bool:
+        return any("memory_gb" in line for line in self.lines)
+
+    @property
+    def changes(self) -> dict[str, Change]:
+        return diff(self.baseline.plan, self.plan) if self.baseline else {}
+
+    @cached_property
+    def data_count(self) -> int | None:
+        """Training pictures; None where a store is not at hand to be asked."""
+        data = self.plan.data
+        if not isinstance(data, StoreSettings):
+            return int(getattr(data, data.count_key))
+        place = Path(data.path).expanduser()
+        if not is_store(place):
+            return data.limit
+        about = open_store(place).about
+        if about.identity != self.identities.get("data", about.identity):
+            return data.limit  # another store lies there now
+        return min(about.counts["train"], data.limit or about.counts["train"])
+
+    @cached_property
+    def other_seeds(self) -> list[int]:
+        """Seeds that its study trained the same plan with, its own left out."""
+        if self.study is None:
+            return []
+        plans = [plan_from_document(read_file(file)) for file in sorted((self.study / "runs").glob("*/plan.yaml"))]
+        return sorted({plan.seed for plan in plans if not diff(plan, self.plan)} - {self.plan.seed})
+
+
+def read_record(path: Path, baseline: str | None = None, ema_length: float | None = None) -> RunRecord:
+    """`ema_length` chooses the scores of a weight average made of snapshots; without, those of the checkpoint."""
+    plan, folder = plan_from_folder(path), RunFolder(path)
+    lines = folder.metrics()
+    step = checkpoint.newest_whole_step(folder.checkpoints) or (lines[-1]["step"] if lines else 0)
+    if not step:
+        raise UserError(f"{path} has not been trained for a step yet; `tintype train` first, then write its card")
+    study = _study_of(path)
+    every = _evaluations(path, plan)
+    chosen = _newest([one for one in every if one.result.get("ema", {}).get("length") == ema_length], step)
+    return RunRecord(
+        path=path,
+        plan=plan,
+        step=step,
+        environment=read_json(path / "environment.json"),
+        identities=read_json(folder.loaded_file),
+        latents=read_json(folder.latents_file),
+        lines=lines,
+        evaluations=chosen,
+        older_evaluations=len(every) - len(chosen),
+        study=study,
+        baseline=_named_baseline(baseline) if baseline else _study_baseline(study, plan),
+    )
+
+
+def _evaluations(path: Path, plan: Plan) -> list[Evaluation]:
+    found = []
+    for file in sorted((path / "evaluation").glob("*/result.json")):
+        try:
+            result = read_result(file)
+        except ValueError as error:
+            raise UserError(f"{file} cannot be read as JSON ({error}); remove it and evaluate again") from None
+        protocol = parse(Protocol, Document(str(file), result["protocol"]))
+        found.append(Evaluation(result, protocol, definitions(protocol, plan.data.of_scenes)))
+    return found
+
+
+def _newest(found: Sequence[Evaluation], step: int) -> list[Evaluation]:
+    """Those of the checkpoint; where it has none, those of the last step before that has some."""
+    last = max((one.step for one in found if one.step <= step), default=None)
+    return [one for one in found if one.step == last]
+
+
+def _study_of(path: Path) -> Path | None:
+    runs = path.resolve().parent
+    return runs.parent if runs.name == "runs" and (runs.parent / "study.yaml").is_file() else None
+
+
+def _study_baseline(study: Path | None, plan: Plan) -> Baseline | None:
+    """Of a study's baselines, one for each resolution, the one that the plan is nearest to."""
+    if study is None:
+        return None
+    files = [
+        file for file in (study / "baseline.yaml", *sorted((study / "baselines").glob("*.yaml"))) if file.is_file()
+    ]
+    if not files:
+        return None
+    plans = {file: plan_from_document(read_file(file)) for file in files}
+    nearest = min(files, key=lambda file: len(diff(plans[file], plan)))
+    document = read_file(study / "study.yaml").data
+    name = document.get("name") if isinstance(document, dict) else None
+    where = f" at the resolution {nearest.stem}" if nearest.parent.name == "baselines" else ""
+    return Baseline(f"the baseline{where} of the study “{name or study.name}”", plans[nearest])
+
+
+def _named_baseline(name: str) -> Baseline:
+    if Path(name).is_dir():
+        plan = plan_from_folder(Path(name))
+        return Baseline(f"the run {plan.hash}", plan)
+    plan = plan_from_document(recipes.find("plans", name))
+    return Baseline(f"the recipe {name}" if name in recipes.names("plans") else f"the plan {Path(name).stem}", plan)
