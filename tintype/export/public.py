@@ -20,7 +20,7 @@ _SOURCE_KEYS = frozenset({"weights", "source"})
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _PATHS = re.compile(
     r"file://\S+"
-    r"|(?<![\w/:.~])(?:~[\w.-]*|\.{1,2})?/[^\s/'\"`]{2,}(?:/[^\s'\"`]*)*"
+    r"|(?<![\w/:.~<])(?:~[\w.-]*|\.{1,2})?/[^\s/'\"`]{2,}(?:/[^\s'\"`]*)*"
     r"|\b[A-Za-z]:\\[^\s'\"`]+"
     r"|\\\\\w[^\s'\"`]+"
 )
