@@ -387,6 +387,8 @@ def _cost(record: RunRecord) -> Iterator[str]:
             (hours, f"{seconds * ranks / 3600:,.3g}"),
             ("Time by part", ", ".join(f"{part} {share:.0%}" for part, share in split.items() if share >= 0.005)),
         ]
+    if record.events:
+        rows.append(("Events", ", ".join(f"{kind}: {count:,}" for kind, count in record.events.items())))
     if record.on_gpu:
         most = max(float(line["memory_gb"]) for line in record.lines if "memory_gb" in line)
         rows.append(

@@ -182,7 +182,7 @@ def _hub() -> Any:
         importlib.import_module("huggingface_hub.errors")  # which the package itself may not have loaded
         return importlib.import_module("huggingface_hub")
     except ImportError as error:
-        raise UserError(f"pushing needs huggingface_hub ({error}): pip install 'tintype[encoders]'") from None
+        raise UserError(f"pushing needs huggingface_hub ({error}): pip install 'tintype[hub]'") from None
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,6 +57,8 @@ class RunRecord:
     identities: Mapping[str, str]
     latents: Mapping[str, Any]
     lines: Sequence[Mapping[str, Any]]
+    events: Mapping[str, int]
+    """How often each kind of event is in the log: steps that were skipped, checkpoints that were damaged."""
     evaluations: Sequence[Evaluation]
     older_evaluations: int
     """Of earlier steps or of other weight averages, which are not those of `evaluations`."""
@@ -120,6 +123,7 @@ def read_record(path: Path, baseline: str | None = None, ema_length: float | Non
         identities=read_json(folder.loaded_file),
         latents=read_json(folder.latents_file),
         lines=lines,
+        events=Counter(str(event["event"]) for event in folder.events()),
         evaluations=chosen,
         older_evaluations=len(every) - len(chosen),
         study=study,

@@ -129,6 +129,23 @@ def test_the_body_says_what_the_record_has(scenes: Run) -> None:
         assert words in headings
 
 
+def test_the_cost_has_memory_gpu_hours_and_events_where_the_log_has_them(copied: Path) -> None:
+    usual = make_card(copied).text
+    assert "Hours of the processor" in usual and "GPU hours" not in usual and "Events" not in usual
+    lines = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    on_gpu = [{**line, "memory_gb": float(line["step"]), "seconds": 600.0} for line in lines]
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in on_gpu))
+    event = json.dumps({"event": "non-finite-step", "step": 3, "moved_to": "/home/alice"})
+    (copied / "events.jsonl").write_text(f"{event}\n{event}\n")
+    environment = copied / "environment.json"
+    environment.write_text(json.dumps({**json.loads(environment.read_text()), "ranks": 4, "device": "H200"}))
+    found = cells(split(make_card(copied).text)[1])
+    assert found[found.index("GPU hours") + 1] == "4"
+    assert found[found.index("Memory") + 1].startswith("6.0 GB held between steps")
+    assert found[found.index("Events") + 1] == "non-finite-step: 2"
+    assert found[found.index("Device") + 1] == "4 × H200"
+
+
 def test_an_interval_without_width_is_no_interval(copied: Path) -> None:
     change_result(copied, lambda result: result["intervals"].update(recall_scenes=[0.0, 0.0]))
     text = make_card(copied).text
