@@ -58,8 +58,7 @@ def _of_training(record: RunRecord) -> Iterator[str]:
     )
     if isinstance(plan.ema, EmaSettings) and (start := plan.ema.decay**record.step) >= _MUCH_OF_THE_START:
         yield (
-            f"The weights are an average over training in which the random ones of the start still have a share of "
-            f"{start:.0%}."
+            f"The weights are an average over training in which those of the start still have a share of {start:.0%}."
         )
     if plan.captions.dropout == 0:
         yield "It never read the empty caption in training, so classifier-free guidance has nothing to go by."

@@ -30,6 +30,7 @@ UNKNOWN = "unknown"
 CARD = "README.md"
 SAMPLES = "samples"
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+_SHOWN_ABOVE = ("data", "text", "tokenizer")
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -206,7 +207,9 @@ def _usage(record: RunRecord, options: CardOptions) -> Iterator[str]:
         asked = shlex.quote(public.words(prompt))
         lines = [f"tintype sample RUN {asked} --out samples --guidance 3.5 --steps 50"]
         yield fenced("\n".join(lines), "sh")
-        yield f"`RUN` is the folder of the run. It was trained with tintype {text(_version(record))}.\n"
+        version = record.environment.get("tintype")
+        yield "`RUN` is the folder of the run." + (f" It was trained with tintype {text(version)}." if version else "")
+        yield ""
 
 
 def _samples(record: RunRecord, options: CardOptions, pictures: Mapping[str, Path]) -> Iterator[str]:
@@ -420,6 +423,11 @@ def _lineage(record: RunRecord, options: CardOptions) -> Iterator[str]:
     rows = [
         ("Started from", f"{options.base_model}, as the author says" if options.base_model else "random weights"),
         *_sources(plain(record.plan)),
+        *(
+            (f"Identity of {name}", identity)
+            for name, identity in record.identities.items()
+            if name not in _SHOWN_ABOVE
+        ),
         ("Plan", record.plan.hash),
         *(("Study", words) for words in [record.baseline.words if record.study and record.baseline else ""] if words),
         ("Trained with", made_with or "not in the record"),
@@ -448,10 +456,6 @@ def _full_plan(record: RunRecord) -> Iterator[str]:
     yield "<details><summary>The full plan</summary>\n"
     yield fenced(write_yaml(public.settings(plain(record.plan))), "yaml")
     yield "</details>\n"
-
-
-def _version(record: RunRecord) -> str:
-    return str(record.environment.get("tintype", tintype.__version__))
 
 
 # The pictures and their prompts.

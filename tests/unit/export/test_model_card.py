@@ -335,6 +335,23 @@ def test_a_run_that_never_stepped_has_no_card(tmp_path: Path) -> None:
         make_card(tmp_path)
 
 
+def test_the_lineage_names_every_checkpoint_of_others(tmp_path: Path) -> None:
+    """The card of a run that lies elsewhere needs no weights."""
+    plan = tiny_plan("text={kind: t5, weights: google/flan-t5-small, revision: abc}", techniques=["repa"])
+    (tmp_path / "plan.yaml").write_text(plan.to_yaml())
+    line = {"step": 6, "seconds": 1.0, "images_per_s": 24.0, "parts": {"forward": 1.0}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    (tmp_path / "loaded.json").write_text(json.dumps({"text": "12" * 32, "repa": "34" * 32}))
+    text = make_card(tmp_path, CardOptions(base_model="me/old")).text
+    head, tokens = split(text)
+    found = cells(tokens)
+    assert head["base_model"] == "me/old" and "repa" in head["tags"] and "model-index" not in head
+    assert found[found.index("Started from") + 1] == "me/old, as the author says"
+    assert found[found.index("text t5") + 1] == "google/flan-t5-small at abc"
+    assert found[found.index("Identity of repa") + 1] == "34" * 32 and "frozen" in found
+    assert "trained with tintype" not in text, "the record does not say by which version"
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
