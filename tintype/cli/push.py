@@ -61,8 +61,9 @@ def _show(upload: Upload, destination: Destination) -> None:
 
     seen = "private" if destination.private else "public"
     state = f"a {seen} repository that is there" if destination.exists else f"a new {seen} repository"
-    title = f"to {destination.url}, {state}, as {destination.account}"
-    table = Table("file", "size", title=escape(title))
+    where = f"to {destination.url}, {state}, as {destination.account}:"
+    console.print(where, soft_wrap=True, highlight=False, markup=False)
+    table = Table("file", "size")
     for name, size in file_rows(upload):
         table.add_row(escape(name), size)
     table.add_row(f"{len(upload.files)} files", total_size(upload), style="bold")
