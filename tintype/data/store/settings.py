@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from tintype.data.store.layout import is_store
 from tintype.settings import DataPart, plain
+
+
+def _tuples(value: Any) -> Any:
+    """Lists as tuples: within a mixture, which hands its size down, JSON's rules no longer hold."""
+    return tuple(_tuples(one) for one in value) if isinstance(value, list) else value
 
 
 class StoreSettings(DataPart):
@@ -39,7 +44,7 @@ class StoreSettings(DataPart):
         None, pattern="^[0-9a-f]{8,64}$", description="The first digits of the skip list's identity: refuse any other"
     )
 
-    buckets: tuple[tuple[int, int], ...] = Field(
+    buckets: Annotated[tuple[tuple[int, int], ...], BeforeValidator(_tuples)] = Field(
         (), description="Heights and widths, in pixels, that training pictures are cut to; none for squares"
     )
 
