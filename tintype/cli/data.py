@@ -25,7 +25,8 @@ app.add_typer(data_app, name="data")
 @data_app.command("import")
 def data_import(
     source: Annotated[
-        Path, typer.Argument(help="A set of pictures: .parquet, .tar, MDS, a saved data set, or a folder")
+        Path,
+        typer.Argument(help="A set of pictures: .parquet, .tar, MDS, a saved data set, a folder; or the word scenes"),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder of the new store")],
     caption: Annotated[

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow
 import pytest
+import torch
 from PIL import Image
 from pyarrow import parquet
 
@@ -19,11 +20,13 @@ from tests import sets
 from tests.tiny_store import imported, parquet_of, picture, tried
 from tests.unit.data.test_store import quarantine
 from tintype.data.pictures import Encoded, decode, open_pictures
+from tintype.data.scenes.source import scene_source
 from tintype.data.store import writer
 from tintype.data.store.doors import open_door
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import open_store
 from tintype.errors import UserError
+from tintype.settings import DataSettings
 
 Records = set[tuple[str, str, str, str]]
 
@@ -54,6 +57,23 @@ def test_every_door_brings_in_the_same_records(tmp_path: Path, form: str) -> Non
     about = imported(source, tmp_path / "store", options)
     assert about.quarantined == 0 and sorted(about.captions) == ["long", "short"]
     assert records(tmp_path / "store") == expected(sets.entries())
+
+
+def test_the_embedded_scenes_are_a_set_too(tmp_path: Path) -> None:
+    about = imported(
+        Path("scenes:count=7,size_px=16,style=photo"), tmp_path / "store", ImportOptions(split_column="split")
+    )
+    assert about.counts == {"train": 7, "eval": 1} and about.made_from["source"].startswith("scenes:")
+    store, scenes = open_store(tmp_path / "store"), DataSettings(count=7, size_px=16, style="photo")
+    for split in ("train", "eval"):
+        source = scene_source(scenes, split, torch.device("cpu"))
+        for id_, row in enumerate(store.rows(split).tolist()):
+            assert torch.equal(decode(store.encoded(row)), source.images([id_])[0])
+            assert store.captions_of(row) == source.records([id_])[0].captions
+    door = open_door(Path("scenes:count=7,size_px=16"))
+    assert [one.source for one in door.items([], 6)] == ["scenes/train/6", "scenes/eval/0"]
+    with pytest.raises(UserError, match="did you mean 'count'"):
+        open_door(Path("scenes:cout=7"))
 
 
 @pytest.mark.parametrize("form", sets.FORMS)

@@ -194,7 +194,7 @@ def _request(source: Path, door: Door, captions: Mapping[str, str], options: Imp
     files = json.dumps(door.fingerprint)
     asked = {**asdict(options), "captions": dict(captions), "splits": dict(options.splits)}
     return {
-        "source": str(source.resolve()),
+        "source": str(source.resolve()) if source.exists() else str(source),
         "source_files_sha256": hashlib.sha256(files.encode()).hexdigest(),
         **asked,
     }

@@ -81,6 +81,10 @@ def fingerprint(files: Sequence[Path]) -> list[list[str | int]]:
 
 
 def open_door(path: Path) -> Door:
+    from tintype.data.store.doors.scenes import open_scenes
+
+    if (scenes := open_scenes(path)) is not None:
+        return scenes
     if not path.exists():
         raise UserError(f"{path} does not exist; give {KNOWN}")
     opened = [door for knock in _doors() if (door := knock(path)) is not None]
@@ -93,7 +97,7 @@ def open_door(path: Path) -> Door:
 
 KNOWN = (
     "a .parquet or .tar file, a folder of them, a folder of pictures with captions in .txt, .json or metadata files, "
-    "a data set saved by `save_to_disk`, or MDS shards"
+    "a data set saved by `save_to_disk`, MDS shards, or `scenes`"
 )
 
 
