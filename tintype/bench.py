@@ -54,12 +54,13 @@ DENSE, AGAIN = "dense", "dense again"
 
 @exact_fp32()
 def measure(plan: Plan, steps: int) -> dict[str, Any]:
+    refuse_stages(plan)
     parts = build_parts(plan)
     parts.ready()
     state = new_state(parts)
     clock = Clock(parts.device)
     images = min(len(parts.source), (_WARM_UP_STEPS + steps) * plan.train.batch)
-    prepare_ids(parts, parts.order.ids(0, images))
+    prepare_ids(parts, parts.order.ids(0, images), parts.source)
     for _ in range(_WARM_UP_STEPS):
         update(parts, state, clock)
     clock.read()
@@ -176,6 +177,7 @@ def compare(
 
     With techniques the plan itself is measured first and last: its second ratio says how far one can trust the others.
     """
+    refuse_stages(plan)
     _refuse_twice("--technique", techniques)
     _refuse_twice("--tokens", tokens)
     _refuse_twice("--batch", batches)
@@ -186,6 +188,8 @@ def compare(
         for sized in [at_size(plan, *size) for size in sizes]
         for name, specs in [(DENSE, []), *((one, [one]) for one in techniques), *([(AGAIN, [])] if techniques else [])]
     ]
+    for _, case in cases:
+        refuse_stages(case)
     rows = []
     for name, case in cases:
         row = Row(_tokens(case), case.data.size_px, case.train.batch, name, case.tuning is not None)
@@ -233,6 +237,15 @@ def _size_px(plan: Plan, tokens: int) -> int:
         f"--tokens: {tokens} cannot be had: images are square, of {lowest} to {highest} px, and a token covers "
         f"{unit} × {unit} px (tokenizer stride × model.patch). Nearest: {shown}; another model.patch gives others"
     )
+
+
+def refuse_stages(plan: Plan) -> None:
+    """The first steps would be measured, and stand for all of them."""
+    if plan.train.stages:
+        raise UserError(
+            "train.stages: steps on images of several sizes have no one speed; measure each size by itself, with "
+            "--set train.stages=[] --set data.size_px=… and without resolution-stages"
+        )
 
 
 def _refuse_twice(option: str, values: Sequence[object]) -> None:

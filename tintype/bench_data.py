@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tintype.bench import StepClock
+from tintype.bench import StepClock, refuse_stages
 from tintype.data.sources import open_order
 from tintype.data.store.importing import ImportOptions, import_pictures
 from tintype.data.store.settings import StoreSettings
@@ -54,6 +54,7 @@ def measure_data(plan: Plan, steps: int) -> dict[str, Any]:
             f"--data measures decoding, but data of the kind '{plan.data.kind}' has no files; take a store: "
             "--set data.kind=store --set data.path=DIR"
         )
+    refuse_stages(plan)
     device = choose_device(plan.run.device)
     _loading(plan, plan.data, steps, usual_threads(), device)  # from the disk, which is not what is measured
     loadings = [_loading(plan, plan.data, steps, threads, device) for threads in sorted({1, usual_threads()})]

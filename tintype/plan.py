@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import reduce
+from itertools import pairwise
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Union
@@ -52,6 +53,7 @@ _CAME_LATER: list[tuple[str, str, Any]] = [
     ("precision", "matmul", "plain"),
     ("precision", "islands", plain(IslandSettings())),
     ("precision", "loss_scale", 1.0),
+    ("train", "stages", []),
 ]
 """Settings that older plans do not have: at these values the hash leaves them out, so that runs keep their names."""
 _CAME_LATER_TO_A_KIND: list[tuple[str, str, str, Any]] = [
@@ -172,6 +174,8 @@ class Plan(Settings):
         self.data.check(self)
         if len(self.data.shapes) > 1:
             self._check_shapes(unit)
+        if self.train.stages:
+            self._check_stages(unit)
         self.precision.check(self.model)
         if self.route:
             self.route.check(self)
@@ -189,12 +193,37 @@ class Plan(Settings):
                     f"data.buckets: {height} × {width} is no multiple of {unit} (tokenizer stride × model.patch); "
                     f"`tintype data shapes --size {self.data.size_px} --unit {unit}` prints some that are"
                 )
+        self._refuse_one_shape("data.buckets")
+
+    def _check_stages(self, unit: int) -> None:
+        """Raises ValueError where the first steps cannot have smaller images."""
+        stages, size_px, steps = self.train.stages, self.data.size_px, self.train.steps
+        for stage in stages:
+            if stage.size_px % unit:
+                raise ValueError(
+                    f"train.stages: {stage.size_px} px is no multiple of {unit} (tokenizer stride × model.patch)"
+                )
+        if not _ascend([*(stage.size_px for stage in stages), size_px]):
+            sizes = ", ".join(str(stage.size_px) for stage in stages)
+            raise ValueError(f"train.stages: the sizes ({sizes}) must ascend and stay below data.size_px ({size_px})")
+        if not _ascend([*(stage.until for stage in stages), steps]):
+            ends = ", ".join(str(stage.until) for stage in stages)
+            raise ValueError(
+                f"train.stages: the steps at which stages end ({ends}) must ascend and stay below train.steps "
+                f"({steps}): the last stage is that of data.size_px"
+            )
+        if len(self.data.shapes) > 1:
+            raise ValueError("train.stages and data.buckets do not go together; leave one of them out")
+        self._refuse_one_shape("train.stages")
+
+    def _refuse_one_shape(self, setting: str) -> None:
+        """Raises ValueError where a part needs images of one shape, and this setting gives them several."""
         parts = [part for part in (self.route, *self.losses) if part is not None]
         stuck = [part.kind for part in parts if not part.any_shape]
         stuck += ["tuning"] if self.tuning else []
         stuck += ["run.latents"] if self.run.latents == "disk" else []
         if stuck:
-            raise ValueError(f"{', '.join(stuck)} needs images of one shape; leave it or data.buckets out")
+            raise ValueError(f"{', '.join(stuck)} needs images of one shape; leave it or {setting} out")
 
     @property
     def hash(self) -> str:
@@ -217,12 +246,27 @@ class Plan(Settings):
 
     @property
     def token_grid(self) -> tuple[int, int]:
-        """Rows and columns of the denoiser's tokens."""
+        """Rows and columns of the denoiser's tokens; in stages of smaller images there are fewer."""
         side = self.data.size_px // (self.tokenizer.compression.stride_px * self.model.patch)
         return side, side
 
+    @property
+    def fewest_tokens(self) -> int:
+        """Of an image, in any shape and stage of the training."""
+        unit = self.tokenizer.compression.stride_px * self.model.patch
+        shapes = [*self.data.shapes, *((stage.size_px, stage.size_px) for stage in self.train.stages)]
+        return min((height // unit) * (width // unit) for height, width in shapes)
+
+    def size_px_at(self, step: int) -> int:
+        """Of the images of a step, counted from 0."""
+        return next((stage.size_px for stage in self.train.stages if step < stage.until), self.data.size_px)
+
     def to_yaml(self) -> str:
         return write_yaml(plain(self))
+
+
+def _ascend(numbers: Sequence[int]) -> bool:
+    return all(one < other for one, other in pairwise(numbers))
 
 
 def plan_from_yaml(text: str, name: str, assignments: Sequence[str] = ()) -> Plan:
@@ -292,7 +336,7 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: "on", **inside} if prefix in _SWITCHES else inside
     if prefix in _SWITCHES:
         return {prefix: "off"}
-    if isinstance(value, list) and all(isinstance(part, Mapping) for part in value):  # parts, which say their kinds
+    if isinstance(value, list) and all(isinstance(part, Mapping) and "kind" in part for part in value):
         kinds = ", ".join(part["kind"] for part in value) or "none"
         inside = {k: v for index, inner in enumerate(value) for k, v in _flat(inner, f"{prefix}.{index}").items()}
         return {prefix: kinds, **inside}
@@ -363,7 +407,10 @@ def _checked(plan: Plan, applied: Sequence[Technique]) -> Plan:
 
 
 def _reasons(error: ValidationError) -> str:
-    return "; ".join(problem["msg"].removeprefix("Value error, ") for problem in error.errors(include_url=False))
+    problems = error.errors(include_url=False)
+    keys = [".".join(map(str, problem["loc"])) for problem in problems]
+    reasons = [problem["msg"].removeprefix("Value error, ") for problem in problems]
+    return "; ".join(f"{key}: {reason}" if key else reason for key, reason in zip(keys, reasons, strict=True))
 
 
 def check_arm(what: str, before: Plan, after: Plan, declared: Set[str]) -> dict[str, Change]:

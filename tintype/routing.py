@@ -80,9 +80,8 @@ class RangePart(RoutePart):
             raise ValueError(
                 f"{self.kind}: tokens skip blocks {self.first} to {self.last}, but model.depth is {plan.model.depth}"
             )
-        tokens = plan.token_grid[0] * plan.token_grid[1]
-        if int(tokens * self.share) == 0:
-            raise ValueError(f"{self.kind}: a share of {self.share:g} is less than one of {tokens} tokens")
+        if int(plan.fewest_tokens * self.share) == 0:
+            raise ValueError(f"{self.kind}: a share of {self.share:g} is less than one of {plan.fewest_tokens} tokens")
 
     def sparse_blocks(self, step: int) -> range:
         return range(self.first - 1, self.last) if self.schedule.factor(step) else range(0)

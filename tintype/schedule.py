@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from tintype.settings import Settings
+
+
+def _is_moment(value: int | float) -> int | float:
+    if value >= 0 and (isinstance(value, int) or value <= 1):
+        return value
+    raise ValueError("say a step as a whole number from 0 on, or as a share of the training from 0.0 to 1.0")
+
+
+Moment = Annotated[int | float, AfterValidator(_is_moment)]
+"""A step, or a share of the training: 1 is the step behind the first, 1.0 the end."""
+
+
+def step_of(moment: int | float, steps: int) -> int:
+    """The step that a moment is in a training of so many."""
+    return round(moment * steps) if isinstance(moment, float) else moment
 
 
 class Schedule(Settings):

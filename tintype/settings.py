@@ -185,6 +185,10 @@ class DataPart(Part):
         """The heights and widths, in pixels, that training images have."""
         return ((self.size_px, self.size_px),)
 
+    def at_size(self, size_px: int) -> DataPart:
+        """The same images, by the same ids, in another size."""
+        return self.model_copy(update={"size_px": size_px})
+
     def held_out(self, count: int) -> DataPart:
         """The settings of held-out images, of which so many are needed."""
         raise NotImplementedError
@@ -281,6 +285,13 @@ class TimeSettings(Settings):
     shift: float = Field(1.0, gt=0, description="t' = s t / (1 + (s - 1) t), in training and sampling")
 
 
+class StageSettings(Settings):
+    """Steps that train on smaller images than those of `data.size_px`."""
+
+    size_px: int = Field(ge=16, le=1024, description="Width and height of the images")
+    until: int = Field(ge=1, description="The first step, counted from 0, that is no longer in this stage")
+
+
 class TrainSettings(Settings):
     steps: int = Field(100_000, ge=1)
     batch: int = Field(256, ge=1, description="Images per update, over all micro-batches")
@@ -289,6 +300,9 @@ class TrainSettings(Settings):
     schedule: Literal["constant", "cosine"] = "constant"
     clip_norm: float | None = Field(0.2, gt=0, description="Clips the global gradient norm; null for no clipping")
     most_skips: int = Field(20, ge=1, description="This many non-finite steps in a row end the run")
+    stages: tuple[StageSettings, ...] = Field(
+        (), description="Sizes of the images in the first steps, one after the other; behind them it is data.size_px"
+    )
 
     @model_validator(mode="after")
     def _whole_micro_batches(self) -> TrainSettings:

@@ -40,6 +40,13 @@ REFUSED = {
     ("perceptual-dino", "tokenizer"),
     ("repa-burn-in", "repa-e"),
     ("repa-e", "tokenizer"),
+    ("irepa", "resolution-stages"),
+    ("lpips", "resolution-stages"),
+    ("perceptual-dino", "resolution-stages"),
+    ("repa", "resolution-stages"),
+    ("repa-burn-in", "resolution-stages"),
+    ("repa-e", "resolution-stages"),
+    ("resolution-stages", "sprint"),
 }
 """Pairs of different seams that the parts themselves refuse, as they stand on the tiny plan."""
 OFFLINE: dict[str, str] = {
@@ -60,6 +67,7 @@ BASELINES: dict[str, tuple[str, ...]] = {
     "fp32": ("precision.compute=bf16",),
     "long-captions": ("captions.column=short",),
     "repa-e": tiny_tuning.BASELINE,
+    "resolution-stages": ("data.size_px=32",),
 }
 """Settings of the tiny plan without which a technique would change nothing, or be refused."""
 TOGETHER = [

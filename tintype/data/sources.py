@@ -31,7 +31,7 @@ def open_source(data: DataPart, split: Split, device: torch.device) -> ImageSour
     return scene_source(data, split, device)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def _mixture_source(data: MixtureSettings, split: Split, device: torch.device) -> MixtureSource:
     return MixtureSource({name: open_source(data.sources[name].data, split, device) for name in data.read}, device)
 

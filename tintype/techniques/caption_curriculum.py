@@ -9,27 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from tintype.data.captions import Weights, pick_weighted
-from tintype.schedule import Schedule
+from tintype.schedule import Moment, Schedule, step_of
 from tintype.settings import CaptionsPart, Settings
 from tintype.techniques.technique import Technique
 
 if TYPE_CHECKING:
     from tintype.plan import Plan
-
-
-def _is_moment(value: int | float) -> int | float:
-    if value >= 0 and (isinstance(value, int) or value <= 1):
-        return value
-    raise ValueError("say a step as a whole number from 0 on, or as a share of the training from 0.0 to 1.0")
-
-
-Moment = Annotated[int | float, AfterValidator(_is_moment)]
-"""A step, or a share of the training: 1 is the step behind the first, 1.0 the end."""
 
 
 class Options(Settings):
@@ -87,16 +77,12 @@ class Curriculum:
 
 def apply(plan: Plan, options: Options) -> dict[str, Any]:
     steps = plan.train.steps
-    start, end = _step(options.start, steps), _step(options.end, steps)
+    start, end = step_of(options.start, steps), step_of(options.end, steps)
     if isinstance(options.start, float) and isinstance(options.end, float) and options.start < options.end:
         start = min(start, steps - 1)  # a short run may round both to one step, or to its end
         end = max(end, start + 1)
     schedule, own = Schedule(kind="ramp", start=start, end=end), options.model_dump(include={"first", "weights"})
     return {"captions": CurriculumSettings(**plan.captions.common, **own, schedule=schedule)}
-
-
-def _step(moment: int | float, steps: int) -> int:
-    return round(moment * steps) if isinstance(moment, float) else moment
 
 
 TECHNIQUE = Technique(

@@ -47,9 +47,10 @@ def read_batch(parts: Parts, first: int, count: int, step: int, clock: Clock) ->
         ids = parts.order.ids(first, count)
         image_BCHW = None
         if parts.wants_images(terms):
-            image_BCHW = send(parts.source.images(ids), device)
+            image_BCHW = send(parts.source_at(step).images(ids), device)
             for later in range(1, BATCHES_AHEAD + 1):
-                parts.source.expect(parts.order.ids(first + later * count * parts.world.size, count))
+                position = first + later * count * parts.world.size
+                parts.source_at(position // plan.train.batch).expect(parts.order.ids(position, count))
         records = parts.source.records(ids)
         position_B = torch.arange(first, first + count)
         captions = captions_of(records, parts.captions, plan.captions, Draws(plan.seed, position_B), step)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +85,8 @@ class Parts:
     """How long the weights were trained, where they were loaded."""
     kept: KeptLatents | None = None
     """The latents on the disk, where `run.latents` asks for them."""
+    sources_by_size: Mapping[int, ImageSource] = field(default_factory=dict)
+    """The same images, by the same ids, in the sizes of the plan's stages; `source` has those of the last one."""
 
     @property
     def world(self) -> World:
@@ -94,6 +96,10 @@ class Parts:
     def identities(self) -> dict[str, str | None]:
         """What was loaded and is not trained, losses aside: a run goes on with the same."""
         return {**of_data(self.source), "tokenizer": self.tokenizer.identity, "text": self.text.identity}
+
+    def source_at(self, step: int) -> ImageSource:
+        """The images in the size of this step."""
+        return self.sources_by_size.get(self.plan.size_px_at(step), self.source)
 
     def terms_at(self, step: int) -> list[Term]:
         """The terms that have a weight at this step."""
@@ -243,6 +249,9 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
         gradients=GradientMean(others, layout),
         tuning=tuning,
         kept=kept,
+        sources_by_size={
+            stage.size_px: LaterSource(plan.data.at_size(stage.size_px), "train", device) for stage in plan.train.stages
+        },
     )
 
 

@@ -7,12 +7,12 @@ lacks them all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from tintype.data.captions import captions_of
-from tintype.seams import Draws
+from tintype.seams import Draws, ImageSource
 from tintype.text.kept import KeptText
 from tintype.train.interrupt import Interrupt
 from tintype.train.parts import Parts
@@ -35,21 +35,32 @@ def get_ready(parts: Parts, step: int) -> dict[str, str | None]:
 def prepare_images(
     parts: Parts, images_seen: int, interrupt: Interrupt, on_chunk: Callable[[], None] = lambda: None
 ) -> None:
-    """The images that training will ask for from here on, and their captions, one epoch at most. A signal ends it."""
-    last = parts.plan.train.steps * parts.plan.train.batch
-    for ids in parts.order.once(images_seen, last, _chunk(parts, parts.kept is not None)):
-        if interrupt.of_any(parts.world):
-            return
-        on_chunk()
-        prepare_ids(parts, ids)
+    """The images that training will ask for from here on, and their captions, one epoch of each size at
+    most. A signal ends it."""
+    for source, first, end in _stages(parts, images_seen):
+        for ids in parts.order.once(first, end, _chunk(parts, parts.kept is not None)):
+            if interrupt.of_any(parts.world):
+                return
+            on_chunk()
+            prepare_ids(parts, ids, source)
     if not isinstance(parts.text, KeptText):
         return
+    last = parts.plan.train.steps * parts.plan.train.batch
     chunk, end = _chunk(parts, True), min(last, images_seen + len(parts.source))
     for first in range(images_seen, end, chunk):
         if interrupt.of_any(parts.world):
             return
         on_chunk()
         prepare_text(parts, first, min(chunk, end - first))
+
+
+def _stages(parts: Parts, images_seen: int) -> Iterator[tuple[ImageSource, int, int]]:
+    """The sources that training will ask from here on, each with the positions for which it does."""
+    train, first = parts.plan.train, images_seen
+    for until in (*(stage.until for stage in train.stages), train.steps):
+        if first < until * train.batch:
+            yield parts.source_at(first // train.batch), first, until * train.batch
+            first = until * train.batch
 
 
 def _chunk(parts: Parts, networks: bool) -> int:
@@ -60,12 +71,12 @@ def _chunk(parts: Parts, networks: bool) -> int:
     return micro * max(1, most // micro)
 
 
-def prepare_ids(parts: Parts, ids: Sequence[int]) -> None:
+def prepare_ids(parts: Parts, ids: Sequence[int], source: ImageSource) -> None:
     """Of the latents each rank encodes a share; where ranks do not see each other's files, a step encodes the rest."""
     if parts.kept is not None:
         parts.kept.fill(parts.world.mine(ids))
     if parts.wants_images(parts.terms):
-        parts.source.prepare(ids)
+        source.prepare(ids)
 
 
 def prepare_text(parts: Parts, first: int, count: int) -> None:

@@ -24,6 +24,7 @@ def window_line(parts: Parts, state: TrainState, window: Sequence[StepResult], c
     line = {
         "step": state.step,
         "images": state.images_seen,
+        **({"size_px": parts.plan.size_px_at(state.step - 1)} if parts.plan.train.stages else {}),
         **_mean_losses(window, finite, parts.world),
         **({"weights": weights} if weights else {}),
         "flow_by_time": _by_time(finite, parts.world),

@@ -443,7 +443,7 @@ def _prepare_as_rank(plan: Plan) -> list[int]:
     parts, written = build_parts(plan), list[int]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KeptLatents, "write", lambda kept, ids, image_MCHW: written.extend(ids))
-        prepare_ids(parts, range(24))
+        prepare_ids(parts, range(24), parts.source)
     return written
 
 

@@ -139,6 +139,13 @@ class MixtureSettings(DataPart):
         """A report needs the held-out pictures, and they are of the source that is scored against."""
         return self.scored.at_hand
 
+    def at_size(self, size_px: int) -> MixtureSettings:
+        sources = {
+            name: source.model_copy(update={"data": source.data.at_size(size_px)})
+            for name, source in self.sources.items()
+        }
+        return self.model_copy(update={_SIZE: size_px, "sources": sources})
+
     def held_out(self, count: int) -> DataPart:
         return self.scored.held_out(count)
 

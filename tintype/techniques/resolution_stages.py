@@ -1,0 +1,52 @@
+"""resolution-stages: the first steps train on smaller images, the last ones on those of `data.size_px`.
+
+A smaller image is what a run of that size would see of the same record, and a step has as many of them: so the early
+steps are cheaper by the tokens that they lack. Which record stands at a position does not depend on the stage. The
+times are drawn as before: `time.shift` is that of the last stage.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from tintype.errors import UserError
+from tintype.schedule import Moment, step_of
+from tintype.settings import Settings, StageSettings
+from tintype.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+
+class Options(Settings):
+    sizes: tuple[int, ...] | None = Field(
+        None, min_length=1, description="Sizes in pixels of the stages before the last; by default half of data.size_px"
+    )
+    until: tuple[Moment, ...] | None = Field(
+        None, description="When each of them ends: a step, or a share of the training; by default all are as long"
+    )
+
+
+def apply(plan: Plan, options: Options) -> dict[str, Any]:
+    sizes = options.sizes or (plan.data.size_px // 2,)
+    ends = options.until or tuple((index + 1) / (len(sizes) + 1) for index in range(len(sizes)))
+    if len(ends) != len(sizes):
+        raise UserError(
+            f"technique 'resolution-stages': {len(sizes)} sizes and {len(ends)} ends (until); the last stage, of "
+            "data.size_px, needs none, the others one each"
+        )
+    steps = [step_of(end, plan.train.steps) for end in ends]
+    stages = tuple(StageSettings(size_px=size, until=step) for size, step in zip(sizes, steps, strict=True))
+    return {"train": plan.train.model_copy(update={"stages": stages})}
+
+
+TECHNIQUE = Technique(
+    name="resolution-stages",
+    seam="train",
+    setting="stages",
+    summary="train on smaller images first, and at the full size in the end",
+    apply=apply,
+    options=Options,
+)
