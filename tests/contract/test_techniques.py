@@ -80,6 +80,7 @@ TOGETHER = [
     ("muon", "repa-e"),
     ("repa", "synthetic-then-real"),
     ("power-ema", "sft"),
+    ("resolution-stages", "synthetic-then-real"),
 ]
 """Pairs that share state with each other: resumed together too."""
 PAIRS = list(itertools.combinations(NAMES, 2))

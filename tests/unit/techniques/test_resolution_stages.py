@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.ranks import run_ranks
+from tests.tiny import tiny_plan
+from tests.tiny_store import imported, parquet_of, picture
+from tintype.bench import compare, measure
+from tintype.bench_data import measure_data
+from tintype.data.sources import forget_sources, open_source
+from tintype.data.store import source as store_source
+from tintype.data.store.ahead import Ahead
+from tintype.data.store.importing import ImportOptions
+from tintype.errors import UserError
+from tintype.plan import Plan, diff
+from tintype.settings import StageSettings
+from tintype.train import checkpoint
+from tintype.train.batch import read_batch
+from tintype.train.clock import Clock
+from tintype.train.interrupt import Interrupt
+from tintype.train.latents import measure_latents
+from tintype.train.loop import train
+from tintype.train.parts import Parts, build_parts
+from tintype.train.prepare import prepare_images
+from tintype.train.state import new_state
+from tintype.train.update import update
+from tintype.velocity_bias import mean_target
+
+CPU = torch.device("cpu")
+LARGE = "data.size_px=32"
+THREE = "resolution-stages:sizes=[16,24],until=[2,3]"
+SIZES = [16, 16, 24, 32, 32, 32]
+"""Of the images of each step of the tiny plan with `THREE`."""
+
+
+@pytest.fixture(autouse=True)
+def _fresh_sources() -> None:
+    forget_sources()
+
+
+@pytest.fixture(params=["scenes", "store", "mixture"])
+def data(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    return [] if request.param == "scenes" else data_of(request.param, tmp_path)
+
+
+def data_of(kind: str, folder: Path) -> list[str]:
+    images = [picture(index, (40 + index % 3, 36)) for index in range(23)]
+    table = parquet_of(folder / "a.parquet", images, caption=[f"number {index}" for index in range(23)])
+    imported(table, folder / "store", ImportOptions(eval_share=0))
+    store = f'{{"kind":"store","path":"{folder / "store"}"}}'
+    if kind == "store":
+        return [f"data={store}"]
+    return [f'data={{"kind":"mixture","sources":{{"a":{{"data":{store}}},"b":{{"data":{{"count":9}}}}}}}}']
+
+
+def staged(data: Sequence[str] = (), *more: str, techniques: Sequence[str] = (THREE,)) -> Plan:
+    return tiny_plan(*data, LARGE, *more, techniques=techniques)
+
+
+def batch_at(parts: Parts, step: int) -> tuple[Tensor, Sequence[int], Sequence[str]]:
+    batch = read_batch(parts, step * 4, 4, step, Clock(CPU))
+    assert batch.image_BCHW is not None
+    return batch.image_BCHW, batch.ids, batch.captions
+
+
+def test_each_step_sees_the_images_of_its_size_of_the_records_that_it_would_see_without(data: list[str]) -> None:
+    parts, whole = build_parts(staged(data)), build_parts(staged(data, techniques=()))
+    for step, size_px in enumerate(SIZES):
+        image_BCHW, ids, captions = batch_at(parts, step)
+        _, other_ids, other_captions = batch_at(whole, step)
+        assert (ids, captions) == (other_ids, other_captions)
+        of_that_size = open_source(tiny_plan(*data, f"data.size_px={size_px}").data, "train", CPU)
+        assert torch.equal(image_BCHW, of_that_size.images(ids)) and image_BCHW.shape == (4, 3, size_px, size_px)
+
+
+@pytest.mark.parametrize("techniques", [[], ["tread", "resolution-aware", "contrastive"]], ids=" ".join)
+def test_the_denoiser_trains_on_each_size_in_every_micro_batch(data: list[str], techniques: list[str]) -> None:
+    parts = build_parts(staged(data, "train.accumulate=2", techniques=[THREE, *techniques]))
+    state, seen = new_state(parts), []
+    parts.denoiser.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
+    for _ in SIZES:
+        assert update(parts, state, Clock(CPU)).finite
+    assert seen == [(2, 3, size_px, size_px) for size_px in SIZES for _ in range(2)]
+
+
+def test_images_are_made_ready_in_the_sizes_that_the_steps_ask_for() -> None:
+    plan = staged()
+    for step, sizes in ((0, [16, 24, 32]), (2, [24, 32]), (4, [32])):
+        forget_sources()
+        parts = build_parts(plan)
+        prepare_images(parts, step * 4, Interrupt())
+        for size_px in (16, 24, 32):
+            source = open_source(plan.data.at_size(size_px), "train", CPU)
+            steps = [number for number, size in enumerate(SIZES) if size == size_px and number >= step]
+            wanted = {id_ for number in steps for id_ in parts.order.ids(number * 4, 4)}
+            assert set(source._have.nonzero().flatten().tolist()) == wanted  # type: ignore[attr-defined]
+            assert bool(wanted) == (size_px in sizes)
+
+
+def test_pictures_of_the_next_stage_are_decoded_ahead_in_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_source, "_MOST_KEPT_BYTES", {})
+    parts = build_parts(staged(data_of("store", tmp_path), "train.accumulate=2"))
+    begun, take = [], Ahead.take
+
+    def watched(self: Ahead, ids: Sequence[int]) -> Tensor:
+        begun.append(tuple(ids) in self._begun)
+        return take(self, ids)
+
+    monkeypatch.setattr(Ahead, "take", watched)
+    state = new_state(parts)
+    for _ in SIZES:
+        update(parts, state, Clock(CPU))
+    assert begun == [False] + [True] * 11
+
+
+def train_in(folder: str) -> None:
+    assert train(staged([], "train.batch=6"), Path(folder), Interrupt()).finished
+
+
+def test_two_ranks_train_what_one_does(tmp_path: Path) -> None:
+    run_ranks(2, train_in, str(tmp_path / "two"))
+    train_in(str(tmp_path / "one"))
+    one, two = (checkpoint.read(checkpoint.folder_of(tmp_path / run / "checkpoints", 6))[0] for run in ("one", "two"))
+    assert one.keys() == two.keys() and max(float((one[key] - two[key]).abs().max()) for key in one) < 2e-6
+    lines = (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["size_px"] for line in lines] == SIZES
+
+
+def test_latents_and_mean_velocity_are_those_of_the_last_stage() -> None:
+    parts, whole = build_parts(staged()), build_parts(staged(techniques=()))
+    for one, other in zip(measure_latents(parts)[:2], measure_latents(whole)[:2], strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(mean_target(parts), mean_target(whole))
+
+
+def test_stages_are_a_value_of_the_plan_and_plans_without_keep_their_hash() -> None:
+    without = tiny_plan(LARGE)
+    assert without.hash == tiny_plan(LARGE, "train.stages=[]").hash == "81a25289c620d35b"  # from before there were any
+    halves = staged(techniques=["resolution-stages"])
+    assert halves.train.stages == (StageSettings(size_px=16, until=3),)
+    assert halves.hash == tiny_plan(LARGE, "train.stages=[{size_px: 16, until: 3}]").hash != without.hash
+    assert diff(without, halves) == {"train.stages": ("none", [{"size_px": 16, "until": 3}])}
+    thirds = staged(techniques=["resolution-stages:sizes=[16,24]"])
+    assert [stage.until for stage in thirds.train.stages] == [2, 4]
+    shares = staged(techniques=["resolution-stages:sizes=[16,24],until=[0.5,5]"])
+    assert [stage.until for stage in shares.train.stages] == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("sizes=[18]", "18 px is no multiple of 4"),
+        ("sizes=[12]", "size_px: Input should be greater than or equal to 16"),
+        ("sizes=[32]", r"the sizes \(32\) must ascend and stay below data.size_px \(32\)"),
+        ("sizes=[24,16]", r"the sizes \(24, 16\) must ascend"),
+        ("until=[6]", r"stages end \(6\) must ascend and stay below train.steps \(6\)"),
+        ("until=[0]", "until: Input should be greater than or equal to 1"),
+        ("sizes=[16,24],until=[3,3]", r"stages end \(3, 3\) must ascend"),
+        ("sizes=[16,24],until=[3]", r"2 sizes and 1 ends"),
+        ("sizes=[]", "sizes"),
+        ("until=[1.5]", "a share of the training"),
+    ],
+)
+def test_stages_that_cannot_be_had_are_refused(option: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        staged(techniques=[f"resolution-stages:{option}"])
+
+
+@pytest.mark.parametrize(
+    ("more", "technique", "words"),
+    [
+        ([], "repa:teacher=scenes,hidden=8", "repa needs images of one shape; leave it or train.stages out"),
+        ([], "sprint", "sprint needs images of one shape; leave it or train.stages out"),
+        ([], "tread:share=0.05", "tread: a share of 0.05 is less than one of 16 tokens"),
+        (["run.latents=disk"], "ema", "run.latents needs images of one shape; leave it or train.stages out"),
+        (
+            ["data.kind=store", "data.path=DIR", "data.buckets=[[32,32],[24,40]]"],
+            "ema",
+            "train.stages and data.buckets do not go together",
+        ),
+    ],
+)
+def test_what_needs_one_shape_is_refused_by_name(more: list[str], technique: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        staged([], *more, techniques=["resolution-stages", technique])
+    staged([], *more, techniques=[technique])
+
+
+def test_the_bench_measures_no_plan_of_several_sizes(tmp_path: Path) -> None:
+    store = data_of("store", tmp_path)
+    with pytest.raises(UserError, match=r"train\.stages: steps on images of several sizes"):
+        measure(staged(), 1)
+    with pytest.raises(UserError, match=r"train\.stages: steps on images of several sizes"):
+        compare(tiny_plan(LARGE), ["resolution-stages"], [], [], 1)
+    with pytest.raises(UserError, match=r"train\.stages: steps on images of several sizes"):
+        measure_data(staged(store), 1)
