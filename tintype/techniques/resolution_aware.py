@@ -1,6 +1,7 @@
 """resolution-aware: the time embedding also says how large the latents are (the vector form of PRX and diffusers).
 
-Where all images have one size (no buckets, no stages) its input is constant, and it can teach the model nothing about sizes.
+Where all images have one size (no buckets, no stages) its input is constant, and it can teach the model nothing about
+sizes.
 """
 
 from __future__ import annotations
