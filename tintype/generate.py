@@ -66,8 +66,23 @@ def _generate_batch(
     size_px: int,
     on_step: Callable[[int], None],
 ) -> Tensor:
-    side = size_px // parts.tokenizer.stride_px
-    noise_BCHW = draws.normal("sample", (parts.tokenizer.channels, side, side))
+    z_BCHW = sample_latents(parts, captions, settings, draws, size_px, on_step)
+    with parts.compute():
+        return parts.tokenizer.decode(z_BCHW).cpu()
+
+
+@torch.no_grad()
+def sample_latents(
+    parts: Parts,
+    captions: Sequence[str],
+    settings: SamplerSettings,
+    draws: Draws,
+    size_px: int,
+    on_step: Callable[[int], None] = lambda images: None,
+) -> Tensor:
+    """What the tokenizer decodes to the images of one batch."""
+    noise_BCHW = first_noise(parts, draws, size_px)
+    side = noise_BCHW.shape[-1]
     with parts.compute():
         caption = parts.denoiser.read_text(parts.text.encode(captions))
         null = parts.denoiser.read_text(_repeat(parts.text.encode([NULL_CAPTION]), len(captions)))
@@ -75,8 +90,13 @@ def _generate_batch(
         bias = velocity_bias(parts, size_px) if settings.guidance.unbias else None
         guided = settings.guidance.build(branches, bias)
         times = sampling_times(settings.steps, parts.plan.time.shift)
-        z_BCHW = integrate(guided, noise_BCHW, times, settings.method, lambda: on_step(len(captions)))
-        return parts.tokenizer.decode(z_BCHW).cpu()
+        return integrate(guided, noise_BCHW, times, settings.method, lambda: on_step(len(captions)))
+
+
+def first_noise(parts: Parts, draws: Draws, size_px: int) -> Tensor:
+    """Where sampling begins."""
+    side = size_px // parts.tokenizer.stride_px
+    return draws.normal("sample", (parts.tokenizer.channels, side, side))
 
 
 @dataclass(frozen=True)

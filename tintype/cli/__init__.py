@@ -15,7 +15,7 @@ import tintype
 
 # isort: off
 # Each adds its commands, and `--help` lists them in this order.
-from tintype.cli import runs, studies, plans, measure, data, tokenizers, card, push  # noqa: F401
+from tintype.cli import runs, studies, plans, measure, data, tokenizers, export, card, push  # noqa: F401
 
 # isort: on
 from tintype.cli.shared import app, console, progress_console

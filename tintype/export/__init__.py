@@ -1,1 +1,1 @@
-"""What leaves the lab: the weights in others' form, the card that says what they are, and the way to the hub."""
+"""Doors out and in: runs in the forms of others, models of others as runs, the card that says what a model is, the hub."""

@@ -96,6 +96,20 @@ class FrozenTextEncoder:
         self._network: Any = network.eval().requires_grad_(False).to(device)
         self._try()
 
+    @property
+    def network(self) -> Any:
+        """A model of transformers that gives `last_hidden_state`."""
+        return self._network
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    @property
+    def nothing(self) -> int:
+        """The one token of a caption of which the tokenizer leaves nothing."""
+        return self._nothing
+
     def compile_layers(self) -> None:
         """Not compiled: the number and length of captions in a group change at every step."""
 

@@ -43,6 +43,11 @@ class KeptText:
         self._numbers = torch.int16 if encoder.settings.compute == "bf16" else torch.int32
         self._kept = Segments(self.folder, stamp, "set run.text_embeddings to live")
 
+    @property
+    def encoder(self) -> FrozenTextEncoder:
+        """The one that it asks."""
+        return self._encoder
+
     def compile_layers(self) -> None:
         self._encoder.compile_layers()
 

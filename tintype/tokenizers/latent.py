@@ -177,11 +177,24 @@ class LatentTokenizer:
             return self._normalisation.apply(latent_BCHW)
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
+        with frozen_arithmetic(self._device, self._arithmetic):
+            return ((self.picture(z_BCHW) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+    def picture(self, z_BCHW: Tensor) -> Tensor:
+        """The decoded picture before it is rounded: about [-1, 1]."""
         height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
         with frozen_arithmetic(self._device, self._arithmetic):
             latent_BCHW = self._normalisation.undo(z_BCHW).to(self._dtype)
             decoded = [self._decode(some).float() for some in latent_BCHW.split(images_at_a_time(height, width))]
-            return ((torch.cat(decoded) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+            return torch.cat(decoded)
+
+    @property
+    def network(self) -> Any:
+        return self._network
+
+    @property
+    def normalisation(self) -> Normalisation:
+        return self._normalisation
 
     def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         mean = float(mean_C.mean())

@@ -46,6 +46,9 @@ class Pixels:
     def drawn(self, moment_BCHW: Tensor, draws: Draws) -> Tensor:
         return moment_BCHW
 
+    def picture(self, z_BCHW: Tensor) -> Tensor:
+        return z_BCHW.float()
+
     def decode(self, z_BCHW: Tensor) -> Tensor:
         return ((z_BCHW.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 

@@ -48,7 +48,7 @@ class Published:
 
 def load_published(checkpoint: Checkpoint, class_name: str) -> Published:
     """The autoencoder in fp32, which must be of this class of diffusers and whole."""
-    diffusers = _diffusers()
+    diffusers = diffusers_package()
     checkpoint.check_folder()
     file = checkpoint.file("config.json")
     if file is None:
@@ -74,11 +74,11 @@ def load_published(checkpoint: Checkpoint, class_name: str) -> Published:
     return Published(network, stated, checkpoint.words)
 
 
-def _diffusers() -> Any:
+def diffusers_package() -> Any:
     try:
         return importlib.import_module("diffusers")
     except ImportError as error:
-        raise UserError(f"this tokenizer needs diffusers ({error}): pip install 'tintype[diffusers]'") from None
+        raise UserError(f"this needs diffusers ({error}): pip install 'tintype[diffusers]'") from None
 
 
 class KlPart(LatentPart):

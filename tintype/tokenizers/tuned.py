@@ -153,13 +153,15 @@ class TunedTokenizer(nn.Module):
         return moment_BCHW
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
+        with frozen_arithmetic(self.device):
+            return to_bytes(self.picture(z_BCHW)).contiguous()
+
+    def picture(self, z_BCHW: Tensor) -> Tensor:
+        """The decoded picture before it is rounded: about [-1, 1]."""
         height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
         with frozen_arithmetic(self.device):
             raw_BCHW = self.norm.undone(z_BCHW.float())
-            pictures = [
-                to_bytes(self.network.picture(some)) for some in raw_BCHW.split(images_at_a_time(height, width))
-            ]
-            return torch.cat(pictures).contiguous()
+            return torch.cat([self.network.picture(some) for some in raw_BCHW.split(images_at_a_time(height, width))])
 
     def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         """Of any autoencoder the norm makes latents of mean 0 and deviation 1, if there is anything to normalise."""

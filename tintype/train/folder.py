@@ -87,6 +87,15 @@ class RunFolder:
                 f"{str(identity)[:12]}…; put the first one back"
             )
 
+    def check_plan(self, plan: Plan) -> None:
+        """Refuses to hand on a trained run whose plan.yaml says something else than it was trained with."""
+        trained = read_json(self.path / "environment.json").get("plan", plan.hash)  # older runs did not note it
+        if trained != plan.hash:
+            raise UserError(
+                f"{self.path / 'plan.yaml'} was changed after the run was trained: the plan of the training has the "
+                f"hash {trained}, and the one there now {plan.hash}; put the first one back"
+            )
+
     def write_latents(self, images: int, mean_C: Sequence[float], std_C: Sequence[float]) -> None:
         """Mean and deviation of each channel of the latents of the run's first images."""
         if self.writes:
@@ -99,7 +108,9 @@ class RunFolder:
             return
         sizes = {name: parameter.numel() for name, parameter in parts.modules.named_parameters()}
         made_on = {**environment(parts.device), "ranks": parts.world.size, "copies": parts.layout.copies}
-        write_json(self.path / "environment.json", {**made_on, "parameters": sum(sizes.values())})
+        write_json(
+            self.path / "environment.json", {**made_on, "parameters": sum(sizes.values()), "plan": parts.plan.hash}
+        )
         about = {
             kind: {"tensors": len(names), "parameters": sum(sizes[name] for name in names), "names": names}
             for kind, names in groups.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from tintype.train.state import TrainState
 from tintype.world import current
 
 
-def load_run(path: Path, device: str | None = None, average: Reconstruction | None = None) -> tuple[Parts, int]:
-    """The parts of a run with its newest good weights (its average, if it keeps one), and their step.
+def load_run(
+    path: Path, device: str | None = None, average: Reconstruction | None = None, raw: bool = False
+) -> tuple[Parts, int]:
+    """The parts of a run with its newest good weights (its average, if it keeps one and not `raw`), and their step.
 
     Of several averages it is that of the first length; `average` is any other, made of the run's snapshots.
     """
@@ -34,9 +37,10 @@ def load_run(path: Path, device: str | None = None, average: Reconstruction | No
     stored = {name.removeprefix("ema/"): t for name, t in tensors.items() if name.startswith("ema/")}
     if average is not None:
         weights |= _all_parameters(parts, average)
-    elif plan.ema is not None:
+    elif plan.ema is not None and not raw:
         weights |= plan.ema.sampled(stored)
     weights = {name: tensor for name, tensor in weights.items() if not name.startswith((LOSSES, ADVERSARY))}
+    _check_fit(path, weights, parts.modules.state_dict())
     parts.modules.load_state_dict(weights)
     parts.modules.eval()
     step = int(scalars["step"]) if average is None else average.step
@@ -46,6 +50,34 @@ def load_run(path: Path, device: str | None = None, average: Reconstruction | No
             f"{scalars['step']}\n"
         )
     return replace(parts, trained_steps=step), step
+
+
+def _check_fit(path: Path, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Each tensor that the plan asks for, in its shape, and no other."""
+    if found := misfits(weights, wanted):
+        raise UserError(
+            f"the checkpoint in {path} does not fit its plan.yaml and this version: {found}. Was the plan changed "
+            "after the training? Put the first one back"
+        )
+
+
+def misfits(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """What of the tensors is missing, too many or of another shape, the first three of each; '' where all fit."""
+    shapes = [
+        f"{name} has {list(found[name].shape)} and not {list(wanted[name].shape)}"
+        for name in wanted
+        if name in found and found[name].shape != wanted[name].shape
+    ]
+    kinds = {
+        "missing": [name for name in wanted if name not in found],
+        "too many": [name for name in found if name not in wanted],
+        "of another shape": shapes,
+    }
+    return "; ".join(
+        f"{len(names)} {kind}: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+        for kind, names in kinds.items()
+        if names
+    )
 
 
 def _all_parameters(parts: Parts, average: Reconstruction) -> dict[str, Tensor]:

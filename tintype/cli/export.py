@@ -1,0 +1,70 @@
+"""Commands between forms of a model: export a run, import a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+import typer
+
+from tintype.cli.shared import Out, app, console, progress_console
+from tintype.errors import UserError
+
+_WEIGHTS = "raw or average; by default the average, where there is one"
+
+
+@app.command("export")
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run")],
+    to: Annotated[str, typer.Option(help="diffusers (a pipeline's folder) or safetensors (the denoiser in one file)")],
+    out: Out,
+    weights: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
+    dtype: Annotated[str, typer.Option(help="fp32 or bf16: the type of all weights")] = "fp32",
+    check: Annotated[
+        bool, typer.Option("--check", help="Sample with both and print the largest difference (diffusers only)")
+    ] = False,
+) -> None:
+    """Write a run as diffusers' PRX pipeline, or its denoiser as one safetensors file."""
+    from tintype.export.pipeline_folder import export_pipeline
+    from tintype.export.single_file import export_file
+    from tintype.world import alone
+
+    alone("tintype export")
+    _one_of("--to", to, ("diffusers", "safetensors"))
+    _one_of("--dtype", dtype, ("fp32", "bf16"))
+    if check and to != "diffusers":
+        raise UserError("--check compares with a pipeline of diffusers; a single file has none")
+    write = export_pipeline if to == "diffusers" else export_file
+    with progress_console.status(f"writing {out}"):
+        exported = write(run, out, _weights(weights), cast(Literal["fp32", "bf16"], dtype))
+    about = exported.about
+    _say(f"{out}: {about['weights']} weights of step {about['step']} in {about['dtype']}")
+    for note in exported.notes:
+        _say(f"note: {note}")
+    if check:
+        from tintype.export.parity import measure
+        from tintype.export.trained import load_trained
+
+        with progress_console.status("sampling with both"):
+            fresh = load_trained(run, exported.trained.weights)
+            figures = measure(fresh.parts, out, about)
+        for figure in figures:
+            _say(
+                f"guidance {figure.guidance:g}: latents differ by {figure.latents:.2g} at most, pictures in [0, 1] by "
+                f"{figure.pictures:.2g}"
+            )
+
+
+def _one_of(option: str, value: str, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise UserError(f"{option} {value}: valid are {' and '.join(valid)}")
+
+
+def _weights(value: str | None) -> Literal["raw", "average"] | None:
+    if value is not None:
+        _one_of("--weights", value, ("raw", "average"))
+    return cast(Literal["raw", "average"] | None, value)
+
+
+def _say(text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False, markup=False)

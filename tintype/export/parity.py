@@ -1,0 +1,111 @@
+"""How far a pipeline's pictures are from tintype's: same noise, same steps, same prompts.
+
+The prompts go to the pipeline as embeddings, made with its own tokenizer and text encoder as it makes them: how it
+cleans texts is no part of the model. One image at a time, since the pipelines cannot guide more.
+
+B: images, S: text tokens, C: channels, H, W: rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.export.pipeline_folder import timesteps
+from tintype.flow.guidance import ClassifierFreeSettings
+from tintype.generate import SamplerSettings, first_noise, sample_latents
+from tintype.seams import Draws
+from tintype.settings import PrecisionSettings
+from tintype.tokenizers.latent import LatentTokenizer
+from tintype.tokenizers.pixels import Pixels
+from tintype.tokenizers.published import diffusers_package
+from tintype.tokenizers.tuned import TunedTokenizer
+from tintype.train.parts import Parts
+
+PROMPTS = ("a small red ball on the grass", "two blue cubes and one large green cone")
+GUIDANCES = (1.0, 3.5)
+STEPS = 8
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The largest differences over all prompts: of latents (about deviation 1), and of pictures in [0, 1]."""
+
+    guidance: float
+    latents: float
+    pictures: float
+
+
+def open_pipeline(folder: Path, about: dict[str, Any]) -> Any:
+    """As a user opens it, in fp32, from this folder alone."""
+    pipe = getattr(diffusers_package(), about["pipeline"]).from_pretrained(folder, local_files_only=True)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def measure(
+    parts: Parts,
+    folder: Path,
+    about: dict[str, Any],
+    prompts: Sequence[str] = PROMPTS,
+    guidances: Sequence[float] = GUIDANCES,
+    steps: int = STEPS,
+) -> list[Figure]:
+    """`parts` as they are loaded of the run; they compute in fp32 here, whatever the plan says."""
+    exact = replace(parts, plan=parts.plan.model_copy(update={"precision": PrecisionSettings(compute="fp32")}))
+    pipe = open_pipeline(folder, about)
+    return [_figure(exact, pipe, about, prompts, guidance, steps) for guidance in guidances]
+
+
+def _figure(
+    parts: Parts, pipe: Any, about: dict[str, Any], prompts: Sequence[str], guidance: float, steps: int
+) -> Figure:
+    settings = SamplerSettings(steps=steps, guidance=ClassifierFreeSettings(scale=guidance))
+    size_px, worst = parts.plan.data.size_px, Figure(guidance, 0.0, 0.0)
+    for index, prompt in enumerate(prompts):
+        draws = Draws(0, torch.tensor([index]))
+        ours_BCHW = sample_latents(parts, [prompt], settings, draws, size_px)
+        arguments = {
+            **embedded(pipe, prompt, about["call"].get("negative_prompt", "")),
+            "latents": first_noise(parts, draws, size_px),
+            "timesteps": timesteps(steps, parts.plan.time.shift),
+            "guidance_scale": guidance,
+            "use_resolution_binning": False,
+        }
+        theirs_BCHW = pipe(**arguments, output_type="latent").images
+        picture_BHWC = torch.from_numpy(pipe(**arguments, output_type="np").images)
+        ours_in_0_1 = (_picture(parts, ours_BCHW) / 2 + 0.5).clamp(0, 1)
+        latents = float((ours_BCHW - theirs_BCHW).abs().max())
+        pictures = float((ours_in_0_1 - picture_BHWC.movedim(-1, 1)).abs().max())
+        worst = Figure(guidance, max(worst.latents, latents), max(worst.pictures, pictures))
+    return worst
+
+
+def _picture(parts: Parts, z_BCHW: Tensor) -> Tensor:
+    tokenizer = parts.tokenizer
+    if not isinstance(tokenizer, LatentTokenizer | TunedTokenizer | Pixels):
+        raise UserError(f"no pipeline decodes the latents of {type(tokenizer).__name__}")
+    return tokenizer.picture(z_BCHW)
+
+
+@torch.no_grad()
+def embedded(pipe: Any, prompt: str, negative: str) -> dict[str, Tensor]:
+    """Arguments that stand for prompt and negative prompt."""
+    length = pipe.config.get("prompt_max_tokens") or pipe.tokenizer.model_max_length
+    read = pipe.tokenizer(
+        [prompt, negative], padding="max_length", max_length=length, truncation=True, return_tensors="pt"
+    )
+    mask_BS = read["attention_mask"].bool()
+    state_BSC = pipe.text_encoder(input_ids=read["input_ids"], attention_mask=mask_BS)["last_hidden_state"]
+    return {
+        "prompt_embeds": state_BSC[:1],
+        "prompt_attention_mask": mask_BS[:1],
+        "negative_prompt_embeds": state_BSC[1:],
+        "negative_prompt_attention_mask": mask_BS[1:],
+    }

@@ -1,0 +1,139 @@
+"""`tintype export --to diffusers`: the folder that `PRXPipeline` or `PRXPixelPipeline` opens by itself.
+
+What the pipelines do otherwise than training did is put right in the folder where it can be, and stands in its
+`tintype.json` as arguments of the call where it cannot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tintype.export import reader
+from tintype.export.architecture import to_config
+from tintype.export.autoencoder import for_pipeline
+from tintype.export.contract import LATENT, Pipeline, pipeline_for
+from tintype.export.trained import DTYPES, Dtype, Trained, Weights, load_trained
+from tintype.export.whole import refuse_existing, written_whole
+from tintype.flow.path import sampling_times
+from tintype.plan import Plan, plan_from_folder
+from tintype.tokenizers.published import diffusers_package
+from tintype.train.folder import write_json
+from tintype.vision.hub import json_object
+
+ABOUT = "tintype.json"
+STEPS = 28
+"""diffusers' usual number, for the steps that are written down."""
+TRAIN_TIMESTEPS = 1000
+"""The scheduler's: its timesteps are t × 1000."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: Path
+    about: dict[str, Any]
+    trained: Trained
+
+    @property
+    def notes(self) -> list[str]:
+        found: list[str] = self.about.get("notes", [])
+        return found
+
+
+def export_pipeline(run: Path, out: Path, weights: Weights | None = None, dtype: Dtype = "fp32") -> Exported:
+    """Writes the whole folder, or nothing."""
+    refuse_existing(out)
+    pipeline = pipeline_for(plan_from_folder(run))  # before anything large is loaded
+    trained = load_trained(run, weights)
+    about = {**trained.about(dtype), "pipeline": pipeline, **_how_to_call(trained, pipeline), "notes": _notes(trained)}
+    with written_whole(out) as temporary:
+        _write(trained, pipeline, dtype, temporary)
+        write_json(temporary / ABOUT, about)
+    return Exported(out, about, trained)
+
+
+def timesteps(steps: int, shift: float) -> list[float]:
+    """tintype's grid, for a scheduler with shift 1. diffusers' own ends with a step of nearly nothing."""
+    return [t * TRAIN_TIMESTEPS for t in sampling_times(steps, shift)[:-1]]
+
+
+def _write(trained: Trained, pipeline: Pipeline, dtype: Dtype, folder: Path) -> None:
+    diffusers = diffusers_package()
+    plan, parts, kind = trained.plan, trained.parts, DTYPES[dtype]
+    encoder = reader.frozen(parts.text)
+    components = {
+        "transformer": _transformer(trained.denoiser(dtype), plan, parts.tokenizer.channels, parts.text.dim),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(num_train_timesteps=TRAIN_TIMESTEPS, shift=1.0),
+        "text_encoder": reader.network_of(encoder).to(kind),
+        "tokenizer": reader.tokenizer_of(encoder),
+        "default_sample_size": plan.data.size_px,
+    }
+    if pipeline == LATENT:
+        components["vae"] = for_pipeline(parts.tokenizer).to(kind)
+    else:
+        components |= {"prompt_max_tokens": encoder.settings.max_tokens, "noise_scale": 1.0}
+    getattr(diffusers, pipeline)(**components).save_pretrained(folder, safe_serialization=True)
+    reader.mend_config(folder / "text_encoder")
+    for file in folder.rglob("*.json"):
+        if file.name in ("config.json", "model_index.json", "tokenizer_config.json"):
+            _forget_places(file)
+
+
+def _transformer(tensors: Mapping[str, Tensor], plan: Plan, channels: int, text_dim: int) -> Any:
+    with torch.device("meta"):
+        model = diffusers_package().PRXTransformer2DModel(**to_config(plan.model, channels, text_dim))
+    model.load_state_dict(tensors, strict=True, assign=True)
+    return model.eval()
+
+
+def _how_to_call(trained: Trained, pipeline: Pipeline) -> dict[str, Any]:
+    """Arguments with which the pipeline samples as tintype does."""
+    call: dict[str, Any] = {"timesteps": timesteps(STEPS, trained.plan.time.shift), "use_resolution_binning": False}
+    if pipeline == LATENT:
+        call["skip_text_cleaning"] = True
+    if null := reader.null_prompt(reader.frozen(trained.parts.text)):
+        call["negative_prompt"] = null
+    return {"call": call}
+
+
+def _notes(trained: Trained) -> list[str]:
+    """What is not in the folder and may be missed."""
+    plan, notes = trained.plan, []
+    if plan.route is not None:
+        notes.append(
+            f"the pipeline guides by the empty prompt; guidance of kind `self` ({plan.route.kind}) is tintype's"
+        )
+    if any(loss.velocity_bias(trained.step - 1) for loss in plan.losses):
+        notes.append("the bias of the contrastive loss stays in the velocity; `unbias` is tintype's")
+    text = reader.frozen(trained.parts.text).settings
+    if text.clean:
+        notes.append(
+            "training cleaned captions (text.clean); the pipeline does not: give prompts without HTML or links"
+        )
+    if text.compute == "bf16":
+        notes.append("training read captions in bf16; a pipeline opened in fp32 reads them more exactly")
+    if plan.precision.islands.timestep == "bf16":
+        notes.append("training rounded t to bf16 (precision.islands.timestep); the pipeline does not")
+    return notes
+
+
+def _forget_places(file: Path) -> None:
+    """Takes out the paths of this machine that loading has left in configs."""
+    stated = json_object(file)
+    cleaned = _without_places(stated)
+    if cleaned != stated:
+        file.write_text(json.dumps(cleaned, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _without_places(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _without_places(inner) for key, inner in value.items() if key not in ("_name_or_path", "name_or_path")
+        }
+    return value

@@ -1,0 +1,39 @@
+"""`tintype export --to safetensors`: the denoiser in one file, under the names of PRX's training.
+
+The header says what it is: each entry is a text, `tintype` has all of it as JSON, and the most asked for stand alone.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from tintype.errors import UserError
+from tintype.export.contract import check_single_file
+from tintype.export.names import to_training
+from tintype.export.pipeline_folder import Exported
+from tintype.export.trained import Dtype, Weights, load_trained
+from tintype.export.whole import refuse_existing, written_whole
+from tintype.plan import plan_from_folder
+
+ABOUT = "tintype"
+_SUFFIX = ".safetensors"
+_ALONE = ("architecture", "plan", "step", "weights", "dtype", "prediction")
+
+
+def export_file(run: Path, out: Path, weights: Weights | None = None, dtype: Dtype = "fp32") -> Exported:
+    """Writes the whole file, or nothing."""
+    if out.suffix != _SUFFIX:
+        raise UserError(f"--out {out}: a single file is named NAME{_SUFFIX}")
+    refuse_existing(out)
+    check_single_file(plan_from_folder(run))
+    trained = load_trained(run, weights)
+    tensors = {to_training(name): tensor for name, tensor in trained.denoiser(dtype).items()}
+    about = trained.about(dtype)
+    header = {"format": "pt", "modelspec.architecture": "prx", ABOUT: json.dumps(about)}
+    header |= {f"{ABOUT}.{key}": str(about[key]) for key in _ALONE}
+    with written_whole(out) as temporary:
+        save_file(tensors, temporary, metadata=header)
+    return Exported(out, about, trained)

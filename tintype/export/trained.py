@@ -1,0 +1,99 @@
+"""What is exported of a run: its parts with the chosen weights, and what the copy says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+import tintype
+from tintype.errors import UserError
+from tintype.export.architecture import CLASS, check_tensors
+from tintype.plan import Plan, plan_from_folder
+from tintype.settings import Part, plain
+from tintype.train import checkpoint
+from tintype.train.folder import RunFolder
+from tintype.train.load import load_run
+from tintype.train.parts import Parts
+
+Weights = Literal["raw", "average"]
+Dtype = Literal["fp32", "bf16"]
+DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+FORMAT = 1
+_PLACES = ("weights", "revision", "subfolder", "tokenizer_subfolder", "folder", "sha256")
+"""Settings that say where something lies on this machine."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    parts: Parts
+    step: int
+    weights: Weights
+
+    @property
+    def plan(self) -> Plan:
+        return self.parts.plan
+
+    def denoiser(self, dtype: Dtype) -> dict[str, Tensor]:
+        """The tensors under diffusers' names, which are ours."""
+        denoiser = self.parts.denoiser
+        tensors = {name: tensor.to(DTYPES[dtype]).contiguous() for name, tensor in denoiser.state_dict().items()}
+        channels, text_dim = self.parts.tokenizer.channels, self.parts.text.dim
+        check_tensors(tensors, self.plan.model, channels, text_dim, "the run")
+        for name, tensor in tensors.items():
+            if not tensor.isfinite().all():
+                raise UserError(f"the run's {self.weights} weights of step {self.step} are not finite: {name}")
+        return tensors
+
+    def about(self, dtype: Dtype) -> dict[str, Any]:
+        """Where the weights come from and what they expect. No path of this machine is in it."""
+        plan = self.plan
+        return {
+            "format": FORMAT,
+            "tintype": tintype.__version__,
+            "architecture": CLASS,
+            "plan": plan.hash,
+            "step": self.step,
+            "weights": self.weights,
+            "dtype": dtype,
+            "prediction": plan.objective.predicts,
+            "size_px": plan.data.size_px,
+            "time": plain(plan.time),
+            "objective": plain(plan.objective),
+            "model": plain(plan.model.model_copy(update={"compile": False, "activation_checkpointing": False})),
+            "text": {**_portable(plan.text), "dim": self.parts.text.dim, "identity": self.parts.text.identity},
+            "tokenizer": {**_tokenizer(plan), "identity": self.parts.tokenizer.identity},
+        }
+
+
+def load_trained(run: Path, weights: Weights | None) -> Trained:
+    """The newest good weights of a run: by default its average, where it keeps one."""
+    plan = plan_from_folder(run)
+    folder = RunFolder(run)
+    folder.check_plan(plan)
+    if weights == "average" and plan.ema is None:
+        raise UserError(f"{run} keeps no average of its weights; use --weights raw")
+    if not checkpoint.steps(folder.checkpoints):
+        raise UserError(f"{run} was never trained: it has no checkpoint; `tintype train {run}/plan.yaml --out {run}`")
+    chosen: Weights = weights or ("raw" if plan.ema is None else "average")
+    parts, step = load_run(run, "cpu", raw=chosen == "raw")
+    return Trained(parts, step, chosen)
+
+
+def _tokenizer(plan: Plan) -> dict[str, Any]:
+    size = plan.tokenizer.compression
+    said = {**_portable(plan.tokenizer), "channels": size.channels, "stride_px": size.stride_px}
+    return said if plan.tuning is None else {**said, "tuned": plan.tuning.kind}
+
+
+def _portable(part: Part) -> dict[str, Any]:
+    """Settings without places, but for a repository of the hub, which is the same everywhere."""
+    said = plain(part)
+    kept = {key: value for key, value in said.items() if key not in _PLACES}
+    found = getattr(part, "checkpoint", None)
+    if found is not None and found.folder is None:
+        kept |= {key: said[key] for key in ("weights", "revision", "subfolder") if said.get(key)}
+    return kept
