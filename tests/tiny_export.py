@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -38,7 +37,7 @@ def pixel_plan(text: str, *assignments: str) -> Plan:
     return tiny_plan(*text_settings(text), *PIXELS, *assignments)
 
 
-def write_run(path: Path, plan: Plan, losses: Sequence[str] = ()) -> Path:
+def write_run(path: Path, plan: Plan) -> Path:
     """A run of one step whose every weight matters."""
     parts = build_parts(plan)
     generator = torch.Generator().manual_seed(0)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from tintype.cli.shared import Out, app, console, progress_console
+from tintype.cli.shared import Out, Set, app, console, progress_console
 from tintype.errors import UserError
 
 _WEIGHTS = "raw or average; by default the average, where there is one"
@@ -68,3 +68,23 @@ def _weights(value: str | None) -> Literal["raw", "average"] | None:
 
 def _say(text: str) -> None:
     console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command("import")
+def import_(
+    source: Annotated[
+        Path, typer.Argument(help="A folder of diffusers (pipeline or transformer) or a .safetensors file")
+    ],
+    out: Out,
+    set_: Set = [],  # noqa: B006
+    weights: Annotated[str | None, typer.Option(help=_WEIGHTS + ", of a file that has both")] = None,
+) -> None:
+    """Make a PRX model of diffusers, or of PRX's training, a run: to sample, to score, to train on."""
+    from tintype.export.import_run import import_model
+    from tintype.world import alone
+
+    alone("tintype import")
+    with progress_console.status(f"reading {source}"):
+        imported = import_model(source, out, set_, _weights(weights))
+    _say(f"{out}: a run of plan {imported.plan.hash} at step 0")
+    _say(f"`tintype train {out}/plan.yaml --out {out}` trains it on")

@@ -45,6 +45,13 @@ _DEFAULTS: dict[str, Any] = {
     "resolution_embeds": False,
 }
 """diffusers': a config may leave them out."""
+_TELLING = (
+    "txt_in.weight",
+    "final_layer.linear.weight",
+    "blocks.0.attention.norm_q.weight",
+    "blocks.0.gate_proj.weight",
+)
+"""Tensors whose shapes tell the sizes."""
 _OF_NO_CONSEQUENCE = {"_class_name", "_diffusers_version", "_name_or_path"}
 
 
@@ -84,9 +91,7 @@ def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str
     Shapes do not tell channels and patch apart: `channels` are the tokenizer's.
     """
     blocks = {int(found[1]) for name in tensors if (found := re.match(r"blocks\.(\d+)\.", name))}
-    needed = ("txt_in.weight", "final_layer.linear.weight", "blocks.0.attention.norm_q.weight")
-    needed += ("blocks.0.gate_proj.weight",)
-    lacking = [name for name in needed if name not in tensors]
+    lacking = [name for name in _TELLING if name not in tensors]
     if lacking or not blocks:
         raise UserError(
             f"{place} is not a PRX transformer, in diffusers' names or in those of PRX's training: it has no "

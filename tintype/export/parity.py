@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.export.pipeline_folder import timesteps
+from tintype.export.quiet import quiet_diffusers
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.generate import SamplerSettings, first_noise, sample_latents
 from tintype.seams import Draws
@@ -59,8 +60,9 @@ def measure(
 ) -> list[Figure]:
     """`parts` as they are loaded of the run; they compute in fp32 here, whatever the plan says."""
     exact = replace(parts, plan=parts.plan.model_copy(update={"precision": PrecisionSettings(compute="fp32")}))
-    pipe = open_pipeline(folder, about)
-    return [_figure(exact, pipe, about, prompts, guidance, steps) for guidance in guidances]
+    with quiet_diffusers():
+        pipe = open_pipeline(folder, about)
+        return [_figure(exact, pipe, about, prompts, guidance, steps) for guidance in guidances]
 
 
 def _figure(

@@ -19,6 +19,7 @@ from tintype.export import reader
 from tintype.export.architecture import to_config
 from tintype.export.autoencoder import for_pipeline
 from tintype.export.contract import LATENT, Pipeline, pipeline_for
+from tintype.export.quiet import quiet_diffusers
 from tintype.export.trained import DTYPES, Dtype, Trained, Weights, load_trained
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.flow.path import sampling_times
@@ -52,7 +53,7 @@ def export_pipeline(run: Path, out: Path, weights: Weights | None = None, dtype:
     pipeline = pipeline_for(plan_from_folder(run))  # before anything large is loaded
     trained = load_trained(run, weights)
     about = {**trained.about(dtype), "pipeline": pipeline, **_how_to_call(trained, pipeline), "notes": _notes(trained)}
-    with written_whole(out) as temporary:
+    with quiet_diffusers(), written_whole(out) as temporary:
         _write(trained, pipeline, dtype, temporary)
         write_json(temporary / ABOUT, about)
     return Exported(out, about, trained)

@@ -67,6 +67,12 @@ class LatentPart(TokenizerPart):
     def _pin(cls, given: Any) -> Any:
         return unpinned_elsewhere(cls, given)
 
+    @field_validator("scale", "shift", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> Any:
+        """A plan's file has lists, and what stands before this in validation has made Python's own of them."""
+        return tuple(value) if isinstance(value, list) else value
+
     @field_validator("scale", "shift")
     @classmethod
     def _no_zero(cls, value: Numbers | None, info: Any) -> Numbers | None:

@@ -1,0 +1,226 @@
+"""A PRX model as others wrote it: a folder of diffusers (a pipeline's, or the transformer's alone) or one safetensors
+file, in diffusers' names or in those of PRX's training. Only safetensors and JSON are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.export.architecture import from_config
+from tintype.export.names import denoiser_in
+from tintype.export.pipeline_folder import ABOUT
+from tintype.export.single_file import ABOUT as ABOUT_IN_HEADER
+from tintype.vision.hub import json_object
+
+_WEIGHTS = "diffusion_pytorch_model.safetensors"
+_PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".pkl")
+_TEXT_KINDS = {
+    "t5gemma": "t5gemma",
+    "t5_gemma_module": "t5gemma",
+    "t5": "t5",
+    "mt5": "t5",
+    "umt5": "t5",
+    "qwen3_vl": "qwen3-vl",
+    "qwen3_vl_text": "qwen3-vl",
+    "clip": "clip",
+    "clip_text_model": "clip",
+}
+"""Model type in transformers -> our kind; all others are `transformers`."""
+_PREDICTIONS = {"PRXPipeline": "velocity", "PRXPixelPipeline": "x-prediction"}
+_MOST_TOKENS = 1024
+"""A tokenizer that states a greater length states none."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    place: Path
+    tensors: dict[str, Tensor]
+    """Of the denoiser, under diffusers' names."""
+    weights: str
+    """`raw`, `average`, or `unknown` where nothing says it."""
+    sha256: dict[str, str]
+    """Of each file that was read for the tensors."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """What tintype wrote of it, where it did."""
+    config: dict[str, Any] | None = None
+    """The transformer's, where there is one."""
+    sections: dict[str, Any] = field(default_factory=dict)
+    """Of a plan, as the folder tells them."""
+
+
+def read_foreign(place: Path, weights: str | None) -> Foreign:
+    if place.is_dir():
+        return _read_folder(place, weights)
+    if place.suffix in _PICKLED:
+        raise UserError(
+            f"{place} is a pickle, which can run code when it is opened and is never read; load it where you trust it "
+            "and write its tensors with safetensors.torch.save_file"
+        )
+    if not place.is_file():
+        raise UserError(f"there is no {place}; name a folder of diffusers or a .safetensors file")
+    tensors, header = _tensors(place)
+    found, kind = denoiser_in(tensors, weights, str(place))
+    about = _about(header.get(ABOUT_IN_HEADER), place)
+    _check_weights(about, weights, place)
+    return Foreign(place, found, about.get("weights", kind), {place.name: _digest(place)}, about, None, _told(about))
+
+
+def _read_folder(place: Path, weights: str | None) -> Foreign:
+    folder = place / "transformer" if (place / "transformer").is_dir() else place
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"{place} is not a PRX model of diffusers: it has no transformer/config.json and no config.json. A run of "
+            "tintype needs no import; a single file is named itself"
+        )
+    config = json_object(folder / "config.json")
+    from_config(config, str(folder / "config.json"))  # what is not PRX's is found before gigabytes are read
+    files = _shards(folder)
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        tensors |= _tensors(file)[0]
+    found, kind = denoiser_in(tensors, weights, str(folder))
+    about = _about((place / ABOUT).read_text(encoding="utf-8"), place / ABOUT) if (place / ABOUT).is_file() else {}
+    _check_weights(about, weights, place)
+    sections = _told(about) | _pipeline_sections(place, about)
+    digests = {str(file.relative_to(place)): _digest(file) for file in files}
+    return Foreign(place, found, about.get("weights", kind), digests, about, config, sections)
+
+
+def _check_weights(about: Mapping[str, Any], weights: str | None, place: Path) -> None:
+    if weights is not None and about and about.get("weights") != weights:
+        raise UserError(f"{place} has the {about.get('weights')} weights of a run and no others; leave --weights out")
+
+
+def _shards(folder: Path) -> list[Path]:
+    index = folder / f"{_WEIGHTS}.index.json"
+    if index.is_file():
+        listed = json_object(index).get("weight_map")
+        names = sorted(set(listed.values())) if isinstance(listed, dict) else []
+        if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+            raise UserError(f"{index} does not list the files of the weights")
+    else:
+        names = [_WEIGHTS]
+    lacking = [name for name in names if not (folder / name).is_file()]
+    if lacking:
+        raise UserError(
+            f"{folder} has no {', '.join(lacking)}: only safetensors are read, since other formats can run code"
+        )
+    return [folder / name for name in names]
+
+
+def _tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(file, "pt") as opened:
+            header = opened.metadata() or {}
+        return load_file(file), header
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} cannot be read as safetensors: {error}; is it whole?") from None
+
+
+def _about(text: str | None, place: Path) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        read = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{place}: what tintype wrote of it is no JSON any more: {error}") from None
+    if not isinstance(read, dict) or read.get("format") != 1:
+        raise UserError(f"{place} was written by another version of tintype; this one reads format 1")
+    return read
+
+
+def _told(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections of a plan that tintype wrote down."""
+    if not about:
+        return {}
+    named = {key: value for key, value in about["text"].items() if key not in ("dim", "identity")}
+    tokenizer = {key: value for key, value in about["tokenizer"].items() if key not in ("identity", "tuned")}
+    if tokenizer["kind"] == "pixels":
+        tokenizer = {"kind": "pixels"}
+    return {
+        "data": {"size_px": about["size_px"]},
+        "model": about["model"],
+        "objective": about["objective"],
+        "time": about["time"],
+        "text": named,
+        "tokenizer": tokenizer,
+    }
+
+
+def _pipeline_sections(place: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What a pipeline's folder says; where tintype wrote it, the parts of the plan that only it knows stay."""
+    index = place / "model_index.json"
+    if not index.is_file():
+        return {}
+    stated = json_object(index)
+    pipeline = stated.get("_class_name")
+    if pipeline not in _PREDICTIONS:
+        raise UserError(f"{index} is of a '{pipeline}'; only {' and '.join(_PREDICTIONS)} can be imported")
+    if pipeline == "PRXPixelPipeline" and stated.get("noise_scale", 2.0) != 1.0:
+        raise UserError(
+            f"{index}: the model was trained with noise of deviation {stated.get('noise_scale', 2.0)}, and tintype has "
+            "noise of deviation 1 only; it cannot be sampled or trained as it was. Use diffusers for it"
+        )
+    sections: dict[str, Any] = {"text": _text(place, stated, about.get("text", {}))}
+    sections["tokenizer"] = {"kind": "pixels"} if pipeline == "PRXPixelPipeline" else _autoencoder(
+        place, about.get("tokenizer", {})
+    )
+    if not about:
+        sections["objective"] = {"kind": _PREDICTIONS[pipeline]}
+        scheduler = place / "scheduler" / "scheduler_config.json"
+        if scheduler.is_file():
+            sections["time"] = {"shift": float(json_object(scheduler).get("shift", 1.0))}
+        size = stated.get("default_sample_size")
+        if isinstance(size, int):
+            sections["data"] = {"size_px": size}
+    return {key: value for key, value in sections.items() if value}
+
+
+def _text(place: Path, stated: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    config = place / "text_encoder" / "config.json"
+    if not config.is_file():
+        return {}
+    kind = told.get("kind") or _TEXT_KINDS.get(str(json_object(config).get("model_type")), "transformers")
+    apart = {"subfolder": "text_encoder"}
+    if (place / "tokenizer").is_dir():
+        apart["tokenizer_subfolder"] = "tokenizer"
+    section = {"kind": kind, "weights": str(place.absolute()), **apart}
+    length = stated.get("prompt_max_tokens")
+    tokenizer = place / "tokenizer" / "tokenizer_config.json"
+    if length is None and tokenizer.is_file():
+        length = json_object(tokenizer).get("model_max_length")
+    if isinstance(length, int) and 2 <= length <= _MOST_TOKENS:
+        section["max_tokens"] = length
+    section |= {key: told[key] for key in ("clean", "compute", "max_tokens") if key in told}
+    return section
+
+
+def _autoencoder(place: Path, told: Mapping[str, Any]) -> dict[str, Any]:
+    file = place / "vae" / "config.json"
+    if not file.is_file():
+        return {}
+    config = json_object(file)
+    kind = {"AutoencoderKL": "flux1", "AutoencoderDC": "dc-ae"}.get(str(config.get("_class_name")))
+    if kind is None:
+        raise UserError(f"{file} is of a '{config.get('_class_name')}'; PRX has AutoencoderKL or AutoencoderDC")
+    blocks = config.get("block_out_channels" if kind == "flux1" else "encoder_block_out_channels")
+    channels = config.get("latent_channels")
+    if not isinstance(blocks, list) or not isinstance(channels, int):
+        raise UserError(f"{file} does not say how many channels and blocks the autoencoder has")
+    size = {"channels": channels, "stride_px": 2 ** (len(blocks) - 1)}
+    kept = {key: told[key] for key in ("posterior", "compute") if key in told}
+    return {"kind": kind, "weights": str(place.absolute()), "subfolder": "vae", **size, **kept}
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

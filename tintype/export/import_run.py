@@ -1,0 +1,128 @@
+"""`tintype import`: a PRX model of others becomes the folder of a run, with its checkpoint at step 0.
+
+Such a run is sampled and scored like any other, and training goes on from its weights: the optimizer begins anew, as
+there is none to take over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tintype
+from tintype.errors import UserError
+from tintype.export.architecture import check_tensors, from_config, from_tensors
+from tintype.export.foreign import Foreign, read_foreign
+from tintype.export.whole import refuse_existing, written_whole
+from tintype.plan import Plan, plan_from_document
+from tintype.strict import Document
+from tintype.text.frozen import FrozenTextPart
+from tintype.train import checkpoint
+from tintype.train.folder import RunFolder, write_json
+from tintype.train.parts import Parts, build_parts
+from tintype.train.state import new_state
+
+RECORD = "imported.json"
+
+
+@dataclass(frozen=True)
+class Imported:
+    path: Path
+    plan: Plan
+    record: dict[str, Any]
+
+
+def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weights: str | None = None) -> Imported:
+    """Writes the whole run, or nothing. `assignments` are settings of the plan, as `--set` gives them."""
+    refuse_existing(out)
+    foreign = read_foreign(source, weights)
+    plan = _plan(foreign, assignments)
+    _check(foreign, plan)
+    parts = build_parts(plan)
+    if parts.text.dim != foreign.tensors["txt_in.weight"].shape[1]:
+        raise UserError(
+            f"{source} reads text of width {foreign.tensors['txt_in.weight'].shape[1]}, and the plan's encoder "
+            f"'{plan.text.kind}' gives {parts.text.dim}; name its own with --set text.kind=… and --set text.weights=…"
+        )
+    channels = parts.tokenizer.channels
+    check_tensors(foreign.tensors, plan.model, channels, parts.text.dim, str(source))
+    record = _record(foreign, plan)
+    with written_whole(out) as temporary:
+        _write(foreign, parts, record, temporary)
+    return Imported(out, plan, record)
+
+
+def _plan(foreign: Foreign, assignments: Sequence[str]) -> Plan:
+    """The folder's own sections, under what the user says."""
+    sections = {key: dict(value) for key, value in foreign.sections.items()}
+    if foreign.config is not None:
+        sections["model"] = from_config(foreign.config, str(foreign.place))[0]
+    document = Document(f"the plan of {foreign.place}", sections)
+    if "model" not in sections:
+        _add_model(foreign, document, assignments)
+    return plan_from_document(document, assignments)
+
+
+def _add_model(foreign: Foreign, document: Document, assignments: Sequence[str]) -> None:
+    """Read off the tensors, once the tokenizer is known, which is found with a model that fits any."""
+    if "tokenizer" not in document.data and not any(one.strip().startswith("tokenizer") for one in assignments):
+        from_tensors(foreign.tensors, None, str(foreign.place))
+    trial = Document(document.name, {**document.data, "model": {"patch": 1}})
+    kept = [one for one in assignments if one.split("=")[0].strip().split(".")[0] in ("tokenizer", "data")]
+    channels = plan_from_document(trial, kept).tokenizer.compression.channels
+    document.data["model"] = from_tensors(foreign.tensors, channels, str(foreign.place))[0]
+
+
+def _check(foreign: Foreign, plan: Plan) -> None:
+    if not isinstance(plan.text, FrozenTextPart):
+        raise UserError(
+            f"{foreign.place} brings no text encoder, and '{plan.text.kind}' would be untrained; name the one that it "
+            "was trained with: --set text.kind=t5gemma, and --set text.weights=FOLDER where it is not the hub's"
+        )
+    if foreign.config is not None:
+        channels = from_config(foreign.config, str(foreign.place))[1]
+        if channels != plan.tokenizer.compression.channels:
+            raise UserError(
+                f"{foreign.place} works on {channels} channels, and the plan's tokenizer '{plan.tokenizer.kind}' has "
+                f"{plan.tokenizer.compression.channels}; name its own with --set tokenizer.kind=…"
+            )
+    if plan.tuning is not None or (plan.route is not None and plan.route.build(plan.model).whole() is not None):
+        raise UserError(
+            "the plan has layers that the model does not bring (a tokenizer that is tuned, or a route with a layer of "
+            "its own); import it without, and train another plan from there"
+        )
+    for name, tensor in foreign.tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise UserError(f"{foreign.place}: {name} is not finite")
+
+
+@torch.no_grad()
+def _write(foreign: Foreign, parts: Parts, record: dict[str, Any], temporary: Path) -> None:
+    own = parts.denoiser.state_dict()
+    for name, tensor in foreign.tensors.items():
+        own[name].copy_(tensor)
+    state = new_state(parts)  # an average begins with the weights as they are now
+    folder = RunFolder(temporary)
+    with folder.claim(parts.plan):
+        checkpoint.save(folder.checkpoints, state, parts.plan.run.keep_checkpoints)
+        folder.keep_identities(parts.identities, 0)
+        folder.write_about(parts)
+        write_json(temporary / RECORD, record)
+        folder.log_event("imported", 0, **record)
+
+
+def _record(foreign: Foreign, plan: Plan) -> dict[str, Any]:
+    """Where the weights come from."""
+    about = {key: foreign.about[key] for key in ("plan", "step", "tintype") if key in foreign.about}
+    return {
+        "source": str(foreign.place.absolute()),
+        "sha256": foreign.sha256,
+        "weights": foreign.weights,
+        "imported_by": tintype.__version__,
+        "as_plan": plan.hash,
+        **({"exported_from": about} if about else {}),
+    }
