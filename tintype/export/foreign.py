@@ -171,8 +171,8 @@ def _pipeline_sections(place: Path, about: Mapping[str, Any]) -> dict[str, Any]:
             "noise of deviation 1 only; it cannot be sampled or trained as it was. Use diffusers for it"
         )
     sections: dict[str, Any] = {"text": _text(place, stated, about.get("text", {}))}
-    sections["tokenizer"] = {"kind": "pixels"} if pipeline == "PRXPixelPipeline" else _autoencoder(
-        place, about.get("tokenizer", {})
+    sections["tokenizer"] = (
+        {"kind": "pixels"} if pipeline == "PRXPixelPipeline" else _autoencoder(place, about.get("tokenizer", {}))
     )
     if not about:
         sections["objective"] = {"kind": _PREDICTIONS[pipeline]}

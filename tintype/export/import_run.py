@@ -43,13 +43,13 @@ def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weigh
     plan = _plan(foreign, assignments)
     _check(foreign, plan)
     parts = build_parts(plan)
-    if parts.text.dim != foreign.tensors["txt_in.weight"].shape[1]:
+    reads = foreign.tensors.get("txt_in.weight")
+    if reads is not None and reads.shape[-1] != parts.text.dim:
         raise UserError(
-            f"{source} reads text of width {foreign.tensors['txt_in.weight'].shape[1]}, and the plan's encoder "
-            f"'{plan.text.kind}' gives {parts.text.dim}; name its own with --set text.kind=… and --set text.weights=…"
+            f"{source} reads text of width {reads.shape[-1]}, and the plan's encoder '{plan.text.kind}' gives "
+            f"{parts.text.dim}; name its own with --set text.kind=… and --set text.weights=…"
         )
-    channels = parts.tokenizer.channels
-    check_tensors(foreign.tensors, plan.model, channels, parts.text.dim, str(source))
+    check_tensors(foreign.tensors, plan.model, parts.tokenizer.channels, parts.text.dim, str(source))
     record = _record(foreign, plan)
     with written_whole(out) as temporary:
         _write(foreign, parts, record, temporary)

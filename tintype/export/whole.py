@@ -56,5 +56,5 @@ def _alive(leftover: Path) -> bool:
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    elif path.exists() or path.is_symlink():
+        path.unlink()

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.tiny_export import latent_plan, pixel_plan, write_run
+from tintype.cli import app
+from tintype.errors import UserError
+from tintype.export.pipeline_folder import export_pipeline
+
+pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+
+DOCS = Path(__file__).parents[3] / "docs" / "export.md"
+
+
+def invoke(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None:
+        raise result.exception
+    return " ".join(result.output.split())
+
+
+def test_export_with_its_check_and_import(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", pixel_plan("t5"))
+    said = invoke("export", run, "--to", "diffusers", "--out", tmp_path / "out", "--check")
+    assert "raw weights of step 1 in fp32" in said
+    figures = [float(number) for number in re.findall(r"pictures in \[0, 1\] by (\S+)", said)]
+    assert len(figures) == 2
+    assert max(figures) < 1e-3
+    said = invoke("import", tmp_path / "out", "--out", tmp_path / "again", "--set", "run.device=cpu")
+    assert "at step 0" in said
+    assert (tmp_path / "again" / "checkpoints" / "step-000000000").is_dir()
+    said = invoke("export", tmp_path / "again", "--to", "safetensors", "--out", tmp_path / "one.safetensors")
+    assert "step 0" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--to", "onnx"], "--to onnx"),
+        (["--to", "diffusers", "--dtype", "fp8"], "--dtype fp8"),
+        (["--to", "diffusers", "--weights", "ema"], "--weights ema"),
+        (["--to", "safetensors", "--check"], "--check compares"),
+        (["--to", "safetensors"], "NAME.safetensors"),
+        (["--to", "diffusers"], "is not a run"),
+    ],
+)
+def test_wrong_options_are_named(tmp_path: Path, words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        invoke("export", tmp_path / "run", "--out", tmp_path / "out", *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("space", ["latents", "pixels"])
+def test_the_script_of_the_docs_runs(space: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ftfy", reason="the pipelines clean prompts with it")
+    from tintype.export.quiet import quiet_diffusers
+
+    plan = latent_plan("t5gemma", "flux1") if space == "latents" else pixel_plan("qwen3-vl")
+    exported = export_pipeline(write_run(tmp_path / "run", plan), tmp_path / "exported")
+    script = re.search(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert script is not None
+    monkeypatch.chdir(tmp_path)
+    with quiet_diffusers():
+        exec(script[1].replace("PRXPipeline", exported.about["pipeline"]), {})
+    assert sorted(file.name for file in tmp_path.glob("*.png")) == ["0.png", "1.png"]

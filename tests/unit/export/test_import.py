@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.tiny_export import latent_plan, pixel_plan, text_settings, tokenizer_settings, write_run
+from tintype.errors import UserError
+from tintype.export.import_run import import_model
+from tintype.export.names import to_diffusers, to_training
+from tintype.export.pipeline_folder import export_pipeline
+from tintype.export.single_file import export_file
+from tintype.flow.guidance import ClassifierFreeSettings
+from tintype.generate import SamplerSettings, generate
+from tintype.plan import plan_from_folder
+from tintype.train.folder import RunFolder, read_json
+from tintype.train.interrupt import Interrupt
+from tintype.train.load import load_run
+from tintype.train.loop import train
+
+pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+
+WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
+SETTINGS = SamplerSettings(steps=3, guidance=ClassifierFreeSettings(scale=2.0))
+CPU = "run.device=cpu"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("import")
+    return write_run(folder / "run", latent_plan("t5", "flux1", "model.bottleneck=6", "model.resolution_embeds=true"))
+
+
+@pytest.fixture(scope="module")
+def pipeline(run: Path) -> Path:
+    return export_pipeline(run, run.parent / "pipeline").path
+
+
+@pytest.fixture
+def own(pipeline: Path, tmp_path: Path) -> Path:
+    """A pipeline's folder that may be spoilt."""
+    return shutil.copytree(pipeline, tmp_path / "own")
+
+
+def rewrite(file: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+
+
+def denoiser_of(run: Path) -> dict[str, Tensor]:
+    return load_run(run, "cpu")[0].denoiser.state_dict()
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return set(first) == set(second) and all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def test_an_imported_run_samples_alike_trains_on_and_says_where_it_comes_from(
+    run: Path, pipeline: Path, tmp_path: Path
+) -> None:
+    fine_tune = ["train.steps=2", "train.batch=2", "precision.compute=fp32", CPU, "ema.decay=0.5", "data.count=8"]
+    imported = import_model(pipeline, tmp_path / "run", fine_tune)
+    pictures = [
+        generate(load_run(one, "cpu")[0], ["a ball"], SETTINGS, seed=1, size_px=16) for one in (run, imported.path)
+    ]
+    assert torch.equal(*pictures)
+    record = read_json(imported.path / "imported.json")
+    assert record["sha256"].keys() == {WEIGHTS}
+    assert record["exported_from"]["plan"] == plan_from_folder(run).hash
+    assert [event["event"] for event in RunFolder(imported.path).events()] == ["imported"]
+    before = denoiser_of(imported.path)
+    outcome = train(plan_from_folder(imported.path), imported.path, Interrupt())
+    assert outcome.finished and outcome.step == 2
+    after = denoiser_of(imported.path)
+    moved = max(float((after[name] - tensor).abs().max()) for name, tensor in before.items())
+    assert 0 < moved < 1e-2  # it went on from these weights
+    assert RunFolder(imported.path).events()[0]["event"] == "imported"
+
+
+def test_a_pipeline_that_tintype_did_not_write_tells_its_plan(run: Path, own: Path, tmp_path: Path) -> None:
+    (own / "tintype.json").unlink()
+    (own / "scheduler" / "scheduler_config.json").write_text('{"shift": 3.0, "num_train_timesteps": 1000}')
+    plan = import_model(own, tmp_path / "run", [CPU]).plan
+    theirs = plan_from_folder(run)
+    assert plan.time.shift == 3.0
+    assert (plan.text.kind, plan.tokenizer.kind, plan.objective.kind) == ("t5", "flux1", "velocity")
+    assert plan.model == theirs.model
+    assert plan.data.size_px == 16
+    assert same(denoiser_of(run), denoiser_of(tmp_path / "run"))
+
+
+def test_the_transformer_alone_needs_its_other_parts_named(run: Path, pipeline: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="brings no text encoder"):
+        import_model(pipeline / "transformer", tmp_path / "run", [CPU])
+    with pytest.raises(UserError, match="works on 4 channels"):
+        import_model(pipeline / "transformer", tmp_path / "run", [*text_settings("t5"), CPU])
+    parts = [*text_settings("t5"), tokenizer_settings("flux1")[0], CPU]
+    import_model(pipeline / "transformer", tmp_path / "run", parts)
+    assert same(denoiser_of(run), denoiser_of(tmp_path / "run"))
+
+
+def test_a_single_file_has_prxs_names_and_a_header_and_comes_back(run: Path, tmp_path: Path) -> None:
+    exported = export_file(run, tmp_path / "model.safetensors")
+    with safe_open(exported.path, "pt") as opened:
+        header = opened.metadata()
+    plan = plan_from_folder(run)
+    assert header["tintype.plan"] == plan.hash and header["tintype.step"] == "1" and header["tintype.weights"] == "raw"
+    assert header["tintype.architecture"] == "PRXTransformer2DModel"
+    assert str(tmp_path.parent) not in header["tintype"] and "tiny-text" not in header["tintype"]
+    names = set(load_file(exported.path))
+    assert {"blocks.0.qk_norm.query_norm.scale", "blocks.2.attn_out.weight", "img_in.0.weight"} <= names
+    assert not any("attention." in name for name in names)
+    imported = import_model(
+        exported.path, tmp_path / "run", [*text_settings("t5"), tokenizer_settings("flux1")[0], CPU]
+    )
+    assert same(denoiser_of(run), denoiser_of(imported.path))
+    assert imported.plan.model == plan.model and imported.plan.time == plan.time
+    again = export_file(imported.path, tmp_path / "again.safetensors")
+    assert same(load_file(exported.path), load_file(again.path))
+
+
+def test_a_file_of_prxs_training_has_average_and_raw_weights(run: Path, tmp_path: Path) -> None:
+    tensors = denoiser_of(run)
+    raw = {f"denoiser.{to_training(name)}": tensor for name, tensor in tensors.items()}
+    average = {f"ema_denoiser.model.{to_training(name)}": tensor * 0.5 for name, tensor in tensors.items()}
+    save_file({**raw, **average, "vae.encoder.weight": torch.zeros(1)}, tmp_path / "prx.safetensors")
+    parts = [*text_settings("t5"), tokenizer_settings("flux1")[0], "data.size_px=16", CPU]
+    found = import_model(tmp_path / "prx.safetensors", tmp_path / "average", parts)
+    assert found.record["weights"] == "average"
+    assert same(denoiser_of(found.path), {name: tensor * 0.5 for name, tensor in tensors.items()})
+    assert found.plan.model == plan_from_folder(run).model  # read off the tensors
+    import_model(tmp_path / "prx.safetensors", tmp_path / "raw", parts, "raw")
+    assert same(denoiser_of(tmp_path / "raw"), tensors)
+    with pytest.raises(UserError, match="name the tokenizer"):
+        import_model(tmp_path / "prx.safetensors", tmp_path / "none", [*text_settings("t5"), CPU])
+
+
+def test_names_go_there_and_back(run: Path) -> None:
+    names = list(denoiser_of(run))
+    assert [to_diffusers(to_training(name)) for name in names] == names
+    assert sum(to_training(name) != name for name in names) == 6 * 3
+
+
+def test_shards_are_read(run: Path, own: Path, tmp_path: Path) -> None:
+    tensors = load_file(own / WEIGHTS)
+    names = sorted(tensors)
+    halves = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, some in halves.items():
+        save_file({name: tensors[name] for name in some}, own / "transformer" / file)
+    (own / WEIGHTS).unlink()
+    index = {"weight_map": {name: file for file, some in halves.items() for name in some}}
+    (own / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    import_model(own, tmp_path / "run", [CPU])
+    assert same(denoiser_of(run), denoiser_of(tmp_path / "run"))
+    (own / "transformer" / "b.safetensors").unlink()
+    with pytest.raises(UserError, match=r"has no b\.safetensors"):
+        import_model(own, tmp_path / "other", [CPU])
+    (own / f"{WEIGHTS}.index.json").write_text('{"weight_map": {"x": "../../elsewhere.safetensors"}}')
+    with pytest.raises(UserError, match="does not list"):
+        import_model(own, tmp_path / "other", [CPU])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors: tensors.pop("blocks.1.up_proj.weight"), "1 missing: blocks.1.up_proj.weight"),
+        (lambda tensors: tensors.pop("txt_in.weight"), "1 missing: txt_in.weight"),
+        (lambda tensors: tensors.update({"txt_in.weight": torch.zeros(32, 12)}), "reads text of width 12"),
+        (lambda tensors: tensors.update({"fusion.weight": torch.zeros(2)}), "1 too many: fusion.weight"),
+        (lambda tensors: tensors.update({"txt_in.bias": torch.zeros(3)}), r"txt_in.bias has \[3\] and not \[32\]"),
+        (lambda tensors: tensors["txt_in.bias"].fill_(float("nan")), "txt_in.bias is not finite"),
+        (lambda tensors: tensors.update({"txt_in.bias": torch.zeros(32, dtype=torch.int64)}), "int64"),
+    ],
+)
+def test_wrong_tensors_are_named_and_nothing_is_written(
+    own: Path, tmp_path: Path, change: Callable[[dict[str, Tensor]], None], words: str
+) -> None:
+    rewrite(own / WEIGHTS, change)
+    with pytest.raises(UserError, match=words):
+        import_model(own, tmp_path / "run", [CPU])
+    assert [entry.name for entry in tmp_path.iterdir()] == ["own"]
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "words"),
+    [
+        ("transformer/config.json", "_class_name", "FluxTransformer2DModel", "is a 'FluxTransformer2DModel'"),
+        ("transformer/config.json", "guidance_embeds", True, "says guidance_embeds"),
+        ("transformer/config.json", "depth", "many", "'many' for 'depth'"),
+        ("transformer/config.json", "axes_dim", [4, 12], r"axes_dim is \[4, 12\]"),
+        ("model_index.json", "_class_name", "FluxPipeline", "of a 'FluxPipeline'"),
+        ("vae/config.json", "_class_name", "AutoencoderKLFlux2", "AutoencoderKLFlux2"),
+        ("tintype.json", "format", 2, "another version"),
+    ],
+)
+def test_other_architectures_are_refused(
+    own: Path, tmp_path: Path, file: str, key: str, value: object, words: str
+) -> None:
+    stated = json.loads((own / file).read_text())
+    (own / file).write_text(json.dumps({**stated, key: value}))
+    with pytest.raises(UserError, match=words):
+        import_model(own, tmp_path / "run", [CPU])
+
+
+def test_noise_of_another_deviation_is_refused(tmp_path: Path) -> None:
+    exported = export_pipeline(write_run(tmp_path / "run", pixel_plan("t5")), tmp_path / "pipeline")
+    file = exported.path / "model_index.json"
+    file.write_text(file.read_text().replace('"noise_scale": 1.0', '"noise_scale": 2.0'))
+    with pytest.raises(UserError, match=r"deviation 2\.0"):
+        import_model(exported.path, tmp_path / "again", [CPU])
+
+
+@pytest.mark.parametrize("name", ["model.pth", "model.safetensors", "nothing.safetensors", "folder"])
+def test_what_is_no_model_is_named(tmp_path: Path, name: str) -> None:
+    place = tmp_path / name
+    if name == "folder":
+        place.mkdir()
+    elif not name.startswith("nothing"):
+        place.write_bytes(b"not a model")
+    words = {"model.pth": "pickle", "model.safetensors": "cannot be read", "folder": "not a PRX model"}
+    with pytest.raises(UserError, match=words.get(name, "there is no")):
+        import_model(place, tmp_path / "run", [CPU])
