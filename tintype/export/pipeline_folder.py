@@ -110,7 +110,7 @@ def _notes(trained: Trained) -> list[str]:
         notes.append(
             f"the pipeline guides by the empty prompt; guidance of kind `self` ({plan.route.kind}) is tintype's"
         )
-    if any(loss.velocity_bias(trained.step - 1) for loss in plan.losses):
+    if any(loss.velocity_bias(max(0, trained.step - 1)) for loss in plan.losses):
         notes.append("the bias of the contrastive loss stays in the velocity; `unbias` is tintype's")
     text = reader.frozen(trained.parts.text).settings
     if text.clean:

@@ -50,7 +50,15 @@ def written_whole(target: Path) -> Iterator[Path]:
 def _alive(leftover: Path) -> bool:
     """Whether the process that writes it is at work."""
     number = leftover.name.rpartition("-")[2]
-    return number.isdigit() and Path(f"/proc/{number}").exists() and int(number) != os.getpid()
+    if not number.isdigit() or int(number) == os.getpid():
+        return False
+    try:
+        os.kill(int(number), 0)  # asks, and sends nothing
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _remove(path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,25 +17,24 @@ pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
 
-def refusals() -> dict[str, tuple[Plan, str]]:
-    return {
-        "words": (tiny_plan("objective.kind=x-prediction"), "encoder 'words' is trained with the run"),
-        "sprint": (apply_techniques(pixel_plan("t5"), ["sprint"]), "joins two streams"),
-        "pixel velocity": (tiny_plan(*text_settings("t5")), "needs x_t and t"),
-        "clamp": (pixel_plan("t5", "objective.clamp=0.02"), "clamp is 0.02"),
-        "latent x": (latent_plan("t5", "flux1", "objective.kind=x-prediction"), "predicts clean latents"),
-        "flux2": (latent_plan("t5", "flux2"), "batch-norm statistics"),
-        "taef1": (latent_plan("t5", "taef1"), "AutoencoderTiny"),
-        "small-vae": (tuned_plan(*text_settings("t5"), techniques=[]), "tintype's own network"),
-        "layers": (latent_plan("t5", "flux1", "text.skip_layers=1"), "last layer behind its norm"),
-    }
+REFUSED: dict[str, tuple[Callable[[], Plan], str]] = {
+    "words": (lambda: tiny_plan("objective.kind=x-prediction"), "encoder 'words' is trained with the run"),
+    "sprint": (lambda: apply_techniques(pixel_plan("t5"), ["sprint"]), "joins two streams"),
+    "pixel velocity": (lambda: tiny_plan(*text_settings("t5")), "needs x_t and t"),
+    "clamp": (lambda: pixel_plan("t5", "objective.clamp=0.02"), "clamp is 0.02"),
+    "latent x": (lambda: latent_plan("t5", "flux1", "objective.kind=x-prediction"), "predicts clean latents"),
+    "flux2": (lambda: latent_plan("t5", "flux2"), "batch-norm statistics"),
+    "taef1": (lambda: latent_plan("t5", "taef1"), "AutoencoderTiny"),
+    "small-vae": (lambda: tuned_plan(*text_settings("t5"), techniques=[]), "tintype's own network"),
+    "layers": (lambda: latent_plan("t5", "flux1", "text.skip_layers=1"), "last layer behind its norm"),
+}
 
 
-@pytest.mark.parametrize("case", list(refusals()))
+@pytest.mark.parametrize("case", list(REFUSED))
 def test_what_a_pipeline_cannot_hold_is_refused_with_the_reason(case: str) -> None:
-    plan, reason = refusals()[case]
+    plan, reason = REFUSED[case]
     with pytest.raises(UserError, match=reason):
-        pipeline_for(plan)
+        pipeline_for(plan())
 
 
 def test_all_reasons_are_given_at_once() -> None:
@@ -50,9 +50,9 @@ def test_tread_samples_densely_and_is_held() -> None:
 
 @pytest.mark.parametrize("case", ["words", "sprint"])
 def test_a_single_file_is_refused_where_its_model_could_not_be_used(case: str) -> None:
-    plan, reason = refusals()[case]
+    plan, reason = REFUSED[case]
     with pytest.raises(UserError, match=reason):
-        check_single_file(plan)
+        check_single_file(plan())
 
 
 def test_a_shift_of_dc_ae_cannot_be_held_and_nothing_is_left_behind(tmp_path: Path) -> None:

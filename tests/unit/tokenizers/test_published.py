@@ -16,10 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.tiny import tiny_plan
 from tests.tiny_autoencoders import CHANNELS, CLASSES, RAW, STRIDE_PX, chosen, network, pictures, write_autoencoder
 from tintype.errors import UserError
 from tintype.model.layers import patchify
-from tintype.plan import Plan
+from tintype.plan import Plan, plan_from_yaml
 from tintype.seams import Draws, Tokenizer
 from tintype.settings import plain
 from tintype.tokenizers.dc_ae import DcAeSettings
@@ -296,3 +297,10 @@ def test_a_gpu_gives_the_latents_of_the_cpu(kind: str) -> None:
         z = tokenizer.encode(image.to(device), Draws(0, torch.arange(4, device=device)))
         assert float((z.cpu() - expected).abs().max()) < most
         assert tokenizer.decode(z).device.type == "cuda"
+
+
+def test_a_plan_has_a_scale_for_each_channel_and_is_read_again() -> None:
+    given = chosen("flux1") | {"scale": [0.5, 1.0, 1.5, 2.0], "shift": [0.1, 0.2, 0.3, 0.4]}
+    plan = tiny_plan(f"tokenizer={json.dumps(given)}", "model.patch=1")
+    assert plan_from_yaml(plan.to_yaml(), "again") == plan
+    assert plan.tokenizer.model_dump()["scale"] == (0.5, 1.0, 1.5, 2.0)
