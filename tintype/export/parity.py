@@ -44,8 +44,9 @@ class Figure:
 
 
 def open_pipeline(folder: Path, about: dict[str, Any]) -> Any:
-    """As a user opens it, in fp32, from this folder alone."""
-    pipe = getattr(diffusers_package(), about["pipeline"]).from_pretrained(folder, local_files_only=True)
+    """As a user opens it, from this folder alone. Without a type the parts of a bf16 export would differ in theirs."""
+    kind = getattr(diffusers_package(), about["pipeline"])
+    pipe = kind.from_pretrained(folder, local_files_only=True, torch_dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
