@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tintype import rng
+from tintype.data.order import Shuffled
 from tintype.model import Transformer
 from tintype.plan import Plan
 from tintype.seams import Draws, Output, Record, TextTokens
@@ -55,7 +56,9 @@ def best_line(plan: Plan, count: int = COUNT) -> tuple[float, float]:
 
 def _on_numbers(plan: Plan, line: Tensor) -> Parts:
     denoiser = cast(Transformer, Line(line))
-    return replace(build_parts(plan), source=Numbers(), tokenizer=AsTheyAre(), text=NoText(), denoiser=denoiser)
+    numbers = Numbers()
+    parts = replace(build_parts(plan), source=numbers, order=Shuffled(plan.seed, numbers), denoiser=denoiser)
+    return replace(parts, tokenizer=AsTheyAre(), text=NoText())
 
 
 class Numbers:

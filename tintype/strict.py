@@ -177,14 +177,16 @@ def _explain(problem: Any, model: type[Settings], document: Document) -> str:
 def _path_in_data(loc: KeyPath, data: Any) -> KeyPath:
     """Pydantic puts a union's tag into the path; the user never wrote it there.
 
-    A tag can be the name of a key too (the kind `column` has a `column`): a key with a plain value ends a path.
+    A tag can be the name of a key too (the kind `column` has a `column`): a key with a plain value ends a path, unless
+    that is a kind alone (`teacher: vgg16`), and the tag.
     """
     path: list[str | int] = []
     for depth, key in enumerate(loc):
         last = depth == len(loc) - 1
         if isinstance(data, Mapping | list) and (key in data if isinstance(data, Mapping) else isinstance(key, int)):
-            if last or isinstance(data[key], Mapping | list):  # type: ignore[index]
-                data = data[key]  # type: ignore[index]
+            inner = data[key]  # type: ignore[index]
+            if last or isinstance(inner, Mapping | list) or inner == loc[depth + 1]:
+                data = inner
                 path.append(key)
         elif last:
             path.append(key)

@@ -14,8 +14,12 @@ ROOT = Path(__file__).parents[2]
 ALL = KILLS + SNAPSHOT_KILLS + LATENT_KILLS + CACHE_KILLS
 
 
+ELSEWHERE = {"text.index"}
+"""Points that tests/unit/text/test_segments.py dies at: what is lost there is encoded again."""
+
+
 def test_every_named_point_is_tried() -> None:
-    assert {point for point, _ in ALL} == set(fault.POINTS)
+    assert {point for point, _ in ALL} == set(fault.POINTS) - ELSEWHERE
     assert len(KILLS) >= 20
 
 

@@ -325,7 +325,7 @@ def test_a_store_shares_latents_wherever_it_lies_and_not_once_it_is_resized_othe
     folder = folder_of(first)
     assert folder_of(moved) == folder == folder_of(first, f"data.sha256={open_store(first).identity}")
     assert len({folder, folder_of(other), folder_of(first, "data.limit=3")}) == 3
-    monkeypatch.setattr(stores, "square", lambda image_CHW, size_px: image_CHW[:, :size_px, :size_px])
+    monkeypatch.setattr(stores, "covering", lambda image_CHW, height, width: image_CHW[:, :height, :width])
     assert folder_of(first) != folder  # the same files: another crop
 
 
