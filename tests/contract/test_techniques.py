@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests import tiny_autoencoders, tiny_dino, tiny_start, tiny_text, tiny_tuning
-from tests.stopping import stop_and_go_on
+from tests.stopping import train_to
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.model import fp8
@@ -203,10 +203,11 @@ def test_resume_is_bit_exact_from_every_step(names: tuple[str, ...], tmp_path: P
     plan = with_technique(*names)
     plan = plan.model_copy(update={"run": plan.run.model_copy(update={"save_every_steps": 1})})
     train(plan, tmp_path / "whole", Interrupt())
-    for stop in range(1, plan.train.steps):
-        stop_and_go_on(plan, tmp_path / f"stop-{stop}", stop)
-        assert _states_equal(tmp_path / "whole", tmp_path / f"stop-{stop}")
-        assert _snapshots(tmp_path / "whole") == _snapshots(tmp_path / f"stop-{stop}")
+    for stop in range(1, plan.train.steps):  # one run, built anew for each of its steps
+        train_to(plan, tmp_path / "stopped", stop)
+    assert train(plan, tmp_path / "stopped", Interrupt()).finished
+    assert _states_equal(tmp_path / "whole", tmp_path / "stopped")
+    assert _snapshots(tmp_path / "whole") == _snapshots(tmp_path / "stopped")
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)

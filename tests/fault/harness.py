@@ -40,13 +40,12 @@ KILLS = [
     *[("save.prune", n) for n in (1, 2, 3)],
 ]
 SNAPSHOT_KILLS = [
-    *[("step.done", n) for n in (2, 4)],
-    *[("snapshot.begin", n) for n in (1, 2, 3)],
-    *[("snapshot.state", n) for n in (1, 3)],
-    *[("snapshot.manifest", n) for n in (1, 2)],
+    ("step.done", 4),
+    *[("snapshot.begin", n) for n in (1, 3)],
+    ("snapshot.state", 3),
+    ("snapshot.manifest", 2),
     *[("snapshot.rename", n) for n in (1, 3)],
-    *[("save.begin", n) for n in (1, 2)],
-    *[("save.prune", n) for n in (1, 3)],
+    ("save.begin", 2),
 ]
 
 LATENT_KILLS = [

@@ -42,7 +42,6 @@ LAYOUTS = {
     "fsdp of two": (2, ["kind=fsdp"]),
     "fsdp of three, uneven": (3, ["kind=fsdp", "reshard=false"]),
     "hsdp of two by two": (4, ["kind=fsdp", "shards=2"]),
-    "hsdp of three copies": (3, ["kind=fsdp", "shards=1"]),
 }
 ACCUMULATED = ["train.batch=24", "train.accumulate=2"]
 CASES: dict[str, tuple[list[str], float]] = {
