@@ -23,8 +23,28 @@ def export(
     check: Annotated[
         bool, typer.Option("--check", help="Sample with both and print the largest difference (diffusers only)")
     ] = False,
+    license_: Annotated[
+        str | None, typer.Option("--license", help="For the card, as the hub knows it: apache-2.0 (diffusers only)")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name, for the card (diffusers only)")] = None,
+    base_model: Annotated[
+        str | None, typer.Option(help="Model of the hub that the training started from, for the card (diffusers only)")
+    ] = None,
+    with_captions: Annotated[
+        bool, typer.Option("--with-captions", help="Show captions of your own data in the card (diffusers only)")
+    ] = False,
+    push: Annotated[
+        str | None, typer.Option(help="OWNER/NAME on the hub: send it there, after asking (diffusers only)")
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="With --push: a new repository is seen by its owner alone")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --push: do not ask; what is sent is shown all the same")
+    ] = False,
 ) -> None:
-    """Write a run as diffusers' PRX pipeline, or its denoiser as one safetensors file."""
+    """Write a run as diffusers' PRX pipeline with its card, or its denoiser as one safetensors file."""
+    from tintype.export.model_card import CardOptions
     from tintype.export.pipeline_folder import export_pipeline
     from tintype.export.single_file import export_file
     from tintype.world import alone
@@ -34,12 +54,27 @@ def export(
     _one_of("--dtype", dtype, ("fp32", "bf16"))
     if check and to != "diffusers":
         raise UserError("--check compares with a pipeline of diffusers; a single file has none")
-    write = export_pipeline if to == "diffusers" else export_file
+    for_folder = {"--license": license_, "--name": name, "--base-model": base_model, "--with-captions": with_captions}
+    for_folder |= {"--push": push}
+    if to != "diffusers" and (given := [option for option, value in for_folder.items() if value]):
+        raise UserError(
+            f"{given[0]} is for a folder with a card; a single file has none: `tintype card` writes one for the folder "
+            "that you put it in, and `tintype push` sends that"
+        )
+    if push is None and (private or yes):
+        raise UserError(f"{'--private' if private else '--yes'} is for --push; say where to")
+    kind, chosen = cast(Literal["fp32", "bf16"], dtype), _weights(weights)
+    card = CardOptions(license=license_, name=name, repo=push, base_model=base_model, with_captions=with_captions)
+    if push is not None:
+        _check_push(push, private, yes)
     with progress_console.status(f"writing {out}"):
-        exported = write(run, out, _weights(weights), cast(Literal["fp32", "bf16"], dtype))
+        if to == "diffusers":
+            exported = export_pipeline(run, out, chosen, kind, card)
+        else:
+            exported = export_file(run, out, chosen, kind)
     about = exported.about
     _say(f"{out}: {about['weights']} weights of step {about['step']} in {about['dtype']}")
-    for note in exported.notes:
+    for note in (*exported.notes, *exported.warnings):
         _say(f"note: {note}")
     if check:
         from tintype.export.parity import measure
@@ -53,6 +88,28 @@ def export(
                 f"guidance {figure.guidance:g}: latents differ by {figure.latents:.2g} at most, pictures in [0, 1] by "
                 f"{figure.pictures:.2g}"
             )
+    if push is not None:
+        _push(out, push, private, yes)
+
+
+def _check_push(repo: str, private: bool, yes: bool) -> None:
+    """Before gigabytes are written: whether somebody can be asked, is logged in, and may see the repository so."""
+    from tintype.cli.push import refuse_unasked
+    from tintype.export.push import check_name, open_door
+
+    check_name(repo)
+    refuse_unasked(yes)
+    with progress_console.status(f"looking at {repo}"):
+        open_door(repo, private=private)
+
+
+def _push(out: Path, repo: str, private: bool, yes: bool) -> None:
+    from tintype.cli.push import push_folder
+
+    try:
+        push_folder(out, repo, private, yes)
+    except UserError as error:
+        raise UserError(f"{error}\nThe export in {out} is whole: `tintype push {out} --repo {repo}` sends it") from None
 
 
 def _one_of(option: str, value: str, valid: tuple[str, ...]) -> None:

@@ -32,13 +32,17 @@ def push(
     push_folder(folder, repo, private, yes)
 
 
+def refuse_unasked(yes: bool) -> None:
+    if not yes and not sys.stdin.isatty():
+        raise UserError("there is nobody to ask whether this may be published; use --yes to say so beforehand")
+
+
 def push_folder(folder: Path, repo: str, private: bool, yes: bool) -> None:
     from tintype.export.push import push as send
     from tintype.world import alone
 
     alone("tintype push")
-    if not yes and not sys.stdin.isatty():
-        raise UserError("there is nobody to ask whether this may be published; use --yes to say so beforehand")
+    refuse_unasked(yes)
 
     def consent(upload: Upload, destination: Destination) -> bool:
         _show(upload, destination)
@@ -47,7 +51,8 @@ def push_folder(folder: Path, repo: str, private: bool, yes: bool) -> None:
     try:
         pushed = send(folder, repo, consent, private=private)
     except KeyboardInterrupt:
-        console.print("interrupted: run the same command to go on", highlight=False)
+        again = f"interrupted: `tintype push {folder} --repo {repo}` goes on"
+        console.print(again, soft_wrap=True, highlight=False, markup=False)
         sys.exit(INTERRUPTED)
     if pushed is None:
         console.print("nothing was sent", highlight=False)

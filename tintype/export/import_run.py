@@ -26,8 +26,6 @@ from tintype.train.folder import RunFolder, write_json
 from tintype.train.parts import Parts, build_parts
 from tintype.train.state import new_state
 
-RECORD = "imported.json"
-
 
 @dataclass(frozen=True)
 class Imported:
@@ -95,6 +93,8 @@ def _check(foreign: Foreign, plan: Plan) -> None:
             "the plan has layers that the model does not bring (a tokenizer that is tuned, or a route with a layer of "
             "its own); import it without, and train another plan from there"
         )
+    if plan.start is not None:
+        raise UserError("the plan starts from another run (start), and would not train what is imported; leave it out")
     for name, tensor in foreign.tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise UserError(f"{foreign.place}: {name} is not finite")
@@ -111,7 +111,7 @@ def _write(foreign: Foreign, parts: Parts, record: dict[str, Any], temporary: Pa
         checkpoint.save(folder.checkpoints, state, parts.plan.run.keep_checkpoints)
         folder.keep_identities(parts.identities, 0)
         folder.write_about(parts)
-        write_json(temporary / RECORD, record)
+        write_json(folder.imported_file, record)
         folder.log_event("imported", 0, **record)
 
 

@@ -14,11 +14,13 @@ _MUCH_OF_THE_START = 0.01
 
 
 def intended_use(record: RunRecord) -> str:
-    if record.plan.data.of_scenes:
+    if record.only_scenes:
         return (
             "Study of training decisions: the scenes have captions that are exactly true, so that what a model makes "
             "of a prompt can be measured. The pictures are of no other use."
         )
+    if not record.step:
+        return "Nothing in the record says what the model is fit for: look at the card of what was imported."
     return (
         "Pictures like those it was trained on, from prompts like their captions. Nothing in the record says that it "
         "is fit for more."
@@ -27,8 +29,9 @@ def intended_use(record: RunRecord) -> str:
 
 def limits(record: RunRecord) -> Iterator[str]:
     """One sentence or two for each limit, each from a fact of the record."""
-    yield from _of_training(record)
-    yield from _of_data(record)
+    if record.step:
+        yield from _of_training(record)
+        yield from _of_data(record)
     yield from _of_text(record)
     yield from _of_scores(record)
     yield (
@@ -52,10 +55,7 @@ def _of_training(record: RunRecord) -> Iterator[str]:
             f"One seed ({plan.seed}): another training of the same plan would score otherwise, and by how much is not "
             "known. The intervals of the scores do not cover it."
         )
-    yield (
-        f"Trained on squares of {plan.data.size_px} × {plan.data.size_px} pixels only; other sizes and shapes were not "
-        "tried."
-    )
+    yield from _of_sizes(record)
     if isinstance(plan.ema, EmaSettings) and (start := plan.ema.decay**record.step) >= _MUCH_OF_THE_START:
         yield (
             f"The weights are an average over training in which those of the start still have a share of {start:.0%}."
@@ -64,13 +64,27 @@ def _of_training(record: RunRecord) -> Iterator[str]:
         yield "It never read the empty caption in training, so classifier-free guidance has nothing to go by."
 
 
+def _of_sizes(record: RunRecord) -> Iterator[str]:
+    plan, size_px = record.plan, record.plan.data.size_px
+    stages = plan.train.stages
+    if stages and record.step <= stages[-1].until:
+        yield f"It has not seen {size_px} × {size_px} pixels yet: training ended in a stage of smaller pictures."
+        return
+    only = "" if record.origin is None else " in this training"
+    last = " in its last stage" if stages else only
+    seen = "Trained" + (
+        f" on {len(plan.data.shapes)} shapes of about {size_px} × {size_px} pixels{last}"
+        if len(plan.data.shapes) > 1
+        else f" on squares of {size_px} × {size_px} pixels only{last}"
+    )
+    yield f"{seen}; other sizes and shapes were not tried."
+
+
 def _of_data(record: RunRecord) -> Iterator[str]:
-    data, count = record.plan.data, record.data_count
-    if isinstance(data, DataSettings):
-        most = data.max_objects
-        number = (
-            f"{data.min_objects} to {most} objects" if most > data.min_objects else f"{most} object" + "s" * (most > 1)
-        )
+    scenes = [source.data for source in record.sources.values() if isinstance(source.data, DataSettings)]
+    if record.only_scenes and scenes:
+        least, most = min(one.min_objects for one in scenes), max(one.max_objects for one in scenes)
+        number = f"{least} to {most} objects" if most > least else f"{most} object" + "s" * (most > 1)
         yield (
             f"It has seen drawn scenes only: {number} ({', '.join(SHAPES)}) in {len(COLOURS)} colours on a backdrop of "
             "two colours. It cannot draw people, animals, writing, places or anything else that is not in these scenes."
@@ -84,18 +98,23 @@ def _of_data(record: RunRecord) -> Iterator[str]:
             "What the training pictures show, whom they leave out, and who holds rights in them is not in the record; "
             "the model has the slant of its data."
         )
-    if count and (epochs := record.images / count) >= _MANY_EPOCHS:
-        yield f"Each training picture was seen about {epochs:,.0f} times, which favours learning them by heart."
-    elif count and epochs < 1:
-        yield f"Training ended before it had seen all of its pictures: {record.images:,} of {count:,}."
+    for name, source in record.sources.items():
+        whose = f" of the source {name}" if name else ""
+        if source.count and (epochs := source.images / source.count) >= _MANY_EPOCHS:
+            yield f"Each training picture{whose} was seen about {epochs:,.0f} times, which favours learning by heart."
+        elif source.count and epochs < 1:
+            yield (
+                f"Training ended before it had seen all of its pictures{whose}: {source.images:,} of {source.count:,}."
+            )
 
 
 def _of_text(record: RunRecord) -> Iterator[str]:
     text = record.plan.text
     if isinstance(text, WordsSettings):
-        known = "Words that the captions of the scenes do not have" if record.plan.data.of_scenes else "Rare words"
+        known = "Words that the captions of the scenes do not have" if record.only_scenes else "Rare words"
         yield (
-            f"It reads words by hashing, with an encoder trained from nothing on its captions: {known.lower()} mean "
+            f"It reads words by hashing, with an encoder trained {'from nothing ' * (record.origin is None)}on its "
+            f"captions: {known.lower()} mean "
             f"nothing to it, and of a prompt the first {text.max_tokens - 1} words count."
         )
     else:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import tintype
+from tintype.data.mixture.settings import MixtureSettings
 from tintype.errors import UserError
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.run import sampling_prompts
-from tintype.export import public
+from tintype.export import data_words, public
+from tintype.export.data_words import in_plain, in_words
 from tintype.export.limits import intended_use, limits
 from tintype.export.public import fenced, front_matter, table, text
 from tintype.export.record import Evaluation, RunRecord, read_record
@@ -22,6 +24,7 @@ from tintype.metrics import throughput
 from tintype.plan import Plan
 from tintype.settings import plain
 from tintype.strict import write_yaml
+from tintype.text.frozen import FrozenTextPart
 from tintype.train.folder import RunFolder, write_bytes
 from tintype.vision.hub import Checkpoint
 
@@ -48,8 +51,10 @@ class CardOptions:
     ema_length: float | None = None
     with_captions: bool = False
     """Show captions of a store beside the samples. Those of scenes are nobody's, and are always shown."""
-    usage: str | None = None
-    """Python code that uses the model, from whoever wrote it in another form."""
+    usage: Callable[[str], str] | None = None
+    """Python code that uses the model with a prompt, from whoever wrote it in another form."""
+    weights: Literal["raw", "average"] | None = None
+    """Which weights the card is for: only their scores are shown. Without, those that the run is sampled with."""
 
     def __post_init__(self) -> None:
         if self.library not in get_args(Library):
@@ -78,18 +83,16 @@ class Card:
 
 def make_card(run: Path, options: CardOptions | None = None) -> Card:
     options = options or CardOptions()
-    record = read_record(run, options.baseline, options.ema_length)
+    record = read_record(run, options.baseline, options.ema_length, options.weights)
     pictures = _pictures(record)
     sections = [
         _head(record, options),
         _usage(record, options),
         _samples(record, options, pictures),
         _scores(record),
-        _data(record, options),
+        *((_data(record, options),) if record.step else ()),
         _reading(record),
-        _plan(record),
-        _changes(record),
-        _cost(record),
+        *((_plan(record), _changes(record), _cost(record)) if record.step else ()),
         _limits(record),
         _license(options),
         _lineage(record, options),
@@ -137,8 +140,9 @@ def _metadata(record: RunRecord, options: CardOptions) -> dict[str, Any]:
     found |= {"pipeline_tag": "text-to-image", "tags": _tags(record.plan)}
     if options.datasets:
         found["datasets"] = list(options.datasets)
-    if options.base_model:
-        found["base_model"] = options.base_model
+    hub = record.origin.hub if record.origin else None
+    if base_model := options.base_model or (hub[0] if hub else None):
+        found["base_model"] = base_model
     if record.evaluations:
         results = [_result(record, one) for one in record.evaluations]
         found["model-index"] = [{"name": _title(record, options), "results": results}]
@@ -152,7 +156,7 @@ def _tags(plan: Plan) -> list[str]:
 
 
 def _result(record: RunRecord, one: Evaluation) -> dict[str, Any]:
-    name = "tintype scenes, held out" if record.plan.data.of_scenes else "held-out pictures of the training store"
+    name = f"tintype, {data_words.held_out(record.plan.data)}"
     metrics = []
     for metric, meaning in one.meanings.items():
         if metric in one.result["metrics"]:
@@ -173,15 +177,21 @@ def _result(record: RunRecord, one: Evaluation) -> dict[str, Any]:
 
 def _head(record: RunRecord, options: CardOptions) -> Iterator[str]:
     plan, size = record.plan, record.environment.get("parameters")
-    parameters = f", {size:,} trained parameters" if size else ""
+    parameters = f", {size:,} {'trained ' if record.step else ''}parameters" if size else ""
     yield f"# {text(_title(record, options))}\n"
-    data = "tintype's embedded scenes" if plan.data.of_scenes else "a store of pictures with captions"
-    started = f", starting from {options.base_model}" if options.base_model else ", from random weights"
-    yield text(
-        f"A text-to-image flow-matching transformer{parameters}, trained on {data} at {plan.data.size_px} × "
-        f"{plan.data.size_px} pixels for {record.step:,} steps of {plan.train.batch} images{started}. The plan's hash "
-        f"is {plan.hash}."
-    )
+    origin = record.origin
+    if not record.step:
+        yield text(
+            f"A text-to-image flow-matching transformer{parameters}: {origin.brief if origin else 'random weights'}. "
+            "tintype has not trained it, and nothing in its record says what it was trained on."
+        )
+    else:
+        start = options.base_model or (origin.brief if origin else None)
+        yield text(
+            f"A text-to-image flow-matching transformer{parameters}, trained on {data_words.subject(plan.data)} "
+            f"at {data_words.sizes(plan)} for {record.step:,} steps of {plan.train.batch} images, "
+            f"{f'starting from {start}' if start else 'from random weights'}. The plan's hash is {plan.hash}."
+        )
     yield ""
     if options.license is None:
         yield "> **The licence is unknown.** Without one, nobody but its owner may use the model.\n"
@@ -191,7 +201,7 @@ def _usage(record: RunRecord, options: CardOptions) -> Iterator[str]:
     yield "## How to use\n"
     prompt = next(iter(_prompts(record, options, 1)), "a picture")
     if options.usage is not None:
-        yield fenced(options.usage, "python")
+        yield fenced(options.usage(public.words(prompt)), "python")
     elif options.library == "diffusers":
         repo = options.repo or "OWNER/NAME"
         code = [
@@ -208,7 +218,8 @@ def _usage(record: RunRecord, options: CardOptions) -> Iterator[str]:
         lines = [f"tintype sample RUN {asked} --out samples --guidance 3.5 --steps 50"]
         yield fenced("\n".join(lines), "sh")
         version = record.environment.get("tintype")
-        yield "`RUN` is the folder of the run." + (f" It was trained with tintype {text(version)}." if version else "")
+        trained = f" It was trained with tintype {text(version)}." if version and record.step else ""
+        yield f"`RUN` is the folder of the run.{trained}"
         yield ""
 
 
@@ -242,16 +253,15 @@ def _scores(record: RunRecord) -> Iterator[str]:
     for one in record.evaluations:
         yield from _evaluation(record, one)
     if record.older_evaluations:
-        yield f"{record.older_evaluations} evaluations of earlier steps or other weight averages are left out here.\n"
+        yield f"{record.older_evaluations} evaluations of earlier steps or other weights are left out here.\n"
 
 
 def _evaluation(record: RunRecord, one: Evaluation) -> Iterator[str]:
     result = one.result
     yield f"### Step {one.step:,}, {text(result['weights'])} weights, protocol {text(result['protocol_hash'])}\n"
-    reference = "held-out scenes" if record.plan.data.of_scenes else "held-out pictures of the store"
     yield text(
-        f"Against {one.protocol.reference_count:,} {reference}. ± is the 95% interval of sampling (1.96 standard "
-        "errors over other pictures of the same weights), not that of training with another seed."
+        f"Against {one.protocol.reference_count:,} {data_words.held_out(record.plan.data)}. ± is the 95% interval of sampling "
+        "(1.96 standard errors over other pictures of the same weights), not that of training with another seed."
     )
     yield ""
     known = {name: meaning for name, meaning in one.meanings.items() if name in result["metrics"]}
@@ -284,32 +294,38 @@ def _evaluation(record: RunRecord, one: Evaluation) -> Iterator[str]:
 
 def _data(record: RunRecord, options: CardOptions) -> Iterator[str]:
     data, count = record.plan.data, record.data_count
+    mixed = isinstance(data, MixtureSettings)
     yield "## Data\n"
     rows = [
-        ("Kind", "scenes, drawn and captioned by tintype" if data.of_scenes else data.kind),
+        ("Kind", data_words.kind(data)),
         ("Training pictures", _many(count) or "not in the record"),
-        ("Identity (SHA-256)", record.identities.get("data") or ("given by the settings" if data.of_scenes else "")),
-        ("Size", f"{data.size_px} × {data.size_px} px"),
-        ("Pictures seen", f"{record.images:,}" + (f", {record.images / count:.3g} epochs" if count else "")),
-        ("Settings", _in_words(public.settings(plain(data)))),
+        (
+            "Identity (SHA-256)",
+            record.identities.get("data") or ("given by the settings" if record.only_scenes else ""),
+        ),
+        ("Size", data_words.sizes(record.plan)),
+        ("Pictures seen", f"{record.images:,}{'' if mixed else data_words.epochs(record.images, count)}"),
+        ("Settings", "" if mixed else in_words(public.settings(plain(data)))),
         *((("Data sets, as the author says", ", ".join(options.datasets)),) if options.datasets else ()),
     ]
     yield from table(["", ""], [row for row in rows if row[1]])
+    if isinstance(data, MixtureSettings):
+        heads = ["Source", "Pictures", "Share, relative to the others", "Training pictures", "Seen", "Identity"]
+        yield from table(heads, data_words.source_rows(data, record.sources))
+    if record.origin is not None:
+        yield "What was read before, by the weights that this training started from, is not in this table.\n"
 
 
 def _reading(record: RunRecord) -> Iterator[str]:
     """What stands between the data and the denoiser."""
     plan, latents = record.plan, record.latents
-    captions = public.settings(plain(plan.captions))
-    dropout = captions.pop("dropout")
-    yield "## Captions, text encoder and tokenizer\n"
+    yield f"## {'Captions, text encoder' if record.step else 'Text encoder'} and tokenizer\n"
     rows = [
-        ("Captions", _in_words(captions)),
-        ("Caption dropout", f"{dropout:.0%} of the samples read the empty caption"),
-        ("Text encoder", _in_words(public.settings(plain(plan.text)))),
-        ("", "frozen" if "text" in record.identities else "trained with the denoiser"),
+        *(data_words.captions(plan.captions) if record.step else ()),
+        ("Text encoder", in_words(public.settings(plain(plan.text)))),
+        ("Its weights", "frozen" if isinstance(plan.text, FrozenTextPart) else "trained with the denoiser"),
         ("Its identity", record.identities.get("text", "")),
-        ("Tokenizer", _in_words(public.settings(plain(plan.tokenizer)))),
+        ("Tokenizer", in_words(public.settings(plain(plan.tokenizer)))),
         (
             "Latents",
             f"{plan.tokenizer.compression.channels} channels, one for each {plan.tokenizer.compression.stride_px} px",
@@ -330,17 +346,17 @@ def _plan(record: RunRecord) -> Iterator[str]:
     shown = [
         ("Denoiser", f"{model.depth} blocks, width {model.width}, {model.heads} heads, patch {model.patch}"),
         ("Tokens", f"{rows} × {columns} = {rows * columns:,}"),
-        ("Objective", _in_words(plain(plan.objective))),
-        ("Times", _in_words(plain(plan.time))),
-        *((section, _in_words(public.settings(plain(part)))) for section, part in _switched(plan)),
-        *((f"Loss {loss.kind}", _in_words(public.settings(plain(loss)))) for loss in plan.losses),
-        ("Optimizer", _in_words(plain(plan.optimizer))),
+        ("Objective", in_words(plain(plan.objective))),
+        ("Times", in_words(plain(plan.time))),
+        *((section, in_words(public.settings(plain(part)))) for section, part in _switched(plan)),
+        *((f"Loss {loss.kind}", in_words(public.settings(plain(loss)))) for loss in plan.losses),
+        ("Optimizer", in_words(plain(plan.optimizer))),
         ("Steps", f"{record.step:,}" + (f" of {train.steps:,} planned" if record.step < train.steps else "")),
         ("Batch", f"{train.batch} images" + (f" in {train.accumulate} parts" if train.accumulate > 1 else "")),
         ("Learning rate", f"{train.schedule} after {train.warmup_steps:,} steps of warm-up"),
         ("Gradients", "not clipped" if train.clip_norm is None else f"clipped to the norm {train.clip_norm:g}"),
         ("Precision", f"weights {plan.precision.storage}, products {plan.precision.compute}"),
-        ("Weight average", _in_words(plain(plan.ema)) if plan.ema else "none"),
+        ("Weight average", in_words(plain(plan.ema)) if plan.ema else "none"),
         ("Seed", plan.seed),
     ]
     yield from table(["", ""], shown)
@@ -364,7 +380,7 @@ def _changes(record: RunRecord) -> Iterator[str]:
         key: (public.settings(old, _last(key)), public.settings(new, _last(key))) for key, (old, new) in changes.items()
     }
     yield from table(
-        ["Setting", "Baseline", "This run"], [(key, _plain(old), _plain(new)) for key, (old, new) in shown.items()]
+        ["Setting", "Baseline", "This run"], [(key, in_plain(old), in_plain(new)) for key, (old, new) in shown.items()]
     )
 
 
@@ -421,19 +437,29 @@ def _lineage(record: RunRecord, options: CardOptions) -> Iterator[str]:
     about = record.environment
     made_with = ", ".join(f"{name} {about[name]}" for name in ("tintype", "torch", "python") if name in about)
     rows = [
-        ("Started from", f"{options.base_model}, as the author says" if options.base_model else "random weights"),
-        *_sources(plain(record.plan)),
+        *_beginning(record, options),
+        *_sources({section: part for section, part in plain(record.plan).items() if section != "start"}),
         *(
             (f"Identity of {name}", identity)
             for name, identity in record.identities.items()
-            if name not in _SHOWN_ABOVE
+            if name.partition("/")[0] not in _SHOWN_ABOVE
         ),
         ("Plan", record.plan.hash),
         *(("Study", words) for words in [record.baseline.words if record.study and record.baseline else ""] if words),
-        ("Trained with", made_with or "not in the record"),
+        ("Trained with" if record.step else "Imported with", made_with or "not in the record"),
         ("Card written by", f"tintype {tintype.__version__}"),
     ]
     yield from table(["", ""], rows)
+
+
+def _beginning(record: RunRecord, options: CardOptions) -> Iterator[tuple[str, str]]:
+    said = f"{options.base_model}, as the author says" if options.base_model else None
+    if record.origin is None:
+        yield "Started from", said or "random weights"
+        return
+    if said:
+        yield "Base model", said
+    yield from record.origin.rows()
 
 
 def _sources(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
@@ -485,7 +511,7 @@ def _prompts(record: RunRecord, options: CardOptions, count: int) -> list[str]:
     if not data.at_hand:
         raise UserError("the captions are asked for, but the store that has them is not on this machine")
     protocol = record.evaluations[0].protocol
-    RunFolder(record.path).check_identity("data", held_out(data, protocol).identity)  # else they are others' captions
+    RunFolder(record.path).check_identity(data.scored_name, held_out(data, protocol).identity)  # else they are others'
     return list(sampling_prompts(data, protocol, protocol.conditions[0])[:count])
 
 
@@ -520,21 +546,3 @@ def _spread(one: Evaluation, metric: str) -> str:
     if interval is None:
         return "not known" if metric in one.result["intervals"] else ""
     return f"{(interval[1] - interval[0]) / 2:.2g}"
-
-
-def _in_words(settings: Mapping[str, Any]) -> str:
-    """`kind` first, then what is set; nothing is said of what is null, empty or default-less."""
-    rest = {key: value for key, value in settings.items() if key != "kind" and value not in (None, "", [], {})}
-    said = [f"{key} {_plain(value)}" for key, value in rest.items()]
-    kind = settings.get("kind")
-    return ", ".join([*([str(kind)] if kind else []), *said])
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"({_in_words(value)})"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_plain, value)) + "]"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

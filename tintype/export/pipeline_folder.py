@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tintype.export import reader
 from tintype.export.architecture import to_config
 from tintype.export.autoencoder import for_pipeline
 from tintype.export.contract import LATENT, Pipeline, pipeline_for
+from tintype.export.model_card import CARD, Card, CardOptions, make_card, write_card
 from tintype.export.quiet import quiet_diffusers
 from tintype.export.trained import DTYPES, Dtype, Trained, Weights, load_trained
 from tintype.export.whole import refuse_existing, written_whole
@@ -33,6 +34,19 @@ STEPS = 28
 """diffusers' usual number, for the steps that are written down."""
 TRAIN_TIMESTEPS = 1000
 """The scheduler's: its timesteps are t × 1000."""
+_GUIDANCE = 3.5
+_SCRIPT = """\
+import json, pathlib, torch
+from diffusers import {pipeline}
+from huggingface_hub import snapshot_download
+
+folder = snapshot_download({repo})
+call = json.loads(pathlib.Path(folder, "{about}").read_text())["call"]
+pipe = {pipeline}.from_pretrained(folder, torch_dtype={dtype})
+generator = torch.Generator().manual_seed(0)
+image = pipe({prompt}, guidance_scale={guidance}, generator=generator, **call).images[0]
+image.save("picture.png")
+"""
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,8 @@ class Exported:
     path: Path
     about: dict[str, Any]
     trained: Trained
+    warnings: tuple[str, ...] = ()
+    """Of its card."""
 
     @property
     def notes(self) -> list[str]:
@@ -47,16 +63,39 @@ class Exported:
         return found
 
 
-def export_pipeline(run: Path, out: Path, weights: Weights | None = None, dtype: Dtype = "fp32") -> Exported:
-    """Writes the whole folder, or nothing."""
+def export_pipeline(
+    run: Path, out: Path, weights: Weights | None = None, dtype: Dtype = "fp32", card: CardOptions | None = None
+) -> Exported:
+    """Writes the whole folder, its card included, or nothing."""
     refuse_existing(out)
     pipeline = pipeline_for(plan_from_folder(run))  # before anything large is loaded
     trained = load_trained(run, weights)
     about = {**trained.about(dtype), "pipeline": pipeline, **_how_to_call(trained, pipeline), "notes": _notes(trained)}
+    made = _card(run, trained, about, card or CardOptions())
     with quiet_diffusers(), written_whole(out) as temporary:
         _write(trained, pipeline, dtype, temporary)
         write_json(temporary / ABOUT, about)
-    return Exported(out, about, trained)
+        write_card(made, temporary / CARD)
+    return Exported(out, about, trained, made.warnings)
+
+
+def _card(run: Path, trained: Trained, about: Mapping[str, Any], options: CardOptions) -> Card:
+    """With scores of these weights alone, and code that opens this folder from the hub."""
+    guidance = _GUIDANCE if trained.plan.captions.dropout else 1.0
+    dtype = str(DTYPES[about["dtype"]])
+    repo = options.repo or "OWNER/NAME"
+
+    def usage(prompt: str) -> str:
+        return _SCRIPT.format(
+            pipeline=about["pipeline"],
+            repo=json.dumps(repo),
+            about=ABOUT,
+            dtype=dtype,
+            prompt=json.dumps(prompt, ensure_ascii=False),
+            guidance=guidance,
+        )
+
+    return make_card(run, replace(options, library="diffusers", weights=trained.weights, usage=usage))
 
 
 def timesteps(steps: int, shift: float) -> list[float]:

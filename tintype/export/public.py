@@ -17,6 +17,8 @@ LOCAL = "(a local file or folder)"
 _PATH_KEYS = frozenset({"path", "folder", "latents_folder"})
 _SOURCE_KEYS = frozenset({"weights", "source"})
 """A repository of the hub, or a place on this machine."""
+_NO_PLACE = frozenset({"raw", "average"})
+"""Which weights of a run another one starts from (`start.weights`)."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _PATHS = re.compile(
     r"file://\S+"
@@ -91,5 +93,5 @@ def _is_local(value: str, key: str) -> bool:
     if key in _PATH_KEYS:
         return True
     if key in _SOURCE_KEYS:
-        return not HUB_NAME.fullmatch(value) or Path(value).exists()
+        return value not in _NO_PLACE and (not HUB_NAME.fullmatch(value) or Path(value).exists())
     return value.startswith(("/", "~", "\\", "./", "../"))

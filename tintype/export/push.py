@@ -11,7 +11,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,16 @@ class Destination:
     account: str
     exists: bool
     private: bool
+
+
+@dataclass(frozen=True)
+class Door:
+    """A repository that was looked at, with the login that did."""
+
+    hub: Any
+    api: Any
+    secret: str = field(repr=False)
+    destination: Destination
 
 
 @dataclass(frozen=True)
@@ -102,9 +112,29 @@ def push(
     `token` says where the token comes from, by default the login of huggingface_hub. The repository's visibility
     is chosen when it is made; one that is there keeps its own, and is refused where it is public against `private`.
     """
-    if not HUB_NAME.fullmatch(repo):
-        raise UserError(f"--repo {repo}: write it as OWNER/NAME")
+    check_name(repo)
     upload = collect(folder)
+    door = open_door(repo, private=private, token=token, endpoint=endpoint)
+    if not consent(upload, door.destination):
+        return None
+    with _explained(door.hub, door.api.endpoint, repo, door.secret):
+        if not door.destination.exists:
+            door.api.create_repo(repo, private=private, exist_ok=True)
+        pushed = _commit(door.hub, door.api, upload, door.destination)
+        _check_arrived(door.api, upload, repo)
+    return pushed
+
+
+def check_name(repo: str) -> None:
+    if not HUB_NAME.fullmatch(repo):
+        raise UserError(f"{repo} is no name of a repository; write it as OWNER/NAME")
+
+
+def open_door(
+    repo: str, *, private: bool = False, token: TokenSource | None = None, endpoint: str | None = None
+) -> Door:
+    """Logs in and looks at the repository; changes nothing there."""
+    check_name(repo)
     hub = _hub()
     secret = (token or hub.get_token)()
     if not secret:
@@ -115,16 +145,9 @@ def push(
     if private and not destination.private:
         raise UserError(
             f"{repo} is there already and public, and --private was asked for; make it private in its settings, or "
-            "choose another --repo"
+            "choose another name"
         )
-    if not consent(upload, destination):
-        return None
-    with _explained(hub, api.endpoint, repo, secret):
-        if not destination.exists:
-            api.create_repo(repo, private=private, exist_ok=True)
-        pushed = _commit(hub, api, upload, destination)
-        _check_arrived(api, upload, repo)
-    return pushed
+    return Door(hub, api, secret, destination)
 
 
 def _destination(hub: Any, api: Any, repo: str, private: bool) -> Destination:

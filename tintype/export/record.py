@@ -10,16 +10,34 @@ from pathlib import Path
 from typing import Any
 
 from tintype import recipes
+from tintype.data.mixture.settings import MixtureSettings
+from tintype.data.mixture.shares import images_before
 from tintype.data.store.layout import is_store, open_store
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Definition, Protocol, Sampling, definitions
 from tintype.evaluation.run import read_result
+from tintype.export.origin import Origin, read_origin
 from tintype.metrics import clip_score
 from tintype.plan import Change, Plan, diff, plan_from_document, plan_from_folder
+from tintype.settings import DataPart
 from tintype.strict import Document, parse, read_file
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder, read_json
+
+_OF_THE_ORIGIN = ("started-from", "imported")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source of training pictures."""
+
+    data: DataPart
+    identity: str
+    count: int | None
+    """None where a store is not at hand to be asked."""
+    images: int
+    """That training has seen of it, repeats included."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +79,11 @@ class RunRecord:
     """How often each kind of event is in the log: steps that were skipped, checkpoints that were damaged."""
     evaluations: Sequence[Evaluation]
     older_evaluations: int
-    """Of earlier steps or of other weight averages, which are not those of `evaluations`."""
+    """Of earlier steps or of other weights, which are not those of `evaluations`."""
     study: Path | None
     baseline: Baseline | None
+    origin: Origin | None
+    """None where it began with random weights."""
 
     @property
     def images(self) -> int:
@@ -83,18 +103,31 @@ class RunRecord:
         return diff(self.baseline.plan, self.plan) if self.baseline else {}
 
     @cached_property
+    def sources(self) -> dict[str, Source]:
+        """What training read, by its name in a mixture; data that is none is one source without a name."""
+        data = self.plan.data
+        if not isinstance(data, MixtureSettings):
+            return {"": self._source(data, "data", self.images)}
+        seen = images_before(data.shares, self.plan.train.batch, self.step)[-1].tolist()
+        return {
+            name: self._source(data.sources[name].data, f"data/{name}", images)
+            for name, images in zip(data.read, seen, strict=True)
+        }
+
+    def _source(self, data: DataPart, known_as: str, images: int) -> Source:
+        identity = self.identities.get(known_as)
+        return Source(data, identity or "", _count(data, identity), images)
+
+    @property
     def data_count(self) -> int | None:
         """Training pictures; None where a store is not at hand to be asked."""
-        data = self.plan.data
-        if not isinstance(data, StoreSettings):
-            return int(getattr(data, data.count_key))
-        place = Path(data.path).expanduser()
-        if not is_store(place):
-            return data.limit
-        about = open_store(place).about
-        if about.identity != self.identities.get("data", about.identity):
-            return data.limit  # another store lies there now
-        return min(about.counts["train"], data.limit or about.counts["train"])
+        counts = [source.count for source in self.sources.values()]
+        return None if None in counts else sum(count for count in counts if count)
+
+    @property
+    def only_scenes(self) -> bool:
+        """Whether it has never seen anything but drawn scenes."""
+        return self.origin is None and all(source.data.of_scenes for source in self.sources.values())
 
     @cached_property
     def other_seeds(self) -> list[int]:
@@ -105,16 +138,36 @@ class RunRecord:
         return sorted({plan.seed for plan in plans if not diff(plan, self.plan)} - {self.plan.seed})
 
 
-def read_record(path: Path, baseline: str | None = None, ema_length: float | None = None) -> RunRecord:
-    """`ema_length` chooses the scores of a weight average made of snapshots; without, those of the checkpoint."""
+def _count(data: DataPart, identity: str | None) -> int | None:
+    """Training pictures of one source."""
+    if not isinstance(data, StoreSettings):
+        return int(getattr(data, data.count_key))
+    place = Path(data.path).expanduser()
+    if not is_store(place):
+        return data.limit
+    about = open_store(place).about
+    if about.identity != (identity or about.identity):
+        return data.limit  # another store lies there now
+    return min(about.counts["train"], data.limit or about.counts["train"])
+
+
+def read_record(
+    path: Path, baseline: str | None = None, ema_length: float | None = None, weights: str | None = None
+) -> RunRecord:
+    """`ema_length` chooses the scores of a weight average made of snapshots; without, those of the checkpoint.
+
+    `weights`, raw or average, leaves the scores of others out; without, they are those that the run is sampled with.
+    """
     plan, folder = plan_from_folder(path), RunFolder(path)
     lines = folder.metrics()
     step = checkpoint.newest_whole_step(folder.checkpoints) or (lines[-1]["step"] if lines else 0)
-    if not step:
+    origin = read_origin(folder)
+    if not step and origin is None:
         raise UserError(f"{path} has not been trained for a step yet; `tintype train` first, then write its card")
     study = _study_of(path)
     every = _evaluations(path, plan)
-    chosen = _newest([one for one in every if one.result.get("ema", {}).get("length") == ema_length], step)
+    fitting = [one for one in every if one.result.get("ema", {}).get("length") == ema_length]
+    chosen = _newest([one for one in fitting if weights in (None, one.result["weights"])], step)
     return RunRecord(
         path=path,
         plan=plan,
@@ -123,11 +176,12 @@ def read_record(path: Path, baseline: str | None = None, ema_length: float | Non
         identities=read_json(folder.loaded_file),
         latents=read_json(folder.latents_file),
         lines=lines,
-        events=Counter(str(event["event"]) for event in folder.events()),
+        events=Counter(kind for event in folder.events() if (kind := str(event["event"])) not in _OF_THE_ORIGIN),
         evaluations=chosen,
         older_evaluations=len(every) - len(chosen),
         study=study,
         baseline=_named_baseline(baseline) if baseline else _study_baseline(study, plan),
+        origin=origin,
     )
 
 

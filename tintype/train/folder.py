@@ -39,6 +39,7 @@ class RunFolder:
         self.loaded_file = path / "loaded.json"
         self.latents_file = path / "latents.json"
         self.lineage_file = path / "lineage.json"
+        self.imported_file = path / "imported.json"
 
     @contextmanager
     def claim(self, plan: Plan) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 The denoiser, the text encoder and the router are taken over; the optimizer, the weight average and what losses own
 begin anew. The run notes where it came from in `lineage.json`, with the lineage of the other run in it, and from its
-first checkpoint on it needs the other run no more.
+first checkpoint on it needs the other run no more. Of an imported run it has that run's `imported.json` too.
 """
 
 from __future__ import annotations
@@ -158,6 +158,8 @@ def _note(folder: RunFolder, lineage: dict[str, Any]) -> None:
 
 
 def _lineage(parent: Parent, start: StartPart, sha256: str) -> dict[str, Any]:
+    other = RunFolder(parent.path)
+    imported = read_json(other.imported_file)
     return {
         "folder": str(parent.path),
         "plan": parent.plan.hash,
@@ -166,5 +168,6 @@ def _lineage(parent: Parent, start: StartPart, sha256: str) -> dict[str, Any]:
         "steps": parent.plan.train.steps,
         "weights": start.weights,
         "sha256": sha256,
-        "lineage": read_json(RunFolder(parent.path).lineage_file) or None,
+        "lineage": read_json(other.lineage_file) or None,
+        **({"imported": imported} if imported else {}),
     }

@@ -324,7 +324,7 @@ def test_scores_of_an_earlier_step_are_told(copied: Path) -> None:
     assert any("scores are of step 4" in warning for warning in card.warnings)
     change_result(copied, lambda result: result.update(ema={"length": 0.1, "residual": 0.0}))
     card = make_card(copied)
-    assert "was not evaluated" in card.text and "1 evaluations of earlier steps or other weight averages" in card.text
+    assert "was not evaluated" in card.text and "1 evaluations of earlier steps or other weights" in card.text
     assert "model-index" not in split(card.text)[0]
     assert "model-index" in split(make_card(copied, CardOptions(ema_length=0.1)).text)[0]
 

@@ -1,0 +1,68 @@
+"""Where a run's first weights came from, where it was not chance: other runs (`lineage.json`), a model of others
+(`imported.json`), or both, one behind the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tintype.export.public import HUB_NAME, LOCAL
+from tintype.train.folder import RunFolder, read_json
+
+_IN_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})(?:/|$)", re.ASCII)
+"""Where huggingface_hub keeps what it has fetched."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    runs: tuple[Mapping[str, Any], ...]
+    """Those that it started from, the nearest first, as `lineage.json` has them."""
+    imported: Mapping[str, Any] | None
+    """What the last of them, or the run itself, was imported from, as `imported.json` has it."""
+
+    @property
+    def hub(self) -> tuple[str, str] | None:
+        """Name and revision on the hub; None where what was imported lay in a folder that says nothing of it."""
+        found = _IN_CACHE.search(str(self.imported["source"])) if self.imported else None
+        if found is None or not HUB_NAME.fullmatch(name := f"{found[1]}/{found[2]}"):
+            return None
+        return name, found[3]
+
+    @property
+    def brief(self) -> str:
+        if self.runs:
+            return f"the weights of another run ({self.runs[0]['plan']})"
+        return f"{self.hub[0]}, imported" if self.hub else "an imported model"
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """From the nearest to the first weights of all."""
+        every = [_run_words(run) for run in self.runs]
+        every.append(self._import_words(self.imported) if self.imported else "random weights")
+        yield from (("which started from" if index else "Started from", words) for index, words in enumerate(every))
+
+    def _import_words(self, imported: Mapping[str, Any]) -> str:
+        place = f"{self.hub[0]} at {self.hub[1]}" if self.hub else LOCAL
+        files = ", ".join(f"{name} {sha256}" for name, sha256 in imported["sha256"].items())
+        about = imported.get("exported_from")
+        run = f", an export of the run {about.get('plan')} at step {about.get('step')}" if about else ""
+        return f"an imported model: {place}{run}; {imported['weights']} weights, SHA-256 of {files}"
+
+
+def read_origin(folder: RunFolder) -> Origin | None:
+    """None for a run that began with random weights."""
+    runs, found = [], read_json(folder.lineage_file)
+    imported = read_json(folder.imported_file)
+    while found:
+        runs.append(found)
+        imported = found.get("imported")
+        found = found.get("lineage")
+    return Origin(tuple(runs), imported or None) if runs or imported else None
+
+
+def _run_words(run: Mapping[str, Any]) -> str:
+    return (
+        f"the {run['weights']} weights of the run {run['plan']}, seed {run['seed']}, at step {run['at_step']:,} of "
+        f"{run['steps']:,} (SHA-256 {run['sha256']})"
+    )
