@@ -121,7 +121,10 @@ def _warnings(record: RunRecord, options: CardOptions) -> Iterator[str]:
     if options.license is None:
         yield "the card says that the licence is unknown: nobody may use the model so; give --license"
     if not record.evaluations:
-        yield f"the run was not evaluated, and the card has no scores; `tintype evaluate {record.path}` makes them"
+        if record.older_evaluations:
+            yield "none of the run's evaluations is of these weights, and the card has no scores"
+        else:
+            yield f"the run was not evaluated, and the card has no scores; `tintype evaluate {record.path}` makes them"
     for one in record.evaluations:
         if one.step != record.step:
             yield f"the scores are of step {one.step}, the weights of step {record.step}; evaluate the run again"
@@ -249,7 +252,7 @@ def _samples(record: RunRecord, options: CardOptions, pictures: Mapping[str, Pat
 def _scores(record: RunRecord) -> Iterator[str]:
     yield "## Scores\n"
     if not record.evaluations:
-        yield "The run was not evaluated.\n"
+        yield "These weights were not evaluated.\n"
     for one in record.evaluations:
         yield from _evaluation(record, one)
     if record.older_evaluations:
@@ -259,9 +262,10 @@ def _scores(record: RunRecord) -> Iterator[str]:
 def _evaluation(record: RunRecord, one: Evaluation) -> Iterator[str]:
     result = one.result
     yield f"### Step {one.step:,}, {text(result['weights'])} weights, protocol {text(result['protocol_hash'])}\n"
+    reference = data_words.held_out(record.plan.data)
     yield text(
-        f"Against {one.protocol.reference_count:,} {data_words.held_out(record.plan.data)}. ± is the 95% interval of sampling "
-        "(1.96 standard errors over other pictures of the same weights), not that of training with another seed."
+        f"Against {one.protocol.reference_count:,} {reference}. ± is the 95% interval of sampling (1.96 standard "
+        "errors over other pictures of the same weights), not that of training with another seed."
     )
     yield ""
     known = {name: meaning for name, meaning in one.meanings.items() if name in result["metrics"]}

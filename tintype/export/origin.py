@@ -52,8 +52,9 @@ class Origin:
 
 def read_origin(folder: RunFolder) -> Origin | None:
     """None for a run that began with random weights."""
-    runs, found = [], read_json(folder.lineage_file)
-    imported = read_json(folder.imported_file)
+    runs: list[Mapping[str, Any]] = []
+    found: Mapping[str, Any] | None = read_json(folder.lineage_file)
+    imported: Mapping[str, Any] | None = read_json(folder.imported_file)
     while found:
         runs.append(found)
         imported = found.get("imported")

@@ -46,6 +46,11 @@ def test_export_with_its_check_and_import(tmp_path: Path) -> None:
         (["--to", "diffusers", "--weights", "ema"], "--weights ema"),
         (["--to", "safetensors", "--check"], "--check compares"),
         (["--to", "safetensors"], "NAME.safetensors"),
+        (["--to", "safetensors", "--license", "mit"], "--license is for a folder with a card"),
+        (["--to", "safetensors", "--push", "a/b", "--yes"], "--push is for a folder with a card"),
+        (["--to", "diffusers", "--private"], "--private is for --push"),
+        (["--to", "diffusers", "--push", "nowhere", "--yes"], "OWNER/NAME"),
+        (["--to", "diffusers", "--license", "My Own"], "--license My Own"),
         (["--to", "diffusers"], "is not a run"),
     ],
 )

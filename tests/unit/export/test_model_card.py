@@ -353,6 +353,58 @@ def test_the_lineage_names_every_checkpoint_of_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("technique", "words"),
+    [
+        (
+            "mixture:own=real,share=3,add.other.data.style=photo",
+            [
+                "trained on a mixture of 2 sources",
+                "real (scored against)",
+                "| 3 | 24 | 18, 0.75 epochs |",
+                "source other: 6",
+            ],
+        ),
+        (
+            "synthetic-then-real:first.style=photo,at=0.5,over=0,rest=0",
+            ["| 1 at first, 0 from step 4 on (fall from step 3) | 24 | 12,", "| 0 at first, 1 from step 4 on (ramp"],
+        ),
+        (
+            "resolution-stages:sizes=[16],until=[4]",
+            ["16 × 16 px up to step 4, then 32 × 32 px", "in its last stage"],
+        ),
+        ("caption-mix:weights.long=3,weights.short=1", ["one of its picture's: long 0.75 of the time, short 0.25"]),
+        ("caption-curriculum", ["column long, then a mix (ramp from step 3 to 4): long 0.5 of the time"]),
+        ("caption-parts:keep=0.5", ["each sentence or clause is kept with a probability of 50%"]),
+        ("caption-truncation:words=8", ["| Cut | behind 8 words |"]),
+    ],
+)
+def test_data_and_captions_of_every_kind_are_put_into_words(technique: str, words: list[str], tmp_path: Path) -> None:
+    plan = tiny_plan("data.size_px=32", techniques=[technique])
+    (tmp_path / "plan.yaml").write_text(plan.to_yaml())
+    line = {"step": 6, "seconds": 1.0, "images_per_s": 24.0, "parts": {"forward": 1.0}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    text = make_card(tmp_path).text
+    for one in words:
+        assert one in text
+    assert "trained with the denoiser" in text and "from random weights" in text
+
+
+def test_a_run_that_ended_in_an_early_stage_has_not_seen_its_size(scenes: Run) -> None:
+    plan = tiny_plan("data.size_px=32", techniques=["resolution-stages:sizes=[16],until=[4]"])
+    record = read_record(scenes.path)
+    assert "has not seen 32 × 32 pixels yet" in " ".join(limits(replace(record, plan=plan, step=4)))
+    assert "has not seen" not in " ".join(limits(replace(record, plan=plan, step=5)))
+
+
+def test_scores_of_other_weights_than_the_cards_are_left_out(scenes: Run) -> None:
+    of_raw = make_card(scenes.path, CardOptions(weights="raw"))
+    assert "model-index" not in split(of_raw.text)[0] and not of_raw.pictures
+    assert "1 evaluations of earlier steps or other weights" in of_raw.text
+    assert any("none of the run's evaluations is of these weights" in warning for warning in of_raw.warnings)
+    assert "model-index" in split(make_card(scenes.path, CardOptions(weights="average")).text)[0]
+
+
+@pytest.mark.parametrize(
     ("value", "shown"),
     [
         ("/data/a b", public.LOCAL + " b"),
