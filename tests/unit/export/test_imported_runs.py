@@ -88,7 +88,8 @@ def test_another_run_starts_from_it_and_says_so_and_is_exported(imported: Import
     assert f"the run {imported.plan.hash}" in lines[first + 1]
     assert "an imported model: me/old" in lines[first + 2] and lineage["imported"]["sha256"]
     assert "random weights" not in text and "base_model: me/old" in text and "secret-place" not in text
-    assert "weights: raw" in text, "the plan's start"
+    assert "weights: raw" in text and "| start run" not in text, "the plan's start is no checkpoint of others"
+    assert "drawn scenes only" not in text, "what the imported model has seen is not known"
 
 
 def test_it_starts_an_arm(imported: Imported, tmp_path: Path) -> None:

@@ -389,6 +389,16 @@ def test_data_and_captions_of_every_kind_are_put_into_words(technique: str, word
     assert "trained with the denoiser" in text and "from random weights" in text
 
 
+def test_a_mixture_shows_the_captions_of_the_source_that_it_is_scored_against(stored: Run, tmp_path: Path) -> None:
+    own = f"{{share: 1, data: {{kind: store, path: {stored.path.parent / 'store'}}}}}"
+    mixture = f"data={{kind: mixture, size_px: 16, sources: {{drawn: {{data: {{count: 8}}}}, own: {own}}}}}"
+    run = scored(tmp_path / "run", "[]", mixture)
+    text = make_card(run.path, CardOptions(with_captions=True)).text
+    assert "number" in text.split("## Samples")[1].split("## Scores")[0]
+    assert "held-out pictures of the store of the source own" in text and "secret-place" not in text
+    assert "drawn scenes only" not in text and read_record(run.path).sources["own"].identity in text
+
+
 def test_a_run_that_ended_in_an_early_stage_has_not_seen_its_size(scenes: Run) -> None:
     plan = tiny_plan("data.size_px=32", techniques=["resolution-stages:sizes=[16],until=[4]"])
     record = read_record(scenes.path)
