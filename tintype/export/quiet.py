@@ -1,7 +1,9 @@
-"""Keeps back what diffusers says of its own affairs: deprecations inside it, and of steps that are meant as given."""
+"""Keeps back what diffusers and transformers say of their own affairs: deprecations inside them, steps that are meant
+as given, bars of files on this disk."""
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +13,17 @@ from tintype.tokenizers.published import diffusers_package
 
 @contextmanager
 def quiet_diffusers() -> Iterator[None]:
-    log = diffusers_package().utils.logging
-    before = log.get_verbosity()
-    log.set_verbosity_error()
+    logs = [diffusers_package().utils.logging, importlib.import_module("transformers.utils.logging")]
+    before = [(log, log.get_verbosity(), log.is_progress_bar_enabled()) for log in logs]
+    for log in logs:
+        log.set_verbosity_error()
+        log.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=FutureWarning, module="diffusers")
             yield
     finally:
-        log.set_verbosity(before)
+        for log, verbosity, bars in before:
+            log.set_verbosity(verbosity)
+            if bars:
+                log.enable_progress_bar()

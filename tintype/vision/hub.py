@@ -277,13 +277,21 @@ def explained(checkpoint: Checkpoint) -> Iterator[None]:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Keeps back its report on tensors that the network has no use for; those that it lacks are looked at here."""
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
+    """Keeps back its report on tensors that the network has no use for (those that it lacks are looked at here), and
+    the bar of tensors, which are read in no time. What is fetched from the hub is still shown."""
+    hub = importlib.import_module("huggingface_hub.utils")
+    log, fetching = transformers.logging, hub.are_progress_bars_disabled
+    before, bars, silent = log.get_verbosity(), log.is_progress_bar_enabled(), fetching()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    if not silent:
+        hub.enable_progress_bars()
     try:
         yield
     finally:
-        transformers.logging.set_verbosity(before)
+        log.set_verbosity(before)
+        if bars:
+            log.enable_progress_bar()
 
 
 def _transformers() -> Any:
