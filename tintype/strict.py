@@ -226,10 +226,16 @@ def settings_in(annotation: Any) -> list[type[Settings]]:
     return []
 
 
-_OUTER_COMMA = re.compile(r",(?![^\[]*\])")
-"""A comma that does not stand in a list."""
+_MARKS = re.compile(r"""'[^']*'|"[^"]*"|[\[({\])},]""")
+"""What decides whether a comma parts two options: quoted text, brackets, and the comma itself."""
 
 
 def assignments_in(options: str) -> list[str]:
-    """The assignments of `key=value,key=[value,value]`: a comma in a list parts nothing."""
-    return [one for one in _OUTER_COMMA.split(options) if one]
+    """The assignments of `key=value,key=[value,value]`: a comma within brackets or quotes parts nothing."""
+    commas, depth = [], 0
+    for mark in _MARKS.finditer(options):
+        if mark[0] == "," and depth == 0:
+            commas.append(mark.start())
+        depth = max(0, depth + (mark[0] in ("[", "(", "{")) - (mark[0] in ("]", ")", "}")))
+    cut = zip([0, *(comma + 1 for comma in commas)], [*commas, len(options)], strict=True)
+    return [options[start:end] for start, end in cut if start < end]

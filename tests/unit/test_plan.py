@@ -11,7 +11,7 @@ from tintype import recipes
 from tintype.errors import UserError
 from tintype.plan import Plan, apply_techniques, check_arm, diff, plan_from_document, plan_from_yaml
 from tintype.settings import plain
-from tintype.strict import read_yaml, write_yaml
+from tintype.strict import assignments_in, read_yaml, write_yaml
 from tintype.techniques import TECHNIQUES
 
 
@@ -188,3 +188,18 @@ def test_train_and_model_never_import_techniques() -> None:
     for room in ("train", "model", "flow", "data"):
         for file in (package / room).rglob("*.py"):
             assert "tintype.techniques" not in file.read_text(), file
+
+
+@pytest.mark.parametrize(
+    ("options", "assignments"),
+    [
+        ("", []),
+        ("a=1,b=2", ["a=1", "b=2"]),
+        ("a=[1,2],b=[[3,4],[5,6]],c=7", ["a=[1,2]", "b=[[3,4],[5,6]]", "c=7"]),
+        ("where=contains(long, 'a, (b') and min(width,height) > 2,c=7",
+         ["where=contains(long, 'a, (b') and min(width,height) > 2", "c=7"]),
+        ("a={b: 1, c: 2},path=bob's,d=)e,f=1", ["a={b: 1, c: 2}", "path=bob's", "d=)e", "f=1"]),
+    ],
+)  # fmt: skip
+def test_a_comma_within_a_value_parts_no_options(options: str, assignments: list[str]) -> None:
+    assert assignments_in(options) == assignments
