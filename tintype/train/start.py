@@ -28,7 +28,8 @@ from tintype.train.state import TrainState, new_state
 _OWN = (LOSSES, ADVERSARY)
 """Stands before the names of what a run has for its own training."""
 _MUST_FIT = ("objective.kind", "tokenizer.kind", "tuning")
-_MAY_DIFFER = ("model.compile", "model.activation_checkpointing", "text.max_tokens")
+_TOKENS = "text.max_tokens"
+_MAY_DIFFER = ("model.compile", "model.activation_checkpointing", _TOKENS)
 _SHOWN = 4
 
 
@@ -53,6 +54,8 @@ def begin(folder: RunFolder, parts: Parts, state: TrainState) -> TrainState:
     with folder.world.together():
         parent = find_parent(parts.plan, start, folder.path)
         RunFolder(parent.path).check_identity("tokenizer", parts.tokenizer.identity)
+        if _TOKENS not in diff(parent.plan, parts.plan):  # the number is in the identity, and may be another
+            RunFolder(parent.path).check_identity("text", parts.text.identity)
     cut = any(map(is_cut, state.parameters))
     try:
         tensors, _ = checkpoint.read(parent.checkpoint, state if cut else None)

@@ -12,6 +12,7 @@ import torch
 from tests.ranks import run_ranks
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
+from tests.tiny_text import MAX_TOKENS, write_text_encoder
 from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.train import checkpoint
@@ -170,3 +171,15 @@ def test_ranks_that_hold_pieces_begin_alike(parent: Path, tmp_path: Path) -> Non
     assert read_json(alone.lineage_file) == read_json(pieces.lineage_file)
     for one, two in zip(alone.metrics(), pieces.metrics(), strict=True):
         assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
+
+
+def test_another_frozen_text_encoder_in_the_same_place_is_refused(tmp_path: Path) -> None:
+    reads = f"text={{kind: minilm, weights: {tmp_path / 'text'}, max_tokens: {MAX_TOKENS}}}"
+    shutil.copytree(write_text_encoder("minilm"), tmp_path / "text")
+    train(tiny_plan(reads), tmp_path / "first", Interrupt())
+    begun(started(tmp_path / "first", reads), tmp_path / "same")
+    begun(started(tmp_path / "first", reads, "text.max_tokens=12"), tmp_path / "shorter")
+    shutil.rmtree(tmp_path / "text")
+    shutil.copytree(write_text_encoder("minilm", seed=1), tmp_path / "text")
+    with pytest.raises(UserError, match="first: the run was trained with the 'text' "):
+        begun(started(tmp_path / "first", reads), tmp_path / "other")
