@@ -9,6 +9,7 @@ import pytest
 from tests.tiny import tiny_plan
 from tintype.data.mixture.settings import MixtureSettings
 from tintype.data.mixture.shares import images_before
+from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.settings import DataSettings
@@ -101,3 +102,21 @@ def test_a_stage_has_its_own_rate_steps_and_data() -> None:
     assert tiny_plan(techniques=["sft:from=base"]).optimizer.model_dump()["lr"] == pytest.approx(1e-4)
     both = tiny_plan(techniques=["muon:lr=0.02", "sft:from=base,lr=0.01"]).optimizer.model_dump()
     assert (both["lr"], both["adamw"]["lr"]) == (0.01, pytest.approx(5e-4)), "the ratio of the two stays"
+
+
+def test_a_pin_stays_with_the_place_that_it_is_of() -> None:
+    own = "data={kind: store, path: mine, size_px: 16, sha256: aaaaaaaa, skip: a.txt, skip_sha256: bbbbbbbb}"
+
+    def added(options: str) -> StoreSettings:
+        data = tiny_plan(own, techniques=[f"mixture:{options}"]).data
+        assert isinstance(data, MixtureSettings)
+        found = data.sources["more"].data
+        assert isinstance(found, StoreSettings)
+        return found
+
+    other = added("add.more.data.path=other")
+    assert (other.sha256, other.skip, other.skip_sha256) == (None, "a.txt", "bbbbbbbb")
+    pinned = added("add.more.data.path=other,add.more.data.sha256=cccccccc,add.more.data.skip=b.txt")
+    assert (pinned.sha256, pinned.skip_sha256) == ("cccccccc", None)
+    part = added("add.more.data.where=contains(long, 'red'),add.more.data.limit=5")
+    assert (part.sha256, part.where, part.limit) == ("aaaaaaaa", "contains(long, 'red')", 5)

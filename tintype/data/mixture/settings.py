@@ -186,7 +186,9 @@ class MixtureSettings(DataPart):
 
 def in_words(data: DataPart) -> str:
     """Data on one line, without the size."""
-    settings = {key: value for key, value in plain(data).items() if key not in ("kind", _SIZE) and value is not None}
+    settings = {
+        key: value for key, value in plain(data).items() if key not in ("kind", _SIZE) and value not in (None, [])
+    }
     return f"{data.kind} ({', '.join(f'{key} {value}' for key, value in settings.items())})"
 
 
