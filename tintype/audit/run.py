@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tintype.audit.findings import Finding, find, ranked
 from tintype.audit.observe import observe
 from tintype.audit.seen import Seen
 from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_folder
+from tintype.train.folder import RunFolder
 from tintype.train.load import newest_good
 from tintype.train.parts import Parts, build_parts, exact_fp32
+from tintype.train.start import begin
 from tintype.train.state import StateMismatchError, TrainState, new_state
 from tintype.world import World, current
 
@@ -56,10 +59,12 @@ def _of_all_ranks(mine: list[Finding], world: World) -> list[Finding]:
 
 
 def audit_plan(plan: Plan, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Audit:
-    """From new weights."""
+    """From the weights that its training begins with."""
     watched, remarks = _as_watched(plan)
     parts = build_parts(watched)
-    return _with_remarks(_audit_ready(parts, new_state(parts), steps, on_step), remarks)
+    with TemporaryDirectory(prefix="tintype-audit-") as nowhere:  # a start is noted in the folder of the run
+        state = begin(RunFolder(Path(nowhere), parts.world), parts, new_state(parts))
+    return _with_remarks(_audit_ready(parts, state, steps, on_step), remarks)
 
 
 def audit_run(

@@ -22,6 +22,7 @@ from tests.contract.test_techniques import NAMES, with_technique
 from tests.ranks import run_ranks
 from tests.tiny import TINY, tiny_plan
 from tintype import cli, recipes
+from tintype.audit import run
 from tintype.audit.findings import find, rounding_of
 from tintype.audit.run import Audit, audit, audit_plan
 from tintype.audit.seen import Bad, Group, Seen, Tally, Updates
@@ -34,6 +35,7 @@ from tintype.train import update as update_module
 from tintype.train.clock import Clock
 from tintype.train.interrupt import Interrupt
 from tintype.train.layout import ONE, local
+from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.optim.adamw import AdamW, AdamWSettings
 from tintype.train.optim.ema import Ema
@@ -483,6 +485,23 @@ def test_the_recipes_are_silent(recipe: str, smaller: tuple[str, ...]) -> None:
     found = audit_plan(plan, 4)
     assert found.findings == []
     assert any("model.compile" in remark for remark in found.remarks) == plan.model.compile
+
+
+def test_a_plan_with_a_start_is_watched_from_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tiny_plan(), tmp_path / "first", Interrupt())
+    first = load_run(tmp_path / "first")[0].modules.state_dict()
+    begun: list[dict[str, Tensor]] = []
+    watch = run.audit
+
+    def noted(parts: Parts, state: TrainState, *more: Any) -> Audit:
+        begun.append({name: tensor.clone() for name, tensor in state.modules.state_dict().items()})
+        return watch(parts, state, *more)
+
+    monkeypatch.setattr(run, "audit", noted)
+    before = sorted((tmp_path / "first").rglob("*"))
+    audit_plan(tiny_plan(f"start.folder={tmp_path / 'first'}"), 1)
+    assert all(torch.equal(tensor, first[name]) for name, tensor in begun[0].items())
+    assert sorted((tmp_path / "first").rglob("*")) == before and list(tmp_path.iterdir()) == [tmp_path / "first"]
 
 
 # FSDP
