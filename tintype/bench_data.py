@@ -51,7 +51,7 @@ def measure_data(plan: Plan, steps: int) -> dict[str, Any]:
     """The loader alone, with one thread and with all; then training on it."""
     if not isinstance(plan.data, StoreSettings):
         raise UserError(
-            f"--data measures decoding, but data of the kind '{plan.data.kind}' has no files; take a store: "
+            f"--data measures decoding, and data of the kind '{plan.data.kind}' is no store; take one: "
             "--set data.kind=store --set data.path=DIR"
         )
     refuse_stages(plan)

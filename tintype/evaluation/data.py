@@ -40,5 +40,5 @@ def check_data(data: DataPart, source: ImageSource, protocol: Protocol) -> None:
     if more := [f"{key}={count}" for key, count in needed.items() if count > len(source)]:
         raise UserError(
             f"the evaluation split of the store has {len(source):,} pictures, fewer than {', '.join(more)}; lower "
-            "that, or import the store with a larger --eval-share"
+            "that, leave fewer out (data.where, data.skip), or import the store with a larger --eval-share"
         )

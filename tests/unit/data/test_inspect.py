@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.tiny_store import imported, parquet_of, picture, tiny_store
 from tests.unit.data.test_duplicates import again, textured
 from tintype.cli import app
-from tintype.data.store import looks
+from tintype.data.store import looks, problems
 from tintype.data.store.doors import Item
 from tintype.data.store.encode import Picture, Sizing, prepare
 from tintype.data.store.importing import ImportOptions
@@ -270,3 +270,11 @@ def test_a_stopped_inspection_goes_on_and_a_second_one_decodes_nothing(
     monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "other"))
     fresh = inspect_store(store, everything, Asked())
     assert fresh is not None and fresh.result == found.result
+
+
+def test_small_pictures_are_not_left_out_where_all_are_small() -> None:
+    def advice(tiny: int) -> str:
+        sizes = {"sizes": {"tiny": tiny}, "aspects": {"above_3": 0}, "pixels": {"RGB": 3}, "records": 3}
+        return str(problems._of_pictures(sizes)[0]["do"])
+
+    assert "data.where" in advice(2) and "data.where" not in advice(3)

@@ -121,13 +121,16 @@ def _of_captions(result: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+_ALL_TINY = "Import larger ones, or train with a data.size_px that all of them have."
+
+
 def _of_pictures(result: dict[str, Any]) -> list[dict[str, Any]]:
     found, total = [], result["records"]
     tiny = result["sizes"]["tiny"]
     if tiny:
         title = f"{_s(tiny, 'picture')} with a short side of less than {TINY_PX} px ({_percent(tiny, total)})"
         why = "Pictures are never enlarged: a plan with a larger data.size_px is refused as long as they are there."
-        do = f'Leave them out: `data.where="min(width, height) >= {TINY_PX}"`.'
+        do = f'Leave them out: `data.where="min(width, height) >= {TINY_PX}"`.' if tiny < total else _ALL_TINY
         found.append(_problem("notice", 5.5, title, why, do, tiny))
     extreme = result["aspects"]["above_3"]
     if extreme:
