@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 LOCAL = "(a local file or folder)"
-_PATH_KEYS = frozenset({"path", "folder", "latents_folder"})
+_PATH_KEYS = frozenset({"path", "skip", "folder", "latents_folder"})
 _SOURCE_KEYS = frozenset({"weights", "source"})
 """A repository of the hub, or a place on this machine."""
 _NO_PLACE = frozenset({"raw", "average"})

@@ -13,6 +13,7 @@ from tintype import recipes
 from tintype.data.mixture.settings import MixtureSettings
 from tintype.data.mixture.shares import images_before
 from tintype.data.store.layout import is_store, open_store
+from tintype.data.store.selection import select
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Definition, Protocol, Sampling, definitions
@@ -145,10 +146,14 @@ def _count(data: DataPart, identity: str | None) -> int | None:
     place = Path(data.path).expanduser()
     if not is_store(place):
         return data.limit
-    about = open_store(place).about
-    if about.identity != (identity or about.identity):
-        return data.limit  # another store lies there now
-    return min(about.counts["train"], data.limit or about.counts["train"])
+    store = open_store(place)
+    try:
+        selection = select(store, data.where, None if data.skip is None else Path(data.skip), data.skip_sha256)
+    except UserError:
+        return data.limit  # the list of what was left out is gone, or the captions that were asked about
+    if identity not in (None, selection.identity(store)):
+        return data.limit  # another store lies there now, or another part of it is taken
+    return len(selection.rows(store, "train")[: data.limit])
 
 
 def read_record(

@@ -251,6 +251,17 @@ def test_the_count_and_identity_of_a_store(stored: Run) -> None:
     assert record.identities["data"] in make_card(stored.path).text
 
 
+def test_a_part_of_a_store_is_counted_as_what_is_left(stored: Run, tmp_path: Path) -> None:
+    whole = read_record(stored.path).data_count
+    (tmp_path / "skip.txt").write_text("# nothing\n")
+    part = [f"data.path={stored.path.parent / 'store'}", "data.where=matches(long, '[13579]$') or split == 'eval'"]
+    train(tiny_plan("data.kind=store", *part, f"data.skip={tmp_path / 'skip.txt'}"), tmp_path / "run", Interrupt())
+    left = read_record(tmp_path / "run").data_count
+    assert whole is not None and left is not None and 0 < left < whole
+    (tmp_path / "skip.txt").unlink()  # what was left out is not known any more
+    assert read_record(tmp_path / "run").data_count is None
+
+
 def test_the_licence_is_said_or_said_to_be_unknown(scenes: Run) -> None:
     card = make_card(scenes.path)
     assert split(card.text)[0]["license"] == "unknown"
@@ -434,7 +445,7 @@ def test_places_leave_settings_and_names_of_the_hub_stay() -> None:
     assert public.settings({"weights": "google/t5", "revision": "abc"}) == {"weights": "google/t5", "revision": "abc"}
     for value in ("/x/y", "vae", "a/b/c", "~/vae", "./a/b"):
         assert public.settings({"text": [{"weights": value}]}) == {"text": [{"weights": public.LOCAL}]}
-    assert public.settings({"path": "relative"}) == {"path": public.LOCAL}
+    assert public.settings({"path": "relative", "skip": "a.txt"}) == {"path": public.LOCAL, "skip": public.LOCAL}
 
 
 def test_code_cannot_leave_its_fence() -> None:
