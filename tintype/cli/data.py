@@ -26,7 +26,7 @@ app.add_typer(data_app, name="data")
 def data_import(
     source: Annotated[
         Path,
-        typer.Argument(help="A set of pictures: .parquet, .tar, MDS, a saved data set, a folder; or the word scenes"),
+        typer.Argument(help="A set of pictures: .parquet, .tar, MDS, a saved data set, a folder; or scenes:count=1000"),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder of the new store")],
     caption: Annotated[

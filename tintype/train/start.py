@@ -30,6 +30,8 @@ _OWN = (LOSSES, ADVERSARY)
 _MUST_FIT = ("objective.kind", "tokenizer.kind", "tuning")
 _TOKENS = "text.max_tokens"
 _MAY_DIFFER = ("model.compile", "model.activation_checkpointing", _TOKENS)
+_PLACES = tuple(f"text.{key}" for key in ("weights", "subfolder", "tokenizer_subfolder", "revision", "sha256"))
+"""Where a frozen text encoder lies. What it is, its identity says, which is compared."""
 _SHOWN = 4
 
 
@@ -100,11 +102,15 @@ def find_parent(plan: Plan, start: StartPart, run: Path) -> Parent:
 
 def misfits(plan: Plan, parent: Plan) -> str:
     """The settings that differ and must not, in words; empty where there are none."""
+    changes = diff(parent, plan)
+    free = _MAY_DIFFER if _TOKENS in changes or "text.kind" in changes else (*_MAY_DIFFER, *_PLACES)
     different = {
         key: change
-        for key, change in diff(parent, plan).items()
-        if (key in _MUST_FIT or key.partition(".")[0] in ("model", "text")) and key not in _MAY_DIFFER
+        for key, change in changes.items()
+        if (key in _MUST_FIT or key.partition(".")[0] in ("model", "text")) and key not in free
     }
+    if "text.kind" in different:  # what the one kind has and the other has not says no more
+        different = {key: change for key, change in different.items() if key in _MUST_FIT or key == "text.kind"}
     return "; ".join(f"{key} is {old} there and {new} here" for key, (old, new) in list(different.items())[:_SHOWN])
 
 

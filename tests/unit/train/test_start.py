@@ -179,6 +179,8 @@ def test_another_frozen_text_encoder_in_the_same_place_is_refused(tmp_path: Path
     train(tiny_plan(reads), tmp_path / "first", Interrupt())
     begun(started(tmp_path / "first", reads), tmp_path / "same")
     begun(started(tmp_path / "first", reads, "text.max_tokens=12"), tmp_path / "shorter")
+    shutil.copytree(tmp_path / "text", tmp_path / "moved")
+    begun(started(tmp_path / "first", reads, f"text.weights={tmp_path / 'moved'}"), tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "text")
     shutil.copytree(write_text_encoder("minilm", seed=1), tmp_path / "text")
     with pytest.raises(UserError, match="first: the run was trained with the 'text' "):
