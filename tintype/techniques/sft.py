@@ -56,10 +56,15 @@ def _slower(optimizer: OptimizerPart, lr: float | None) -> OptimizerPart:
     """With this learning rate. Where two kinds of weights have two, they keep their ratio."""
     assert isinstance(optimizer, AdamWSettings | MuonSettings), f"'{optimizer.kind}' has no learning rate that is known"
     factor = _LR_SHARE if lr is None else lr / optimizer.lr
-    changes: dict[str, Any] = {"lr": lr or optimizer.lr * factor}
+    changes: dict[str, Any] = {"lr": lr or _times(optimizer.lr, factor)}
     if isinstance(optimizer, MuonSettings):
-        changes["adamw"] = optimizer.adamw.model_copy(update={"lr": optimizer.adamw.lr * factor})
+        changes["adamw"] = optimizer.adamw.model_copy(update={"lr": _times(optimizer.adamw.lr, factor)})
     return optimizer.model_copy(update=changes)
+
+
+def _times(lr: float, factor: float) -> float:
+    """Without the last digits, which only rounding made: a tenth of 0.003 is 0.0003."""
+    return float(f"{lr * factor:.12g}")
 
 
 TECHNIQUE = Technique(
