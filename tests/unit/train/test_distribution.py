@@ -38,7 +38,6 @@ from tintype.world import World, current
 BATCH = "train.batch=12"
 LAYOUTS = {
     "ddp of two": (2, []),
-    "ddp of three": (3, []),
     "fsdp of two": (2, ["kind=fsdp"]),
     "fsdp of three, uneven": (3, ["kind=fsdp", "reshard=false"]),
     "hsdp of two by two": (4, ["kind=fsdp", "shards=2"]),
