@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from tintype.bench import StepClock, refuse_stages
+from tintype.data.decoding.threads import usual_threads
 from tintype.data.sources import open_order
 from tintype.data.store.importing import ImportOptions, import_pictures
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
-from tintype.data.threads import usual_threads
 from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.train.batch import BATCHES_AHEAD
@@ -75,13 +75,18 @@ def _loading(plan: Plan, data: StoreSettings, steps: int, threads: int, device: 
     count = plan.train.batch // plan.train.accumulate
     order = open_order(plan.seed, data, plan.train, source, device)
     source.images(order.ids(0, count))  # starts the threads
-    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    began_s, began_cpu_s = time.perf_counter(), _cpu_s(source)
     for step in range(1, steps + 1):
         for later in range(min(BATCHES_AHEAD, steps - step) + 1):
             source.expect(order.ids((step + later) * count, count))
         source.images(order.ids(step * count, count))
-    wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    wall_s, cpu_s = time.perf_counter() - began_s, _cpu_s(source) - began_cpu_s
     return Loading(threads, steps * count / wall_s, 1000 * cpu_s / (steps * count))
+
+
+def _cpu_s(source: StoreSource) -> float:
+    """Of this process and of those that decode for it."""
+    return time.process_time() + (source.decoders.cpu_s if source.decoders else 0.0)
 
 
 def _training(plan: Plan, data: StoreSettings, steps: int, device: torch.device) -> dict[str, float]:

@@ -9,7 +9,7 @@ from tests.tiny import tiny_plan
 from tests.tiny_store import captioned, tiny_store
 from tintype.bench_data import Loading, measure_data, measure_import, sentences
 from tintype.cli import app
-from tintype.data.threads import usual_threads
+from tintype.data.decoding.threads import usual_threads
 from tintype.errors import UserError
 
 

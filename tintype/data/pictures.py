@@ -20,8 +20,8 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from tintype.data.decoding.threads import decoding_pool, usual_threads
 from tintype.data.store.layout import is_store, open_store
-from tintype.data.threads import decoding_pool, usual_threads
 from tintype.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".bmp", ".ppm", ".tif", ".tiff", ".gif")

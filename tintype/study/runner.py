@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import torch
 
+from tintype.data.decoding.threads import share_cores
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.reference import held_out
@@ -108,7 +109,8 @@ def run_tasks(
     """Runs the tasks in `jobs` processes; returns the last word on each task that was begun."""
     threads = max(1, torch.get_num_threads() // jobs)
     waiting, last = list(tasks), dict[tuple[str, int], Message]()
-    workers = [_start_worker(slot, threads, protocol) for slot in range(min(jobs, len(tasks)))]
+    jobs = min(jobs, len(tasks))
+    workers = [_start_worker(slot, jobs, threads, protocol) for slot in range(jobs)]
     told_to_stop = False
     try:
         while (waiting and interrupt.signal is None) or any(worker.task for worker in workers):
@@ -136,7 +138,7 @@ def run_tasks(
                     _note_failure(worker.task, message)
                     worker.task = None
                     if not worker.process.is_alive():
-                        workers[worker.slot] = _start_worker(worker.slot, threads, protocol)
+                        workers[worker.slot] = _start_worker(worker.slot, jobs, threads, protocol)
     finally:
         _dismiss(workers)
     return last
@@ -148,10 +150,10 @@ def _next_task(waiting: Sequence[Task], begun: Sequence[Task]) -> Task | None:
     return next((task for task in waiting if task.parent not in unfinished), None)
 
 
-def _start_worker(slot: int, threads: int, protocol: Protocol) -> _Worker:
+def _start_worker(slot: int, jobs: int, threads: int, protocol: Protocol) -> _Worker:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_work, args=(slot, threads, protocol, os.getpid(), there), daemon=True)
+    process = context.Process(target=_work, args=(slot, jobs, threads, protocol, os.getpid(), there), daemon=True)
     # The terminal's SIGINT goes to every process; a worker that is born ignoring it is stopped by the study alone.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -171,9 +173,10 @@ def _dismiss(workers: Sequence[_Worker]) -> None:
         worker.process.join()
 
 
-def _work(slot: int, threads: int, protocol: Protocol, parent: int, pipe: Connection) -> None:
+def _work(slot: int, jobs: int, threads: int, protocol: Protocol, parent: int, pipe: Connection) -> None:
     """A worker process: one task after another, until the study closes its end of the pipe or is gone."""
     torch.set_num_threads(threads)
+    share_cores(jobs)
     _pin_gpu(slot)
 
     def send(message: Message) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from threading import Thread
 
@@ -8,22 +9,22 @@ import torch
 from torch import Tensor
 
 from tests.tiny_store import tiny_store
+from tintype.data.decoding.threads import decoding_pool, share_cores, usual_threads
 from tintype.data.store import ahead as module
 from tintype.data.store.ahead import Ahead
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
-from tintype.data.threads import decoding_pool
 from tintype.errors import UserError
 
 
 def counting(seen: list[int]) -> Ahead:
-    def image(id_: int) -> Tensor:
+    def write(id_: int, out_CHW: Tensor) -> None:
         seen.append(id_)
         if id_ == 99:
             raise UserError("picture 99 is damaged")
-        return torch.full((3, 2, 4), id_, dtype=torch.uint8)
+        out_CHW.fill_(id_)
 
-    return Ahead(image, lambda id_: (2, 4), threads=2, pinned=False)
+    return Ahead(write, lambda id_: (2, 4), threads=2, pinned=False)
 
 
 def values(image_BCHW: Tensor) -> list[int]:
@@ -87,3 +88,17 @@ def test_the_number_of_threads_does_not_change_the_pictures(tmp_path: Path) -> N
     settings = StoreSettings(path=str(tiny_store(tmp_path, 20)), size_px=16)
     one, three = (StoreSource(settings, "train", torch.device("cpu"), keep=False, threads=n) for n in (1, 3))
     assert torch.equal(one.images([3, 1, 0, 5]), three.images([3, 1, 0, 5]))
+
+
+def test_cores_are_shared_with_the_other_ranks_and_the_other_runs_of_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(24)))
+    assert usual_threads() == 16
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert usual_threads() == 6
+    try:
+        share_cores(3)
+        assert usual_threads() == 2
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "100")
+        assert usual_threads() == 1
+    finally:
+        share_cores(1)

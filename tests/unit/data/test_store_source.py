@@ -48,13 +48,13 @@ def test_images_are_the_squares_of_the_pictures(tmp_path: Path, monkeypatch: pyt
 
 def test_what_is_kept_is_decoded_once_and_what_is_not_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    image = StoreSource._image
+    write = StoreSource._write
 
-    def noted(self: StoreSource, id_: int) -> Tensor:
+    def noted(self: StoreSource, id_: int, out_CHW: Tensor) -> None:
         seen.append(id_)
-        return image(self, id_)
+        write(self, id_, out_CHW)
 
-    monkeypatch.setattr(StoreSource, "_image", noted)
+    monkeypatch.setattr(StoreSource, "_write", noted)
     settings = StoreSettings(path=str(tiny_store(tmp_path)), size_px=16)
     source = StoreSource(settings, "train", CPU)
     source.prepare([1, 2])

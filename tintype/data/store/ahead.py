@@ -1,4 +1,4 @@
-"""Decodes batches ahead of the step that asks for them, in threads that write into the batch itself.
+"""Makes batches ahead of the step that asks for them, in threads that write into the batch itself.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tintype.data.decoding.threads import decoding_pool
 from tintype.data.shapes import Shape
-from tintype.data.threads import decoding_pool
 
 _MOST_AHEAD_BYTES = 1 << 30
 _TASKS_PER_THREAD = 4
@@ -39,9 +39,10 @@ class Ahead:
     """Batches that will be asked for next, by their ids. One that is asked for and was not begun is made at once."""
 
     def __init__(
-        self, image: Callable[[int], Tensor], shape: Callable[[int], Shape], threads: int, pinned: bool
+        self, write: Callable[[int, Tensor], None], shape: Callable[[int], Shape], threads: int, pinned: bool
     ) -> None:
-        self._image, self._shape, self._pinned, self.threads = image, shape, pinned, threads
+        """`write` puts the picture with an id into its place in the batch."""
+        self._write, self._shape, self._pinned, self.threads = write, shape, pinned, threads
         self._pool = decoding_pool(threads)
         self._begun: dict[tuple[int, ...], _UnderWay] = {}
 
@@ -72,7 +73,7 @@ class Ahead:
 
         def make(first: int, last: int) -> None:
             for index in range(first, last):
-                image_BCHW[index] = self._image(ids[index])
+                self._write(ids[index], image_BCHW[index])
 
         some = -(-len(ids) // (self.threads * _TASKS_PER_THREAD))
         starts = range(0, len(ids), some)

@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tintype.data.decoding.processes import decoders
+from tintype.data.decoding.threads import usual_threads
 from tintype.data.fit import covering
 from tintype.data.order import ids_at
 from tintype.data.pictures import decode
@@ -21,7 +23,6 @@ from tintype.data.store.ahead import Ahead
 from tintype.data.store.layout import Split, Store, open_store
 from tintype.data.store.selection import refuse_empty, select
 from tintype.data.store.settings import StoreSettings
-from tintype.data.threads import usual_threads
 from tintype.errors import UserError
 from tintype.seams import Record
 from tintype.transfer import send
@@ -32,8 +33,9 @@ _EVAL_ORDER = 0
 
 
 class StoreSource:
-    """Decodes in threads: images that are kept on the device when they are first asked for, where the whole split fits
-    there, and otherwise those of the next batches while the one before is computed with.
+    """Decodes images that are kept on the device when they are first asked for, where the whole split fits there, and
+    otherwise those of the next batches while the one before is computed with: in threads, and in as many processes
+    where a GPU would have to wait for threads.
 
     The training split is in the store's order. The evaluation split is in a fixed random order, so that its first
     pictures are like all of them, however the store is sorted.
@@ -46,6 +48,7 @@ class StoreSource:
         device: torch.device,
         keep: bool = True,
         threads: int | None = None,
+        processes: bool | None = None,
     ) -> None:
         self._shapes, self._device = settings.shapes, device
         self._store = open_store(Path(settings.path).expanduser())
@@ -65,13 +68,16 @@ class StoreSource:
         self.bucket_N = _buckets(self._store, self._rows, settings) if settings.buckets else None
         self.identity: str | None = selection.identity(self._store)
         self.columns = frozenset(self._store.captions)
-        self.ahead = Ahead(self._image, self._shape, threads or usual_threads(), pinned=device.type == "cuda")
         self._records: dict[int, Record] = {}
         self._kept: Tensor | None = None
         count, size = len(self._rows), settings.size_px
         if keep and not settings.buckets and count * 3 * size * size <= _MOST_KEPT_BYTES.get(device.type, 0):
             self._kept = torch.zeros(count, 3, size, size, dtype=torch.uint8, device=device)
             self._have = torch.zeros(count, dtype=torch.bool)
+        threads = threads or usual_threads()
+        beside_gpu = device.type == "cuda" and self._kept is None
+        self.decoders = decoders(threads) if (beside_gpu if processes is None else processes) else None
+        self.ahead = Ahead(self._write, self._shape, threads, pinned=device.type == "cuda")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -109,8 +115,12 @@ class StoreSource:
     def _shape(self, id_: int) -> Shape:
         return self._shapes[0 if self.bucket_N is None else int(self.bucket_N[id_])]
 
-    def _image(self, id_: int) -> Tensor:
-        return covering(decode(self._store.encoded(int(self._rows[id_]))), *self._shape(id_))
+    def _write(self, id_: int, out_CHW: Tensor) -> None:
+        one = self._store.encoded(int(self._rows[id_]))
+        if self.decoders is not None:
+            self.decoders.cover(one, out_CHW)
+        else:
+            out_CHW.copy_(covering(decode(one), *out_CHW.shape[1:]))
 
 
 @lru_cache(maxsize=8)

@@ -10,12 +10,20 @@ from threading import Barrier
 import torch
 
 _MOST_THREADS = 16
+_sharing = 1
 
 
 def usual_threads() -> int:
-    """As many as this process may run at once."""
+    """As many as this process may run at once, beside the others that do the same work."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return min(_MOST_THREADS, cores)
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return min(_MOST_THREADS, max(1, cores // (ranks * _sharing)))
+
+
+def share_cores(processes: int) -> None:
+    """So many processes of one study share this machine."""
+    global _sharing
+    _sharing = processes
 
 
 def decoding_pool(threads: int) -> ThreadPoolExecutor:

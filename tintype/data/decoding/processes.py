@@ -1,0 +1,153 @@
+"""Processes that decode pictures, for a training that needs more of them than threads give.
+
+Threads of Python take turns at all that is not decoding itself, and with the thread that drives the GPU: sixteen of
+them decode hardly more than one where pictures are also shrunk. Each process here is asked by one thread at a time,
+which waits for the answer and turns for nothing else.
+
+C: channels. H, W: rows, columns.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from functools import lru_cache
+from io import BufferedReader
+from pathlib import Path
+from queue import LifoQueue
+from threading import Lock
+
+from torch import Tensor
+
+from tintype.data.decoding.process import ANSWER, QUESTION
+from tintype.data.pictures import Encoded
+from tintype.errors import UserError
+
+_PIPE_BYTES = 1 << 18
+_TRIES = 2
+
+
+class _EndedError(Exception):
+    """The process is gone."""
+
+
+class _Decoder:
+    """One process. It is no part of the terminal's group, whose Ctrl-C is for the run alone; it ends when the run does,
+    since then its input ends."""
+
+    def __init__(self) -> None:
+        places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tintype.data.decoding.process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            start_new_session=True,
+        )
+        assert self.process.stdin and isinstance(self.process.stdout, BufferedReader)
+        self._questions, self._answers = self.process.stdin, self.process.stdout
+        _widen(self._questions.fileno())
+        _widen(self._answers.fileno())
+
+    def cover(self, one: Encoded, out_CHW: Tensor) -> float:
+        """Writes the picture where it is wanted; returns the seconds of the CPU that it took."""
+        name = one.name.encode()
+        _, height, width = out_CHW.shape
+        try:
+            self._questions.write(QUESTION.pack(len(name), len(one.content), height, width) + name + one.content)
+            self._questions.flush()
+        except (BrokenPipeError, ValueError):
+            raise _EndedError from None
+        length, cpu_ns = ANSWER.unpack(self._read(ANSWER.size))
+        if length < 0:
+            raise UserError(self._read(-length).decode())
+        if self._answers.readinto(out_CHW.numpy().data) < length:
+            raise _EndedError
+        return float(cpu_ns) / 1e9
+
+    def end(self) -> int:
+        """How it ended."""
+        with suppress(BrokenPipeError):
+            self._questions.close()
+        self._answers.close()
+        return self.process.wait()
+
+    def _read(self, size: int) -> bytes:
+        found = self._answers.read(size)
+        if len(found) < size:
+            raise _EndedError
+        return found
+
+
+class Decoders:
+    """So many processes, each started when all that are there have work."""
+
+    def __init__(self, count: int) -> None:
+        self._free: LifoQueue[_Decoder | None] = LifoQueue()
+        for _ in range(count):
+            self._free.put(None)
+        self._lock, self.cpu_s = Lock(), 0.0
+        self.running: list[_Decoder] = []
+
+    def cover(self, one: Encoded, out_CHW: Tensor) -> None:
+        """Writes the middle of the picture, shrunk to cover the shape of `out_CHW`, there. A process that was killed is
+        replaced, and its picture asked for again."""
+        code = 0
+        for _ in range(_TRIES):
+            decoder = self._free.get() or self._start()
+            try:
+                cpu_s = decoder.cover(one, out_CHW)
+            except _EndedError:
+                code = self._forget(decoder)
+            except UserError:
+                self._free.put(decoder)
+                raise
+            except BaseException:  # its answer would be taken for that to the next question
+                self._forget(decoder)
+                raise
+            else:
+                self._free.put(decoder)
+                with self._lock:
+                    self.cpu_s += cpu_s
+                return
+        raise UserError(
+            f"{one.name}: the process that decoded it ended {_TRIES} times, with exit code {code} (-9: killed, mostly "
+            "for want of memory); what it said stands above. Running the same command again goes on"
+        )
+
+    def end(self) -> None:
+        for decoder in self.running:
+            decoder.process.kill()  # they keep nothing
+        while self.running:
+            self.running.pop().end()
+
+    def _start(self) -> _Decoder:
+        decoder = _Decoder()
+        with self._lock:
+            self.running.append(decoder)
+        return decoder
+
+    def _forget(self, decoder: _Decoder) -> int:
+        with self._lock:
+            self.running.remove(decoder)
+        self._free.put(None)
+        return decoder.end()
+
+
+@lru_cache(maxsize=8)
+def decoders(count: int) -> Decoders:
+    """One set of processes for all sources of a run."""
+    found = Decoders(count)
+    atexit.register(found.end)
+    return found
+
+
+def _widen(pipe: int) -> None:
+    """So that a picture goes through in one piece, where the system allows it."""
+    with suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
