@@ -180,7 +180,8 @@ _SCRIPT = """
 import json, os, resource, signal, sys
 from tintype.cli import main
 from tintype.data.store import writer
-import tintype.terminal, tintype.data.store.encode, tintype.data.store.doors.parquet, pyarrow.parquet, pyarrow.compute
+import tintype.terminal.data, tintype.data.store.encode, tintype.data.store.doors.parquet
+import pyarrow.parquet, pyarrow.compute
 
 def too_large():
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -49,7 +49,7 @@ def data_import(
     """Bring pictures and captions into a store. Running it again goes on where it stopped, or says that it is done."""
     from tintype.data.store.encode import Sizing
     from tintype.data.store.importing import ImportOptions, read_pairs, read_splits
-    from tintype.terminal import import_with_progress
+    from tintype.terminal.data import import_with_progress
     from tintype.world import alone
 
     alone("tintype data import")
@@ -79,7 +79,7 @@ def data_export(
 ) -> None:
     """Write a store's pictures and captions as WebDataset tars or Parquet files."""
     from tintype.data.store.export import read_form, read_split
-    from tintype.terminal import export_with_progress
+    from tintype.terminal.data import export_with_progress
     from tintype.world import alone
 
     alone("tintype data export")
@@ -146,7 +146,7 @@ def data_recaption(
     from tintype.data.recaption.asking import Asking, Captioner
     from tintype.data.recaption.work import Choice, Prices, Task
     from tintype.data.store.export import read_split
-    from tintype.terminal import recaption_with_progress
+    from tintype.terminal.recaption import recaption_with_progress
     from tintype.world import alone
 
     alone("tintype data recaption")
@@ -259,7 +259,7 @@ def data_inspect(
 ) -> None:
     """Write a page that shows a store: counts, sizes, captions, copies, samples, and what is wrong with it."""
     from tintype.data.store.inspect import Asked
-    from tintype.terminal import inspect_with_progress
+    from tintype.terminal.data import inspect_with_progress
     from tintype.world import alone
 
     alone("tintype data inspect")

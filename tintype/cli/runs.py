@@ -37,7 +37,7 @@ def train(
     technique: Techniques = [],  # noqa: B006
 ) -> None:
     """Train one plan. Running it again goes on where it stopped, or says that it is done."""
-    from tintype.terminal import train_with_progress
+    from tintype.terminal.runs import train_with_progress
 
     code = train_with_progress(plan_of(recipe, set_, technique), out, console)
     if code:
@@ -123,7 +123,8 @@ def _evaluate_run(run: Path, assignments: list[str], ema_length: float | None, d
     from tintype.evaluation.protocol import Protocol, definitions
     from tintype.evaluation.run import evaluate as score
     from tintype.plan import plan_from_folder
-    from tintype.terminal import sampling_progress, show_evaluation
+    from tintype.terminal.bars import sampling_progress
+    from tintype.terminal.runs import show_evaluation
     from tintype.train.reconstruct import reconstruction
 
     protocol = settings_of(Protocol, "evaluation", assignments)
@@ -141,7 +142,8 @@ def _evaluate_images(
     images: Path, reference: Path, saved: Path | None, assignments: list[str], device: str | None, json_: bool
 ) -> None:
     from tintype.evaluation.images import ImageProtocol, evaluate_images, image_definitions
-    from tintype.terminal import image_progress, show_evaluation
+    from tintype.terminal.bars import image_progress
+    from tintype.terminal.runs import show_evaluation
     from tintype.train.parts import choose_device
     from tintype.world import alone
 
@@ -173,7 +175,7 @@ def ema(
     from tintype.evaluation.ema_curve import check_metric, read_lengths
     from tintype.evaluation.protocol import Protocol
     from tintype.plan import plan_from_folder
-    from tintype.terminal import ema_with_progress, show_ema_curve
+    from tintype.terminal.runs import ema_with_progress, show_ema_curve
 
     protocol = settings_of(Protocol, "evaluation", set_)
     wanted = check_metric(protocol, metric, plan_from_folder(run).data.of_scenes)

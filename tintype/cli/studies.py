@@ -34,7 +34,7 @@ def ablate(
     """Run a study: every arm with every seed, then the comparison and the report."""
     from tintype.study.lab import run_study
     from tintype.study.study import choose_arms, load_study
-    from tintype.terminal import show_arms
+    from tintype.terminal.studies import show_arms
     from tintype.world import alone
 
     alone("tintype ablate")

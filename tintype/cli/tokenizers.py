@@ -44,7 +44,7 @@ def encoder_train(
     device: Annotated[str, typer.Option()] = "cpu",
 ) -> None:
     """Train the scene encoder anew and measure it."""
-    from tintype.terminal import step_progress
+    from tintype.terminal.bars import step_progress
     from tintype.train.parts import choose_device
     from tintype.vision.train_scene_encoder import train as train_encoder
     from tintype.world import alone
@@ -68,7 +68,7 @@ def tokenizer_train(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
 ) -> None:
     """Train a small-vae on any pictures. Running it again goes on where it stopped, or says that it is done."""
-    from tintype.terminal import train_vae_with_progress
+    from tintype.terminal.tokenizers import train_vae_with_progress
     from tintype.tokenizers.train_small_vae import Training
     from tintype.train.parts import choose_device
     from tintype.world import alone
@@ -91,7 +91,7 @@ def tokenizer_cache(
     ] = False,
 ) -> None:
     """Encode all training images of a plan once, for all runs with run.latents=disk. Running it again goes on."""
-    from tintype.terminal import cache_with_progress
+    from tintype.terminal.tokenizers import cache_with_progress
 
     code = cache_with_progress(plan_of(recipe, set_, technique), verify, console, progress_console)
     if code:
@@ -139,7 +139,8 @@ def tokenizer_report(
     json_: Json = False,
 ) -> None:
     """Compare tokenizers on any pictures: quality, compression, speed, latents and pictures, in one HTML file."""
-    from tintype.terminal import image_progress, show_tokenizers
+    from tintype.terminal.bars import image_progress
+    from tintype.terminal.tokenizers import show_tokenizers
     from tintype.tokenizers.report import ReportSettings, report_tokenizers
     from tintype.train.parts import choose_device
     from tintype.world import alone

@@ -24,7 +24,7 @@ from tintype.study.report import write_report
 from tintype.study.results import TokenizerInfo
 from tintype.study.runner import Message, Task, run_tasks, tasks_of
 from tintype.study.study import Study, StudySettings, read_settings, resolve
-from tintype.terminal import StudyDisplay, show_verdicts
+from tintype.terminal.studies import StudyDisplay, show_verdicts
 from tintype.tokenizers.latent_cache import why_uncacheable
 from tintype.tokenizers.small_vae import note_compression
 from tintype.train import checkpoint

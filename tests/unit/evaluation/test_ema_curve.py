@@ -22,7 +22,7 @@ from tintype.evaluation.ema_curve import Curve, StoppedError, check_metric, read
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import evaluate
 from tintype.strict import parse, read_yaml
-from tintype.terminal import show_ema_curve
+from tintype.terminal.runs import show_ema_curve
 from tintype.train import checkpoint
 from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run

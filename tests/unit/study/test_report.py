@@ -28,7 +28,7 @@ from tintype.study.report import charts, findings, numerals, read_results, svg, 
 from tintype.study.report.markdown import escaped
 from tintype.study.results import Arm, Change, Curve, EncoderInfo, Results, Run, TokenizerInfo
 from tintype.study.trends import NO_RUNS, NOT_POSITIVE
-from tintype.terminal import show_verdicts
+from tintype.terminal.studies import show_verdicts
 
 _VOID = {"meta", "img", "br", "hr", "link", "input"}
 

@@ -9,7 +9,7 @@ from tintype import recipes
 from tintype.errors import UserError
 from tintype.strict import read_yaml
 from tintype.study.study import Study, choose_arms, load_study, read_settings, resolve
-from tintype.terminal import show_arms
+from tintype.terminal.studies import show_arms
 
 TEXT = """
 question: why?

@@ -10,8 +10,9 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tintype import cli, terminal
+from tintype import cli
 from tintype.errors import UserError
+from tintype.terminal.tokenizers import train_vae_with_progress
 from tintype.tokenizers import report, train_small_vae
 from tintype.tokenizers.train_small_vae import Training
 
@@ -49,7 +50,7 @@ def test_a_stopped_training_says_how_to_go_on(
 ) -> None:
     stopped = train_small_vae.Outcome(7, None)
     monkeypatch.setattr(train_small_vae, "train", lambda *arguments: stopped)
-    code = terminal.train_vae_with_progress(Training(), tmp_path, torch.device("cpu"), Console())
+    code = train_vae_with_progress(Training(), tmp_path, torch.device("cpu"), Console())
     assert code == 128  # and the signal's number, where one came
     assert "saved at step 7; run the same command to go on" in capsys.readouterr().out
 

@@ -1,0 +1,14 @@
+"""Lines and numbers, all printed alike."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+
+def number(value: float | None, form: str = ".4g") -> str:
+    return "" if value is None else format(value, form)
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """One line, however long, with the text as it is: a path may have brackets in it."""
+    console.print(text, style=style, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,150 @@
+"""A study: its arms before the first step, its runs under way, its verdicts."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import TaskID
+from rich.table import Table
+
+from tintype.evaluation.protocol import definitions
+from tintype.settings import plain
+from tintype.study.prompts import one_kind_note, reads_other_captions
+from tintype.study.report import findings
+from tintype.study.results import Arm, Comparison, MetricInfo, Results, Trend
+from tintype.study.runner import Message
+from tintype.study.study import ArmPlan, Study
+from tintype.terminal.bars import bars_on, speed_note
+from tintype.terminal.lines import say
+
+_VERDICT_STYLE = {"better": "green", "worse": "red", "not shown": "dim", "sketch": "yellow", "incomplete": "yellow"}
+
+
+def show_arms(study: Study, console: Console) -> None:
+    """The resolved diff of every arm, before the first step."""
+    resolutions = study.by_resolution()
+    first = ["resolution"] if len(resolutions) > 1 else []
+    table = Table(*first, "arm", "seeds", "what differs from the baseline", title=escape(study.settings.question))
+    for arm in (arm for arms in resolutions for arm in arms):
+        changes = [f"{key}: {old} → {new}" for key, (old, new) in arm.changes.items()]
+        nothing = "nothing (other seeds)" if arm.role == "control" else "–"
+        seeds = ", ".join(str(plan.seed) for plan in arm.plans)
+        if arm.role == "baseline":
+            table.add_section()
+        where = [_where(arm)] if first else []
+        table.add_row(*where, escape(arm.name), seeds, escape("\n".join(changes) or nothing))
+    console.print(table)
+    others = [arm.name for arm in study.arms if reads_other_captions(arm.changes)]
+    protocol = study.settings.evaluation
+    if note := one_kind_note(others, plain(protocol), definitions(protocol, study.of_scenes)):
+        say(console, f"note: {note}", "yellow")
+
+
+def _where(arm: ArmPlan | Arm) -> str:
+    """Said once for each resolution, beside its baseline."""
+    return f"{arm.resolution}\n{arm.tokens:,} tokens" if arm.role == "baseline" else ""
+
+
+class StudyDisplay:
+    """One bar for the study and one for each run under way; a line for each run that ends."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._bars = bars_on(console)
+        self._console = console
+        self._shares: dict[tuple[str, int], float] = {}
+        self._rows: dict[tuple[str, int], TaskID] = {}
+        self._total = total
+        self._ended = 0
+
+    def __enter__(self) -> StudyDisplay:
+        self._bars.start()
+        self._all = self._bars.add_task(f"study, {self._total} runs", total=100 * self._total, note="")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bars.stop()
+
+    def on_message(self, message: Message) -> None:
+        arm, seed = message.key
+        if message.key not in self._rows:
+            self._rows[message.key] = self._bars.add_task(f"{escape(arm)} · seed {seed}", total=None, note="")
+        row = self._rows[message.key]
+        self._shares[message.key] = max(message.share, self._shares.get(message.key, 0.0))
+        self._bars.update(self._all, completed=int(100 * sum(self._shares.values())))
+        if message.state in ("training", "scoring"):
+            note = " · scoring" if message.state == "scoring" else speed_note(message.loss, message.images_per_s)
+            self._bars.update(row, completed=int(100 * message.share), total=100, note=f"step {message.step}{note}")
+            return
+        self._bars.remove_task(row)
+        del self._rows[message.key]
+        self._ended += 1
+        last_line = message.text.strip().splitlines()[-1] if message.text.strip() else ""
+        say(self._console, f"[{self._ended}/{self._total}] {arm}, seed {seed}: {message.state} · {last_line}")
+
+
+def show_verdicts(results: Results, console: Console) -> None:
+    shown = [metric for metric in results.metrics if metric.primary] or results.metrics[:1]
+    title = "Verdicts" if not results.sketch else "Sketch: one seed, no verdicts"
+    first = ["resolution"] if results.resolutions else []
+    heads = [f"{metric.label} ({metric.direction} is better)" for metric in shown]
+    table = Table(*first, "arm", *heads, "other verdicts", title=title)
+    others = [metric for metric in results.metrics if metric not in shown]
+    for view in results.by_resolution():
+        baseline, *arms = view.arms
+        means = [_mean_text([run.metrics.get(metric.name) for run in baseline.runs]) for metric in shown]
+        table.add_row(*([_where(baseline)] if first else []), "baseline", *means, "")
+        for arm in arms:
+            cells = [_verdict_text(arm, metric) for metric in shown]
+            table.add_row(*[""] * len(first), escape(arm.name), *cells, _other_verdicts(arm.comparisons, others))
+        table.add_section()
+    console.print(table)
+    for arm in results.arms:
+        if words := findings.time_words(arm):
+            say(console, f"note: {arm.label}: {words}", "yellow")
+    if results.trends:
+        _show_trends(results, console)
+
+
+def _show_trends(results: Results, console: Console) -> None:
+    counts = list(findings.token_counts(results).values())
+    cells: dict[str, list[str]] = {}
+    heads: dict[str, None] = {}
+    for trend, metric in findings.compared_trends(results):
+        heads[f"{metric.label} ({metric.direction} is better)"] = None
+        cells.setdefault(trend.arm, []).append(_trend_text(trend, metric))
+    title = f"With more tokens: relative effect at {counts[0]:,} → {counts[-1]:,}"
+    table = Table("arm", *heads, title=title)
+    for arm, row in cells.items():
+        table.add_row(escape(arm), *row)
+    console.print(table)
+
+
+def _trend_text(trend: Trend, metric: MetricInfo) -> str:
+    style = _VERDICT_STYLE.get(findings.trend_verdict(trend), "yellow")
+    words = f"[{style}]{findings.trend_words(trend, metric)}[/]"
+    return f"{words} {' → '.join(findings.effects_at_ends(trend))}" if trend.comparison else words
+
+
+def _mean_text(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{sum(known) / len(known):.4g}" if known else "–"
+
+
+def _verdict_text(arm: Arm, metric: MetricInfo) -> str:
+    if metric.name in arm.incomparable:
+        return f"[yellow]{findings.NOT_COMPARABLE}[/]: {findings.short_reason(arm, metric.name)}"
+    row = arm.comparisons.get(metric.name)
+    if row is None:
+        return "[yellow]no runs to compare[/]"
+    interval = f" [{row.low:+.3g}, {row.high:+.3g}]" if row.low is not None and row.high is not None else ""
+    style = _VERDICT_STYLE[row.verdict]
+    return f"[{style}]{row.verdict}[/] {row.difference:+.3g}{escape(interval)}"
+
+
+def _other_verdicts(comparisons: dict[str, Comparison], metrics: list[MetricInfo]) -> str:
+    lines = []
+    for metric in metrics:
+        row = comparisons.get(metric.name)
+        if row is not None and row.verdict in ("better", "worse"):
+            lines.append(f"{metric.label}: [{_VERDICT_STYLE[row.verdict]}]{row.verdict}[/]")
+    return "\n".join(lines) or "none"
