@@ -27,11 +27,11 @@ from tintype.errors import UserError
 from tintype.evaluation.data import check_data
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.samples import digest
+from tintype.files import write_bytes
 from tintype.generate import cut
 from tintype.metrics.pair import Reference
 from tintype.seams import Encoder, ImageSource
 from tintype.settings import DataPart
-from tintype.train.folder import write_bytes
 from tintype.vision.encoders import feature_matrix
 from tintype.vision.weights import cache_folder
 from tintype.world import current

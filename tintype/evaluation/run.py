@@ -19,6 +19,7 @@ from tintype.evaluation.prompts import CAPTIONS, PromptFile, read_prompts
 from tintype.evaluation.protocol import Protocol, Sampling, definitions, numbers_of, refuse_nonfinite, warnings_of
 from tintype.evaluation.reference import BLOCK, data_reference, held_out, shared_features
 from tintype.evaluation.samples import Samples, digest, samples_of, step_name
+from tintype.files import write_json
 from tintype.generate import cut
 from tintype.images import save_png
 from tintype.metrics import clip_score, scene_accuracy, throughput, validation
@@ -29,7 +30,7 @@ from tintype.plan import plan_from_folder
 from tintype.seams import Encoder, ImageSource, Measured, TextImageEncoder
 from tintype.settings import DataPart, plain
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder, write_json
+from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.parts import Parts, choose_device
 from tintype.train.reconstruct import Reconstruction

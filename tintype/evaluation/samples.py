@@ -19,9 +19,9 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Sampling
+from tintype.files import write_bytes, write_json
 from tintype.generate import cut, generate
 from tintype.settings import plain
-from tintype.train.folder import write_bytes, write_json
 from tintype.train.parts import Parts
 from tintype.world import current
 

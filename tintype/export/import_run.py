@@ -18,11 +18,12 @@ from tintype.errors import UserError
 from tintype.export.architecture import check_tensors, from_config, from_tensors
 from tintype.export.foreign import Foreign, read_foreign
 from tintype.export.whole import refuse_existing, written_whole
+from tintype.files import write_json
 from tintype.plan import Plan, plan_from_document
 from tintype.strict import Document
 from tintype.text.frozen import FrozenTextPart
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder, write_json
+from tintype.train.folder import RunFolder
 from tintype.train.parts import Parts, build_parts
 from tintype.train.state import new_state
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tintype.export.public import HUB_NAME, LOCAL
-from tintype.train.folder import RunFolder, read_json
+from tintype.files import read_json
+from tintype.train.folder import RunFolder
 
 _IN_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})(?:/|$)", re.ASCII)
 """Where huggingface_hub keeps what it has fetched."""

@@ -23,10 +23,10 @@ from tintype.export.model_card import CARD, Card, CardOptions, make_card, write_
 from tintype.export.quiet import quiet_diffusers
 from tintype.export.trained import DTYPES, Dtype, Trained, Weights, load_trained
 from tintype.export.whole import refuse_existing, written_whole
+from tintype.files import write_json
 from tintype.flow.path import sampling_times
 from tintype.plan import Plan, plan_from_folder
 from tintype.tokenizers.published import diffusers_package
-from tintype.train.folder import write_json
 from tintype.vision.hub import json_object
 
 ABOUT = "tintype.json"

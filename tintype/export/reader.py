@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tintype.errors import UserError
+from tintype.files import write_json
 from tintype.seams import TextEncoder
 from tintype.text.frozen import FrozenTextEncoder
 from tintype.text.kept import KeptText
-from tintype.train.folder import write_json
 from tintype.vision.hub import json_object
 
 _T5GEMMA_ALONE = "t5_gemma_module"

@@ -19,12 +19,13 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import Definition, Protocol, Sampling, definitions
 from tintype.evaluation.run import read_result
 from tintype.export.origin import Origin, read_origin
+from tintype.files import read_json
 from tintype.metrics import clip_score
 from tintype.plan import Change, Plan, diff, plan_from_document, plan_from_folder
 from tintype.settings import DataPart
 from tintype.strict import Document, parse, read_file
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder, read_json
+from tintype.train.folder import RunFolder
 
 _OF_THE_ORIGIN = ("started-from", "imported")
 

@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tintype.files import write_json, write_text
 from tintype.rng import stream_key
 from tintype.study import calibration_figure, stats
 from tintype.study.results import Comparison
 from tintype.study.verdicts import AnalysisSettings, Key, Pair, compare, confidence_of, weights_of
-from tintype.train.folder import write_json, write_text
 
 Shape = Literal["normal", "skewed", "unequal", "skewed and unequal"]
 SHAPES: tuple[Shape, ...] = ("normal", "skewed", "unequal", "skewed and unequal")

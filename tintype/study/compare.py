@@ -14,6 +14,7 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.run import PREVIEWS, read_result, result_file, sampling_prompts
+from tintype.files import read_json
 from tintype.images import save_png
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import Plan
@@ -47,7 +48,7 @@ from tintype.study.verdicts import (
     pair_runs,
     trend_metrics,
 )
-from tintype.train.folder import RunFolder, read_json
+from tintype.train.folder import RunFolder
 
 _CURVE_POINTS = 200
 

@@ -16,6 +16,7 @@ from tintype.data.sources import open_source
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import check_ready, result_file, sampling_file
+from tintype.files import write_bytes, write_text
 from tintype.plan import Plan, plan_from_document
 from tintype.settings import Compression, plain
 from tintype.strict import read_file, write_yaml
@@ -28,7 +29,7 @@ from tintype.terminal.studies import StudyDisplay, show_verdicts
 from tintype.tokenizers.latent_cache import why_uncacheable
 from tintype.tokenizers.small_vae import note_compression
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder, locked, refuse_foreign, write_bytes, write_text
+from tintype.train.folder import RunFolder, locked, refuse_foreign
 from tintype.train.interrupt import watch_signals
 from tintype.train.parts import check_columns
 from tintype.train.start import find_parent

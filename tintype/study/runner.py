@@ -27,10 +27,10 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.run import evaluate
+from tintype.files import write_text
 from tintype.metrics.validation import velocity_errors
 from tintype.plan import Plan
 from tintype.study.study import Study
-from tintype.train.folder import write_text
 from tintype.train.interrupt import Interrupt, watch_signals
 from tintype.train.loop import Progress, train
 from tintype.train.parts import Parts

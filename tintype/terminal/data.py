@@ -17,9 +17,9 @@ from tintype.data.store.layout import Split, open_store
 from tintype.data.store.selection import read_skip_list, select
 from tintype.data.store.writer import QUARANTINE
 from tintype.errors import UserError
+from tintype.files import write_text
 from tintype.terminal.bars import bars_on
 from tintype.terminal.lines import say
-from tintype.train.folder import write_text
 from tintype.train.interrupt import watch_signals
 
 

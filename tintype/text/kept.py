@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from tintype.errors import UserError
+from tintype.files import write_json
 from tintype.seams import TextTokens
 from tintype.text.frozen import FrozenTextEncoder
 from tintype.text.packing import Packed, alone, evenly, spread
 from tintype.text.segments import KEY_BYTES, Segments
-from tintype.train.folder import write_json
 from tintype.vision.weights import cache_folder
 
 HEADER_NAME = "text.json"

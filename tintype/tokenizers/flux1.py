@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from tintype.files import write_json
 from tintype.settings import Statistics
 from tintype.tokenizers.latent import Channels, Revision, Source, StridePx, Subfolder
 from tintype.tokenizers.published import KlAutoencoder, KlPart, KlTokenizer, load_published
@@ -36,8 +37,6 @@ class _KlFluxPart(KlPart):
     ) -> str:
         """A folder of diffusers. Its config states the mean and deviation of the latents, which are read before the
         factors of the network that the tuning began with."""
-        from tintype.train.folder import write_json  # which knows what a plan is, and a plan knows this file
-
         stated = {"latents_mean": list(normalisation.mean), "latents_std": list(normalisation.std)}
         network.network.register_to_config(**stated)
         network.network.save_pretrained(folder)

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from tintype.errors import UserError
+from tintype.files import write_json
 from tintype.plan import Plan
 from tintype.rows import Content, DiskRows, fingerprint
 from tintype.seams import Draws, ImageSource, Tokenizer
-from tintype.train.folder import write_json
 from tintype.transfer import send
 from tintype.vision.frozen import encode_evenly
 from tintype.vision.weights import cache_folder

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tintype.data.store.layout import is_store
 from tintype.errors import UserError
+from tintype.files import write_json, write_text
 from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair, Reference
 from tintype.metrics.reconstruction import PSNR_DEFINITION, SSIM_DEFINITION, psnr, ssim
@@ -31,7 +32,7 @@ from tintype.tokenizers.image_sets import SCENES, OnImages, measured_images
 from tintype.tokenizers.pixels import PixelsSettings
 from tintype.tokenizers.report_html import to_html
 from tintype.tokenizers.small_vae import SmallVaeSettings, read_record
-from tintype.train.folder import environment, locked, write_json, write_text
+from tintype.train.folder import environment, locked
 from tintype.transfer import send
 from tintype.vision import inception, lpips
 from tintype.vision.encoders import EncoderChoice, InceptionSettings, SceneEncoderSettings, feature_matrix

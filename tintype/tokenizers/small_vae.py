@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from tintype.errors import UserError
+from tintype.files import write_bytes, write_json
 from tintype.seams import Draws
 from tintype.settings import Compression, Settings, Statistics, TokenizerPart, plain
 from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, CPU_BATCH, checked_size
@@ -283,8 +284,6 @@ class Record(Settings):
 
 def write_vae(folder: Path, network: Vae, trained: dict[str, Any]) -> Record:
     """Weights first: a record vouches for weights that are there."""
-    from tintype.train.folder import write_bytes, write_json  # which knows what a plan is, and a plan knows this file
-
     content = save({name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()})
     record = Record(
         format=FORMAT,

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tintype import rng
 from tintype.errors import UserError
+from tintype.files import write_text
 from tintype.losses.perceptual import Distance
 from tintype.losses.reconstruction import PerceptualSettings
 from tintype.metrics.reconstruction import psnr
@@ -40,7 +41,7 @@ from tintype.tokenizers.small_vae import (
     write_vae,
 )
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder, locked, refuse_foreign, write_text
+from tintype.train.folder import RunFolder, locked, refuse_foreign
 from tintype.train.interrupt import Interrupt
 from tintype.train.optim.adamw import AdamWSettings
 from tintype.train.optim.storage import EXACT

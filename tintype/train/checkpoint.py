@@ -9,9 +9,7 @@ The tensors are one file, or one for each rank that holds pieces of them (`piece
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tintype.errors import UserError
+from tintype.files import flush, sha256_of
 from tintype.train import fault
 from tintype.train.layout import is_cut
 from tintype.train.pieces import read_pieces, whole_place, write_pieces
@@ -98,11 +97,11 @@ def commit(
             fault.point(f"{stage}.manifest")
             if world.leads:
                 _write_json(temporary / _MANIFEST, {"sha256": digests})
-                _flush(temporary / _MANIFEST)
-                _flush(temporary)
+                flush(temporary / _MANIFEST)
+                flush(temporary)
                 fault.point(f"{stage}.rename")
                 temporary.rename(target)
-                _flush(folder)
+                flush(folder)
     except UserError:
         if world.leads:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -190,7 +189,7 @@ def _verify(path: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str,
         raise DamagedError(f"{_MANIFEST} does not know {', '.join(sorted(strangers))}")
     try:
         for name in names:
-            if _digest(path / name) != wanted[name]:
+            if sha256_of(path / name) != wanted[name]:
                 raise DamagedError(f"{name} does not match its checksum")
         stored: dict[str, Any] = json.loads((path / _SCALARS).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
@@ -256,25 +255,12 @@ def _flushed_digests(temporary: Path, world: World) -> dict[str, str]:
     """The SHA-256 of this rank's share of the files."""
     names = world.mine(sorted(file.name for file in temporary.iterdir()))
     for name in names:
-        _flush(temporary / name)
-    return {name: _digest(temporary / name) for name in names}
+        flush(temporary / name)
+    return {name: sha256_of(temporary / name) for name in names}
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1), encoding="utf-8")
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _quarantine(path: Path) -> Path:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import torch
 
 import tintype
 from tintype.errors import UserError
+from tintype.files import read_json, read_lines, write_json, write_text
 from tintype.plan import Plan, diff, plan_from_folder
 from tintype.train import fault
 from tintype.world import ALONE, World
@@ -199,44 +199,6 @@ def _processor() -> str:
         if names:
             return f"{names[0]} × {len(names)}"
     return platform.processor() or platform.machine()
-
-
-def write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode("utf-8"))
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a whole file or nothing; of two processes that write one file, the later wins."""
-    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def write_json(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(content, indent=1) + "\n")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """What an earlier `write_json` wrote there; empty where there is no file."""
-    if not path.exists():
-        return {}
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a JSON-lines file; a last line without its end was cut short and is left out."""
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    try:
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    except ValueError as error:
-        raise UserError(f"{path} has a line that is not JSON ({error}); mend or remove the file") from None
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

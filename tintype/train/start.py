@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from tintype.errors import UserError
+from tintype.files import read_json, write_json
 from tintype.plan import Plan, diff, plan_from_folder
 from tintype.start import StartPart
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder, read_json, write_json
+from tintype.train.folder import RunFolder
 from tintype.train.layout import is_cut
 from tintype.train.parts import ADVERSARY, LOSSES, Parts
 from tintype.train.state import TrainState, new_state

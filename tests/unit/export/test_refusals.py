@@ -87,7 +87,7 @@ def test_a_plan_of_another_shape_in_a_run_that_did_not_note_its_hash(tmp_path: P
 
 def test_another_text_encoder_than_the_runs(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", pixel_plan("t5"))
-    from tintype.train.folder import read_json, write_json
+    from tintype.files import read_json, write_json
 
     loaded = read_json(run / "loaded.json")
     write_json(run / "loaded.json", {**loaded, "text": "0" * 64})

@@ -19,6 +19,7 @@ from tests.tiny_vae import write_tiny_vae
 from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
 from tintype.evaluation.protocol import definitions
+from tintype.files import read_json
 from tintype.losses.tuning import TuningSettings
 from tintype.plan import plan_from_folder
 from tintype.study.compare import _check_tokenizers, _compared, _trend_pairs, incomparable, planned_comparisons
@@ -30,7 +31,6 @@ from tintype.study.study import Study, load_study
 from tintype.study.trends import trend_key
 from tintype.study.verdicts import counts_of
 from tintype.tokenizers import small_vae
-from tintype.train.folder import read_json
 
 STUDY = """
 question: Are latents better?

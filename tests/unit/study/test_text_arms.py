@@ -9,9 +9,10 @@ import pytest
 from tests.tiny import tiny_plan
 from tests.tiny_text import option
 from tintype.errors import UserError
+from tintype.files import write_json
 from tintype.study.compare import _check_texts, _text
 from tintype.study.results import Run
-from tintype.train.folder import RunFolder, write_json
+from tintype.train.folder import RunFolder
 
 
 def run_of(folder: Path, identity: str | None, *techniques: str) -> Run:

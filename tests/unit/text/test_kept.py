@@ -16,6 +16,7 @@ from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tests.tiny_text import MAX_TOKENS, write_text_encoder
 from tintype.errors import UserError
+from tintype.files import read_json
 from tintype.generate import SamplerSettings, generate
 from tintype.plan import Plan
 from tintype.seams import TextTokens
@@ -25,7 +26,7 @@ from tintype.text.packing import Grouping, Packed
 from tintype.text.published import MiniLmSettings
 from tintype.text.words import WordsEncoder
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder, read_json
+from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.layout import Layout
 from tintype.train.load import load_run

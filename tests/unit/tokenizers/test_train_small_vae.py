@@ -15,6 +15,7 @@ from torch import nn
 from tests.tiny_perceptual import pictures, write_alexnet
 from tintype.data.fit import crop, shrunk
 from tintype.errors import UserError
+from tintype.files import read_lines
 from tintype.losses.reconstruction import PerceptualSettings
 from tintype.metrics.reconstruction import psnr
 from tintype.strict import Document, parse
@@ -30,7 +31,6 @@ from tintype.tokenizers.train_small_vae import (
     reconstruction_loss,
     train,
 )
-from tintype.train.folder import read_lines
 from tintype.train.interrupt import Interrupt
 
 CPU = torch.device("cpu")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from tintype.data.store.layout import (
     added_schema,
 )
 from tintype.errors import UserError
+from tintype.files import write_bytes
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -51,13 +51,14 @@ def add_column(
             raise UserError(f"the caption {name} of {path} was imported, and lies in the shards; take another name")
         if len(texts) != len(store):
             raise ValueError(f"{len(texts)} captions for {len(store)} rows")
+        # All is on the disk before it is named: what it was made of is removed next.
         column = _write_files(store, name, texts, made_by, journal)
         added = [one for one in store.about.added if one.name != name] + [column]
         captions = [one for one in store.captions if one != name] + [name]
         about = store.about.model_copy(
             update={"identity": _identity(store, name, texts), "captions": captions, "added": added}
         )
-        _write_durably(path / ABOUT, about.to_json().encode())
+        write_bytes(path / ABOUT, about.to_json().encode(), durable=True)
         for file in set(before.files if before else []) - set(column.files):
             (path / file).unlink(missing_ok=True)
     return about
@@ -77,11 +78,11 @@ def _write_files(
         first += shard.rows
         content = _arrow(name, hashes[rows], texts[rows])
         file = f"{stem}-{index:05d}.arrow"
-        _write_durably(store.path / file, content)
+        write_bytes(store.path / file, content, durable=True)
         parts.append(AddedPart(name=file, bytes=len(content), sha256=hashlib.sha256(content).hexdigest()))
     kept = None if journal is None else f"{stem}.jsonl"
     if journal is not None and kept is not None:
-        _write_durably(store.path / kept, journal)
+        write_bytes(store.path / kept, journal, durable=True)
     return AddedColumn(name=name, parts=parts, journal=kept, made_by=dict(made_by))
 
 
@@ -118,22 +119,3 @@ def _writing(path: Path) -> Iterator[None]:
             f"cannot write to {path}: {error.strerror or error}. The store is as it was; mend this, then run the same "
             "command again"
         ) from error
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    """The whole file, on the disk, or nothing: what it was made of is removed next."""
-    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -256,7 +256,7 @@ def _printable(text: str) -> str:
 
 
 def write_skip_list(path: Path, store: Store, groups: list[Group]) -> int:
-    from tintype.train.folder import write_text
+    from tintype.files import write_text
 
     lines = skip_lines(store, groups)
     head = [f"# Copies in the store {store.identity}; use it with data.skip in a plan."]

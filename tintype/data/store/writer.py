@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tintype.data.store.encode import Picture
 from tintype.data.store.layout import ABOUT, CAPTION, SPLITS, AboutStore, Identity, Shard, Split, open_shard, schema
 from tintype.errors import UserError
-from tintype.train.folder import write_bytes, write_json, write_text
+from tintype.files import write_bytes, write_json, write_text
 
 SHARD_BYTES, SHARD_ROWS = 64 << 20, 4096
 QUARANTINE = "quarantine.jsonl"

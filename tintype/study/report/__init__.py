@@ -6,10 +6,10 @@ import csv
 import io
 from pathlib import Path
 
+from tintype.files import write_text
 from tintype.study.report.html import to_html
 from tintype.study.report.markdown import to_markdown
 from tintype.study.results import Results
-from tintype.train.folder import write_text
 
 
 def write_report(results: Results, folder: Path) -> Path:

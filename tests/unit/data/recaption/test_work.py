@@ -19,6 +19,7 @@ import torch
 
 from tests.caption_server import CaptionServer, caption_server, status
 from tests.tiny_store import picture, tiny_store
+from tintype import files
 from tintype.data.recaption.asking import Asking
 from tintype.data.recaption.server import Patience, Server, read_place
 from tintype.data.recaption.work import Choice, Outcome, Prices, Progress, Task, recaption
@@ -322,15 +323,15 @@ def test_a_column_is_replaced_only_when_that_is_asked(store: Path, server: Capti
 def test_a_column_that_cannot_be_written_leaves_the_store_as_it_was(
     store: Path, server: CaptionServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = columns._write_durably
+    write = files.write_bytes
 
-    def full(path: Path, content: bytes) -> None:
+    def full(path: Path, content: bytes, *, durable: bool) -> None:
         if path.name == "store.json":
             raise OSError(28, "No space left on device")
-        write(path, content)
+        write(path, content, durable=durable)
 
     before = (store / "store.json").read_bytes()
-    monkeypatch.setattr(columns, "_write_durably", full)
+    monkeypatch.setattr(columns, "write_bytes", full)
     with pytest.raises(UserError, match="No space left"):
         recaption(store, TASK, to(server), Interrupt())
     assert (store / "store.json").read_bytes() == before
