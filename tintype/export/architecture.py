@@ -13,7 +13,7 @@ from torch import Tensor
 from tintype.errors import UserError
 from tintype.model import Transformer
 from tintype.settings import ModelSettings
-from tintype.train.load import misfits
+from tintype.train.weights import misfits
 
 CLASS = "PRXTransformer2DModel"
 _SAME = {

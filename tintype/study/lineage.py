@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tintype.errors import UserError
 from tintype.start import ArmStart
 from tintype.strict import nearest
-from tintype.train.start import misfits
+from tintype.train.start import unfit_settings
 
 if TYPE_CHECKING:
     from tintype.study.study import ArmPlan
@@ -56,7 +56,7 @@ def _find(arm: str, name: str, known: dict[str, ArmPlan]) -> ArmPlan:
 
 
 def _with_parent(arm: ArmPlan, parent: ArmPlan) -> ArmPlan:
-    if reasons := misfits(arm.plans[0], parent.plans[0]):
+    if reasons := unfit_settings(arm.plans[0], parent.plans[0]):
         raise UserError(
             f"arm '{arm.name}' cannot start from the arm '{parent.name}', whose weights do not fit: {reasons}"
         )

@@ -13,9 +13,10 @@ from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_folder
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.parts import ADVERSARY, LOSSES, TUNED, Parts, build_parts
+from tintype.train.parts import TUNED, Parts, build_parts
 from tintype.train.reconstruct import Reconstruction
 from tintype.train.state import TrainState
+from tintype.train.weights import misfits, weights_in
 from tintype.world import current
 
 
@@ -33,13 +34,9 @@ def load_run(
     parts = build_parts(plan, training=False)
     for name, part in (("tokenizer", parts.tokenizer), ("text", parts.text)):
         RunFolder(path).check_identity(name, part.identity)
-    weights = {name.removeprefix("modules/"): t for name, t in tensors.items() if name.startswith("modules/")}
-    stored = {name.removeprefix("ema/"): t for name, t in tensors.items() if name.startswith("ema/")}
+    weights = weights_in(tensors, None if raw or average is not None else plan.ema)
     if average is not None:
         weights |= _all_parameters(parts, average)
-    elif plan.ema is not None and not raw:
-        weights |= plan.ema.sampled(stored)
-    weights = {name: tensor for name, tensor in weights.items() if not name.startswith((LOSSES, ADVERSARY))}
     _check_fit(path, weights, parts.modules.state_dict())
     parts.modules.load_state_dict(weights)
     parts.modules.eval()
@@ -59,25 +56,6 @@ def _check_fit(path: Path, weights: Mapping[str, Tensor], wanted: Mapping[str, T
             f"the checkpoint in {path} does not fit its plan.yaml and this version: {found}. Was the plan changed "
             "after the training? Put the first one back"
         )
-
-
-def misfits(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
-    """What of the tensors is missing, too many or of another shape, the first three of each; '' where all fit."""
-    shapes = [
-        f"{name} has {list(found[name].shape)} and not {list(wanted[name].shape)}"
-        for name in wanted
-        if name in found and found[name].shape != wanted[name].shape
-    ]
-    kinds = {
-        "missing": [name for name in wanted if name not in found],
-        "too many": [name for name in found if name not in wanted],
-        "of another shape": shapes,
-    }
-    return "; ".join(
-        f"{len(names)} {kind}: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
-        for kind, names in kinds.items()
-        if names
-    )
 
 
 def _all_parameters(parts: Parts, average: Reconstruction) -> dict[str, Tensor]:

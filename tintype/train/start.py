@@ -23,11 +23,10 @@ from tintype.start import StartPart
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.layout import is_cut
-from tintype.train.parts import ADVERSARY, LOSSES, Parts
+from tintype.train.parts import Parts
 from tintype.train.state import TrainState, new_state
+from tintype.train.weights import OWN, misfits, weights_in
 
-_OWN = (LOSSES, ADVERSARY)
-"""Stands before the names of what a run has for its own training."""
 _MUST_FIT = ("objective.kind", "tokenizer.kind", "tuning")
 _TOKENS = "text.max_tokens"
 _MAY_DIFFER = ("model.compile", "model.activation_checkpointing", _TOKENS)
@@ -96,12 +95,12 @@ def find_parent(plan: Plan, start: StartPart, run: Path) -> Parent:
         )
     if start.weights == "average" and found.ema is None:
         raise UserError(f"start.weights is average, but the run in {path} keeps no average of its weights; take raw")
-    if reasons := misfits(plan, found):
+    if reasons := unfit_settings(plan, found):
         raise UserError(f"start: the weights of the run in {path} do not fit this plan: {reasons}")
     return Parent(path, found, steps[-1])
 
 
-def misfits(plan: Plan, parent: Plan) -> str:
+def unfit_settings(plan: Plan, parent: Plan) -> str:
     """The settings that differ and must not, in words; empty where there are none."""
     changes = diff(parent, plan)
     free = _MAY_DIFFER if _TOKENS in changes or "text.kind" in changes else (*_MAY_DIFFER, *_PLACES)
@@ -116,29 +115,19 @@ def misfits(plan: Plan, parent: Plan) -> str:
 
 
 def _weights(parent: Parent, start: StartPart, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What is taken over, by its name in the modules."""
-    weights = {name.removeprefix("modules/"): t for name, t in tensors.items() if name.startswith("modules/")}
-    if start.weights == "average" and parent.plan.ema is not None:
-        stored = {name.removeprefix("ema/"): t for name, t in tensors.items() if name.startswith("ema/")}
-        weights |= parent.plan.ema.sampled(stored)
-    return {name: tensor for name, tensor in weights.items() if not name.startswith(_OWN)}
+    """What is taken over."""
+    return weights_in(tensors, parent.plan.ema if start.weights == "average" else None)
 
 
 def _refuse_other_tensors(parent: Parent, weights: Mapping[str, Tensor], parts: Parts) -> None:
-    there = {name: list(tensor.shape) for name, tensor in weights.items()}
-    here = {name: list(one.shape) for name, one in parts.modules.state_dict().items() if not name.startswith(_OWN)}
-    different = [name for name in sorted({**there, **here}) if there.get(name) != here.get(name)]
-    if different:
-        shown = "; ".join(
-            f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
-            for name in different[:_SHOWN]
-        )
+    here = {name: tensor for name, tensor in parts.modules.state_dict().items() if not name.startswith(OWN)}
+    if found := misfits(weights, here):
         settings = ", ".join(
             key for key in diff(parent.plan, parts.plan) if key.partition(".")[0] in ("route", "tuning")
         )
         raise UserError(
-            f"start: the weights of the run in {parent.path} do not fit this plan: {shown} ({len(different)} tensors "
-            f"differ{f'; so do the settings {settings}' if settings else ''})"
+            f"start: the weights of the run in {parent.path} do not fit this plan: {found}"
+            f"{f' (the settings {settings} differ too)' if settings else ''}"
         )
 
 

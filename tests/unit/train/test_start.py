@@ -115,7 +115,7 @@ def test_a_pinned_start_is_named_by_its_weights(parent: Path, tmp_path: Path) ->
         (["objective.kind=x-prediction"], r"objective\.kind is velocity there and x-prediction here"),
         (
             ["route.kind=sprint", "route.share=0.5", "route.first=1", "route.last=2"],
-            r"router\.\S+ is missing there and \[.*\] here .*so do the settings route, route\.kind",
+            r"\d+ missing: router\.\S+.* \(the settings route, route\.kind.* differ too\)",
         ),
     ],
 )
