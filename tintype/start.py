@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from tintype.errors import UserError
+from tintype.pins import Pin
 from tintype.settings import Part, plain
 
 
@@ -38,9 +39,7 @@ class RunStart(StartPart):
 
     kind: Literal["run"] = "run"
     folder: str = Field(min_length=1, description="The folder of the other run")
-    sha256: str | None = Field(
-        None, pattern="^[0-9a-f]{8,64}$", description="The first digits of the weights' hash: refuse any others"
-    )
+    sha256: Pin = Field(None, description="The first digits of the weights' hash: refuse any others")
 
     def in_hash(self) -> dict[str, Any]:
         content = plain(self)

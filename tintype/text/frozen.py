@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from tintype.errors import UserError
+from tintype.pins import Pin, check_pin
 from tintype.seams import TextTokens
 from tintype.settings import TextPart
 from tintype.text import cleaning
@@ -42,9 +43,7 @@ class FrozenTextPart(TextPart):
     tokenizer_subfolder: str | None = Field(
         None, description="Where the tokenizer lies; by default beside the weights. In pipelines: tokenizer"
     )
-    sha256: str | None = Field(
-        None, pattern=r"^[0-9a-f]{8,64}$", description="First digits of the identity; another encoder is refused"
-    )
+    sha256: Pin = Field(None, description="First digits of the identity; another encoder is refused")
     max_tokens: int = Field(256, ge=2, description="Captions are cut to this many tokens, special ones included")
     clean: bool = Field(False, description="Leave HTML, web addresses and superfluous white space out of captions")
     skip_layers: int = Field(
@@ -209,11 +208,8 @@ class FrozenTextEncoder:
             settings.compute,
         ]
         identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-        if settings.sha256 is not None and not identity.startswith(settings.sha256):
-            raise UserError(
-                f"text.sha256 is {settings.sha256}, but the weights, the tokenizer and the settings of {self._words} "
-                f"have {identity}; take the right ones, or leave sha256 out"
-            )
+        what = f"the weights, the tokenizer and the settings of {self._words}"
+        check_pin("text.sha256", settings.sha256, what, identity, "take the right ones")
         return identity
 
 

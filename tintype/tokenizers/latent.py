@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from tintype.errors import UserError
+from tintype.pins import Pin, check_pin
 from tintype.seams import Draws
 from tintype.settings import Compression, TokenizerPart
 from tintype.tokenizers.normalise import Normalisation, Numbers, filled
@@ -53,9 +54,7 @@ class LatentPart(TokenizerPart):
     weights: Source
     revision: Revision = None
     subfolder: Subfolder = ""
-    sha256: str | None = Field(
-        None, pattern=r"^[0-9a-f]{8,64}$", description="First digits of the identity; other weights are refused"
-    )
+    sha256: Pin = Field(None, description="First digits of the identity; other weights are refused")
     channels: Channels
     stride_px: StridePx
     scale: Scale = None
@@ -141,11 +140,8 @@ class LatentTokenizer:
         self.channels, self.stride_px = settings.channels, settings.stride_px
         stored = [*network.state_dict().values(), normalisation.shift_CHW, normalisation.scale_CHW]
         self.identity = digest(stored)
-        if settings.sha256 is not None and not self.identity.startswith(settings.sha256):
-            raise UserError(
-                f"tokenizer.sha256 is {settings.sha256}, but the weights and the normalisation of "
-                f"{settings.checkpoint.words} have {self.identity}; take the right weights, or leave sha256 out"
-            )
+        what = f"the weights and the normalisation of {settings.checkpoint.words}"
+        check_pin("tokenizer.sha256", settings.sha256, what, self.identity, "take the right weights")
         self._dtype = torch.bfloat16 if settings.compute == "bf16" else torch.float32
         self._arithmetic: Literal["fp32", "tf32"] = "tf32" if settings.compute == "tf32" else "fp32"
         self._device = device

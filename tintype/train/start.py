@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.files import read_json, write_json
+from tintype.pins import check_pin
 from tintype.plan import Plan, diff, plan_from_folder
 from tintype.start import StartPart
 from tintype.train import checkpoint
@@ -71,7 +72,8 @@ def begin(folder: RunFolder, parts: Parts, state: TrainState) -> TrainState:
         _refuse_other_tensors(parent, weights, parts)
         if folder.writes:
             sha256 = identity(_weights(parent, start, whole))
-            _refuse_other_weights(parent, start, sha256)
+            what = f"the {start.weights} weights of the run in {parent.path}"
+            check_pin("start.sha256", start.pinned, what, sha256, "give the right folder")
             _note(folder, _lineage(parent, start, sha256))
     parts.modules.load_state_dict(weights, strict=False)  # what losses own is not among them
     return new_state(parts)  # an average follows the weights that it was built with
@@ -138,15 +140,6 @@ def identity(weights: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _refuse_other_weights(parent: Parent, start: StartPart, sha256: str) -> None:
-    wanted = start.pinned
-    if wanted is not None and not sha256.startswith(wanted):
-        raise UserError(
-            f"start.sha256 is {wanted[:12]}, but the {start.weights} weights of the run in {parent.path} are "
-            f"{sha256[:12]}…; give the right folder, or leave sha256 out"
-        )
 
 
 def _note(folder: RunFolder, lineage: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tintype.data.store.where import kept_by
 from tintype.errors import UserError
+from tintype.pins import Pin, check_pin
 
 if TYPE_CHECKING:
     from tintype.data.store.layout import Split, Store
@@ -76,19 +77,13 @@ class Selection:
         return f"{count:,} {hashes} in the skip list and not in the store (for example {some}…); they leave nothing out"
 
 
-def select(
-    store: Store, where: str | None, skip: Path | None, pin: str | None = None, options: str = "data."
-) -> Selection:
+def select(store: Store, where: str | None, skip: Path | None, pin: Pin = None, options: str = "data.") -> Selection:
     """`pin`: the first digits of the skip list's identity; any other list is refused. `options` stands before the names
     of the settings in messages."""
     kept = np.ones(len(store), dtype=np.bool_)
     wanted = kept if where is None else kept_by(store, where, f"{options}where")
     entries = SkipList() if skip is None else read_skip_list(skip)
-    if pin is not None and not entries.identity.startswith(pin):
-        raise UserError(
-            f"the skip list {skip} has the identity {entries.identity[:12]}…, but data.skip_sha256 asks for "
-            f"{pin[:12]}: it names other records; give the right file, or leave skip_sha256 out"
-        )
+    check_pin("data.skip_sha256", pin, f"the skip list {skip}", entries.identity, "give the right file")
     skipped, unknown = _skipped(store, entries)
     return Selection(wanted & ~skipped, int((~wanted).sum()), int(skipped.sum()), unknown)
 
