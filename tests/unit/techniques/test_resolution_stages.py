@@ -99,7 +99,7 @@ def test_images_are_made_ready_in_the_sizes_that_the_steps_ask_for() -> None:
             source = open_source(plan.data.at_size(size_px), "train", CPU)
             steps = [number for number, size in enumerate(SIZES) if size == size_px and number >= step]
             wanted = {id_ for number in steps for id_ in parts.order.ids(number * 4, 4)}
-            assert set(source._have.nonzero().flatten().tolist()) == wanted  # type: ignore[attr-defined]
+            assert set(source.resident.have_N.nonzero().flatten().tolist()) == wanted  # type: ignore[attr-defined]
             assert bool(wanted) == (size_px in sizes)
 
 

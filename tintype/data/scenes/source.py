@@ -9,12 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tintype.data.resident import Resident, resident_bytes
 from tintype.data.scenes.captions import long_caption, short_caption
 from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import Scene, draw_scenes
 from tintype.seams import Record
 from tintype.settings import DataSettings
-from tintype.transfer import send
 
 Split = Literal["train", "eval"]
 _MOST_KEPT_BYTES = 1 << 30
@@ -32,11 +32,9 @@ class SceneSource:
     def __init__(self, settings: DataSettings, split: Split, device: torch.device) -> None:
         self._settings, self._split, self._device = settings, split, device
         self._records: dict[int, Record] = {}
-        size = settings.size_px
-        self._kept: Tensor | None = None
-        if settings.count * 3 * size * size <= _MOST_KEPT_BYTES:
-            self._kept = torch.zeros(settings.count, 3, size, size, dtype=torch.uint8, device=device)
-            self._have = torch.zeros(settings.count, dtype=torch.bool)
+        self.resident: Resident | None = None
+        if resident_bytes(settings.count, settings.size_px) <= _MOST_KEPT_BYTES:
+            self.resident = Resident(settings.count, settings.size_px, device, self._render)
 
     def __len__(self) -> int:
         return self._settings.count
@@ -49,20 +47,12 @@ class SceneSource:
         return [self._records[id_] for id_ in ids]
 
     def images(self, ids: Sequence[int]) -> Tensor:
-        if self._kept is None:
-            return self._render(ids)
-        self.prepare(ids)
-        return self._kept[send(torch.tensor(ids, dtype=torch.int64), self._device)]
+        return self.resident.images(ids) if self.resident else self._render(ids)
 
     def prepare(self, ids: Sequence[int]) -> None:
         """Renders those of the images that are to be kept and are not there."""
-        if self._kept is None:
-            return
-        index = torch.tensor(ids, dtype=torch.int64)
-        missing = index[~self._have[index]].unique()
-        if len(missing):
-            self._kept[missing.to(self._device)] = self._render(missing.tolist())
-            self._have[missing] = True
+        if self.resident:
+            self.resident.prepare(ids)
 
     def expect(self, ids: Sequence[int]) -> None:
         """Rendering is done where it is asked for."""

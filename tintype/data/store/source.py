@@ -18,12 +18,14 @@ from tintype.data.decoding.threads import usual_threads
 from tintype.data.fit import covering
 from tintype.data.order import ids_at
 from tintype.data.pictures import decode
+from tintype.data.resident import Resident, resident_bytes
 from tintype.data.shapes import Shape, nearest_shape
 from tintype.data.store.ahead import Ahead
 from tintype.data.store.layout import Split, Store, open_store
 from tintype.data.store.selection import refuse_empty, select
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
+from tintype.pins import check_pin
 from tintype.seams import Record
 from tintype.transfer import send
 
@@ -69,13 +71,12 @@ class StoreSource:
         self.identity: str | None = selection.identity(self._store)
         self.columns = frozenset(self._store.captions)
         self._records: dict[int, Record] = {}
-        self._kept: Tensor | None = None
-        count, size = len(self._rows), settings.size_px
-        if keep and not settings.buckets and count * 3 * size * size <= _MOST_KEPT_BYTES.get(device.type, 0):
-            self._kept = torch.zeros(count, 3, size, size, dtype=torch.uint8, device=device)
-            self._have = torch.zeros(count, dtype=torch.bool)
+        self.resident: Resident | None = None
+        fits = resident_bytes(len(self), settings.size_px) <= _MOST_KEPT_BYTES.get(device.type, 0)
+        if keep and fits and not settings.buckets:
+            self.resident = Resident(len(self), settings.size_px, device, self._taken)
         threads = threads or usual_threads()
-        beside_gpu = device.type == "cuda" and self._kept is None
+        beside_gpu = device.type == "cuda" and not self.resident
         self.decoders = decoders(threads) if (beside_gpu if processes is None else processes) else None
         self.ahead = Ahead(self._write, self._shape, threads, pinned=device.type == "cuda")
 
@@ -94,23 +95,18 @@ class StoreSource:
         return Record(self._store.captions_of(int(self._rows[id_])), None)
 
     def images(self, ids: Sequence[int]) -> Tensor:
-        if self._kept is None:
-            return send(self.ahead.take(ids), self._device)
-        self.prepare(ids)
-        return self._kept[send(torch.tensor(ids, dtype=torch.int64), self._device)]
+        return self.resident.images(ids) if self.resident else self._taken(ids)
 
     def prepare(self, ids: Sequence[int]) -> None:
-        if self._kept is None:
-            return
-        index = torch.tensor(ids, dtype=torch.int64)
-        missing = index[~self._have[index]].unique()
-        if len(missing):
-            self._kept[missing.to(self._device)] = send(self.ahead.take(missing.tolist()), self._device)
-            self._have[missing] = True
+        if self.resident:
+            self.resident.prepare(ids)
 
     def expect(self, ids: Sequence[int]) -> None:
-        if self._kept is None:
+        if not self.resident:
             self.ahead.expect(ids)
+
+    def _taken(self, ids: Sequence[int]) -> Tensor:
+        return send(self.ahead.take(ids), self._device)
 
     def _shape(self, id_: int) -> Shape:
         return self._shapes[0 if self.bucket_N is None else int(self.bucket_N[id_])]
@@ -135,11 +131,7 @@ def _buckets(store: Store, row_N: Tensor, settings: StoreSettings) -> Tensor:
 
 
 def _check_identity(store: Store, settings: StoreSettings) -> None:
-    if settings.sha256 is not None and not store.identity.startswith(settings.sha256):
-        raise UserError(
-            f"the store in {store.path} has the identity {store.identity[:12]}…, but data.sha256 asks for "
-            f"{settings.sha256[:12]}: it has other pictures or captions; give the right path, or leave sha256 out"
-        )
+    check_pin("data.sha256", settings.sha256, f"the store in {store.path}", store.identity, "give the right path")
 
 
 def _refuse_small(store: Store, row_N: Tensor, size_px: int) -> None:
