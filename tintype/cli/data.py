@@ -32,6 +32,12 @@ def data_import(
     caption: Annotated[
         list[str], typer.Option("--caption", help="NAME=COLUMN: a kind of caption and where it is (repeatable)")
     ] = [],  # noqa: B006
+    attribute: Annotated[
+        list[str],
+        typer.Option(
+            "--attribute", help="NAME=COLUMN or NAME=COLUMN:KIND (text, int, float, bool): for data.where (repeatable)"
+        ),
+    ] = [],  # noqa: B006
     split_column: Annotated[
         str | None, typer.Option(help="The column that says train or eval; by default the picture's hash decides")
     ] = None,
@@ -46,7 +52,8 @@ def data_import(
     quality: Annotated[int, typer.Option(min=1, max=100, help="Of the JPEG of pictures that are changed")] = 95,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many records")] = None,
 ) -> None:
-    """Bring pictures and captions into a store. Running it again goes on where it stopped, or says that it is done."""
+    """Bring pictures, captions and attributes into a store. Running it again goes on where it stopped, or says that it is done."""
+    from tintype.data.store.attributes import read_attributes
     from tintype.data.store.encode import Sizing
     from tintype.data.store.importing import ImportOptions, read_pairs, read_splits
     from tintype.terminal.data import import_with_progress
@@ -59,6 +66,7 @@ def data_import(
         raise UserError("--split says what the values of a column mean; give --split-column too")
     options = ImportOptions(
         captions=read_pairs("--caption", caption, "long=caption_long"),
+        attributes=read_attributes(read_pairs("--attribute", attribute, "score=aesthetic:float")),
         split_column=split_column,
         splits=read_splits(split),
         eval_share=0.1 if eval_share is None else eval_share,
@@ -77,7 +85,7 @@ def data_export(
     out: Annotated[Path, typer.Option("--out", help="Folder of the new files")],
     split: Annotated[str | None, typer.Option("--split", help="Only train or eval; by default both")] = None,
 ) -> None:
-    """Write a store's pictures and captions as WebDataset tars or Parquet files."""
+    """Write a store's pictures, captions and attributes as WebDataset tars or Parquet files."""
     from tintype.data.store.export import read_form, read_split
     from tintype.terminal.data import export_with_progress
     from tintype.world import alone
@@ -212,14 +220,16 @@ def data_show(
     if check:
         opened.check()
     filtered = where is not None or skip is not None
+    missing = opened.missing()
     if json_:
-        print_json({**opened.about.model_dump(), **({"left": left} if filtered else {})})
+        print_json({**opened.about.model_dump(), "missing": missing, **({"left": left} if filtered else {})})
         return
     about = opened.about
     lines = {
         "identity": about.identity + (" (checked)" if check else ""),
         "records": ", ".join(f"{count:,} {split}" for split, count in about.counts.items()),
         "captions": ", ".join(about.captions),
+        **({"attributes": _attributes(about.attributes, missing)} if about.attributes else {}),
         "set aside": f"{about.quarantined:,}",
         "size": f"{sum(shard.bytes for shard in about.shards) / 1e6:,.1f} MB in {len(about.shards)} shards",
         "imported from": about.made_from.get("source", "?"),
@@ -234,6 +244,11 @@ def data_show(
         lines["note"] = selection.note
     for name, value in lines.items():
         console.print(f"{name}: {value}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _attributes(kinds: Mapping[str, str], missing: Mapping[str, int]) -> str:
+    lacking = {name: f", {count:,} missing" if count else "" for name, count in missing.items()}
+    return ", ".join(f"{name} ({kind}{lacking[name]})" for name, kind in kinds.items())
 
 
 def _made_by(made_by: Mapping[str, Any]) -> str:

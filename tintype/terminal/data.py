@@ -46,8 +46,11 @@ def import_with_progress(source: Path, out: Path, options: ImportOptions, consol
     speed = "" if outcome.already_done else f" ({(outcome.done - first) / seconds:.0f} images/s)"
     state = "was imported before" if outcome.already_done else f"imported in {seconds:.1f} s{speed}"
     size = sum(shard.bytes for shard in about.shards) / 1e6
+    known = ", ".join(f"{name} ({kind})" for name, kind in about.attributes.items())
+    attributes = f"attributes {known}; " if known else ""
     text = (
-        f"{out}: {state}; {counts}, {size:.1f} MB; captions {', '.join(about.captions)}; sha256 {about.identity[:12]}"
+        f"{out}: {state}; {counts}, {size:.1f} MB; captions {', '.join(about.captions)}; {attributes}"
+        f"sha256 {about.identity[:12]}"
     )
     say(console, text)
     if about.quarantined:

@@ -137,6 +137,8 @@ def _check_task(store: Store, task: Task) -> None:
             f"--column {task.column}: {store.path} has captions of this name from its import, which are not written "
             "over; take another name"
         )
+    if task.column in store.attributes:
+        raise UserError(f"--column {task.column}: this is an attribute of {store.path}; take another name")
     empty = task.choice.only_empty
     if empty is not None and empty not in store.captions:
         raise UserError(f"--only-empty {empty}: {store.path} has no such captions; {nearest(empty, store.captions)}")

@@ -49,6 +49,8 @@ def add_column(
         before = store.about.find_added(name)
         if before is None and name in store.captions:
             raise UserError(f"the caption {name} of {path} was imported, and lies in the shards; take another name")
+        if name in store.attributes:
+            raise UserError(f"{name} is an attribute of {path}; take another name for the caption")
         if len(texts) != len(store):
             raise ValueError(f"{len(texts)} captions for {len(store)} rows")
         # All is on the disk before it is named: what it was made of is removed next.
@@ -102,8 +104,9 @@ def _arrow(name: str, hashes: Sequence[str], texts: Sequence[str]) -> bytes:
 def _identity(store: Store, name: str, texts: Sequence[str]) -> str:
     columns = {one: store.texts(CAPTION + one) for one in store.captions if one != name} | {name: texts}
     identity = Identity()
-    for sha256, split, *row in zip(store.texts("sha256"), store.texts("split"), *columns.values(), strict=True):
-        identity.add(sha256, split, dict(zip(columns, row, strict=True)))
+    rows = zip(store.texts("sha256"), store.texts("split"), *columns.values(), strict=True)
+    for number, (sha256, split, *row) in enumerate(rows):
+        identity.add(sha256, split, dict(zip(columns, row, strict=True)), store.attributes_of(number))
     return identity.hexdigest()
 
 

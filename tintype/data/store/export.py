@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Literal
 
 from PIL import Image
 
+from tintype.data.store.attributes import Kind, Value, arrow_type
 from tintype.data.store.layout import ROW_TEXTS, SPLITS, Split, Store
 from tintype.errors import UserError
 from tintype.train.folder import locked
@@ -26,6 +28,7 @@ Form = Literal["webdataset", "parquet"]
 PART_BYTES, PART_ROWS = 256 << 20, 10_000
 """The most that one file holds."""
 _GROUP_ROWS = 100
+_HUB_TYPES: dict[Kind, str] = {"text": "string", "int": "int64", "float": "float64", "bool": "bool"}
 _ENDINGS = {
     "AVIF": "avif",
     "BMP": "bmp",
@@ -45,8 +48,8 @@ class Row:
     """Counts through the export, and is the name of the record in it."""
     content: bytes
     ending: str
-    texts: dict[str, str]
-    """The captions as `caption_NAME`, `split`, `sha256` and `source`."""
+    values: dict[str, Value]
+    """The captions as `caption_NAME`, the attributes as `attribute_NAME`, `split`, `sha256` and `source`."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,7 @@ def export_store(
     with locked(work):
         try:
             _clear(work)
-            columns = [*(f"caption_{name}" for name in store.captions), *ROW_TEXTS]
-            files = _WRITERS[form](work, columns, watched())
+            files = _WRITERS[form](work, _columns(store), watched())
             (work / ".lock").unlink()
             work.replace(out)
         except _StoppedError:
@@ -104,6 +106,12 @@ def export_store(
     return Exported(len(rows), files)
 
 
+def _columns(store: Store) -> dict[str, Kind]:
+    captions: dict[str, Kind] = dict.fromkeys((f"caption_{name}" for name in store.captions), "text")
+    attributes = {f"attribute_{name}": kind for name, kind in store.attributes.items()}
+    return {**captions, **attributes, **dict.fromkeys(ROW_TEXTS, "text")}
+
+
 def _clear(work: Path) -> None:
     """Of what an export that was killed has left."""
     for file in work.iterdir():
@@ -115,8 +123,9 @@ def _row(store: Store, row: int, number: int) -> Row:
     content = store.encoded(row).content
     about = store.about_row(row)
     captions = {f"caption_{name}": text for name, text in store.captions_of(row).items()}
+    attributes = {f"attribute_{name}": value for name, value in store.attributes_of(row).items()}
     form = Image.open(io.BytesIO(content)).format or "?"
-    return Row(number, content, _ENDINGS.get(form, form.lower()), {**captions, **about})
+    return Row(number, content, _ENDINGS.get(form, form.lower()), {**captions, **attributes, **about})
 
 
 def _parts(rows: Iterator[Row]) -> Iterator[Iterator[Row]]:
@@ -135,7 +144,7 @@ def _parts(rows: Iterator[Row]) -> Iterator[Iterator[Row]]:
         yield part()
 
 
-def _write_tars(work: Path, columns: Sequence[str], rows: Iterator[Row]) -> int:
+def _write_tars(work: Path, columns: Mapping[str, Kind], rows: Iterator[Row]) -> int:
     files = 0
     for part in _parts(rows):
         with tarfile.open(work / f"{files:05d}.tar", "w", format=tarfile.GNU_FORMAT) as tar:
@@ -149,7 +158,7 @@ def _write_tars(work: Path, columns: Sequence[str], rows: Iterator[Row]) -> int:
                 _add(
                     tar,
                     f"{row.number:09d}.json",
-                    json.dumps({name: row.texts[name] for name in columns}, ensure_ascii=False).encode(),
+                    json.dumps({name: row.values[name] for name in columns}, ensure_ascii=False).encode(),
                 )
         files += 1
     return files
@@ -162,7 +171,7 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(info, io.BytesIO(content))
 
 
-def _write_parquet(work: Path, columns: Sequence[str], rows: Iterator[Row]) -> int:
+def _write_parquet(work: Path, columns: Mapping[str, Kind], rows: Iterator[Row]) -> int:
     from pyarrow import Table, parquet
 
     schema, files = _schema(columns), 0
@@ -174,22 +183,22 @@ def _write_parquet(work: Path, columns: Sequence[str], rows: Iterator[Row]) -> i
     return files
 
 
-def _schema(columns: Sequence[str]) -> Any:
+def _schema(columns: Mapping[str, Kind]) -> Any:
     """With the note by which tools of the hub know a column of pictures."""
     import pyarrow
 
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
-    texts = {name: {"dtype": "string", "_type": "Value"} for name in columns}
-    note = json.dumps({"info": {"features": {"image": {"_type": "Image"}, **texts}}})
-    fields = [("image", image), *((name, pyarrow.string()) for name in columns)]
+    values = {name: {"dtype": _HUB_TYPES[kind], "_type": "Value"} for name, kind in columns.items()}
+    note = json.dumps({"info": {"features": {"image": {"_type": "Image"}, **values}}})
+    fields = [("image", image), *((name, arrow_type(kind)) for name, kind in columns.items())]
     return pyarrow.schema(fields, metadata={"huggingface": note})
 
 
 def _record(row: Row) -> dict[str, Any]:
-    return {"image": {"bytes": row.content, "path": f"{row.number:09d}.{row.ending}"}, **row.texts}
+    return {"image": {"bytes": row.content, "path": f"{row.number:09d}.{row.ending}"}, **row.values}
 
 
-_WRITERS: dict[Form, Callable[[Path, Sequence[str], Iterator[Row]], int]] = {
+_WRITERS: dict[Form, Callable[[Path, Mapping[str, Kind], Iterator[Row]], int]] = {
     "webdataset": _write_tars,
     "parquet": _write_parquet,
 }
@@ -208,6 +217,7 @@ def read_split(value: str | None) -> Split | None:
 
 
 def import_options(store: Store) -> str:
-    """What brings an export back in with the same captions and splits."""
-    captions = [f"--caption {name}=caption_{name}" for name in store.captions]
-    return " ".join([*captions, "--split-column split"])
+    """What brings an export back in with the same captions, attributes and splits."""
+    captions = [("--caption", f"{name}=caption_{name}") for name in store.captions]
+    attributes = [("--attribute", f"{name}=attribute_{name}:{kind}") for name, kind in store.attributes.items()]
+    return shlex.join([part for pair in (*captions, *attributes, ("--split-column", "split")) for part in pair])

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tintype.data.pictures import map_ahead
+from tintype.data.store.attributes import Attribute, MisfitError, Settled, Value, check_names, fit, settle
 from tintype.data.store.doors import Door, Item, open_door
 from tintype.data.store.encode import Picture, Refused, Sizing, prepare
 from tintype.data.store.layout import ABOUT, SPLITS, AboutStore, Split, is_store, open_store
@@ -37,6 +38,7 @@ _SPLIT_NAMES: dict[str, Split] = {
 class ImportOptions:
     captions: Mapping[str, str] = field(default_factory=dict)
     """Kinds of captions and the columns that they are taken from; by default what the door has."""
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
     split_column: str | None = None
     """By default the picture's hash decides."""
     splits: Mapping[str, Split] = field(default_factory=dict)
@@ -72,22 +74,24 @@ def import_pictures(
     """Stores the source's pictures from wherever an earlier try stopped. Returns unfinished when a signal came."""
     door = open_door(source)
     captions = _captions(door, options.captions, source)
+    attributes = _attributes(door, options.attributes, captions, source)
     _check_split_column(door, options.split_column, source)
     total = door.count if options.limit is None else min(options.limit, door.count)
-    request = _request(source, door, captions, options)
+    request = _request(source, door, captions, attributes, options)
     if is_store(out):
         return _already(out, request)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} holds other files and is no store; choose an empty or new folder for --out")
     work = out.with_name(f".{out.name}.importing")
     with locked(work), _tidied(work):
-        writer = Writer(work, list(captions), request)
+        writer = Writer(work, list(captions), {name: one.kind for name, one in attributes.items()}, request)
         splitter = Splitter(options, writer.first_seen())
         columns = list(dict.fromkeys([*captions.values(), *([options.split_column] if options.split_column else [])]))
-        items = islice(door.items(columns, writer.done), total - writer.done)
+        known = list(dict.fromkeys(one.column for one in attributes.values()))
+        items = islice(door.items(columns, writer.done, known), total - writer.done)
         on_progress(Progress(writer.done, total, writer.quarantined))
         for item, picture in _prepared(items, options.sizing):
-            _store(item, picture, captions, splitter, writer)
+            _store(item, picture, captions, attributes, splitter, writer)
             on_progress(Progress(writer.done, total, writer.quarantined))
             if interrupt.signal is not None:
                 break
@@ -113,7 +117,12 @@ def _prepared(items: Iterator[Item], sizing: Sizing) -> Iterator[tuple[Item, Pic
 
 
 def _store(
-    item: Item, picture: Picture | Refused, captions: Mapping[str, str], splitter: Splitter, writer: Writer
+    item: Item,
+    picture: Picture | Refused,
+    captions: Mapping[str, str],
+    attributes: Mapping[str, Settled],
+    splitter: Splitter,
+    writer: Writer,
 ) -> None:
     """One item into the store, or into the quarantine."""
     if isinstance(picture, Refused):
@@ -127,11 +136,25 @@ def _store(
         if reason := unfit(text):
             writer.refuse(item.source, f"its caption {name} (column {captions[name]}) {reason}")
             return
+    known = _fitted(item, attributes)
+    if isinstance(known, Refused):
+        writer.refuse(item.source, known.reason)
+        return
     split = splitter.split_of(item, picture)
     if isinstance(split, Refused):
         writer.refuse(item.source, split.reason)
         return
-    writer.add(Record(picture, item.source, split, texts))
+    writer.add(Record(picture, item.source, split, texts, known))
+
+
+def _fitted(item: Item, attributes: Mapping[str, Settled]) -> dict[str, Value] | Refused:
+    found = {}
+    for name, asked in attributes.items():
+        try:
+            found[name] = fit(item.values[asked.column], asked.kind)
+        except MisfitError as value:
+            return Refused(f"its attribute {name} (column {asked.column}) is not of the kind {asked.kind}: {value}")
+    return found
 
 
 class Splitter:
@@ -180,6 +203,22 @@ def _captions(door: Door, asked: Mapping[str, str], source: Path) -> Mapping[str
     return captions
 
 
+def _attributes(
+    door: Door, asked: Mapping[str, Attribute], captions: Mapping[str, str], source: Path
+) -> dict[str, Settled]:
+    check_names(asked, captions)
+    found = {}
+    for name, one in asked.items():
+        if one.column not in door.kinds:
+            has = f"it has {', '.join(door.kinds)}" if len(door.kinds) <= 12 else nearest(one.column, door.kinds)
+            raise UserError(
+                f"--attribute {name}={one.column}: {source} has no column '{one.column}' of texts, numbers or truths; "
+                f"{has}. After the column may stand what it holds: NAME=COLUMN:float, or :text, :int, :bool"
+            )
+        found[name] = settle(name, one, door.kinds[one.column])
+    return found
+
+
 def _check_split_column(door: Door, column: str | None, source: Path) -> None:
     if column is not None and column not in door.columns:
         raise UserError(f"--split-column {column}: {source} has no text column '{column}'; {_nearest(column, door)}")
@@ -189,10 +228,19 @@ def _nearest(column: str, door: Door) -> str:
     return f"it has {', '.join(door.columns)}" if len(door.columns) <= 12 else nearest(column, door.columns)
 
 
-def _request(source: Path, door: Door, captions: Mapping[str, str], options: ImportOptions) -> dict[str, Any]:
-    """All that decides what is stored."""
+def _request(
+    source: Path,
+    door: Door,
+    captions: Mapping[str, str],
+    attributes: Mapping[str, Settled],
+    options: ImportOptions,
+) -> dict[str, Any]:
+    """All that decides what is stored. Of an import without attributes it is what it was before there were any."""
     files = json.dumps(door.fingerprint)
     asked = {**asdict(options), "captions": dict(captions), "splits": dict(options.splits)}
+    asked["attributes"] = {name: asdict(one) for name, one in attributes.items()}
+    if not attributes:
+        del asked["attributes"]
     return {
         "source": str(source.resolve()) if source.exists() else str(source),
         "source_files_sha256": hashlib.sha256(files.encode()).hexdigest(),

@@ -24,7 +24,7 @@ from tintype.data.store.layout import CAPTION, SPLITS, Store
 from tintype.data.store.looks import FORMATS, MODES, look_at
 from tintype.data.store.problems import LONG_WORDS, TINY_PX, find_problems, strange_text
 from tintype.data.store.selection import REPEATS, Selection
-from tintype.data.store.where import word_counts
+from tintype.data.store.where_values import word_counts
 from tintype.data.store.writer import QUARANTINE
 from tintype.errors import UserError
 from tintype.study.report.svg import linear_ticks

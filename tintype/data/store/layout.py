@@ -4,8 +4,8 @@
 memory-mapped, so that any row is found at once and nothing is read before it is asked for. The columns are `image` (the
 bytes of an image file), `width`, `height`, `source` (where the record came from), `sha256` (of the image's bytes),
 `pixels` (SHA-256 of the decoded pixels, by which copies are known), `split`, and one column `caption:NAME` for each
-kind of caption that was imported. A kind that was added later lies beside each shard, in a file of its own with
-`sha256` and `caption:NAME` (`columns.py` writes it).
+kind of caption that was imported, and `attribute:NAME` for each attribute, which may be null. A kind of caption that
+was added later lies beside each shard, in a file of its own with `sha256` and `caption:NAME` (`columns.py` writes it).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from tintype.data.store.attributes import RESERVED, Kind, Value, arrow_type
 from tintype.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 ABOUT = "store.json"
 CAPTION = "caption:"
 """Stands before the names of caption columns."""
+ATTRIBUTE = "attribute:"
+"""Stands before the names of the columns of attributes."""
 _NUMBERS = ("width", "height")
 ROW_TEXTS = ("split", "sha256", "source")
 """What is told of a record beside its captions, where it leaves the store."""
@@ -82,7 +85,8 @@ class AboutStore(BaseModel):
 
     format: Literal["tintype-store-1"] = "tintype-store-1"
     identity: str
-    """SHA-256 over the records in order: the hash of each picture, its split and its captions."""
+    """SHA-256 over the records in order: the hash of each picture, its split, its captions and, where there are any,
+    its attributes."""
     counts: dict[str, int]
     """Records of each split."""
     quarantined: int
@@ -92,6 +96,8 @@ class AboutStore(BaseModel):
     """The source and the options of the import."""
     added: list[AddedColumn] = []
     """Those of the captions that are not in the shards."""
+    attributes: dict[str, Kind] = {}
+    """What is known of each picture besides."""
 
     @model_validator(mode="after")
     def _added_fit(self) -> Self:
@@ -101,6 +107,12 @@ class AboutStore(BaseModel):
         for column in self.added:
             if len(column.parts) != len(self.shards):
                 raise ValueError(f"the caption {column.name} has {len(column.parts)} parts, not one for each shard")
+        return self
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        if taken := sorted(set(self.attributes) & {*self.captions, *RESERVED}):
+            raise ValueError(f"the attributes {taken} have names of captions or of other columns")
         return self
 
     @property
@@ -113,16 +125,18 @@ class AboutStore(BaseModel):
         return next((column for column in self.added if column.name == name), None)
 
     def to_json(self) -> str:
-        """Of a store without added captions as it was before there were any: earlier versions read it."""
-        return self.model_dump_json(indent=1, exclude=None if self.added else {"added"}) + "\n"
+        """Of a store without added captions or attributes as it was before there were any: earlier versions read it."""
+        lacking = {name for name, there in {"added": self.added, "attributes": self.attributes}.items() if not there}
+        return self.model_dump_json(indent=1, exclude=lacking) + "\n"
 
 
-def schema(captions: Sequence[str]) -> Any:
+def schema(captions: Sequence[str], attributes: Mapping[str, Kind]) -> Any:
     import pyarrow
 
     numbers = [(name, pyarrow.int32()) for name in _NUMBERS]
     texts = [(name, pyarrow.string()) for name in (*_TEXTS, *(CAPTION + name for name in captions))]
-    return pyarrow.schema([("image", pyarrow.binary()), *numbers, *texts])
+    typed = [(ATTRIBUTE + name, arrow_type(kind)) for name, kind in attributes.items()]
+    return pyarrow.schema([("image", pyarrow.binary()), *numbers, *texts, *typed])
 
 
 def added_schema(name: str) -> Any:
@@ -137,8 +151,10 @@ class Identity:
     def __init__(self) -> None:
         self._total = hashlib.sha256()
 
-    def add(self, sha256: str, split: str, captions: Mapping[str, str]) -> None:
-        record = json.dumps([sha256, split, sorted(captions.items())], ensure_ascii=False)
+    def add(self, sha256: str, split: str, captions: Mapping[str, str], attributes: Mapping[str, Value]) -> None:
+        """Without attributes it is what it was before there were any."""
+        known = [sorted(attributes.items())] if attributes else []
+        record = json.dumps([sha256, split, sorted(captions.items()), *known], ensure_ascii=False)
         self._total.update(hashlib.sha256(record.encode()).digest())
 
     def hexdigest(self) -> str:
@@ -154,7 +170,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path, self.about = path, _read_about(path)
-        self.captions = list(self.about.captions)
+        self.captions, self.attributes = list(self.about.captions), dict(self.about.attributes)
         self._batches = [_open_whole(path, self.about, index) for index in range(len(self.about.shards))]
         self._ends: list[int] = np.cumsum([shard.rows for shard in self.about.shards]).tolist()
         self._rows = {split: self._of_split(split) for split in SPLITS}
@@ -200,6 +216,13 @@ class Store:
     def captions_of(self, row: int) -> dict[str, str]:
         return {name: self._value(CAPTION + name, row) for name in self.captions}
 
+    def attributes_of(self, row: int) -> dict[str, Value]:
+        return {name: self._value(ATTRIBUTE + name, row) for name in self.attributes}
+
+    def missing(self) -> dict[str, int]:
+        """How many records lack each attribute."""
+        return {name: self.column(ATTRIBUTE + name).null_count for name in self.attributes}
+
     def texts(self, column: str) -> list[str]:
         """A column of texts of every row; a kind of caption is named `caption:NAME`."""
         return [text for batch in self._batches for text in batch.column(column).to_pylist()]
@@ -218,7 +241,8 @@ class Store:
         identity = Identity()
         for row in range(len(self)):
             self.encoded(row)
-            identity.add(self._value("sha256", row), self._value("split", row), self.captions_of(row))
+            texts, known = self.captions_of(row), self.attributes_of(row)
+            identity.add(self._value("sha256", row), self._value("split", row), texts, known)
         if identity.hexdigest() != self.identity:
             raise UserError(
                 f"{self.path} is damaged: its records give the identity {identity.hexdigest()[:12]}…, and {ABOUT} says "
@@ -264,7 +288,7 @@ def _read_about(path: Path) -> AboutStore:
 
 def _open_whole(folder: Path, about: AboutStore, index: int) -> Any:
     """A shard with the captions that were added to it, in the order of their names in `captions`."""
-    batch = _open_part(folder, about.shards[index], about.shards[index].rows, schema(about.imported))
+    batch = _open_part(folder, about.shards[index], about.shards[index].rows, schema(about.imported, about.attributes))
     for column in about.added:
         part = column.parts[index]
         beside = _open_part(folder, part, batch.num_rows, added_schema(column.name))

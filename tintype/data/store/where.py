@@ -9,30 +9,36 @@ against the store's columns before any is read. It is computed for all records a
     both       = negated {"and" negated}          compared  = sum {("==" | "!=" | "<" | "<=" | ">" | ">=") sum}
     sum        = product {("+" | "-") product}              | sum ["not"] "in" "(" literal {"," literal} ")"
     product    = signed {("*" | "/") signed}      signed    = "-" signed | atom
-    atom       = number | 'text' | column | [any column] | function "(" either {"," either} ")" | "(" either ")"
+    atom       = number | 'text' | true | false | column | [any column] | function "(" either {"," either} ")"
+               | "(" either ")"
+
+A value may be missing; then a comparison is neither true nor false (`where_values.py`), and its record is not taken.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tintype.data.store.attributes import Kind
+from tintype.data.store.where_values import FUNCTIONS, Columns, Type, compared, same_text, same_truth, truth
 from tintype.errors import UserError
 from tintype.strict import nearest
 
 if TYPE_CHECKING:
     from tintype.data.store.layout import Store
 
-Type = Literal["number", "text", "truth"]
 _LONGEST, _DEEPEST = 4000, 60
 _NUMBERS, _TEXTS = ("width", "height"), ("source", "sha256", "split")
-_CAPTION = "caption:"
+_CAPTION, _ATTRIBUTE = "caption:", "attribute:"
+_TYPES: dict[Kind, Type] = {"text": "text", "int": "number", "float": "number", "bool": "truth"}
+_TRUTHS = {"true": True, "false": False}
 _WORDS = ("and", "or", "not", "in")
 _TOKEN = re.compile(
     r"""\s*(?:(?P<number>\d+(?:\.\d+)?)(?![\w.])
@@ -61,48 +67,45 @@ class Token:
 
 @dataclass(frozen=True)
 class Node:
-    """A part of the expression. `value` gives a float or an array of them, a str or an Arrow column, or truths."""
+    """A part of the expression. `value` gives a float or an array of them, a str or an Arrow column, or truths
+    as -1, 0 and 1."""
 
     type: Type
     at: int
     value: Callable[[Columns], Any]
     literal: bool = False
+    column: str = ""
+    """What it is called in the shards, where it is nothing else."""
 
-
-class Columns:
-    """The columns of a store as they are computed with."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def number(self, name: str) -> NDArray[np.float64]:
-        numbers: NDArray[np.float64] = self._store.column(name).to_numpy().astype(np.float64)
-        return numbers
-
-    def text(self, name: str) -> Any:
-        return self._store.column(name)
+    @property
+    def a(self) -> str:
+        """What it is, in messages."""
+        plain = self.type == "truth" and (self.literal or self.column)
+        return "true or false" if plain else _A[self.type]
 
 
 def kept_by(store: Store, expression: str, option: str = "data.where") -> NDArray[np.bool_]:
     """Of every row whether the expression holds."""
-    tree = _Parser(expression, option, known_columns(store.captions)).whole()
-    return np.array(np.broadcast_to(tree.value(Columns(store)), len(store)), dtype=np.bool_)
+    tree = _Parser(expression, option, known_columns(store)).whole()
+    return np.array(np.broadcast_to(tree.value(Columns(store)) == 1, len(store)), dtype=np.bool_)
 
 
-def known_columns(captions: Sequence[str]) -> dict[str, tuple[Type, str]]:
+def known_columns(store: Store) -> dict[str, tuple[Type, str]]:
     """The names that an expression can use: their types, and their columns in the shards. A kind of caption that has
-    the name of another column is `caption:NAME`."""
+    the name of another column is `caption:NAME`; attributes have names of their own."""
+    captions = store.captions
     own: dict[str, tuple[Type, str]] = {name: ("number", name) for name in _NUMBERS}
     own |= {name: ("text", name) for name in _TEXTS}
     prefixed: dict[str, tuple[Type, str]] = {_CAPTION + name: ("text", _CAPTION + name) for name in captions}
-    return {**{name: ("text", _CAPTION + name) for name in captions}, **prefixed, **own}
+    attributes = {name: (_TYPES[kind], _ATTRIBUTE + name) for name, kind in store.attributes.items()}
+    return {**{name: ("text", _CAPTION + name) for name in captions}, **attributes, **prefixed, **own}
 
 
 def written(caption: str) -> str:
-    """How an expression names a kind of caption."""
+    """How an expression names a kind of caption, or an attribute."""
     if caption in (*_NUMBERS, *_TEXTS):
         return _CAPTION + caption
-    plain = re.fullmatch(r"[^\W\d]\w*", caption) and caption not in (*_WORDS, *_FUNCTIONS)
+    plain = re.fullmatch(r"[^\W\d]\w*", caption) and caption not in (*_WORDS, *FUNCTIONS)
     return caption if plain else f"[{caption}]"
 
 
@@ -153,7 +156,7 @@ class _Parser:
             raise self._error(token.at, f"'{sign}' is missing here")
 
     def _either(self) -> Node:
-        return self._joined("or", np.logical_or, lambda: self._joined("and", np.logical_and, self._negated))
+        return self._joined("or", np.maximum, lambda: self._joined("and", np.minimum, self._negated))
 
     def _joined(self, word: str, join: Callable[[Any, Any], Any], inner: Callable[[], Node]) -> Node:
         left = inner()
@@ -169,7 +172,7 @@ class _Parser:
             raise self._error(self._peek().at, f"nested more than {_DEEPEST} levels deep")
         if token := self._take("not"):
             inner = self._typed(self._negated(), "truth", "'not' stands before a comparison").value
-            found = Node("truth", token.at, lambda columns: np.logical_not(inner(columns)))
+            found = Node("truth", token.at, lambda columns: -inner(columns))
         else:
             found = self._compared()
         self._depth -= 1
@@ -186,19 +189,21 @@ class _Parser:
             chain.append(self._comparison(left, token, right))
             left = right
         for following in chain[1:]:  # a <= b < c is a <= b and b < c
-            chain[0] = Node("truth", chain[0].at, _both(np.logical_and, chain[0].value, following.value))
+            chain[0] = Node("truth", chain[0].at, _both(np.minimum, chain[0].value, following.value))
         return chain[0] if chain else left
 
     def _comparison(self, left: Node, token: Token, right: Node) -> Node:
-        if left.type == "truth" or left.type != right.type:
-            raise self._error(token.at, f"'{token.text}' cannot compare {_A[left.type]} with {_A[right.type]}")
-        if left.type == "text" and token.text not in ("==", "!="):
-            raise self._error(token.at, f"texts are compared with == and !=; '{token.text}' is for numbers")
-        compare = _same_text if left.type == "text" else _COMPARE[token.text]
-        value = _both(compare, left.value, right.value)
-        if left.type == "text" and token.text == "!=":
-            return Node("truth", token.at, lambda columns: np.logical_not(value(columns)))
-        return Node("truth", token.at, value)
+        truths = left.type == "truth" and not (left.literal or right.literal)
+        if truths or left.type != right.type:
+            hint = next((hint for one, other in ((left, right), (right, left)) if (hint := _as_number(one, other))), "")
+            raise self._error(token.at, f"'{token.text}' cannot compare {left.a} with {right.a}{hint}")
+        if left.type == "number":
+            return Node("truth", token.at, _both(compared(_COMPARE[token.text]), left.value, right.value))
+        if token.text not in ("==", "!="):
+            what = "texts are" if left.type == "text" else "true and false are"
+            raise self._error(token.at, f"{what} compared with == and !=; '{token.text}' is for numbers")
+        value = _both(same_text if left.type == "text" else same_truth, left.value, right.value)
+        return Node("truth", token.at, value if token.text == "==" else lambda columns: -value(columns))
 
     def _within(self, left: Node, token: Token) -> Node:
         self._need("(")
@@ -208,8 +213,8 @@ class _Parser:
         self._need(")")
 
         def value(columns: Columns) -> Any:
-            found = np.logical_or.reduce(np.broadcast_arrays(*(choice.value(columns) for choice in choices)))
-            return np.logical_not(found) if token.text == "not" else found
+            found = np.maximum.reduce(np.broadcast_arrays(*(choice.value(columns) for choice in choices)))
+            return -found if token.text == "not" else found
 
         return Node("truth", token.at, value)
 
@@ -277,22 +282,24 @@ class _Parser:
 
     def _column(self, token: Token) -> Node:
         name = token.text[1:-1] if token.text.startswith("[") else token.text
-        if name in _FUNCTIONS and name not in self._columns:
-            raise self._error(token.at, f"{name} is a function; write {_FUNCTIONS[name].example}")
+        if token.text in _TRUTHS and name not in self._columns:
+            known = truth(_TRUTHS[name])
+            return Node("truth", token.at, lambda columns: known, literal=True)
+        if name in FUNCTIONS and name not in self._columns:
+            raise self._error(token.at, f"{name} is a function; write {FUNCTIONS[name].example}")
         if name not in self._columns:
             shown = [known for known in self._columns if not known.startswith(_CAPTION)]
             guess = nearest(name, shown) if len(shown) > 1 else ""
             guess = f"{guess} " if guess.startswith("did you") else ""
             raise self._error(token.at, f"there is no column '{name}'; {guess}The columns are {', '.join(shown)}")
         kind, column = self._columns[name]
-        if kind == "number":
-            return Node("number", token.at, lambda columns: columns.number(column))
-        return Node("text", token.at, lambda columns: columns.text(column))
+        readers = {"number": Columns.number, "text": Columns.text, "truth": Columns.truth}
+        return Node(kind, token.at, lambda columns: readers[kind](columns, column), column=column)
 
     def _called(self, token: Token) -> Node:
-        function = _FUNCTIONS.get(token.text)
+        function = FUNCTIONS.get(token.text)
         if function is None:
-            raise self._error(token.at, f"there is no function '{token.text}'; {nearest(token.text, _FUNCTIONS)}")
+            raise self._error(token.at, f"there is no function '{token.text}'; {nearest(token.text, FUNCTIONS)}")
         given = [self._either()]
         while self._take(","):
             given.append(self._either())
@@ -302,7 +309,8 @@ class _Parser:
                 token.at, f"{token.text} takes {len(function.takes)} values, not {len(given)}: {function.example}"
             )
         for one, wanted in zip(given, function.takes, strict=True):
-            self._typed(one, wanted, f"write {function.example}")
+            if wanted != "any":
+                self._typed(one, wanted, f"write {function.example}")
         if function.pattern and not given[-1].literal:
             raise self._error(given[-1].at, f"this must be a text in quotes: {function.example}")
 
@@ -316,7 +324,7 @@ class _Parser:
 
     def _typed(self, node: Node, wanted: Type, why: str) -> Node:
         if node.type != wanted:
-            raise self._error(node.at, f"this is {_A[node.type]}, and {_A[wanted]} is needed: {why}")
+            raise self._error(node.at, f"this is {node.a}, and {_A[wanted]} is needed: {why}")
         return node
 
     def _error(self, at: int, problem: str) -> UserError:
@@ -328,83 +336,13 @@ class _Parser:
         return UserError(f"{self._option}, character {at + 1}: {problem}\n  {cut}\n  {mark}")
 
 
+def _as_number(text: Node, number: Node) -> str:
+    """What to do about an attribute that came in as text, and should not have."""
+    if text.type != "text" or number.type != "number" or not text.column.startswith(_ATTRIBUTE):
+        return ""
+    name = text.column.removeprefix(_ATTRIBUTE)
+    return f"; the attribute {name} was imported as text: import it with --attribute {name}=COLUMN:float"
+
+
 def _both(join: Callable[[Any, Any], Any], first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
     return lambda columns: join(first(columns), second(columns))
-
-
-def _truths(column: Any) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = column.fill_null(False).to_numpy()
-    return found
-
-
-def _same_text(first: Any, second: Any) -> Any:
-    from pyarrow import compute
-
-    if isinstance(first, str) and isinstance(second, str):
-        return first == second
-    return _truths(compute.equal(first, second))
-
-
-def word_counts(column: Any) -> NDArray[np.float64]:
-    """Of every text of an Arrow column how many words it has, parted by white space."""
-    from pyarrow import compute
-
-    trimmed = compute.utf8_trim_whitespace(column.fill_null(""))
-    count = compute.list_value_length(compute.utf8_split_whitespace(trimmed)).to_numpy()
-    empty = compute.equal(compute.utf8_length(trimmed), 0).to_numpy()
-    return np.where(empty, 0, count).astype(np.float64)
-
-
-def _words(text: Any) -> Any:
-    return float(len(text.split())) if isinstance(text, str) else word_counts(text)
-
-
-def _characters(text: Any) -> Any:
-    from pyarrow import compute
-
-    if isinstance(text, str):
-        return float(len(text))
-    return compute.utf8_length(text.fill_null("")).to_numpy().astype(np.float64)
-
-
-def _on_text(name: str) -> Callable[[Any, str], Any]:
-    """A function of Arrow on a text and a pattern."""
-
-    def found(text: Any, pattern: str) -> Any:
-        import pyarrow
-        from pyarrow import compute
-
-        if isinstance(text, str):
-            text = pyarrow.chunked_array([[text]])
-        return _truths(getattr(compute, name)(text, pattern))
-
-    return found
-
-
-def _lower(text: Any) -> Any:
-    from pyarrow import compute
-
-    return text.lower() if isinstance(text, str) else compute.utf8_lower(text)
-
-
-@dataclass(frozen=True)
-class _Function:
-    takes: tuple[Type, ...]
-    gives: Type
-    compute: Callable[..., Any]
-    example: str
-    pattern: bool = False
-    """Whether its last value is a text that must be known before."""
-
-
-_FUNCTIONS = {
-    "words": _Function(("text",), "number", _words, "words(long)"),
-    "characters": _Function(("text",), "number", _characters, "characters(long)"),
-    "min": _Function(("number", "number"), "number", np.minimum, "min(width, height)"),
-    "max": _Function(("number", "number"), "number", np.maximum, "max(width, height)"),
-    "lower": _Function(("text",), "text", _lower, "lower(long)"),
-    "contains": _Function(("text", "text"), "truth", _on_text("match_substring"), "contains(long, 'dog')", True),
-    "starts": _Function(("text", "text"), "truth", _on_text("starts_with"), "starts(source, 'train/')", True),
-    "ends": _Function(("text", "text"), "truth", _on_text("ends_with"), "ends(source, '.png')", True),
-    "matches": _Function(("text", "text"), "truth", _on_text("match_substring_regex"), "matches(long, '^A ')", True),
-}

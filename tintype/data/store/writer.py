@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from tintype.data.store.attributes import Kind, Value
 from tintype.data.store.encode import Picture
-from tintype.data.store.layout import ABOUT, CAPTION, SPLITS, AboutStore, Identity, Shard, Split, open_shard, schema
+from tintype.data.store.layout import (
+    ABOUT,
+    ATTRIBUTE,
+    CAPTION,
+    SPLITS,
+    AboutStore,
+    Identity,
+    Shard,
+    Split,
+    open_shard,
+    schema,
+)
 from tintype.errors import UserError
 from tintype.files import write_bytes, write_json, write_text
 
@@ -26,6 +38,7 @@ class Record:
     source: str
     split: Split
     captions: Mapping[str, str]
+    attributes: Mapping[str, Value] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
         picture = self.picture
@@ -38,6 +51,7 @@ class Record:
             "pixels": picture.pixels,
             "split": self.split,
             **{CAPTION + name: text for name, text in self.captions.items()},
+            **{ATTRIBUTE + name: value for name, value in self.attributes.items()},
         }
 
 
@@ -54,8 +68,10 @@ class _Kept(BaseModel):
 
 
 class Writer:
-    def __init__(self, work: Path, captions: Sequence[str], request: Mapping[str, Any]) -> None:
-        self._work, self._captions = work, captions
+    def __init__(
+        self, work: Path, captions: Sequence[str], attributes: Mapping[str, Kind], request: Mapping[str, Any]
+    ) -> None:
+        self._work, self._captions, self._attributes = work, captions, attributes
         self._kept = _read_kept(work, request)
         self._identity, self._counts = Identity(), dict.fromkeys(SPLITS, 0)
         self._first_seen: dict[str, tuple[Split, str]] = {}
@@ -124,6 +140,7 @@ class Writer:
             captions=list(self._captions),
             shards=kept.shards,
             made_from=kept.request,
+            attributes=dict(self._attributes),
         )
         try:
             write_text(self._work / ABOUT, about.to_json())
@@ -139,7 +156,7 @@ class Writer:
     def _write_shard(self, index: int) -> Shard:
         import pyarrow
 
-        batch = pyarrow.RecordBatch.from_pylist(self._rows, schema=schema(self._captions))
+        batch = pyarrow.RecordBatch.from_pylist(self._rows, schema=schema(self._captions, self._attributes))
         sink = pyarrow.BufferOutputStream()
         with pyarrow.ipc.new_file(sink, batch.schema) as writer:
             writer.write_batch(batch)
@@ -152,8 +169,11 @@ class Writer:
     def _take_in(self, batch: Any) -> None:
         """Counts the rows of a shard that is written."""
         columns = ["sha256", "split", "pixels", "source", *(CAPTION + name for name in self._captions)]
-        for sha256, split, pixels, source, *texts in zip(*(batch.column(c).to_pylist() for c in columns), strict=True):
-            self._identity.add(sha256, split, dict(zip(self._captions, texts, strict=True)))
+        columns += [ATTRIBUTE + name for name in self._attributes]
+        for sha256, split, pixels, source, *rest in zip(*(batch.column(c).to_pylist() for c in columns), strict=True):
+            texts, values = rest[: len(self._captions)], rest[len(self._captions) :]
+            captions = dict(zip(self._captions, texts, strict=True))
+            self._identity.add(sha256, split, captions, dict(zip(self._attributes, values, strict=True)))
             self._counts[split] += 1
             self._first_seen.setdefault(pixels, (split, source))
 

@@ -6,10 +6,10 @@ a file with an `open_…(path)` that returns a `Door`, or None where the path is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tintype.errors import UserError
 
@@ -24,12 +24,19 @@ class Item:
     texts: Mapping[str, str | None] = field(default_factory=dict)
     """The columns that were asked for."""
     problem: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Those that attributes are taken from, as the source has them: texts, numbers, truths, and whatever JSON holds."""
 
 
 class Door(Protocol):
     @property
     def columns(self) -> Sequence[str]:
         """The columns of text that captions and splits can be taken from."""
+
+    @property
+    def kinds(self) -> Mapping[str, Collection[str]]:
+        """The columns that attributes can be taken from, and the kinds of their values: one where the source says it,
+        and where it does not, as in JSON, all that its values have."""
 
     @property
     def usual_captions(self) -> Mapping[str, str]:
@@ -42,8 +49,8 @@ class Door(Protocol):
     def fingerprint(self) -> list[list[str | int]]:
         """Name, size and time of each file: an import goes on with the same source only."""
 
-    def items(self, columns: Sequence[str], first: int) -> Iterator[Item]:
-        """The items from `first` on, with these columns."""
+    def items(self, columns: Sequence[str], first: int, attributes: Sequence[str] = ()) -> Iterator[Item]:
+        """The items from `first` on, with these columns of text, and these for attributes."""
 
 
 def usual_captions(columns: Sequence[str]) -> dict[str, str]:

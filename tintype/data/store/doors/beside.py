@@ -1,13 +1,14 @@
 """Captions in files that stand beside a picture under its name, on a disk or in a tar.
 
 `dog.txt` is the column `txt`, `dog.short.txt` the column `short`, and so on for any name between the dots. The entries
-of `dog.json` that are strings are columns under their own names.
+of `dog.json` are columns under their own names; captions are those that are strings.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from tintype.data.store.doors import usual_captions
 
@@ -25,15 +26,24 @@ def text_of(content: bytes, name: str) -> str:
         raise UnreadableError(f"{name} is not text in UTF-8: {error}") from None
 
 
-def entries_of(content: bytes, name: str) -> dict[str, str]:
-    """The strings in a JSON object."""
+def entries_of(content: bytes, name: str) -> dict[str, Any]:
+    """What is in a JSON object."""
     try:
         found = json.loads(text_of(content, name))
     except (ValueError, RecursionError) as error:
         raise UnreadableError(f"{name} cannot be read as JSON: {error}") from None
     if not isinstance(found, dict):
         raise UnreadableError(f"{name} holds no JSON object")
-    return {key: value for key, value in found.items() if isinstance(value, str)}
+    return found
+
+
+def strings_in(entries: Mapping[str, Any]) -> dict[str, str]:
+    return {key: value for key, value in entries.items() if isinstance(value, str)}
+
+
+def kinds_beside(text_columns: Collection[str], entries: Mapping[str, Collection[str]]) -> dict[str, Collection[str]]:
+    """A text file goes before an entry of its name."""
+    return {name: entries[name] for name in sorted(entries)} | {name: {"text"} for name in sorted(text_columns)}
 
 
 def captions_beside(text_columns: Collection[str], json_columns: Collection[str]) -> dict[str, str]:

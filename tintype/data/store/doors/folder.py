@@ -7,10 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tintype.data.pictures import SUFFIXES
+from tintype.data.store.attributes import add_kinds
 from tintype.data.store.doors import Item, files_in, fingerprint, first_folder
-from tintype.data.store.doors.beside import FOLDER, PLAIN, UnreadableError, captions_beside, entries_of, text_of
+from tintype.data.store.doors.beside import (
+    FOLDER,
+    PLAIN,
+    UnreadableError,
+    captions_beside,
+    entries_of,
+    kinds_beside,
+    strings_in,
+    text_of,
+)
 from tintype.data.store.doors.metadata import is_metadata
 from tintype.errors import UserError
 
@@ -32,11 +43,13 @@ class FolderDoor:
         if len(stems) < len(pictures):
             raise UserError(f"{path} has two pictures of one name, {_twin(pictures)}: their captions would be the same")
         texts = {column for file in beside if (column := _column(file, stems))}
-        entries = _entries(file for file in beside if file.suffix.lower() == ".json" and file.with_suffix("") in stems)
+        kinds = _entries(file for file in beside if file.suffix.lower() == ".json" and file.with_suffix("") in stems)
+        entries = {name for name, some in kinds.items() if "text" in some}
         if double := sorted(texts & entries):
             raise UserError(f"{path}: {', '.join(double)} is the name of .txt files and of entries in .json files")
         self._texts = texts
         self.columns = list(dict.fromkeys([*sorted(texts | entries), FOLDER]))
+        self.kinds = kinds_beside({*texts, FOLDER}, kinds)
         self.usual_captions = captions_beside(texts, entries)
         self.count = len(pictures)
 
@@ -44,34 +57,36 @@ class FolderDoor:
     def fingerprint(self) -> list[list[str | int]]:
         return fingerprint([*self._pictures, *sorted(self._beside)])
 
-    def items(self, columns: Sequence[str], first: int) -> Iterator[Item]:
-        return (self._item(picture, columns) for picture in self._pictures[first:])
+    def items(self, columns: Sequence[str], first: int, attributes: Sequence[str] = ()) -> Iterator[Item]:
+        return (self._item(picture, columns, attributes) for picture in self._pictures[first:])
 
-    def _item(self, picture: Path, columns: Sequence[str]) -> Item:
+    def _item(self, picture: Path, columns: Sequence[str], attributes: Sequence[str]) -> Item:
         source = str(picture.relative_to(self._path))
         try:
-            texts = self._texts_of(picture, columns)
-            return Item(source, picture.read_bytes(), texts)
+            found = self._values_of(picture, {*columns, *attributes})
+            texts = {**dict.fromkeys(columns), **strings_in({column: found[column] for column in columns})}
+            return Item(source, picture.read_bytes(), texts, values={column: found[column] for column in attributes})
         except (OSError, UnreadableError) as error:
             return Item(source, None, {}, f"it or its caption cannot be read: {error}")
 
-    def _texts_of(self, picture: Path, columns: Sequence[str]) -> dict[str, str | None]:
-        found: dict[str, str | None] = {**dict.fromkeys(columns), FOLDER: first_folder(picture, self._path)}
+    def _values_of(self, picture: Path, columns: set[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {**dict.fromkeys(columns), FOLDER: first_folder(picture, self._path)}
         entries = picture.with_suffix(".json")
-        if entries in self._beside and set(columns) - self._texts - {FOLDER}:
-            found.update(entries_of(entries.read_bytes(), entries.name))
-        for column in self._texts & set(columns):
+        if entries in self._beside and columns - self._texts - {FOLDER}:
+            known = entries_of(entries.read_bytes(), entries.name)
+            found.update({key: value for key, value in known.items() if key != FOLDER or isinstance(value, str)})
+        for column in self._texts & columns:
             file = picture.with_suffix(".txt" if column == PLAIN else f".{column}.txt")
             found[column] = text_of(file.read_bytes(), file.name) if file in self._beside else None
-        return {column: found[column] for column in columns}
+        return found
 
 
-def _entries(files: Iterator[Path]) -> set[str]:
-    """The names of all entries; a file that cannot be read is told of when its picture comes."""
-    found: set[str] = set()
+def _entries(files: Iterator[Path]) -> dict[str, set[str]]:
+    """The names of all entries and their kinds; a file that cannot be read is told of when its picture comes."""
+    found: dict[str, set[str]] = {}
     for file in files:
         try:
-            found.update(entries_of(file.read_bytes(), file.name))
+            add_kinds(found, entries_of(file.read_bytes(), file.name))
         except (OSError, UnreadableError):
             continue
     return found

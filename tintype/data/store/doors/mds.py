@@ -20,13 +20,21 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import BaseModel, Field, ValidationError
 
+from tintype.data.store.attributes import kinds_in
 from tintype.data.store.doors import Item, fingerprint, first_folder, leads_out, usual_captions
-from tintype.data.store.doors.beside import FOLDER, UnreadableError, entries_of, text_of
+from tintype.data.store.doors.beside import FOLDER, UnreadableError, entries_of, strings_in, text_of
 from tintype.errors import UserError
 
 _INDEX = "index.json"
 _PICTURES = ("jpeg", "png", "pil")
 _TEXTS = ("str", "str_int", "str_float", "str_decimal")
+_WHOLE = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_SCALARS = {name: np.dtype(name).newbyteorder("<") for name in (*_WHOLE, "float16", "float32", "float64")}
+_KINDS: dict[str, str] = {
+    "str": "text",
+    **dict.fromkeys(("int", "str_int", *_WHOLE), "int"),
+    **dict.fromkeys(("str_float", "str_decimal", "float16", "float32", "float64"), "float"),
+}
 _UINT32 = np.dtype("<u4")
 _RAW_MODES = {"L": (1, "PNG"), "LA": (2, "PNG"), "RGB": (3, "PNG"), "RGBA": (4, "PNG"), "CMYK": (4, "TIFF")}
 """Bytes a pixel of the kinds of raw pixels that can be stored, and a format that keeps them exactly."""
@@ -99,10 +107,12 @@ class MdsDoor:
         if other := next((place for place in self._places if place.shard.encodings() != encodings), None):
             raise UserError(f"{other.path} has other columns than {self._places[0].path}")
         self._image, self._encodings = _image_column(encodings, path), encodings
-        entries = self._entries() if "json" in encodings.values() else []
+        first = self._first_entries() if "json" in encodings.values() else {}
+        entries = strings_in(first)
         texts = [name for name, encoding in encodings.items() if encoding in (*_TEXTS, "int", "json")]
         folder = [FOLDER] if any(place.split for place in self._places) else []
         self.columns = list(dict.fromkeys([*texts, *entries, *folder]))
+        self.kinds = {**_kinds(encodings, first), **{name: {"text"} for name in folder}}
         self.usual_captions = usual_captions(self.columns)
         self.count = sum(place.shard.samples for place in self._places)
 
@@ -110,38 +120,42 @@ class MdsDoor:
     def fingerprint(self) -> list[list[str | int]]:
         return fingerprint([*self._indices, *(place.path for place in self._places)])
 
-    def items(self, columns: Sequence[str], first: int) -> Iterator[Item]:
+    def items(self, columns: Sequence[str], first: int, attributes: Sequence[str] = ()) -> Iterator[Item]:
         for place in self._places:
             if first < place.shard.samples:
                 for number, sample in _samples(place, first):
-                    yield self._item(place, number, sample, columns)
+                    yield self._item(place, number, sample, columns, attributes)
             first = max(0, first - place.shard.samples)
 
-    def _item(self, place: _Place, number: int, sample: bytes, columns: Sequence[str]) -> Item:
+    def _item(
+        self, place: _Place, number: int, sample: bytes, columns: Sequence[str], attributes: Sequence[str]
+    ) -> Item:
         source = f"{place.path.relative_to(self._path)}, sample {number}"
         try:
             parts = _parts(place.shard, sample)
-            found: dict[str, str | None] = {**dict.fromkeys(columns), FOLDER: place.split}
+            asked = [*columns, *attributes]
+            found: dict[str, Any] = {**dict.fromkeys(asked), FOLDER: place.split}
             for name, encoding in self._encodings.items():
-                if name in columns or (encoding == "json" and any(one.startswith(f"{name}.") for one in columns)):
-                    found.update(_texts(name, encoding, parts[name]))
+                if name in asked or (encoding == "json" and any(one.startswith(f"{name}.") for one in asked)):
+                    found.update(_values(name, encoding, parts[name]))
             content = parts[self._image]
             content = _file_of_raw(content) if self._encodings[self._image] == "pil" else content
-            return Item(source, content, {column: found[column] for column in columns})
+            texts = {column: _text(found[column], self._encodings.get(column)) for column in columns}
+            return Item(source, content, texts, values={column: found[column] for column in attributes})
         except UnreadableError as error:
             return Item(source, None, {}, str(error))
 
-    def _entries(self) -> list[str]:
-        """The names of the strings in JSON columns, from the first sample."""
+    def _first_entries(self) -> dict[str, Any]:
+        """What the JSON columns of the first sample hold."""
         place = next((place for place in self._places if place.shard.samples), None)
         if place is None:
-            return []
+            return {}
         try:
             parts = _parts(place.shard, next(_samples(place, 0))[1])
-            found = [_texts(name, "json", parts[name]) for name, kind in self._encodings.items() if kind == "json"]
+            found = [_values(name, "json", parts[name]) for name, kind in self._encodings.items() if kind == "json"]
         except UnreadableError:
-            return []
-        return [key for texts in found for key in texts]
+            return {}
+        return {key: value for values in found for key, value in values.items()}
 
 
 def _is_index(file: Path) -> bool:
@@ -246,16 +260,36 @@ def _parts(shard: _Shard, sample: bytes) -> dict[str, bytes]:
     return {name: sample[ends[at] : ends[at + 1]] for at, name in enumerate(shard.column_names)}
 
 
-def _texts(name: str, encoding: str, content: bytes) -> Mapping[str, str]:
-    """What a column gives: itself, or `NAME.KEY` for each string in an object of JSON."""
+def _kinds(encodings: Mapping[str, str], first: Mapping[str, Any]) -> dict[str, set[str]]:
+    """By the encodings. Of JSON only the first sample is known: a number that is whole there need not be elsewhere."""
+    entries = {name: {"float" if kind == "int" else kind for kind in some} for name, some in kinds_in([first]).items()}
+    return {name: {_KINDS[encoding]} for name, encoding in encodings.items() if encoding in _KINDS} | entries
+
+
+def _text(value: Any, encoding: str | None) -> str | None:
     if encoding == "int":
-        return {name: str(int.from_bytes(content, "little", signed=True))}
+        return str(value)
+    return value if isinstance(value, str) else None
+
+
+def _values(name: str, encoding: str, content: bytes) -> Mapping[str, Any]:
+    """What a column gives: itself, or `NAME.KEY` for each entry in an object of JSON."""
+    if encoding == "int":
+        return {name: int.from_bytes(content, "little", signed=True)}
+    if encoding in _SCALARS:
+        return {name: _scalar(name, encoding, content)}
     if encoding != "json":
         return {name: text_of(content, f"its column {name}")}
     if content[:1] == b'"':
         return {name: _json_string(name, content)}
     entries = entries_of(content, f"its column {name}")
     return {f"{name}.{key}": value for key, value in entries.items()}
+
+
+def _scalar(name: str, encoding: str, content: bytes) -> Any:
+    if len(content) != _SCALARS[encoding].itemsize:
+        raise UnreadableError(f"its column {name} has {len(content)} bytes, and {encoding} has another number of them")
+    return np.frombuffer(content, _SCALARS[encoding])[0].item()
 
 
 def _json_string(name: str, content: bytes) -> str:

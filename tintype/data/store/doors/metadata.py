@@ -1,8 +1,8 @@
 """A folder of pictures with a `metadata.jsonl`, `.csv` or `.parquet`, as image folders on the hub have it.
 
-Each row names a picture in `file_name`, seen from the folder that the metadata file lies in; its other texts are
-columns. A picture that no row names is an item too, so that it is told of. The column `folder` is the first
-folder on the way to a picture, unless the rows have a column of that name.
+Each row names a picture in `file_name`, seen from the folder that the metadata file lies in; its other values are
+columns, and the texts among them can be captions. A picture that no row names is an item too, so that it is told of.
+The column `folder` is the first folder on the way to a picture, unless the rows have a column of that name.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tintype.data.pictures import SUFFIXES
+from tintype.data.store.attributes import kinds_in
 from tintype.data.store.doors import Item, files_in, fingerprint, first_folder, leads_out, usual_captions
-from tintype.data.store.doors.beside import FOLDER
-from tintype.data.store.doors.table import IMAGE, parquet_file, parquet_rows, text_columns
+from tintype.data.store.doors.beside import FOLDER, strings_in
+from tintype.data.store.doors.table import IMAGE, kinds, parquet_file, parquet_rows
 from tintype.errors import UserError
 
 _NAME = "file_name"
@@ -29,13 +30,23 @@ _LONGEST_CELL = 1 << 27
 class _Row:
     place: str
     """Of the row itself, for messages."""
-    texts: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
+
+    @property
+    def name(self) -> str | None:
+        """Of its picture."""
+        found = self.values.get(_NAME)
+        return found if isinstance(found, str) else None
+
+
+def _is_table(file: Path) -> bool:
+    return file.name == "metadata.parquet"
 
 
 def is_metadata(file: Path) -> bool:
     """A Parquet file of this name may as well hold the pictures themselves."""
-    if file.name == "metadata.parquet":
+    if _is_table(file):
         names = parquet_file(file).schema_arrow.names
         return _NAME in names or IMAGE not in names
     return file.name in _READERS
@@ -60,12 +71,16 @@ class MetadataDoor:
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
             raise UserError(f"{twice} has several metadata files; leave one of them")
         self._rows = [(file.parent, row) for file in metadata for row in _READERS[file.name](file)]
-        named = {folder / row.texts[_NAME] for folder, row in self._rows if _NAME in row.texts}
+        named = {folder / row.name for folder, row in self._rows if row.name is not None}
         self._unnamed = [picture for picture in pictures if picture not in named]
-        if not any(_NAME in row.texts for _, row in self._rows):
+        if not any(row.name is not None for _, row in self._rows):
             raise UserError(f"{metadata[0]} has no column '{_NAME}', which names the picture of each row")
-        texts = dict.fromkeys(column for _, row in self._rows for column in row.texts if column != _NAME)
-        self.columns = list(dict.fromkeys([*texts, FOLDER]))
+        seen = kinds_in(row.values for _, row in self._rows)
+        for name, some in kinds([parquet_file(file).schema_arrow for file in metadata if _is_table(file)]).items():
+            seen.setdefault(name, set()).update(some)
+        del seen[_NAME]
+        self.columns = list(dict.fromkeys([*(name for name, some in seen.items() if "text" in some), FOLDER]))
+        self.kinds = {FOLDER: {"text"}, **seen}
         self.usual_captions = usual_captions(self.columns)
         self.count = len(self._rows) + len(self._unnamed)
 
@@ -73,27 +88,29 @@ class MetadataDoor:
     def fingerprint(self) -> list[list[str | int]]:
         return fingerprint(self._files)
 
-    def items(self, columns: Sequence[str], first: int) -> Iterator[Item]:
+    def items(self, columns: Sequence[str], first: int, attributes: Sequence[str] = ()) -> Iterator[Item]:
         for folder, row in self._rows[first:]:
-            yield self._item(folder, row, columns)
+            yield self._item(folder, row, columns, attributes)
         for picture in self._unnamed[max(0, first - len(self._rows)) :]:
             yield Item(str(picture.relative_to(self._path)), None, {}, "no row of the metadata names it")
 
-    def _item(self, folder: Path, row: _Row, columns: Sequence[str]) -> Item:
+    def _item(self, folder: Path, row: _Row, columns: Sequence[str], attributes: Sequence[str]) -> Item:
         if row.problem:
             return Item(row.place, None, {}, row.problem)
-        name = row.texts.get(_NAME, "")
+        name = row.name or ""
         if not name.strip():
             return Item(row.place, None, {}, f"its {_NAME} is empty")
         if leads_out(name):
             return Item(row.place, None, {}, f"its {_NAME} {name} leads out of the folder")
         file = folder / name
         source = str(file.relative_to(self._path))
-        known = {FOLDER: first_folder(file, self._path), **row.texts}
+        known = {FOLDER: first_folder(file, self._path), **row.values}
+        texts = {**dict.fromkeys(columns), **strings_in({column: known.get(column) for column in columns})}
         try:
             if not file.is_file():
                 return Item(source, None, {}, f"{row.place} names it, and there is no such file")
-            return Item(source, file.read_bytes(), {column: known.get(column) for column in columns})
+            values = {column: known.get(column) for column in attributes}
+            return Item(source, file.read_bytes(), texts, values=values)
         except OSError as error:
             return Item(source, None, {}, f"it cannot be read: {error}")
 
@@ -117,7 +134,7 @@ def _json_row(line: str, place: str) -> _Row:
         return _Row(place, problem=f"it cannot be read as JSON: {error}")
     if not isinstance(found, dict):
         return _Row(place, problem="it is no JSON object")
-    return _Row(place, {key: value for key, value in found.items() if isinstance(value, str)})
+    return _Row(place, found)
 
 
 def _read_csv(file: Path) -> Iterator[_Row]:
@@ -138,10 +155,13 @@ def _read_csv(file: Path) -> Iterator[_Row]:
 
 
 def _read_parquet(file: Path) -> Iterator[_Row]:
-    columns = text_columns(parquet_file(file).schema_arrow)
-    for number, values in parquet_rows(file, columns):
-        texts = {name: value.decode("utf-8", "surrogateescape") for name, value in values.items() if value is not None}
-        yield _Row(f"{file.name}, row {number}", texts)
+    columns = kinds([parquet_file(file).schema_arrow])
+    for number, values in parquet_rows(file, list(columns)):
+        yield _Row(f"{file.name}, row {number}", {name: _decoded(value) for name, value in values.items()})
+
+
+def _decoded(value: Any) -> Any:
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Any]]] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tintype.data.store.doors import Item, files_in, fingerprint, usual_captions
 from tintype.data.store.doors.metadata import is_metadata
-from tintype.data.store.doors.table import image_column, item, parquet_file, parquet_rows, text_columns
+from tintype.data.store.doors.table import image_column, item, kinds, parquet_file, parquet_rows, text_columns
 from tintype.errors import UserError
 
 
@@ -28,6 +28,7 @@ class ParquetDoor:
             has = {image_column(schema, str(file)), *text_columns(schema)}
             if missing := {self._image, *self.columns} - has:
                 raise UserError(f"{file} lacks the columns {', '.join(sorted(missing))}, which {files[0]} has")
+        self.kinds = kinds(schemas)
         self.count = sum(parquet_file(file).metadata.num_rows for file in files)
         self.usual_captions = usual_captions(self.columns)
 
@@ -35,11 +36,11 @@ class ParquetDoor:
     def fingerprint(self) -> list[list[str | int]]:
         return fingerprint(self._files)
 
-    def items(self, columns: Sequence[str], first: int) -> Iterator[Item]:
+    def items(self, columns: Sequence[str], first: int, attributes: Sequence[str] = ()) -> Iterator[Item]:
         for file in self._files:
             count = parquet_file(file).metadata.num_rows
             if first < count:
-                wanted = list(dict.fromkeys([self._image, *columns]))
+                wanted = list(dict.fromkeys([self._image, *columns, *attributes]))
                 for row, values in parquet_rows(file, wanted, first):
-                    yield item(values, self._image, columns, f"{file.name}, row {row}")
+                    yield item(values, self._image, columns, attributes, f"{file.name}, row {row}")
             first = max(0, first - count)

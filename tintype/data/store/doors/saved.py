@@ -15,7 +15,7 @@ from typing import Any
 
 from tintype.data.store.doors import Item, fingerprint, usual_captions
 from tintype.data.store.doors.beside import FOLDER
-from tintype.data.store.doors.table import image_column, item, rows, text_columns
+from tintype.data.store.doors.table import image_column, item, kinds, rows, text_columns
 from tintype.errors import UserError
 
 _STATE, _DICT = "state.json", "dataset_dict.json"
@@ -44,7 +44,7 @@ class SavedDoor:
         self._path = path
         files = [(name, file) for name, folder in folders.items() for file in _data_files(folder)]
         self._streams: list[_Stream] = []
-        self._image, self._table = "", list[str]()
+        self._image, self._table, schemas = "", list[str](), []
         for name, file in files:
             with _reading(file) as (mapped, stream):
                 image, texts = image_column(stream.schema, str(file)), text_columns(stream.schema)
@@ -52,10 +52,13 @@ class SavedDoor:
                     self._image, self._table = image, texts
                 if missing := {self._image, *self._table} - {image, *texts}:
                     raise UserError(f"{file} lacks the columns {', '.join(sorted(missing))}, which {files[0][1]} has")
+                schemas.append(stream.schema)
                 self._streams.append(_Stream(file, name, sum(batch.num_rows for batch in stream)))
                 if mapped.tell() != mapped.size():
                     raise UserError(f"{file} cannot be read as an Arrow stream: something follows its end")
-        self.columns = list(dict.fromkeys([*self._table, *([] if None in folders else [FOLDER])]))
+        folder = [] if None in folders else [FOLDER]
+        self.columns = list(dict.fromkeys([*self._table, *folder]))
+        self.kinds = {**{name: {"text"} for name in folder}, **kinds(schemas)}
         self.usual_captions = usual_captions(self.columns)
         self.count = sum(stream.rows for stream in self._streams)
 
@@ -63,22 +66,23 @@ class SavedDoor:
     def fingerprint(self) -> list[list[str | int]]:
         return fingerprint([stream.path for stream in self._streams])
 
-    def items(self, columns: Sequence[str], first: int) -> Iterator[Item]:
+    def items(self, columns: Sequence[str], first: int, attributes: Sequence[str] = ()) -> Iterator[Item]:
         for stream in self._streams:
             if first < stream.rows:
-                yield from self._read(stream, columns, first)
+                yield from self._read(stream, columns, attributes, first)
             first = max(0, first - stream.rows)
 
-    def _read(self, stream: _Stream, columns: Sequence[str], first: int) -> Iterator[Item]:
-        ours = [column for column in columns if column in self._table]
+    def _read(self, stream: _Stream, columns: Sequence[str], attributes: Sequence[str], first: int) -> Iterator[Item]:
+        asked = dict.fromkeys([self._image, *columns, *attributes])
         row = 0
         with _reading(stream.path) as (_, batches):
             for batch in batches:
                 start = max(0, first - row)
-                wanted = batch.select([self._image, *ours]).slice(start)
+                wanted = batch.select([column for column in asked if column in batch.schema.names]).slice(start)
                 for number, values in enumerate(rows(wanted), row + start):
                     values[FOLDER] = values.get(FOLDER, (stream.folder or "").encode())
-                    yield item(values, self._image, columns, f"{stream.path.relative_to(self._path)}, row {number}")
+                    place = f"{stream.path.relative_to(self._path)}, row {number}"
+                    yield item(values, self._image, columns, attributes, place)
                 row += batch.num_rows
 
 

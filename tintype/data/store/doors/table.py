@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tintype.data.store.attributes import kind_of_arrow
 from tintype.data.store.doors import Item
 from tintype.errors import UserError
 
@@ -27,6 +28,12 @@ def text_columns(schema: Any) -> list[str]:
     return [one.name for one in schema if _is_text(_plain(one.type))]
 
 
+def kinds(schemas: Sequence[Any]) -> dict[str, set[str]]:
+    """The columns of texts, numbers and truths that all of the tables have, and their kinds."""
+    each = [{one.name: kind for one in schema if (kind := kind_of_arrow(one.type)) is not None} for schema in schemas]
+    return {name: {one[name] for one in each} for name in (each[0] if each else ()) if all(name in one for one in each)}
+
+
 def rows(batch: Any) -> Iterator[dict[str, Any]]:
     """The rows of a batch. Texts are bytes until their own row is read: one that is not UTF-8 spoils no other."""
     columns = [column.cast(_as_bytes(column.type)) for column in batch.columns]
@@ -36,20 +43,21 @@ def rows(batch: Any) -> Iterator[dict[str, Any]]:
         yield {name: column[row].as_py() for name, column in zip(batch.schema.names, columns, strict=True)}
 
 
-def item(values: dict[str, Any], image: str, texts: Sequence[str], place: str) -> Item:
+def item(values: dict[str, Any], image: str, texts: Sequence[str], attributes: Sequence[str], place: str) -> Item:
     found = values[image]
     content = found.get("bytes") if isinstance(found, dict) else found
     path = found.get("path") if isinstance(found, dict) else None
     source = f"{place}, {path.decode(errors='replace')}" if isinstance(path, bytes) and path else place
-    decoded: dict[str, str | None] = {}
-    for column in texts:
+    decoded: dict[str, Any] = {}
+    for column in dict.fromkeys([*texts, *attributes]):
         try:
-            decoded[column] = None if values[column] is None else values[column].decode()
+            decoded[column] = values[column].decode() if isinstance(values[column], bytes) else values[column]
         except UnicodeDecodeError as error:
             return Item(source, None, {}, f"its column {column} is not text in UTF-8: {error}")
     if not isinstance(content, bytes):
-        return Item(source, None, decoded, f"the column '{image}' holds no bytes of an image file")
-    return Item(source, content, decoded)
+        return Item(source, None, {}, f"the column '{image}' holds no bytes of an image file")
+    some, known = ({column: decoded[column] for column in columns} for columns in (texts, attributes))
+    return Item(source, content, some, values=known)
 
 
 def _as_bytes(kind: Any) -> Any:

@@ -1,8 +1,9 @@
 """WebDataset tars: members of one name up to the first dot are a record, in the order of their first members.
 
 The part behind that dot says what a member is: a picture's ending; `txt` and `NAME.txt`, the columns `txt` and `NAME`;
-`json`, whose strings are columns. Nothing is unpacked to the disk. What a record cannot be made of (links, devices,
-paths that lead out, records without a picture) is an item too, so that it is told of.
+`json`, whose entries are columns, the strings among them also of captions. Nothing is unpacked to the disk. What a
+record cannot be made of (links, devices, paths that lead out, records without a picture) is an item too, so that it is
+told of.
 """
 
 from __future__ import annotations
@@ -11,10 +12,20 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tintype.data.pictures import SUFFIXES, refuse_cut, refuse_rest
+from tintype.data.store.attributes import add_kinds
 from tintype.data.store.doors import Item, files_in, fingerprint, leads_out
-from tintype.data.store.doors.beside import PLAIN, UnreadableError, captions_beside, entries_of, text_of
+from tintype.data.store.doors.beside import (
+    PLAIN,
+    UnreadableError,
+    captions_beside,
+    entries_of,
+    kinds_beside,
+    strings_in,
+    text_of,
+)
 from tintype.errors import UserError
 
 _JSON = "json"
@@ -60,17 +71,19 @@ class WebDatasetDoor:
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
         texts: set[str] = set()
-        entries: set[str] = set()
+        kinds: dict[str, set[str]] = {}
         self._samples: list[_Sample] = []
         for file in files:
             samples = _index(file)
             self._samples.extend(samples)
             texts.update(column for sample in samples for one in sample.members if (column := _column(one)))
-            entries.update(_entries(file, samples))
+            _add_entries(kinds, samples)
+        entries = {name for name, some in kinds.items() if "text" in some}
         if double := sorted(texts & entries):
             raise UserError(f"{files[0]}: {', '.join(double)} is the name of .txt members and of entries in .json ones")
         self._texts = texts
         self.columns = sorted(texts | entries)
+        self.kinds = kinds_beside(texts, kinds)
         self.usual_captions = captions_beside(texts, entries)
         self.count = len(self._samples)
 
@@ -78,10 +91,10 @@ class WebDatasetDoor:
     def fingerprint(self) -> list[list[str | int]]:
         return fingerprint(self._files)
 
-    def items(self, columns: Sequence[str], first: int) -> Iterator[Item]:
-        return (self._item(sample, columns) for sample in self._samples[first:])
+    def items(self, columns: Sequence[str], first: int, attributes: Sequence[str] = ()) -> Iterator[Item]:
+        return (self._item(sample, columns, attributes) for sample in self._samples[first:])
 
-    def _item(self, sample: _Sample, columns: Sequence[str]) -> Item:
+    def _item(self, sample: _Sample, columns: Sequence[str], attributes: Sequence[str]) -> Item:
         picture = sample.picture
         if sample.problem:
             return Item(sample.source, None, {}, sample.problem)
@@ -89,16 +102,22 @@ class WebDatasetDoor:
             endings = ", ".join(sample.members)
             return Item(sample.source, None, {}, f"it has no picture, or more than one: its members are {endings}")
         try:
-            found: dict[str, str | None] = dict.fromkeys(columns)
-            if _JSON in sample.members and set(columns) - self._texts:
-                found.update(entries_of(_read(sample, _JSON, _MOST_TEXT), _JSON))
-            for ending in sample.members:
-                if (column := _column(ending)) in columns and column is not None:
-                    found[column] = text_of(_read(sample, ending, _MOST_TEXT), ending)
-            texts = {column: found[column] for column in columns}
-            return Item(f"{sample.source}.{picture}", _read(sample, picture), texts)
+            found = self._values_of(sample, {*columns, *attributes})
+            texts = {**dict.fromkeys(columns), **strings_in({column: found[column] for column in columns})}
+            values = {column: found[column] for column in attributes}
+            return Item(f"{sample.source}.{picture}", _read(sample, picture), texts, values=values)
         except UnreadableError as error:
             return Item(sample.source, None, {}, f"its caption cannot be read: {error}")
+
+    def _values_of(self, sample: _Sample, columns: set[str]) -> dict[str, Any]:
+        found: dict[str, Any] = dict.fromkeys(columns)
+        if _JSON in sample.members and columns - self._texts:
+            entries = entries_of(_read(sample, _JSON, _MOST_TEXT), _JSON)
+            found.update({key: value for key, value in entries.items() if key not in self._texts})
+        for ending in sample.members:
+            if (column := _column(ending)) in columns and column is not None:
+                found[column] = text_of(_read(sample, ending, _MOST_TEXT), ending)
+        return found
 
 
 def _index(path: Path) -> list[_Sample]:
@@ -153,16 +172,14 @@ def _column(ending: str) -> str | None:
     return ending.removesuffix(".txt") if ending.endswith(".txt") else None
 
 
-def _entries(file: Path, samples: Sequence[_Sample]) -> set[str]:
-    """The names of all entries; what cannot be read is told of when its record comes."""
-    found: set[str] = set()
+def _add_entries(kinds: dict[str, set[str]], samples: Sequence[_Sample]) -> None:
+    """The names of all entries and their kinds; what cannot be read is told of when its record comes."""
     for sample in samples:
         if _JSON in sample.members:
             try:
-                found.update(entries_of(_read(sample, _JSON, _MOST_TEXT), _JSON))
+                add_kinds(kinds, entries_of(_read(sample, _JSON, _MOST_TEXT), _JSON))
             except UnreadableError:
                 continue
-    return found
 
 
 def _read(sample: _Sample, ending: str, most: int | None = None) -> bytes:

@@ -1,0 +1,191 @@
+"""Attributes: what is known of a picture besides its captions, such as a style, a score or a licence.
+
+Each has one kind for all records: `text`, `int`, `float` or `bool`. A value may be missing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from tintype.data.store.texts import LONGEST
+from tintype.errors import UserError
+
+Kind = Literal["text", "int", "float", "bool"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Value = str | int | float | bool | None
+RESERVED = ("image", "width", "height", "source", "sha256", "pixels", "split")
+_NAME = re.compile(r"[^\[\]:\s](?:[^\[\]:]{0,62}[^\[\]:\s])?")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_INT64 = 1 << 63
+_TRUTHS = {"true": True, "false": False, "1": True, "0": False}
+_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """Where an attribute is taken from. `kind` is None where the source decides."""
+
+    column: str
+    kind: Kind | None = None
+
+
+@dataclass(frozen=True)
+class Settled:
+    """An attribute's column, and what all its values are."""
+
+    column: str
+    kind: Kind
+
+
+class MisfitError(Exception):
+    """A value that is none of its kind; the message shows it."""
+
+
+def read_attributes(pairs: Mapping[str, str]) -> dict[str, Attribute]:
+    """From the `COLUMN` or `COLUMN:KIND` of each name."""
+    found = {}
+    for name, asked in pairs.items():
+        column, _, last = asked.rpartition(":")
+        kind = next((kind for kind in KINDS if kind == last and column), None)
+        found[name] = Attribute(asked) if kind is None else Attribute(column, kind)
+    return found
+
+
+def check_names(names: Iterable[str], captions: Collection[str]) -> None:
+    for name in names:
+        if not _NAME.fullmatch(name) or not name.isprintable():
+            raise UserError(
+                f"--attribute {name}: the name of an attribute has up to 64 letters and signs other than '[', ']' and "
+                "':', and neither begins nor ends with a space"
+            )
+        if name in RESERVED:
+            raise UserError(f"--attribute {name}: every store has a column of this name; take another")
+        if name in captions:
+            raise UserError(f"--attribute {name}: a kind of caption has this name; take another for one of them")
+
+
+def settle(name: str, asked: Attribute, seen: Collection[str]) -> Settled:
+    """Of the kind that was said, or else of that of the values; whole numbers among others are numbers."""
+    kinds = {"float"} if set(seen) == {"int", "float"} else set(seen)
+    only = next((kind for kind in KINDS if kinds == {kind}), None)
+    if kind := asked.kind or only:
+        return Settled(asked.column, kind)
+    holds = f"holds {' and '.join(sorted(kinds))}" if kinds else "holds no value that would say what it is"
+    raise UserError(
+        f"--attribute {name}={asked.column}: this column {holds}; say what is meant: "
+        f"{', '.join(f'{name}={asked.column}:{kind}' for kind in KINDS)}. Records with another value are set aside"
+    )
+
+
+def kind_of(value: Any) -> str | None:
+    """Of a value in JSON; None where it is missing."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "bool"
+    names = {str: "text", int: "int", float: "float", list: "list", dict: "object"}
+    return names[type(value)]
+
+
+def kinds_in(rows: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
+    """Of every column the kinds that its values have."""
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        add_kinds(found, row)
+    return found
+
+
+def add_kinds(found: dict[str, set[str]], row: Mapping[str, Any]) -> None:
+    for column, value in row.items():
+        kinds = found.setdefault(column, set())
+        if (kind := kind_of(value)) is not None:
+            kinds.add(kind)
+
+
+def fit(value: Any, kind: Kind) -> Value:
+    """The value as one of this kind. Empty texts and NaN are missing, as tables that know nothing else write it."""
+    if isinstance(value, str):
+        value = value.strip()
+    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+        return None
+    found = _FITTED[kind](value)
+    if found is None:
+        shown = str(value)
+        raise MisfitError(repr(shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "…"))
+    return found
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if not isinstance(value, str) or len(value) > LONGEST:
+        return None
+    return value if _is_utf8(value) else None
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _int(value: Any) -> int | None:
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    whole = isinstance(value, int) and not isinstance(value, bool) and -_INT64 <= value < _INT64
+    return value if whole else None
+
+
+def _float(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    lost = isinstance(value, int) and int(found) != value if math.isfinite(found) else True
+    return None if lost else found + 0.0  # there is one zero
+
+
+def _bool(value: Any) -> bool | None:
+    if isinstance(value, bool):
+        return value
+    return _TRUTHS.get(value.lower() if isinstance(value, str) else repr(value))
+
+
+_FITTED: dict[Kind, Callable[[Any], Value]] = {"text": _text, "int": _int, "float": _float, "bool": _bool}
+
+
+def arrow_type(kind: Kind) -> Any:
+    import pyarrow
+
+    types = {"text": pyarrow.string(), "int": pyarrow.int64(), "float": pyarrow.float64(), "bool": pyarrow.bool_()}
+    return types[kind]
+
+
+def kind_of_arrow(kind: Any) -> Kind | None:
+    """Of a column of a table; None where it holds no attributes."""
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_string(kind) or types.is_large_string(kind):
+        return "text"
+    if types.is_integer(kind):
+        return "int"
+    if types.is_floating(kind):
+        return "float"
+    return "bool" if types.is_boolean(kind) else None
