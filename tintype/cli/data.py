@@ -52,7 +52,7 @@ def data_import(
     quality: Annotated[int, typer.Option(min=1, max=100, help="Of the JPEG of pictures that are changed")] = 95,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many records")] = None,
 ) -> None:
-    """Bring pictures, captions and attributes into a store. Running it again goes on where it stopped, or says that it is done."""
+    """Bring pictures, captions and attributes into a store. Running it again goes on, or says that it is done."""
     from tintype.data.store.attributes import read_attributes
     from tintype.data.store.encode import Sizing
     from tintype.data.store.importing import ImportOptions, read_pairs, read_splits

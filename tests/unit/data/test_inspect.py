@@ -18,8 +18,9 @@ from tintype.cli import app
 from tintype.data.store import looks, problems
 from tintype.data.store.doors import Item
 from tintype.data.store.encode import Picture, Sizing, prepare
+from tintype.data.store.histograms import whole_histogram
 from tintype.data.store.importing import ImportOptions
-from tintype.data.store.inspect import Asked, Inspection, histogram, inspect_store
+from tintype.data.store.inspect import Asked, Inspection, inspect_store
 from tintype.data.store.inspect_html import to_html
 from tintype.data.store.layout import Split, Store, open_store
 from tintype.data.store.problems import strange_text
@@ -101,7 +102,7 @@ def test_counts_sizes_and_captions_are_told(tmp_path: Path) -> None:
     "values", [[5], [3, 3, 3], list(range(100)), [0, 1, 1, 2], [10, 20, 5000], [1] * 999 + [10**6]]
 )
 def test_a_histogram_holds_every_value_once(values: list[int]) -> None:
-    found = histogram(np.array(values))
+    found = whole_histogram(np.array(values))
     edges, counts = found["edges"], found["counts"]
     assert len(edges) == len(counts) + 1 and sum(counts) == len(values) and len(counts) <= 30
     for low, high, count in zip(edges, edges[1:], counts, strict=False):

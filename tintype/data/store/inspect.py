@@ -6,7 +6,6 @@ N: records that are looked at. Percentiles and shares are of these; `where` and 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,6 +19,8 @@ from numpy.typing import NDArray
 import tintype
 from tintype.data.order import ids_at
 from tintype.data.store.duplicates import Group, find_groups
+from tintype.data.store.histograms import whole_histogram
+from tintype.data.store.inspect_attributes import about_attribute
 from tintype.data.store.layout import CAPTION, SPLITS, Store
 from tintype.data.store.looks import FORMATS, MODES, look_at
 from tintype.data.store.problems import LONG_WORDS, TINY_PX, find_problems, strange_text
@@ -27,9 +28,7 @@ from tintype.data.store.selection import REPEATS, Selection
 from tintype.data.store.where_values import word_counts
 from tintype.data.store.writer import QUARANTINE
 from tintype.errors import UserError
-from tintype.study.report.svg import linear_ticks
 
-_BINS = 24
 _SHOWN_NAMES = 12
 _SHOWN_CAPTIONS = 5
 _SIZES_PX = (32, 64, 128, 192, 256, 512, 768, 1024)
@@ -37,6 +36,7 @@ _ASPECT_STEP = 0.25
 """Of the logarithm to base 2 of width over height."""
 _ASPECT_END = 2.0
 _NUMBER = re.compile(r"\d[\d,.]*")
+_MISFIT = re.compile(r"( is not of the kind \w+): .*", re.DOTALL)
 _ANOTHER = re.compile(r"the same picture as .*, which is in")
 
 
@@ -93,6 +93,7 @@ def inspect_store(
         "pixels": _counted(looks.mode[rows], MODES),
         "formats": _counted(looks.format[rows], FORMATS),
         "captions": {name: _captions(store, name, rows) for name in store.captions},
+        "attributes": {name: about_attribute(store, name, rows) for name in store.attributes},
         "duplicates": _duplicates(store, groups, is_eval, asked.most_bits),
         "samples": [_record(store, int(row)) for row in rows[samples]],
     }
@@ -102,7 +103,8 @@ def inspect_store(
 
 def _record(store: Store, row: int) -> dict[str, Any]:
     width, height = (int(side[row]) for side in store.sizes())
-    return {**store.about_row(row), "row": row, "width": width, "height": height, "captions": store.captions_of(row)}
+    known = {"captions": store.captions_of(row), "attributes": store.attributes_of(row)}
+    return {**store.about_row(row), "row": row, "width": width, "height": height, **known}
 
 
 def _origins(store: Store, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
@@ -138,7 +140,7 @@ def _set_aside(store: Store) -> list[dict[str, Any]]:
 
 
 def _general(reason: str, source: str) -> str:
-    said = _NUMBER.sub("N", reason.replace(source, "it", 1))
+    said = _NUMBER.sub("N", _MISFIT.sub(r"\1", reason.replace(source, "it", 1)))
     return said if len(said) <= 120 else said[:119] + "…"
 
 
@@ -151,26 +153,14 @@ def _spread(values: NDArray[Any]) -> dict[str, float]:
     }
 
 
-def histogram(values: NDArray[Any]) -> dict[str, Any]:
-    """Counts between round whole numbers. The last bin holds the highest half per cent too, however far they lie."""
-    low, high = float(values.min()), float(np.percentile(values, 99.5))
-    ticks = linear_ticks(low, max(high, low + 1), _BINS)
-    step = max(1, round(ticks[1] - ticks[0])) if len(ticks) > 1 else 1
-    first = math.floor(low / step) * step
-    edges = [first + step * index for index in range(int((high - first) // step) + 2)]
-    index = np.minimum((values - first) // step, len(edges) - 2).astype(np.int64)
-    counts = np.bincount(index, minlength=len(edges) - 1)
-    return {"edges": edges, "counts": counts.tolist(), "open": bool(values.max() >= edges[-1])}
-
-
 def _sizes(store: Store, rows: NDArray[np.int64]) -> dict[str, Any]:
     width, height = (side[rows] for side in store.sizes())
     short, long = np.minimum(width, height), np.maximum(width, height)
     return {
         "width": _spread(width),
         "height": _spread(height),
-        "short": {**_spread(short), "histogram": histogram(short)},
-        "long": {**_spread(long), "histogram": histogram(long)},
+        "short": {**_spread(short), "histogram": whole_histogram(short)},
+        "long": {**_spread(long), "histogram": whole_histogram(long)},
         "tiny": int((short < TINY_PX).sum()),
         "at_least": [{"px": px, "records": int((short >= px).sum())} for px in _SIZES_PX if px <= short.max()],
         "most_common": [
@@ -205,7 +195,7 @@ def _captions(store: Store, name: str, rows: NDArray[np.int64]) -> dict[str, Any
     strange = [(row, what) for row, text in zip(rows.tolist(), texts, strict=True) if (what := strange_text(text))]
     often = [(text, count) for text, count in counts.most_common(_SHOWN_CAPTIONS) if count > 1 and text]
     return {
-        "words": {**_spread(words), "histogram": histogram(words)},
+        "words": {**_spread(words), "histogram": whole_histogram(words)},
         "empty": int((words == 0).sum()),
         "distinct": len(counts),
         "long": int((words > LONG_WORDS).sum()),

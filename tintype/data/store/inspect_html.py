@@ -19,6 +19,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from tintype.data.pictures import Encoded, map_ahead
+from tintype.data.store.attributes import Value
 from tintype.data.store.duplicates import Group
 from tintype.data.store.inspect import Inspection
 from tintype.data.store.layout import Store
@@ -48,8 +49,17 @@ def to_html(store: Store, inspection: Inspection) -> str:
             (name, about, bars(about["words"]["histogram"], f"captions {name} by their number of words"))
             for name, about in result["captions"].items()
         ],
+        attribute_charts=[
+            (name, about, bars(about["histogram"], f"records by their {name}") if about.get("histogram") else None)
+            for name, about in result["attributes"].items()
+        ],
         samples=[
-            {**sample, "uri": thumbs[row], "texts": {kind: _cut(text) for kind, text in sample["captions"].items()}}
+            {
+                **sample,
+                "uri": thumbs[row],
+                "texts": {kind: _cut(text) for kind, text in sample["captions"].items()},
+                "known": {name: _cut(_said(value)) for name, value in sample["attributes"].items()},
+            }
             for row, sample in zip(inspection.samples, result["samples"], strict=True)
         ],
         groups=[_group(store, group, thumbs) for group in groups],
@@ -62,7 +72,7 @@ def to_html(store: Store, inspection: Inspection) -> str:
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(
-        code=_code, share=numerals.share, significant=numerals.significant, whole="{:,.0f}".format
+        code=_code, share=numerals.share, significant=numerals.significant, whole="{:,.0f}".format, said=_said
     )
     return environment.from_string((files("tintype.data.store") / "inspect.html.j2").read_text(encoding="utf-8"))
 
@@ -81,6 +91,14 @@ def _group(store: Store, group: Group, thumbs: dict[int, str]) -> dict[str, Any]
 
 def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
+
+
+def _said(value: Value) -> str:
+    if value is None:
+        return "missing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
 
 
 def _thumbnails(store: Store, rows: list[int]) -> dict[int, str]:
@@ -102,15 +120,15 @@ def bars(histogram: dict[str, Any], description: str) -> Markup:
     """Bars between the edges; the last one says where it holds all above it too."""
     edges, counts = histogram["edges"], histogram["counts"]
     across = svg.Scale(edges[0], edges[-1], _LEFT, _WIDTH - _RIGHT)
-    step = edges[1] - edges[0]
+    whole, step = isinstance(edges[0], int), edges[1] - edges[0]
     labels = []
     for low, high in pairwise(edges):
-        several = f"{low:,} to {high - 1:,}" if step > 1 else f"{low:,}"
-        labels.append(f"{low:,} and more" if histogram["open"] and high == edges[-1] else several)
+        several = f"{_said(low)} to {_said(high - 1 if whole else high)}" if step > 1 or not whole else f"{low:,}"
+        labels.append(f"{_said(low)} and more" if histogram["open"] and high == edges[-1] else several)
     places = [(across(low), across(high)) for low, high in pairwise(edges)]
     every = -(-len(counts) // 8)
     ticks = [
-        ((left + right) / 2 if step == 1 else left, f"{edge:,}" + ("+" if label.endswith("more") else ""))
+        ((left + right) / 2 if whole and step == 1 else left, _said(edge) + ("+" if label.endswith("more") else ""))
         for index, ((left, right), edge, label) in enumerate(zip(places, edges, labels, strict=False))
         if index % every == 0 or (label.endswith("more") and len(counts) - 1 - (index // every) * every >= every)
     ]
