@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tintype.study.report.svg import linear_ticks
 
-_BINS = 24
+_BINS, _FARTHEST = 24, 1e300
 
 
 def whole_histogram(values: NDArray[Any]) -> dict[str, Any]:
@@ -27,9 +27,11 @@ def whole_histogram(values: NDArray[Any]) -> dict[str, Any]:
 
 def histogram(values: NDArray[np.float64]) -> dict[str, Any] | None:
     """The same of any numbers; None where they lie too close or too far apart to be drawn."""
+    if np.abs(values).max() > _FARTHEST:
+        return None
     low, high = float(values.min()), float(np.percentile(values, 99.5))
     wide = max(abs(low), abs(high))
-    if not 1e-9 * wide < high - low < 1e300:
+    if high - low <= 1e-9 * wide:
         return None
     ticks = linear_ticks(low, high, _BINS)
     step = ticks[1] - ticks[0]

@@ -20,15 +20,16 @@ def about_attribute(store: Store, name: str, rows: NDArray[np.int64]) -> dict[st
     about = {"kind": kind, "missing": column.null_count, "distinct": len(there.unique())}
     if kind in ("int", "float"):
         return {**about, **_numbers(there.to_numpy(), whole=kind == "int")}
-    return {**about, "most_common": _most_common(there.to_pylist())}
+    return {**about, "spread": None, "histogram": None, "most_common": _most_common(there.to_pylist())}
 
 
 def _numbers(values: NDArray[Any], whole: bool) -> dict[str, Any]:
     if not len(values):
-        return {"spread": None, "histogram": None}
+        return {"spread": None, "histogram": None, "most_common": []}
     numbers = values.astype(np.float64)
-    spread = {"min": values.min().item(), "median": float(np.median(numbers)), "max": values.max().item()}
-    return {"spread": spread, "histogram": (whole_histogram if whole else histogram)(numbers)}
+    spread = {"min": values.min().item(), "median": float(np.median(numbers / 2)) * 2, "max": values.max().item()}
+    bars = whole_histogram(numbers) if whole else histogram(numbers)
+    return {"spread": spread, "histogram": bars, "most_common": []}
 
 
 def _most_common(values: list[Any]) -> list[dict[str, Any]]:
@@ -36,5 +37,5 @@ def _most_common(values: list[Any]) -> list[dict[str, Any]]:
     counts = Counter(said)
     shown = [{"value": value, "records": count} for value, count in counts.most_common(_SHOWN)]
     others = len(counts) - len(shown)
-    rest = len(values) - sum(one["records"] for one in shown)
+    rest = len(values) - sum(count for _, count in counts.most_common(_SHOWN))
     return [*shown, {"value": f"{others:,} others", "records": rest}] if others else shown

@@ -50,7 +50,7 @@ def to_html(store: Store, inspection: Inspection) -> str:
             for name, about in result["captions"].items()
         ],
         attribute_charts=[
-            (name, about, bars(about["histogram"], f"records by their {name}") if about.get("histogram") else None)
+            (name, about, bars(about["histogram"], f"records by their {name}") if about["histogram"] else None)
             for name, about in result["attributes"].items()
         ],
         samples=[
