@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tintype.data.buckets import Bucketed
+from tintype.data.mixture.naming import naming
 from tintype.data.mixture.order import Mixed
 from tintype.data.mixture.settings import MixtureSettings
 from tintype.data.mixture.source import MixtureSource
@@ -33,7 +35,17 @@ def open_source(data: DataPart, split: Split, device: torch.device) -> ImageSour
 
 @lru_cache(maxsize=8)
 def _mixture_source(data: MixtureSettings, split: Split, device: torch.device) -> MixtureSource:
-    return MixtureSource({name: open_source(data.sources[name].data, split, device) for name in data.read}, device)
+    parts: dict[str, ImageSource] = {}
+    for name in data.read:
+        with naming(data, name):
+            parts[name] = open_source(data.sources[name].data, split, device)
+    return MixtureSource(parts, device)
+
+
+def open_held_out(data: DataPart, count: int, device: torch.device) -> ImageSource:
+    """What a run is scored against: of a mixture the held-out images of one source."""
+    with naming(data, data.evaluate) if isinstance(data, MixtureSettings) else nullcontext():
+        return open_source(data.held_out(count), "eval", device)
 
 
 def open_order(seed: int, data: DataPart, train: TrainSettings, source: ImageSource, device: torch.device) -> Order:

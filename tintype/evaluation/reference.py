@@ -22,7 +22,7 @@ from torch import Tensor
 
 import tintype
 from tintype.data.pictures import Pictures
-from tintype.data.sources import open_source
+from tintype.data.sources import open_held_out
 from tintype.errors import UserError
 from tintype.evaluation.data import check_data
 from tintype.evaluation.protocol import Protocol
@@ -60,7 +60,7 @@ class About:
 def held_out(data: DataPart, protocol: Protocol) -> ImageSource:
     """Pictures that training never sees: the first are the prompts and the reference. Refuses data that the protocol
     does not fit."""
-    source = open_source(data.held_out(protocol.held_out_count), "eval", torch.device("cpu"))
+    source = open_held_out(data, protocol.held_out_count, torch.device("cpu"))
     check_data(data, source, protocol)
     return source
 
@@ -68,8 +68,8 @@ def held_out(data: DataPart, protocol: Protocol) -> ImageSource:
 @lru_cache(maxsize=8)
 def data_reference(data: DataPart, protocol: Protocol, encoder: Encoder, device: torch.device) -> Reference | None:
     """The reference of a run: held-out images of its data. Ranks share the work; the first has the reference."""
-    data = data.scored
     source, count = held_out(data, protocol), protocol.reference_count
+    data = data.scored
     about = About(
         encoder.name,
         encoder.identity,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from tintype.data.mixture.like import Given, like
+from tintype.data.mixture.like import Given, source_like
 from tintype.data.mixture.settings import MixedSource, MixtureSettings
 from tintype.errors import UserError
 from tintype.schedule import Schedule
@@ -42,7 +42,7 @@ def apply(plan: Plan, options: Options) -> dict[str, Any]:
             raise UserError(f"technique 'mixture': add.{name}: the data has a source of this name; take another")
     own = there[_scored(plan, options)].data
     added = {
-        name: {**_share(one), "data": like(own, one.data, f"technique 'mixture': add.{name}.data")}
+        name: {**_share(one), "data": source_like(own, one.data, f"technique 'mixture': add.{name}.data")}
         for name, one in options.add.items()
     }
     sources = {**there, **{name: MixedSource(**one) for name, one in added.items()}}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from tintype.data.mixture.like import Given, like
+from tintype.data.mixture.like import Given, source_like
 from tintype.data.mixture.settings import MixedSource, MixtureSettings
 from tintype.errors import UserError
 from tintype.schedule import Schedule
@@ -54,7 +54,7 @@ def apply(plan: Plan, options: Options) -> dict[str, Any]:
         )
     if not isinstance(own, DataSettings) and "first" not in options.model_fields_set:
         raise UserError("technique 'synthetic-then-real': say what comes first, for example first.kind=scenes")
-    first = like(own, options.first, "technique 'synthetic-then-real': first")
+    first = source_like(own, options.first, "technique 'synthetic-then-real': first")
     if first == own:
         raise UserError(
             "technique 'synthetic-then-real': the first source is the plan's own data; give it other settings, for "

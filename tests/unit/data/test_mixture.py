@@ -208,6 +208,28 @@ def test_stores_and_scenes_mix_and_are_known_by_their_content(tmp_path: Path) ->
     assert loaded[moved.data.scored_name] == open_source(moved.data.held_out(1), "eval", CPU).identity
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("sources.mine.data.where=widht > 3", r"^data\.sources\.mine\.data\.where, character 1: "),
+        (
+            "sources.mine.data.where=width > 300",
+            r"^data\.sources\.mine: .* data\.sources\.mine\.data\.where leaves out",
+        ),
+        ("sources.mine.data.path=/no/data.where", r"^data\.sources\.mine: /no/data\.where is no store"),
+        ("sources.mine.data.sha256=0000000a", r"^data\.sources\.mine: .* data\.sources\.mine\.data\.sha256 asks for 0"),
+        ("size_px=32", r"^data\.sources\.mine: .* than data\.size_px=32 .*: data\.sources\.mine\.data\.where='min"),
+    ],
+)
+def test_what_is_wrong_with_a_source_names_the_source(tmp_path: Path, setting: str, message: str) -> None:
+    mine = ("data.sources.mine.data.kind=store", f"data.sources.mine.data.path={tiny_store(tmp_path)}")
+    data = tiny_plan(*MIXTURE, "data.evaluate=mine", *mine, f"data.{setting}").data
+    with pytest.raises(UserError, match=message):
+        open_source(data, "train", CPU)
+    with pytest.raises(UserError, match=message):
+        held_out(data, Protocol(count=8, also=(), reference_count=8))
+
+
 def test_every_source_must_have_the_captions(tmp_path: Path) -> None:
     imported(captioned(tmp_path / "p.parquet", 40), tmp_path / "s", ImportOptions(captions={"other": "caption_long"}))
     plan = tiny_plan(*MIXTURE, "data.sources.mine.data.kind=store", f"data.sources.mine.data.path={tmp_path / 's'}")

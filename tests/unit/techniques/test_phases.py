@@ -84,6 +84,8 @@ def test_a_mixture_adds_sources_to_the_plans_own() -> None:
         ("mixture:share=0,add.b.share=0", "the shares of all sources are 0"),
         ("mixture:add.b.data.kind=store", "path: this key is required"),
         ("mixture:add.b.schedule.kind=until,add.b.schedule.start=8,add.b.schedule.end=9", r"sources\.b is never read"),
+        ("mixture:add.b.data.kind=mixture,add.b.data.sources.c.share=1", r"add\.b\.data: a source of a mixture is no"),
+        ("sft:from=base,data.style=[photo]", "data: style: input should be 'render', .* .found list"),
         ("sft", "from: this key is required"),
         ("sft:form=x", "unknown key; did you mean 'from'"),
         ("sft:from=arm:x,sha256=0123456789abcdef", "sha256 is for a folder"),
@@ -102,6 +104,21 @@ def test_a_stage_has_its_own_rate_steps_and_data() -> None:
     assert tiny_plan(techniques=["sft:from=base"]).optimizer.model_dump()["lr"] == pytest.approx(1e-4)
     both = tiny_plan(techniques=["muon:lr=0.02", "sft:from=base,lr=0.01"]).optimizer.model_dump()
     assert (both["lr"], both["adamw"]["lr"]) == (0.01, pytest.approx(5e-4)), "the ratio of the two stays"
+
+
+def test_a_stages_data_may_have_lists_and_another_source() -> None:
+    store = "data={kind: store, path: mine, size_px: 16, sha256: aaaaaaaa}"
+    data = tiny_plan(store, techniques=["sft:from=base,data.buckets=[[16,16],[8,16]],data.limit=5"]).data
+    assert data == tiny_plan(store, "data.buckets=[[16,16],[8,16]]", "data.limit=5").data
+    mixed = (
+        "data.kind=mixture",
+        "data.sources.b.share=2",
+        "data.sources.b.data.style=photo",
+        f"data.sources.a.{store}",
+    )
+    data = tiny_plan(*mixed, techniques=["sft:from=base,data.sources.b.share=3,data.sources.a.data.path=other"]).data
+    moved = "data.sources.a.data={kind: store, path: other}"
+    assert data == tiny_plan(*mixed, "data.sources.b.share=3", moved).data, "without the pin of the other path"
 
 
 def test_a_pin_stays_with_the_place_that_it_is_of() -> None:

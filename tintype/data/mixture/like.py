@@ -11,8 +11,8 @@ from tintype.errors import UserError
 from tintype.settings import DataPart, DataSettings, plain
 from tintype.strict import Document, nearest, parse
 
-Given = dict[str, str | int | float | bool | None]
-"""Settings of data as an option gives them: `data.style=photo,data.count=512`."""
+Given = dict[str, Any]
+"""Settings of data as an option gives them: `data.style=photo,data.buckets=[[64,64],[48,80]]`."""
 _KINDS: dict[str, type[DataPart]] = {
     str(part.model_fields["kind"].default): part for part in (DataSettings, StoreSettings, MixtureSettings)
 }
@@ -26,7 +26,22 @@ def like(data: DataPart, given: Mapping[str, Any], where: str) -> DataPart:
     if kind not in _KINDS:
         raise UserError(f"{where}: unknown kind of data '{kind}'; {nearest(kind, _KINDS)}")
     same = plain(data) if kind == data.kind else {"kind": kind, "size_px": data.size_px}
-    for place, pin in _PINS.items():
-        if place in given:
-            same.pop(pin, None)  # it names what lies in the other place
-    return parse(_KINDS[kind], Document(where, {**same, **given}))
+    return parse(_KINDS[kind], Document(where, _over(same, given)))
+
+
+def source_like(data: DataPart, given: Mapping[str, Any], where: str) -> DataPart:
+    """For a source of a mixture."""
+    if given.get("kind") == MixtureSettings.model_fields["kind"].default:
+        raise UserError(f"{where}: a source of a mixture is no mixture itself; name the sources one by one")
+    return like(data, given, where)
+
+
+def _over(same: Any, given: Any) -> Any:
+    """Key by key, so that one source of a mixture can be changed; what is of another kind is taken as it is given."""
+    if not isinstance(same, Mapping) or not isinstance(given, Mapping):
+        return given
+    if given.get("kind", same.get("kind")) != same.get("kind"):
+        return given
+    moved = {pin for place, pin in _PINS.items() if place in given}  # it names what lies in the other place
+    kept = {key: value for key, value in same.items() if key not in moved}
+    return {**kept, **{key: _over(kept.get(key), value) for key, value in given.items()}}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tintype.plan import Plan
     from tintype.settings import DataPart as SourceChoice
 
-_SIZE = "size_px"
+SIZE = "size_px"
 _USUAL = "scenes"
 
 
@@ -57,7 +57,7 @@ class MixedSource(Settings):
         """The size is said once, by the mixture: so it can be overridden there."""
         content: dict[str, Any] = handler(self)
         if isinstance(content.get("data"), dict):
-            content["data"].pop(_SIZE, None)
+            content["data"].pop(SIZE, None)
         return content
 
     @property
@@ -90,7 +90,7 @@ class MixtureSettings(DataPart):
         """Names the last source where none is to be evaluated by name, and hands the size down."""
         if not isinstance(given, Mapping) or not isinstance(given.get("sources"), Mapping):
             return given
-        size_px = given.get(_SIZE, cls.model_fields[_SIZE].default)
+        size_px = given.get(SIZE, cls.model_fields[SIZE].default)
         sources = {name: _sized(name, source, size_px) for name, source in given["sources"].items()}
         return {**given, "sources": sources, "evaluate": given.get("evaluate") or next(reversed(sources), "")}
 
@@ -144,7 +144,7 @@ class MixtureSettings(DataPart):
             name: source.model_copy(update={"data": source.data.at_size(size_px)})
             for name, source in self.sources.items()
         }
-        return self.model_copy(update={_SIZE: size_px, "sources": sources})
+        return self.model_copy(update={SIZE: size_px, "sources": sources})
 
     def held_out(self, count: int) -> DataPart:
         return self.scored.held_out(count)
@@ -159,13 +159,13 @@ class MixtureSettings(DataPart):
     def in_hash(self) -> dict[str, Any]:
         content = plain(self)
         for name, source in self.sources.items():
-            content["sources"][name]["data"] = _without(source.data.in_hash(), _SIZE)
+            content["sources"][name]["data"] = _without(source.data.in_hash(), SIZE)
         return content
 
     def content(self) -> dict[str, Any]:
         """Shares say which images come when, and nothing of the images: other shares find the same caches."""
-        sources = {name: _without(self.sources[name].data.content(), _SIZE) for name in self.read}
-        return {"kind": self.kind, _SIZE: self.size_px, "sources": sources}
+        sources = {name: _without(self.sources[name].data.content(), SIZE) for name in self.read}
+        return {"kind": self.kind, SIZE: self.size_px, "sources": sources}
 
     def check(self, plan: Plan) -> None:
         steps, batch = plan.train.steps, plan.train.batch
@@ -187,7 +187,7 @@ class MixtureSettings(DataPart):
 def in_words(data: DataPart) -> str:
     """Data on one line, without the size."""
     settings = {
-        key: value for key, value in plain(data).items() if key not in ("kind", _SIZE) and value not in (None, [])
+        key: value for key, value in plain(data).items() if key not in ("kind", SIZE) and value not in (None, [])
     }
     return f"{data.kind} ({', '.join(f'{key} {value}' for key, value in settings.items())})"
 
@@ -202,9 +202,9 @@ def _sized(name: str, source: Any, size_px: Any) -> Any:
     data = kind_alone(source.get("data", {}))
     if not isinstance(data, Mapping):
         return source
-    if data.get(_SIZE, size_px) != size_px:
-        raise ValueError(_two_sizes(name, data[_SIZE], size_px))
-    return {**source, "data": {**data, _SIZE: size_px}}
+    if data.get(SIZE, size_px) != size_px:
+        raise ValueError(_two_sizes(name, data[SIZE], size_px))
+    return {**source, "data": {**data, SIZE: size_px}}
 
 
 def _two_sizes(name: str, own_px: Any, size_px: Any) -> str:
