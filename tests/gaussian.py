@@ -96,6 +96,9 @@ class AsTheyAre(Pixels):
 class NoText:
     dim, identity = 1, None
 
+    def identity_at(self, max_tokens: int) -> None:
+        return None
+
     def compile_layers(self) -> None:
         raise AssertionError("the toy is not compiled")
 

@@ -186,6 +186,9 @@ class TextEncoder(Protocol):
     def identity(self) -> str | None:
         """SHA-256 over weights, tokenizer and settings of a frozen encoder; None where it is trained."""
 
+    def identity_at(self, max_tokens: int) -> str | None:
+        """The identity that it would have if it cut captions to this many tokens."""
+
     def encode(self, captions: Sequence[str]) -> TextTokens:
         """Always the same number of tokens, of which each caption, the empty one too, has one at least."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from tintype.cli.shared import Out, Set, app, console, progress_console
+from tintype.cli.shared import EmaLength, Out, Set, app, console, progress_console
 from tintype.errors import UserError
 
 _WEIGHTS = "raw or average; by default the average, where there is one"
@@ -19,6 +19,7 @@ def export(
     to: Annotated[str, typer.Option(help="diffusers (a pipeline's folder) or safetensors (the denoiser in one file)")],
     out: Out,
     weights: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
+    ema_length: EmaLength = None,
     dtype: Annotated[str, typer.Option(help="fp32 or bf16: the type of all weights")] = "fp32",
     check: Annotated[
         bool, typer.Option("--check", help="Sample with both and print the largest difference (diffusers only)")
@@ -69,9 +70,9 @@ def export(
         _check_push(push, private, yes)
     with progress_console.status(f"writing {out}"):
         if to == "diffusers":
-            exported = export_pipeline(run, out, chosen, kind, card)
+            exported = export_pipeline(run, out, chosen, kind, card, ema_length)
         else:
-            exported = export_file(run, out, chosen, kind)
+            exported = export_file(run, out, chosen, kind, ema_length)
     about = exported.about
     _say(f"{out}: {about['weights']} weights of step {about['step']} in {about['dtype']}")
     for note in (*exported.notes, *exported.warnings):
@@ -81,7 +82,7 @@ def export(
         from tintype.export.trained import load_trained
 
         with progress_console.status("sampling with both"):
-            fresh = load_trained(run, exported.trained.weights)
+            fresh = load_trained(run, exported.trained.weights, ema_length)
             figures = measure(fresh.parts, out, about)
         for figure in figures:
             _say(

@@ -42,8 +42,9 @@ def limits(record: RunRecord) -> Iterator[str]:
 
 def _of_training(record: RunRecord) -> Iterator[str]:
     plan = record.plan
-    if record.step < plan.train.steps:
-        yield f"Training is not finished: these are the weights after {record.step:,} of {plan.train.steps:,} steps."
+    if record.weights_step < plan.train.steps:
+        step, steps = record.weights_step, plan.train.steps
+        yield f"Training is not finished: these are the weights after {step:,} of {steps:,} steps."
     if record.other_seeds:
         others = ", ".join(map(str, record.other_seeds))
         yield (
@@ -131,8 +132,8 @@ def _of_scores(record: RunRecord) -> Iterator[str]:
         yield "It was not evaluated: nothing is known of how good its pictures are."
         return
     for one in record.evaluations:
-        if one.step != record.step:
-            yield f"The scores are of the weights after step {one.step:,}, not of those after step {record.step:,}."
+        if one.step != (now := record.weights_step):
+            yield f"The scores are of the weights after step {one.step:,}, not of those after step {now:,}."
     if record.plan.data.of_scenes:
         yield (
             "Distances on the features called scenes are those of tintype's own scene encoder; they do not compare "

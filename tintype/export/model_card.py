@@ -127,8 +127,8 @@ def _warnings(record: RunRecord, options: CardOptions) -> Iterator[str]:
         else:
             yield f"the run was not evaluated, and the card has no scores; `tintype evaluate {record.path}` makes them"
     for one in record.evaluations:
-        if one.step != record.step:
-            yield f"the scores are of step {one.step}, the weights of step {record.step}; evaluate the run again"
+        if one.step != (now := record.weights_step):
+            yield f"the scores are of step {one.step}, the weights of step {now}; evaluate the run again"
 
 
 def _title(record: RunRecord, options: CardOptions) -> str:
@@ -197,6 +197,11 @@ def _head(record: RunRecord, options: CardOptions) -> Iterator[str]:
             f"{f'starting from {start}' if start else 'from random weights'}. The plan's hash is {plan.hash}."
         )
     yield ""
+    if options.ema_length is not None:
+        yield (
+            f"The weights are the average of length {options.ema_length!r} (a share of the training) at step "
+            f"{record.weights_step:,}, made of snapshots of the run.\n"
+        )
     if options.license is None:
         yield "> **The licence is unknown.** Without one, nobody but its owner may use the model.\n"
 

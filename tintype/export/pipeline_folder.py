@@ -64,12 +64,17 @@ class Exported:
 
 
 def export_pipeline(
-    run: Path, out: Path, weights: Weights | None = None, dtype: Dtype = "fp32", card: CardOptions | None = None
+    run: Path,
+    out: Path,
+    weights: Weights | None = None,
+    dtype: Dtype = "fp32",
+    card: CardOptions | None = None,
+    ema_length: float | None = None,
 ) -> Exported:
     """Writes the whole folder, its card included, or nothing."""
     refuse_existing(out)
     pipeline = pipeline_for(plan_from_folder(run))  # before anything large is loaded
-    trained = load_trained(run, weights)
+    trained = load_trained(run, weights, ema_length)
     about = {**trained.about(dtype), "pipeline": pipeline, **_how_to_call(trained, pipeline), "notes": _notes(trained)}
     made = _card(run, trained, about, card or CardOptions())
     with quiet_diffusers(), written_whole(out) as temporary:
@@ -95,7 +100,8 @@ def _card(run: Path, trained: Trained, about: Mapping[str, Any], options: CardOp
             guidance=guidance,
         )
 
-    return make_card(run, replace(options, library="diffusers", weights=trained.weights, usage=usage))
+    which = {"ema_length": trained.average.length} if trained.average else {"weights": trained.weights}
+    return make_card(run, replace(options, library="diffusers", usage=usage, **which))
 
 
 def timesteps(steps: int, shift: float) -> list[float]:

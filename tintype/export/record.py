@@ -73,6 +73,8 @@ class RunRecord:
     path: Path
     plan: Plan
     step: int
+    weights_step: int
+    """That of the weights whose scores are asked for: an average of another length is of the last snapshot's."""
     environment: Mapping[str, Any]
     identities: Mapping[str, str]
     latents: Mapping[str, Any]
@@ -178,6 +180,7 @@ def read_record(
         path=path,
         plan=plan,
         step=step,
+        weights_step=step if ema_length is None else _last_snapshot(folder, step),
         environment=read_json(path / "environment.json"),
         identities=read_json(folder.loaded_file),
         latents=read_json(folder.latents_file),
@@ -189,6 +192,11 @@ def read_record(
         baseline=_named_baseline(baseline) if baseline else _study_baseline(study, plan),
         origin=origin,
     )
+
+
+def _last_snapshot(folder: RunFolder, step: int) -> int:
+    """The step of the checkpoint where the snapshots are gone."""
+    return max(checkpoint.steps(folder.snapshots), default=step)
 
 
 def _evaluations(path: Path, plan: Plan) -> list[Evaluation]:

@@ -23,13 +23,15 @@ _SUFFIX = ".safetensors"
 _ALONE = ("architecture", "plan", "step", "weights", "dtype", "prediction")
 
 
-def export_file(run: Path, out: Path, weights: Weights | None = None, dtype: Dtype = "fp32") -> Exported:
+def export_file(
+    run: Path, out: Path, weights: Weights | None = None, dtype: Dtype = "fp32", ema_length: float | None = None
+) -> Exported:
     """Writes the whole file, or nothing."""
     if out.suffix != _SUFFIX:
         raise UserError(f"--out {out}: a single file is named NAME{_SUFFIX}")
     refuse_existing(out)
     check_single_file(plan_from_folder(run))
-    trained = load_trained(run, weights)
+    trained = load_trained(run, weights, ema_length)
     tensors = {to_training(name): tensor for name, tensor in trained.denoiser(dtype).items()}
     about = trained.about(dtype)
     header = {"format": "pt", "modelspec.architecture": "prx", ABOUT: json.dumps(about)}

@@ -18,6 +18,7 @@ from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.parts import Parts
+from tintype.train.reconstruct import Reconstruction, reconstruction
 
 Weights = Literal["raw", "average"]
 Dtype = Literal["fp32", "bf16"]
@@ -32,6 +33,13 @@ class Trained:
     parts: Parts
     step: int
     weights: Weights
+    average: Reconstruction | None = None
+    """That of another length than the checkpoint has, where it was asked for."""
+
+    @property
+    def words(self) -> str:
+        """As a result of an evaluation calls these weights."""
+        return self.average.words if self.average else self.weights
 
     @property
     def plan(self) -> Plan:
@@ -45,7 +53,7 @@ class Trained:
         check_tensors(tensors, self.plan.model, channels, text_dim, "the run")
         for name, tensor in tensors.items():
             if not tensor.isfinite().all():
-                raise UserError(f"the run's {self.weights} weights of step {self.step} are not finite: {name}")
+                raise UserError(f"the run's {self.words} weights of step {self.step} are not finite: {name}")
         return tensors
 
     def about(self, dtype: Dtype) -> dict[str, Any]:
@@ -57,7 +65,8 @@ class Trained:
             "architecture": CLASS,
             "plan": plan.hash,
             "step": self.step,
-            "weights": self.weights,
+            "weights": self.words,
+            **({"ema": {"length": self.average.length, "residual": self.average.residual}} if self.average else {}),
             "dtype": dtype,
             "prediction": plan.objective.predicts,
             "size_px": plan.data.size_px,
@@ -69,18 +78,22 @@ class Trained:
         }
 
 
-def load_trained(run: Path, weights: Weights | None) -> Trained:
-    """The newest good weights of a run: by default its average, where it keeps one."""
+def load_trained(run: Path, weights: Weights | None, ema_length: float | None = None) -> Trained:
+    """The newest good weights of a run: by default its average, where it keeps one; or that of a length, made of its
+    snapshots."""
     plan = plan_from_folder(run)
     folder = RunFolder(run)
     folder.check_plan(plan)
     if weights == "average" and plan.ema is None:
         raise UserError(f"{run} keeps no average of its weights; use --weights raw")
+    if weights == "raw" and ema_length is not None:
+        raise UserError("--ema-length is of an average, and --weights raw is none; leave one of them out")
     if not checkpoint.steps(folder.checkpoints):
         raise UserError(f"{run} was never trained: it has no checkpoint; `tintype train {run}/plan.yaml --out {run}`")
     chosen: Weights = weights or ("raw" if plan.ema is None else "average")
-    parts, step = load_run(run, "cpu", raw=chosen == "raw")
-    return Trained(parts, step, chosen)
+    average = reconstruction(run, ema_length) if ema_length is not None else None
+    parts, step = load_run(run, "cpu", average, raw=chosen == "raw")
+    return Trained(parts, step, chosen, average)
 
 
 def _tokenizer(plan: Plan) -> dict[str, Any]:

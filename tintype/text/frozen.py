@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.pins import Pin, check_pin
@@ -89,7 +89,9 @@ class FrozenTextEncoder:
         tokenizer = self._tokenizer
         self._padding = self._some_token(tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id)
         self._nothing = self._some_token(tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
-        self.identity = self._identify(network)
+        self._weights = digest(weight for name, weight in network.named_parameters() if _used(name))
+        self.identity = self.identity_at(settings.max_tokens)
+        self._refuse_other()
         self._arithmetic: Literal["fp32", "tf32"] = "tf32" if settings.compute == "tf32" else "fp32"
         network.config.use_cache = False  # of keys and values: nothing is generated
         self._network: Any = network.eval().requires_grad_(False).to(device)
@@ -133,10 +135,11 @@ class FrozenTextEncoder:
                 total += len(states[-1])
         return Packed(torch.cat(states), starts, lengths)
 
-    def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
+    def token_ids(self, captions: Sequence[str], max_tokens: int | None = None) -> list[list[int]]:
+        """Cut to the settings' number of tokens, where no other is given."""
         texts = [cleaning.clean(caption) for caption in captions] if self.settings.clean else captions
         texts = [text.encode("utf-8", "replace").decode() for text in texts]  # a terminal's broken letters are no text
-        found = self._tokenizer(texts, truncation=True, max_length=self.settings.max_tokens)["input_ids"]
+        found = self._tokenizer(texts, truncation=True, max_length=max_tokens or self.settings.max_tokens)["input_ids"]
         return [list(ids) or [self._nothing] for ids in found]
 
     def _states(self, ids: Sequence[Sequence[int]], length: int, rows: int) -> Tensor:
@@ -193,24 +196,24 @@ class FrozenTextEncoder:
             f"{self._words}: its tokenizer has no token for padding, begin or end; the empty caption needs one"
         )
 
-    def _identify(self, network: nn.Module) -> str:
+    def identity_at(self, max_tokens: int) -> str:
         """SHA-256 over the weights in the type they are computed in, the tokenizer, and the settings that count."""
         settings = self.settings
-        weights = digest(weight for name, weight in network.named_parameters() if _used(name))
         vocabulary = hashlib.sha256(json.dumps(sorted(self._tokenizer.get_vocab().items())).encode()).hexdigest()
         content = [
-            weights,
+            self._weights,
             vocabulary,
-            self.token_ids(_PROBES),
+            self.token_ids(_PROBES, max_tokens),
             cleaning.VERSION if settings.clean else None,
-            settings.max_tokens,
+            max_tokens,
             settings.skip_layers,
             settings.compute,
         ]
-        identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def _refuse_other(self) -> None:
         what = f"the weights, the tokenizer and the settings of {self._words}"
-        check_pin("text.sha256", settings.sha256, what, identity, "take the right ones")
-        return identity
+        check_pin("text.sha256", self.settings.sha256, what, self.identity, "take the right ones")
 
 
 POOLERS = frozenset({"pooler"})

@@ -48,6 +48,9 @@ class KeptText:
         """The one that it asks."""
         return self._encoder
 
+    def identity_at(self, max_tokens: int) -> str:
+        return self._encoder.identity_at(max_tokens)
+
     def compile_layers(self) -> None:
         self._encoder.compile_layers()
 

@@ -74,6 +74,9 @@ class WordsEncoder(nn.Module):
         """None: its weights are the run's own."""
         return None
 
+    def identity_at(self, max_tokens: int) -> None:
+        return None
+
     def compile_layers(self) -> None:
         for layer in self.layers:
             layer.compile(dynamic=False)

@@ -20,6 +20,7 @@ from tintype.errors import UserError
 from tintype.files import read_json, write_json
 from tintype.pins import check_pin
 from tintype.plan import Plan, diff, plan_from_folder
+from tintype.settings import plain
 from tintype.start import StartPart
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
@@ -29,8 +30,7 @@ from tintype.train.state import TrainState, new_state
 from tintype.train.weights import OWN, misfits, weights_in
 
 _MUST_FIT = ("objective.kind", "tokenizer.kind", "tuning")
-_TOKENS = "text.max_tokens"
-_MAY_DIFFER = ("model.compile", "model.activation_checkpointing", _TOKENS)
+_MAY_DIFFER = ("model.compile", "model.activation_checkpointing", "text.max_tokens")
 _PLACES = tuple(f"text.{key}" for key in ("weights", "subfolder", "tokenizer_subfolder", "revision", "sha256"))
 """Where a frozen text encoder lies. What it is, its identity says, which is compared."""
 _SHOWN = 4
@@ -57,8 +57,8 @@ def begin(folder: RunFolder, parts: Parts, state: TrainState) -> TrainState:
     with folder.world.together():
         parent = find_parent(parts.plan, start, folder.path)
         RunFolder(parent.path).check_identity("tokenizer", parts.tokenizer.identity)
-        if _TOKENS not in diff(parent.plan, parts.plan):  # the number is in the identity, and may be another
-            RunFolder(parent.path).check_identity("text", parts.text.identity)
+        tokens = plain(parent.plan.text)["max_tokens"]  # the number is in the identity, and may be another
+        RunFolder(parent.path).check_identity("text", parts.text.identity_at(tokens))
     cut = any(map(is_cut, state.parameters))
     try:
         tensors, _ = checkpoint.read(parent.checkpoint, state if cut else None)
@@ -105,7 +105,7 @@ def find_parent(plan: Plan, start: StartPart, run: Path) -> Parent:
 def unfit_settings(plan: Plan, parent: Plan) -> str:
     """The settings that differ and must not, in words; empty where there are none."""
     changes = diff(parent, plan)
-    free = _MAY_DIFFER if _TOKENS in changes or "text.kind" in changes else (*_MAY_DIFFER, *_PLACES)
+    free = _MAY_DIFFER if "text.kind" in changes else (*_MAY_DIFFER, *_PLACES)
     different = {
         key: change
         for key, change in changes.items()

@@ -13,13 +13,22 @@ from safetensors.torch import load_file
 from tests.tiny_export import latent_plan, pixel_plan, write_run
 from tests.tiny_text import MAX_TOKENS
 from tests.tiny_tuning import NO_PERCEPTUAL
+from tintype.errors import UserError
+from tintype.evaluation.protocol import Protocol
+from tintype.evaluation.run import evaluate
 from tintype.export.import_run import import_model
 from tintype.export.parity import embedded, measure, open_pipeline
 from tintype.export.pipeline_folder import Exported, export_pipeline, timesteps
 from tintype.export.quiet import quiet_diffusers
+from tintype.export.single_file import export_file
 from tintype.export.trained import load_trained
 from tintype.flow.path import sampling_times
+from tintype.generate import SamplerSettings
 from tintype.plan import apply_techniques
+from tintype.train.interrupt import Interrupt
+from tintype.train.load import load_run
+from tintype.train.loop import train
+from tintype.train.reconstruct import reconstruction
 
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
@@ -164,6 +173,34 @@ def test_average_and_raw_weights_differ_and_bf16_is_rounded(tmp_path: Path) -> N
     assert torch.equal((2 * first["txt_in.weight"]).bfloat16(), second["txt_in.weight"])
     figures = measure(load_trained(run, "raw").parts, raw.path, raw.about, guidances=[1.0], steps=2)
     assert 1e-4 < figures[0].latents < 0.1  # opens, and is off by the rounding of the weights
+
+
+def test_the_average_of_a_length_is_exported_as_it_is_scored(tmp_path: Path) -> None:
+    run, length = tmp_path / "run", 0.15
+    train(latent_plan("t5", "flux1", "ema.kind=power", "ema.lengths=[0.1, 0.2]"), run, Interrupt())
+    (run / "snapshots" / "step-000000006").rename(tmp_path / "away")  # the checkpoint is of a later step
+    exported = export_pipeline(run, tmp_path / "out", ema_length=length)
+    found = load_file(exported.path / "transformer/diffusion_pytorch_model.safetensors")
+    wanted = load_run(run, "cpu", reconstruction(run, length))[0].denoiser.state_dict()
+    usual = load_run(run, "cpu")[0].denoiser.state_dict()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert not torch.equal(found["txt_in.weight"], usual["txt_in.weight"])
+    about = json.loads((exported.path / "tintype.json").read_text())
+    assert (about["weights"], about["step"], about["ema"]["length"]) == ("average 0.15", 5, 0.15)
+    assert "The weights are the average of length 0.15 (a share of the training) at step 5" in card_of(exported.path)
+    protocol = Protocol(count=8, also=(), reference_count=8, validation_count=2, sampler=SamplerSettings(steps=1))
+    evaluate(run, protocol, average=reconstruction(run, length))
+    again = export_pipeline(run, tmp_path / "scored", ema_length=length)
+    assert "### Step 5, average 0.15 weights" in card_of(again.path)
+    assert not any("scores" in warning for warning in again.warnings)
+    single = export_file(run, tmp_path / "one.safetensors", ema_length=length).path
+    assert torch.equal(load_file(single)["txt_in.weight"], wanted["txt_in.weight"])
+    with pytest.raises(UserError, match="--ema-length is of an average, and --weights raw is none"):
+        export_pipeline(run, tmp_path / "neither", "raw", ema_length=length)
+
+
+def card_of(folder: Path) -> str:
+    return (folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_tuned_autoencoder_is_exported_with_its_running_statistics(tmp_path: Path) -> None:

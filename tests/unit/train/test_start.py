@@ -184,5 +184,8 @@ def test_another_frozen_text_encoder_in_the_same_place_is_refused(tmp_path: Path
     begun(started(tmp_path / "first", reads, f"text.weights={tmp_path / 'moved'}"), tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "text")
     shutil.copytree(write_text_encoder("minilm", seed=1), tmp_path / "text")
-    with pytest.raises(UserError, match="first: the run was trained with the 'text' "):
-        begun(started(tmp_path / "first", reads), tmp_path / "other")
+    for tokens in (MAX_TOKENS, 12):
+        with pytest.raises(UserError, match="first: the run was trained with the 'text' "):
+            begun(started(tmp_path / "first", reads, f"text.max_tokens={tokens}"), tmp_path / "other")
+    moved = f"text.weights={tmp_path / 'moved'}"
+    begun(started(tmp_path / "first", reads, moved, "text.max_tokens=12"), tmp_path / "both")
