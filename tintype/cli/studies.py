@@ -52,7 +52,8 @@ def ablate(
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder of a study")],
     without_data: Annotated[
-        bool, typer.Option("--without-data", help="Leave out pictures and captions of data that must not be passed on")
+        bool,
+        typer.Option("--without-data", help="Leave out pictures and captions of the data, and paths of this machine"),
     ] = False,
 ) -> None:
     """Write a study's report again from the files of its runs."""

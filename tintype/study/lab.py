@@ -21,6 +21,7 @@ from tintype.plan import Plan, plan_from_document
 from tintype.settings import Compression, plain
 from tintype.strict import read_file, write_yaml
 from tintype.study.compare import collect, real_folder
+from tintype.study.places import without_places
 from tintype.study.report import write_report
 from tintype.study.results import TokenizerInfo
 from tintype.study.runner import Message, Task, run_tasks, tasks_of
@@ -215,14 +216,14 @@ def _note_tokenizers(stored: Path) -> None:
 def _report(study: Study, out: Path, console: Console, without_data: bool = False) -> None:
     results = collect(study, out)
     if without_data:
-        results = results.without_data()
+        results = without_places(results.without_data())
     path = write_report(results, out)
     show_verdicts(results, console)
     console.print(f"report: {path.resolve()}", soft_wrap=True, highlight=False)
     if without_data:
         console.print(
-            f"note: report.* and results.* are without pictures and captions of the data; {out / 'real'} and "
-            f"{out / 'runs'} still have them",
+            "note: report.* and results.* are without pictures and captions of the data, and without paths of this "
+            f"machine; {out / 'real'} and {out / 'runs'} still have them, {_STUDY} and the baselines still name paths",
             style="yellow",
             markup=False,
             soft_wrap=True,

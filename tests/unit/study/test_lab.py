@@ -118,7 +118,9 @@ def test_a_report_can_leave_the_data_out(finished: Path) -> None:
     assert all(prompt in (finished / "report.html").read_text() for prompt in prompts)
     console = Console(record=True, quiet=False, file=io.StringIO(), width=200)
     report_study(finished, console, without_data=True)
-    assert f"{finished / 'runs'} still have them" in console.export_text()
+    assert (
+        f"{finished / 'runs'} still have them, study.yaml and the baselines still name paths" in console.export_text()
+    )
     found = read_results(finished)
     assert found.prompts == [f"prompt {number}" for number in range(1, len(prompts) + 1)] and not found.real_previews
     for file in ("report.html", "report.md", "results.json"):

@@ -1,0 +1,56 @@
+"""Results that are passed on name no places of the machine that they were made on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.tiny import tiny_plan
+from tests.unit.study.example_results import draw_previews, example, several
+from tintype.strict import read_yaml
+from tintype.study.places import without_places
+from tintype.study.report import write_report
+from tintype.study.results import Change, Results, TokenizerInfo
+
+LONG = "/root/secret place/" + "a folder of many words " * 6 + "/photos"
+
+
+def with_paths() -> Results:
+    results = example()
+    first, *others = results.arms
+    first_run, *runs = first.runs
+    vae = TokenizerInfo(kind="small-vae", settings={"folder": "/root/a/vae"}, channels=4, stride_px=8)
+    changed: dict[str, Any] = {
+        "error": "UserError: /root/secret place/photos is no store (see ~/logs/run.txt, 3 images/s, and/or more)",
+        "tokenizer": vae,
+        "lineage": {"folder": "/work/runs/base", "plan": "0123", "weights": "raw"},
+    }
+    arm = first.model_copy(
+        update={
+            "runs": [first_run.model_copy(update=changed), *runs],
+            "changes": [Change(key="data.path", before="/root/secret place/photos", after="/root/b/vae")],
+            "techniques": ["tokenizer:to.folder=/root/a/vae", "sft:from=/work/runs/base,lr=1e-4"],
+        }
+    )
+    plan = tiny_plan(f"data={{kind: store, path: '{LONG}', size_px: 16}}").to_yaml()
+    return results.model_copy(update={"arms": [arm, *others], "plan": plan})
+
+
+def test_of_a_path_the_last_name_is_left(tmp_path: Path) -> None:
+    found = without_places(with_paths())
+    run, arm = found.arms[0].runs[0], found.arms[0]
+    assert run.error == "UserError: photos is no store (see run.txt, 3 images/s, and/or more)"
+    assert run.tokenizer is not None and run.tokenizer.settings == {"folder": "vae-2"}, "two places stay two"
+    assert arm.techniques == ["tokenizer:to.folder=vae-2", "sft:from=base,lr=1e-4"]
+    assert (arm.changes[0].before, arm.changes[0].after) == ("photos", "vae")
+    assert read_yaml(found.plan, "plan").data["data"]["path"] == "photos-2"
+    draw_previews(found, tmp_path)
+    write_report(found, tmp_path)
+    for file in ("report.html", "report.md", "results.json", "results.csv"):
+        text = (tmp_path / file).read_text()
+        assert not any(place in text for place in ("/root", "/work/", "secret", "~/")), file
+
+
+def test_results_without_paths_stay_as_they_are() -> None:
+    for results in (example(), several()):
+        assert without_places(results) == results
