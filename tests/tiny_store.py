@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from PIL import Image
 
+from tintype.data.store import layout
 from tintype.data.store.importing import ImportOptions, Outcome, Progress, import_pictures
 from tintype.data.store.layout import AboutStore
 from tintype.train.interrupt import Interrupt
@@ -50,6 +52,13 @@ def imported(
     about = tried(source, out, options, on_progress).about
     assert about is not None
     return about
+
+
+def imported_earlier(source: Path, out: Path, options: ImportOptions) -> AboutStore:
+    """As versions did that let captions have the names of other columns."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(layout, "_BUILT_IN", ())
+        return imported(source, out, options)
 
 
 def tried(

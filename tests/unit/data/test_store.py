@@ -279,6 +279,11 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         (tmp_path / "empty", {}, "nothing that can be imported"),
         (both, {}, "files of several kinds"),
         (tmp_path / "twins", {}, "two pictures of one name, a.bmp and a.png"),
+        (
+            source,
+            {"captions": {"width": "caption_long"}},
+            "--caption width=caption_long: every store has a column 'width' .* --caption width_text=caption_long",
+        ),
         (source, {"captions": {"long": "capt"}}, "no text column 'capt'; it has caption_long, caption_short"),
         (source, {"split_column": "splt"}, "--split-column splt: .* it has caption_long"),
         (parquet_of(tmp_path / "b.parquet", [picture(0)], url=["x"]), {}, "--caption long=COLUMN. It has url"),

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.tiny_store import imported, parquet_of, picture
+from tests.tiny_store import imported_earlier, parquet_of, picture
 from tintype.data.store import writer
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import Store, open_store
@@ -28,7 +28,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(writer, "SHARD_ROWS", 2)
-        imported(source, folder / "store", ImportOptions(captions=KINDS, split_column="s"))
+        imported_earlier(source, folder / "store", ImportOptions(captions=KINDS, split_column="s"))
     return open_store(folder / "store")
 
 

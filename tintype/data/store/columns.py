@@ -23,6 +23,7 @@ from tintype.data.store.layout import (
     Identity,
     Store,
     added_schema,
+    refuse_built_in,
 )
 from tintype.errors import UserError
 from tintype.files import write_bytes
@@ -37,6 +38,7 @@ def check_name(name: str) -> None:
             f"--column {name}: the name of a caption has up to 64 letters, digits, '_', '-' and '.', and begins with a "
             "letter or digit"
         )
+    refuse_built_in(name, "--column")
 
 
 def add_column(

@@ -20,7 +20,7 @@ from tintype.data.pictures import map_ahead
 from tintype.data.store.attributes import Attribute, MisfitError, Settled, Value, check_names, fit, settle
 from tintype.data.store.doors import Door, Item, open_door
 from tintype.data.store.encode import Picture, Refused, Sizing, prepare
-from tintype.data.store.layout import ABOUT, SPLITS, AboutStore, Split, is_store, open_store
+from tintype.data.store.layout import ABOUT, SPLITS, AboutStore, Split, is_store, open_store, refuse_built_in
 from tintype.data.store.texts import unfit
 from tintype.data.store.writer import Record, Writer, has_kept
 from tintype.errors import UserError
@@ -196,6 +196,7 @@ def _captions(door: Door, asked: Mapping[str, str], source: Path) -> Mapping[str
             f"{', '.join(door.columns) or 'no column of text'}"
         )
     for name, column in captions.items():
+        refuse_built_in(name, "--caption", f"={column}")
         if column not in door.columns:
             raise UserError(
                 f"--caption {name}={column}: {source} has no text column '{column}'; {_nearest(column, door)}"

@@ -87,6 +87,7 @@ def test_mistakes_are_told_with_a_way_out(shell: Shell, store: Path, server: Cap
         "did you mean 'short'": (*asked, "--prompt", "shorts"),
         "there is no such split": (*asked, "--split", "test"),
         "from its import": (*asked, "--column", "long"),
+        "has a column 'width' of its own": (*asked, "--column", "width"),
         "The model `m` does not exist.": asked,
         "--revision is of a model that runs here": (*asked, "--revision", "main"),
         "write it as http://HOST:PORT": (*asked, "--server", "localhost"),
