@@ -259,7 +259,9 @@ def _made_by(made_by: Mapping[str, Any]) -> str:
 @data_app.command("inspect")
 def data_inspect(
     store: Annotated[Path, typer.Argument(help="Folder of a store")],
-    out: Annotated[Path | None, typer.Option("--out", help="The page to write [STORE-inspect.html, here]")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The page to write [STORE-inspect.html in this folder]")
+    ] = None,
     where: Where = None,
     skip: Skip = None,
     write_skip: Annotated[
@@ -296,3 +298,5 @@ def data_inspect(
         sys.exit(code)
     if json_:
         print_json(result)
+    elif out is not None:
+        console.print(f"page: {out.resolve()}", soft_wrap=True, highlight=False, markup=False)

@@ -69,7 +69,7 @@ class RunFolder:
         others than the run began with."""
         before: dict[str, str] = read_json(self.loaded_file) if step else {}
         for name, identity in loaded.items():
-            if before.get(name, identity) != identity:
+            if before.get(name, identity) != identity and not self._only_added(name, before):
                 raise UserError(
                     f"{self.path}: '{name}' ran with the {_word(name)} {before[name][:12]}… up to step {step}, and "
                     f"those loaded now are {str(identity)[:12]}…; put the first ones back, or begin anew with another "
@@ -77,16 +77,22 @@ class RunFolder:
                 )
         known = {name: identity for name, identity in loaded.items() if identity}
         if known and self.writes:
-            write_json(self.loaded_file, {**before, **known})
+            write_json(self.loaded_file, {**known, **before})
 
     def check_identity(self, name: str, identity: str | None) -> None:
         """Refuses to use a trained run with other weights of others than it was trained with."""
         known = read_json(self.loaded_file)
-        if known.get(name, identity) != identity:
+        if known.get(name, identity) != identity and not self._only_added(name, known):
             raise UserError(
                 f"{self.path}: the run was trained with the '{name}' {known[name][:12]}…, and the one loaded now is "
                 f"{str(identity)[:12]}…; put the first one back"
             )
+
+    def _only_added(self, name: str, known: Mapping[str, str]) -> bool:
+        """Whether the data is that of the run but for captions that were added since, which it cannot read."""
+        from tintype.data.earlier import only_added
+
+        return (self.path / "plan.yaml").exists() and only_added(plan_from_folder(self.path).data, name, known)
 
     def check_plan(self, plan: Plan) -> None:
         """Refuses to hand on a trained run whose plan.yaml says something else than it was trained with."""

@@ -129,6 +129,7 @@ def test_copies_are_gone_in_two_commands(tmp_path: Path, monkeypatch: pytest.Mon
     done = CliRunner().invoke(app, [*asked, "--write-skip", skip])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "store-inspect.html").is_file()
+    assert done.stdout.endswith(f"page: {tmp_path.resolve() / 'store-inspect.html'}\n")
     lines = Path(skip).read_text().splitlines()
     assert len(lines) == 4 and lines[0].startswith("# Copies in the store ")
     assert sum(" repeats  # train, a.parquet, row 11: like train, a.parquet, row 4" in line for line in lines) == 1

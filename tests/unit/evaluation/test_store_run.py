@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tests.shared import shared
@@ -17,7 +18,10 @@ from tests.tiny_clip import write_clip
 from tests.tiny_store import imported, parquet_of, picture, tiny_store
 from tintype import recipes
 from tintype.cli import app
-from tintype.data.sources import forget_sources
+from tintype.data.mixture.settings import MixedSource, MixtureSettings
+from tintype.data.mixture.source import identities
+from tintype.data.sources import forget_sources, open_source
+from tintype.data.store.columns import add_column
 from tintype.data.store.encode import Sizing
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import open_store
@@ -29,7 +33,9 @@ from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.generate import SamplerSettings
 from tintype.plan import Plan, plan_from_document
 from tintype.sample import sample_run
+from tintype.settings import DataSettings
 from tintype.strict import parse, read_yaml
+from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train
@@ -123,16 +129,46 @@ def test_captions_that_the_store_has_not_are_named_with_those_that_it_has(traine
         train(plan_of(tmp_path / "s", "captions.column=short"), tmp_path / "run", Interrupt())
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_captions_that_were_added_since_change_nothing(tmp_path: Path, trained: Trained, mixed: bool) -> None:
+    store = Path(shutil.copytree(trained.store, tmp_path / "store"))
+    add_column(store, "vlm", ["first"] * len(open_store(store)), {})
+    plan = plan_of(store, "data.where=height > 3")
+    if mixed:
+        sources = {"a": MixedSource(data=plan.data), "b": MixedSource(data=DataSettings(size_px=plan.data.size_px))}
+        data = MixtureSettings(size_px=plan.data.size_px, sources=sources, evaluate="a")
+        plan = plan.model_copy(update={"data": data})
+    stop_at(plan, tmp_path / "run", 3)
+    noted = (tmp_path / "run" / "loaded.json").read_text()
+    add_column(store, "later", ["second"] * len(open_store(store)), {})
+    forget_sources()
+    run = RunFolder(tmp_path / "run")
+    for name, identity in identities(open_source(plan.data, "train", torch.device("cpu"))).items():
+        assert identity is None or identity not in noted
+        run.check_identity(name, identity)
+    assert train(plan, tmp_path / "run", Interrupt()).finished
+    assert (tmp_path / "run" / "loaded.json").read_text() == noted
+    add_column(store, "vlm", ["other"] * len(open_store(store)), {})
+    forget_sources()
+    with pytest.raises(UserError, match="the run was trained with the 'data'"):
+        run.check_identity("data", open_source(plan.data, "train", torch.device("cpu")).identity)
+
+
+def stop_at(plan: Plan, folder: Path, step: int) -> None:
+    interrupt = Interrupt()
+
+    def stop(progress: object) -> None:
+        if getattr(progress, "step", 0) == step:
+            interrupt.signal = 2
+
+    assert not train(plan, folder, interrupt, stop).finished
+
+
 def test_another_store_in_the_same_place_is_refused(trained: Trained, tmp_path: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(trained.store, store)
-    plan, interrupt = plan_of(store), Interrupt()
-
-    def stop(progress: object) -> None:
-        if getattr(progress, "step", 0) == 3:
-            interrupt.signal = 2
-
-    assert not train(plan, tmp_path / "run", interrupt, stop).finished
+    plan = plan_of(store)
+    stop_at(plan, tmp_path / "run", 3)
     shutil.rmtree(store)
     tiny_store(tmp_path, 61)
     forget_sources()

@@ -29,10 +29,7 @@ class MixtureSource:
     @property
     def identity(self) -> str | None:
         """Of all its sources; None where the settings say all of each."""
-        known = {name: part.identity for name, part in self.parts.items()}
-        if not any(known.values()):
-            return None
-        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+        return identity_of_parts({name: part.identity for name, part in self.parts.items()})
 
     def __len__(self) -> int:
         return self._count
@@ -66,6 +63,12 @@ class MixtureSource:
             here = [place for place, id_ in enumerate(ids) if first <= id_ < first + len(part)]
             found[name] = ([ids[place] - first for place in here], here)
         return found
+
+
+def identity_of_parts(known: Mapping[str, str | None]) -> str | None:
+    if not any(known.values()):
+        return None
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
 def identities(source: ImageSource) -> dict[str, str | None]:

@@ -59,8 +59,9 @@ def add_column(
         column = _write_files(store, name, texts, made_by, journal)
         added = [one for one in store.about.added if one.name != name] + [column]
         captions = [one for one in store.captions if one != name] + [name]
+        columns = _columns(store, [one for one in store.captions if one != name]) | {name: texts}
         about = store.about.model_copy(
-            update={"identity": _identity(store, name, texts), "captions": captions, "added": added}
+            update={"identity": identity_of(store, columns), "captions": captions, "added": added}
         )
         write_bytes(path / ABOUT, about.to_json().encode(), durable=True)
         for file in set(before.files if before else []) - set(column.files):
@@ -103,8 +104,20 @@ def _arrow(name: str, hashes: Sequence[str], texts: Sequence[str]) -> bytes:
     return content
 
 
-def _identity(store: Store, name: str, texts: Sequence[str]) -> str:
-    columns = {one: store.texts(CAPTION + one) for one in store.captions if one != name} | {name: texts}
+def earlier_identities(store: Store) -> Iterator[str]:
+    """Those that it had, as far as the order says in which its captions were added; the newest first."""
+    captions = list(store.captions)
+    for column in reversed(store.about.added):
+        captions.remove(column.name)
+        yield identity_of(store, _columns(store, captions))
+
+
+def _columns(store: Store, names: Sequence[str]) -> dict[str, Sequence[str]]:
+    return {name: store.texts(CAPTION + name) for name in names}
+
+
+def identity_of(store: Store, columns: Mapping[str, Sequence[str]]) -> str:
+    """That of the store with these captions."""
     identity = Identity()
     rows = zip(store.texts("sha256"), store.texts("split"), *columns.values(), strict=True)
     for number, (sha256, split, *row) in enumerate(rows):

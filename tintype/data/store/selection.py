@@ -63,10 +63,13 @@ class Selection:
         return rows[self.kept[rows]]
 
     def identity(self, store: Store) -> str:
+        return self.identity_of(store.identity)
+
+    def identity_of(self, store_identity: str) -> str:
         """Names what is left. A selection of all is the store itself."""
         if self.all:
-            return store.identity
-        return hashlib.sha256(store.identity.encode() + np.packbits(self.kept).tobytes()).hexdigest()
+            return store_identity
+        return hashlib.sha256(store_identity.encode() + np.packbits(self.kept).tobytes()).hexdigest()
 
     @property
     def note(self) -> str | None:
