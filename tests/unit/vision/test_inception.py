@@ -15,7 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from tests.shared import shared
+from tintype.data.scenes.source import SceneSource
 from tintype.errors import UserError
+from tintype.settings import DataSettings
 from tintype.vision import inception
 from tintype.vision.encoders import InceptionSettings, feature_matrix
 from tintype.vision.inception import UNITS, WEIGHTS, Inception, from_state_dict, from_torchscript
@@ -33,14 +35,14 @@ def torchscript_file() -> Path:
 
 
 def photos(count: int) -> list[Tensor]:
-    """Photographs where they are there, else noise of as many sizes."""
+    """Photographs where they are there, else scenes of as many sizes."""
     try:
         from pyarrow.parquet import ParquetFile
 
         rows = next(ParquetFile(shared("data/photos.parquet")).iter_batches(count, columns=["image"])).to_pylist()
     except pytest.skip.Exception:
-        generator = torch.Generator().manual_seed(0)
-        return [torch.randint(0, 256, (3, 192 + i, 240 - i), generator=generator).to(torch.uint8) for i in range(count)]
+        scenes = SceneSource(DataSettings(size_px=240, count=count), "train", CPU).images(range(count))
+        return [scene[:, : 192 + i, : 240 - i] for i, scene in enumerate(scenes)]
     images = [Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB") for row in rows]
     return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in images]
 
