@@ -223,6 +223,25 @@ def test_a_stopped_import_goes_on_with_its_attributes(
     assert imported(source, tmp_path / "store", options).identity == store.identity
 
 
+def test_a_stopped_import_goes_on_with_the_same_options_in_another_order(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "SHARD_ROWS", 2)
+    source, interrupt = sets.tars(tmp_path / "set", known()), Interrupt()
+
+    def stop(progress: Any) -> None:
+        interrupt.signal = signal.SIGINT if progress.done == 3 else None
+
+    captions = {"long": "txt", "short": "short"}
+    begun = ImportOptions(captions, ASKED, "split")
+    turned = ImportOptions(dict(reversed(captions.items())), dict(reversed(ASKED.items())), "split")
+    assert tried(source, tmp_path / "store", begun, stop, interrupt).about is None
+    imported(source, tmp_path / "store", turned)
+    whole = open_store(tmp_path / "store")
+    whole.check()
+    assert whole.identity == store.identity
+
+
 @pytest.mark.parametrize(
     ("expression", "rows"),
     [

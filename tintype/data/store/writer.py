@@ -71,8 +71,10 @@ class Writer:
     def __init__(
         self, work: Path, captions: Sequence[str], attributes: Mapping[str, Kind], request: Mapping[str, Any]
     ) -> None:
-        self._work, self._captions, self._attributes = work, captions, attributes
-        self._kept = _read_kept(work, request)
+        self._work, self._kept = work, _read_kept(work, request)
+        begun = self._kept.request  # its shards have the columns in its order; the same options may come in another one
+        self._captions = list(begun.get("captions", captions))
+        self._attributes = {name: attributes[name] for name in begun.get("attributes", {})}
         self._identity, self._counts = Identity(), dict.fromkeys(SPLITS, 0)
         self._first_seen: dict[str, tuple[Split, str]] = {}
         for shard in self._kept.shards:
