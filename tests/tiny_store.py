@@ -57,7 +57,7 @@ def imported(
 def imported_earlier(source: Path, out: Path, options: ImportOptions) -> AboutStore:
     """As versions did that let captions have the names of other columns."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(layout, "_BUILT_IN", ())
+        patched.setattr(layout, "RESERVED", ())
         return imported(source, out, options)
 
 

@@ -78,6 +78,19 @@ def test_a_picture_at_which_every_process_ends_is_named(monkeypatch: pytest.Monk
         Decoders(1).cover(picture(48, 32), out())
 
 
+def test_a_process_that_cannot_be_started_is_told_of_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Decoders(1)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(UserError, match="cannot be started: No such file or directory; allow more processes"):
+        one.cover(picture(48, 32), out())
+    assert one._free.qsize() == 1, "the next does not wait for it"
+    monkeypatch.undo()
+    found = out()
+    one.cover(picture(48, 32), found)
+    one.end()
+    assert torch.equal(found, decode(picture(48, 32)))
+
+
 def test_ctrl_c_is_not_for_them_and_they_end_with_their_run(tmp_path: Path) -> None:
     """The run is killed with SIGKILL: nothing in it can tell them."""
     script = (

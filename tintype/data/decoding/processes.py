@@ -125,7 +125,14 @@ class Decoders:
             self.running.pop().end()
 
     def _start(self) -> _Decoder:
-        decoder = _Decoder()
+        try:
+            decoder = _Decoder()
+        except OSError as error:
+            self._free.put(None)  # or the next would wait for it for ever
+            raise UserError(
+                f"a process that decodes pictures cannot be started: {error.strerror or error}; allow more processes, "
+                "memory or open files, then run the same command again to go on"
+            ) from error
         with self._lock:
             self.running.append(decoder)
         return decoder

@@ -41,12 +41,9 @@ ROW_TEXTS = ("split", "sha256", "source")
 _TEXTS = ("source", "sha256", "pixels", "split")
 
 
-_BUILT_IN = ("image", *_NUMBERS, *_TEXTS)
-
-
 def refuse_built_in(caption: str, option: str, behind: str = "") -> None:
     """A new kind of caption is not called like another column. `option` stands before its name in what was asked."""
-    if caption in _BUILT_IN:
+    if caption in RESERVED:
         raise UserError(
             f"{option} {caption}{behind}: every store has a column '{caption}' of its own, which `where` reads; "
             f"give the captions another name, for example {option} {caption}_text{behind}"
