@@ -63,7 +63,7 @@ def _run(say_error: Callable[[str], None]) -> None:
 
 
 def _say_error(text: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(f"error: {text}", style="red", markup=False, highlight=False)
+    Console(stderr=True, soft_wrap=True, emoji=False).print(f"error: {text}", style="red", markup=False, highlight=False)
 
 
 def _show_version(asked: bool) -> None:

@@ -21,8 +21,8 @@ app = typer.Typer(
     help="Trains text-to-image models from scratch and says which training decisions are worth it.",
 )
 
-console = Console()
-progress_console = Console(stderr=True)
+console = Console(emoji=False)  # `a:b:` is no picture of a letter
+progress_console = Console(stderr=True, emoji=False)
 
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to")]
 Set = Annotated[list[str], typer.Option("--set", help="Override a setting: key.path=value (repeatable)")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,8 @@ def export_with_progress(store: Path, form: Form, out: Path, split: Split | None
         return interrupt.exit_code
     files = "1 file" if exported.files == 1 else f"{exported.files:,} files"
     text = (
-        f"{out}: {exported.rows:,} records in {files}; `tintype data import {out} {import_options(opened)} --out DIR` "
+        f"{out}: {exported.rows:,} records in {files}; `tintype data import {shlex.quote(str(out))} "
+        f"{import_options(opened)} --out DIR` "
     )
     say(console, text + "brings them back")
     return 0

@@ -10,5 +10,5 @@ def number(value: float | None, form: str = ".4g") -> str:
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """One line, however long, with the text as it is: a path may have brackets in it."""
-    console.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
+    """One line, however long, with the text as it is: a path may have brackets or colons in it."""
+    console.print(text, style=style, soft_wrap=True, highlight=False, markup=False, emoji=False)

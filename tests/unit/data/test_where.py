@@ -97,6 +97,8 @@ def test_an_expression_says_which_records_are_taken(store: Store, expression: st
         ("style in (width)", 11, "a list after 'in' holds numbers or texts in quotes"),
         ("style in ('a', 3)", 16, "cannot compare a text with a number"),
         ("width / (height - 20) > 1", 7, "this divides by zero, in 3 of the records"),
+        ("width / 0 > 1", 7, "this divides by zero, in all records"),
+        ("zzzzzz >= 256", 1, "there is no column 'zzzzzz'; the columns are long, style, "),
         ("(width > 3) == (height > 3)", 13, "cannot compare a comparison with a comparison"),
         ("--width > 3", 1, "one minus sign is enough"),
         ("__import__('os') == 'x'", 1, "there is no function '__import__'"),

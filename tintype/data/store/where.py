@@ -245,7 +245,8 @@ class _Parser:
     def _divider(self, at: int) -> Callable[[Any, Any], Any]:
         def divide(above: Any, below: Any) -> Any:
             if zeros := int(np.count_nonzero(np.asarray(below) == 0)):
-                raise self._error(at, f"this divides by zero, in {zeros:,} of the records")
+                records = f"{zeros:,} of the" if np.ndim(below) else "all"
+                raise self._error(at, f"this divides by zero, in {records} records")
             return above / below
 
         return divide
@@ -290,8 +291,8 @@ class _Parser:
         if name not in self._columns:
             shown = [known for known in self._columns if not known.startswith(_CAPTION)]
             guess = nearest(name, shown) if len(shown) > 1 else ""
-            guess = f"{guess} " if guess.startswith("did you") else ""
-            raise self._error(token.at, f"there is no column '{name}'; {guess}The columns are {', '.join(shown)}")
+            guess = f"{guess} The" if guess.startswith("did you") else "the"
+            raise self._error(token.at, f"there is no column '{name}'; {guess} columns are {', '.join(shown)}")
         kind, column = self._columns[name]
         readers = {"number": Columns.number, "text": Columns.text, "truth": Columns.truth}
         return Node(kind, token.at, lambda columns: readers[kind](columns, column), column=column)
