@@ -12,10 +12,12 @@ from tintype.study.results import Results
 
 _PLAN = "plan"
 """The key of the plans, which are YAML: long lines are broken there, and a path may be on two."""
-_WHOLE = re.compile(r"~?/[^/\n]+(?:/[^/\n]*)+")
+_HOME = r"~[\w.-]*/"
+_WHOLE = re.compile(rf"(?:{_HOME}|/[^/\n]+/)[^/\n]*(?:/[^/\n]*)*")
 """A setting that is a path; it may have spaces."""
-_WITHIN = r"(?<![\w/:.~<>-])~?/[^\s/'\"`,;:()\[\]{}]+(?:/[^\s/'\"`,;:()\[\]{}]*)+"
-"""A path in a text: two names at least, or it could be a mere stroke."""
+_LETTER = r"[^\s/'\"`,;:()\[\]{}]"
+_WITHIN = rf"(?<![\w/:.~<>-])(?:{_HOME}|/{_LETTER}+/){_LETTER}*(?:/{_LETTER}*)*"
+"""A path in a text: from someone's home, or of two names at least, or it could be a mere stroke."""
 
 
 def without_places(results: Results) -> Results:

@@ -21,9 +21,9 @@ def with_paths() -> Results:
     first_run, *runs = first.runs
     vae = TokenizerInfo(kind="small-vae", settings={"folder": "/root/a/vae"}, channels=4, stride_px=8)
     changed: dict[str, Any] = {
-        "error": "UserError: /root/secret place/photos is no store (see ~/logs/run.txt, 3 images/s, and/or more)",
+        "error": "UserError: /root/secret place/photos is no store (see ~/logs/run.txt, ~root/a.txt, 3 images/s, and/or more)",
         "tokenizer": vae,
-        "lineage": {"folder": "/work/runs/base", "plan": "0123", "weights": "raw"},
+        "lineage": {"folder": "/work/runs/base", "before": "~root/older", "plan": "0123", "weights": "raw"},
     }
     arm = first.model_copy(
         update={
@@ -39,8 +39,9 @@ def with_paths() -> Results:
 def test_of_a_path_the_last_name_is_left(tmp_path: Path) -> None:
     found = without_places(with_paths())
     run, arm = found.arms[0].runs[0], found.arms[0]
-    assert run.error == "UserError: photos is no store (see run.txt, 3 images/s, and/or more)"
+    assert run.error == "UserError: photos is no store (see run.txt, a.txt, 3 images/s, and/or more)"
     assert run.tokenizer is not None and run.tokenizer.settings == {"folder": "vae-2"}, "two places stay two"
+    assert run.lineage is not None and run.lineage["before"] == "older"
     assert arm.techniques == ["tokenizer:to.folder=vae-2", "sft:from=base,lr=1e-4"]
     assert (arm.changes[0].before, arm.changes[0].after) == ("photos", "vae")
     assert read_yaml(found.plan, "plan").data["data"]["path"] == "photos-2"
@@ -48,7 +49,7 @@ def test_of_a_path_the_last_name_is_left(tmp_path: Path) -> None:
     write_report(found, tmp_path)
     for file in ("report.html", "report.md", "results.json", "results.csv"):
         text = (tmp_path / file).read_text()
-        assert not any(place in text for place in ("/root", "/work/", "secret", "~/")), file
+        assert not any(place in text for place in ("/root", "/work/", "secret", "~")), file
 
 
 def test_results_without_paths_stay_as_they_are() -> None:
