@@ -22,7 +22,7 @@ from tintype.data.store.export import Form, export_store, import_options
 from tintype.data.store.histograms import histogram
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import ABOUT, Store, open_store
-from tintype.data.store.where import kept_by
+from tintype.data.store.where import kept_by, written
 from tintype.errors import UserError
 from tintype.train.interrupt import Interrupt
 
@@ -284,6 +284,13 @@ def test_what_is_missing_is_neither_true_nor_false(store: Store, expression: str
 def test_comparisons_of_other_kinds_are_refused(store: Store, expression: str, problem: str) -> None:
     with pytest.raises(UserError, match=problem.replace("+", r"\+").replace("?", r"\?")):
         kept_by(store, expression)
+
+
+def test_true_is_a_word_and_an_attribute_of_this_name_stands_in_brackets(tmp_path: Path) -> None:
+    named = stored(tmp_path, "parquet", {"true": Attribute("nsfw"), "score": Attribute("score")})
+    assert np.flatnonzero(kept_by(named, "(score > 5) == true")).tolist() == [3, 4]
+    assert written("true") == "[true]"
+    assert np.flatnonzero(kept_by(named, written("true"))).tolist() == [0, 5]
 
 
 def test_numbers_that_would_be_rounded_are_not_compared(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def written(caption: str) -> str:
     """How an expression names a kind of caption, or an attribute."""
     if caption in (*_NUMBERS, *_TEXTS):
         return _CAPTION + caption
-    plain = re.fullmatch(r"[^\W\d]\w*", caption) and caption not in (*_WORDS, *FUNCTIONS)
+    plain = re.fullmatch(r"[^\W\d]\w*", caption) and caption not in (*_WORDS, *_TRUTHS, *FUNCTIONS)
     return caption if plain else f"[{caption}]"
 
 
@@ -283,7 +283,7 @@ class _Parser:
 
     def _column(self, token: Token) -> Node:
         name = token.text[1:-1] if token.text.startswith("[") else token.text
-        if token.text in _TRUTHS and name not in self._columns:
+        if token.text in _TRUTHS:
             known = truth(_TRUTHS[name])
             return Node("truth", token.at, lambda columns: known, literal=True)
         if name in FUNCTIONS and name not in self._columns:
