@@ -20,6 +20,7 @@ from tintype.cli import runs, studies, plans, measure, data, tokenizers, export,
 # isort: on
 from tintype.cli.shared import app, console, progress_console
 from tintype.errors import UserError
+from tintype.terminal.lines import say
 
 __all__ = ["app", "main"]
 
@@ -63,7 +64,7 @@ def _run(say_error: Callable[[str], None]) -> None:
 
 
 def _say_error(text: str) -> None:
-    Console(stderr=True, soft_wrap=True, emoji=False).print(f"error: {text}", style="red", markup=False, highlight=False)
+    say(Console(stderr=True), f"error: {text}", "red")
 
 
 def _show_version(asked: bool) -> None:
