@@ -34,9 +34,10 @@ _WARM_UP_STEPS = 3
 
 @dataclass(frozen=True)
 class Loading:
-    """Decoding, fitting and putting into batches with so many threads, and nothing else to do."""
+    """Decoding, fitting and putting into batches with so many threads or processes, and nothing else to do."""
 
     threads: int
+    processes: bool
     images_per_s: float
     cpu_ms_per_image: float
     """Of all threads, whatever else runs on the machine: what does not depend on its load."""
@@ -81,7 +82,7 @@ def _loading(plan: Plan, data: StoreSettings, steps: int, threads: int, device: 
             source.expect(order.ids((step + later) * count, count))
         source.images(order.ids(step * count, count))
     wall_s, cpu_s = time.perf_counter() - began_s, _cpu_s(source) - began_cpu_s
-    return Loading(threads, steps * count / wall_s, 1000 * cpu_s / (steps * count))
+    return Loading(threads, source.decoders is not None, steps * count / wall_s, 1000 * cpu_s / (steps * count))
 
 
 def _cpu_s(source: StoreSource) -> float:
@@ -120,9 +121,14 @@ def measure_import(source: Path) -> dict[str, Any]:
     }
 
 
+def _workers(count: int, processes: bool) -> str:
+    one, many = ("process", "processes") if processes else ("thread", "threads")
+    return f"{count} {one if count == 1 else many}"
+
+
 def sentences(result: dict[str, Any]) -> list[str]:
     lines = [
-        f"loader, {one['threads']} thread{'s' if one['threads'] > 1 else ''}: {one['images_per_s']:,.0f} images/s of "
+        f"loader, {_workers(one['threads'], one['processes'])}: {one['images_per_s']:,.0f} images/s of "
         f"{result['size_px']} px, {one['cpu_ms_per_image']:.2f} ms of CPU each ({one['images_per_s_per_core']:,.0f} "
         "images/s on a core of its own)"
         for one in result["loader"]

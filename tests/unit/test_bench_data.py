@@ -22,11 +22,12 @@ def test_the_loader_is_measured_alone_and_in_training(tmp_path: Path) -> None:
     training = result["training"]
     assert 0 < training["data_share"] < 1
     assert result["loader_times_training"] == result["loader"][-1]["images_per_s"] / training["images_per_s"]
+    assert sentences(result)[0].startswith("loader, 1 thread: ")
     assert f"which is {100 * training['data_share']:.2f}% of a step" in sentences(result)[-2]
 
 
 def test_a_core_of_its_own_is_reckoned_from_the_time_of_the_cpu() -> None:
-    assert Loading(threads=4, images_per_s=50.0, cpu_ms_per_image=2.0).images_per_s_per_core == 500
+    assert Loading(threads=4, processes=True, images_per_s=50.0, cpu_ms_per_image=2.0).images_per_s_per_core == 500
 
 
 def test_an_import_is_measured_and_leaves_nothing_behind(tmp_path: Path) -> None:
