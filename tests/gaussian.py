@@ -99,6 +99,9 @@ class NoText:
     def identity_at(self, max_tokens: int) -> None:
         return None
 
+    def cut(self, captions: Sequence[str], max_tokens: int) -> list[str]:
+        raise AssertionError("the toy has no tokens")
+
     def compile_layers(self) -> None:
         raise AssertionError("the toy is not compiled")
 

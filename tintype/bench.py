@@ -87,7 +87,8 @@ def _some_captions(parts: Parts, count: int) -> list[str]:
     """Of the data, as training reads them; again from the first on where it has fewer."""
     records = parts.source.records([index % len(parts.source) for index in range(count)])
     settings = parts.plan.captions.model_copy(update={"dropout": 0.0})
-    return captions_of(records, parts.captions, settings, Draws(parts.plan.seed, torch.arange(count)), step=0).texts
+    draws = Draws(parts.plan.seed, torch.arange(count))
+    return captions_of(records, parts.captions, settings, draws, 0, parts.text).texts
 
 
 def _render_rate(style: Any, device: torch.device) -> float:

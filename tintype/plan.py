@@ -47,6 +47,7 @@ from tintype.train.optim.adamw import AdamWSettings
 _CAME_LATER: list[tuple[str, str, Any]] = [
     ("captions", "keep_parts", 1.0),
     ("captions", "max_words", None),
+    ("captions", "max_tokens", None),
     ("model", "resolution_embeds", False),
     ("precision", "rounding", "nearest"),
     ("precision", "gather", "fp32"),

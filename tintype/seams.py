@@ -189,6 +189,9 @@ class TextEncoder(Protocol):
     def identity_at(self, max_tokens: int) -> str | None:
         """The identity that it would have if it cut captions to this many tokens."""
 
+    def cut(self, captions: Sequence[str], max_tokens: int) -> list[str]:
+        """The captions, those with more tokens up to where so many of them end. Special tokens count."""
+
     def encode(self, captions: Sequence[str]) -> TextTokens:
         """Always the same number of tokens, of which each caption, the empty one too, has one at least."""
 

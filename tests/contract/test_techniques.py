@@ -57,6 +57,7 @@ OFFLINE: dict[str, str] = {
     "perceptual-dino": f"perceptual-dino:source={tiny_dino.FOLDER},size_px={tiny_dino.SIZE_PX}",
     "text-encoder": tiny_text.option(),
     "tokenizer": tiny_autoencoders.option(),
+    "caption-tokens": "caption-tokens:tokens=6",
     "caption-truncation": "caption-truncation:words=6",
     "mixture": "mixture:add.other.data.style=photo,add.other.data.count=5",
     "synthetic-then-real": "synthetic-then-real:first.style=photo,first.count=5,over=0.4",

@@ -75,7 +75,7 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     "assignment",
     [
         *("seed=1", "data.count=25", "captions.dropout=0.2", "model.compile=true", "train.steps=7", "time.shift=2.0"),
-        *("captions.keep_parts=0.5", "captions.max_words=9"),
+        *("captions.keep_parts=0.5", "captions.max_words=9", "captions.max_tokens=9"),
     ],
 )
 def test_what_changes_the_run_changes_the_hash(assignment: str) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from tintype.seams import CaptionPolicy, Draws, Record
+from tintype.seams import CaptionPolicy, Draws, Record, TextEncoder
 from tintype.settings import CaptionsPart
 
 NULL_CAPTION = ""
@@ -82,20 +82,27 @@ class Captions:
 
 
 def captions_of(
-    records: Sequence[Record], policy: CaptionPolicy, settings: CaptionsPart, draws: Draws, step: int
+    records: Sequence[Record],
+    policy: CaptionPolicy,
+    settings: CaptionsPart,
+    draws: Draws,
+    step: int,
+    text: TextEncoder,
 ) -> Captions:
     """The caption of each sample. It is drawn by sample position, which a host must know: a GPU's positions would make
     it wait."""
     choice, drop = draws.uniform("caption", (2,)).unbind(1)
     texts = [policy.pick(record.captions, u, step) for record, u in zip(records, choice.tolist(), strict=True)]
-    texts = [text if text.strip() else NULL_CAPTION for text in texts]
+    texts = [one if one.strip() else NULL_CAPTION for one in texts]
     lacking = texts.count(NULL_CAPTION)
     if settings.keep_parts < 1:
         texts = keep_some(texts, settings.keep_parts, draws)
     if settings.max_words is not None:
-        texts = [first_words(text, settings.max_words) for text in texts]
+        texts = [first_words(one, settings.max_words) for one in texts]
+    if settings.max_tokens is not None:
+        texts = text.cut(texts, settings.max_tokens)
     dropped = [u < settings.dropout for u in drop.tolist()]
-    return Captions([NULL_CAPTION if gone else text for text, gone in zip(texts, dropped, strict=True)], lacking)
+    return Captions([NULL_CAPTION if gone else one for one, gone in zip(texts, dropped, strict=True)], lacking)
 
 
 _BETWEEN_PARTS = re.compile(r"(?<=[.!?;,])\s+|(?<=[。！？；，、])\s*|\s*\n\s*")

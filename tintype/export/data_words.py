@@ -78,6 +78,8 @@ def captions(part: CaptionsPart) -> list[tuple[str, str]]:
         )
     if part.max_words is not None:
         rows.append(("Cut", f"behind {part.max_words:,} words"))
+    if part.max_tokens is not None:
+        rows.append(("Cut", f"to {part.max_tokens:,} tokens"))
     return [*rows, ("Caption dropout", f"{part.dropout:.0%} of the samples read the empty caption")]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,8 @@ from tintype.vision.weights import digest
 
 _PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 500, "")
 """Texts that show case, marks, special tokens and the cut."""
+_MOST_CUT = 1 << 17
+"""Captions come again in every epoch."""
 _LONG = "one red ball and two blue cubes on the grass " * 200
 
 
@@ -95,6 +98,7 @@ class FrozenTextEncoder:
         self._arithmetic: Literal["fp32", "tf32"] = "tf32" if settings.compute == "tf32" else "fp32"
         network.config.use_cache = False  # of keys and values: nothing is generated
         self._network: Any = network.eval().requires_grad_(False).to(device)
+        self._cut = lru_cache(_MOST_CUT)(self._beginning)
         self._try()
 
     @property
@@ -135,12 +139,38 @@ class FrozenTextEncoder:
                 total += len(states[-1])
         return Packed(torch.cat(states), starts, lengths)
 
+    def cut(self, captions: Sequence[str], max_tokens: int) -> list[str]:
+        return [self._cut(caption, max_tokens) for caption in captions]
+
+    def _beginning(self, caption: str, max_tokens: int) -> str:
+        """A word may be cut in two. Where its beginning alone is read as more tokens than in its place, letters go."""
+        (text,) = self._read([caption])
+        if not self._is_longer(text, max_tokens):
+            return caption
+        if not self._tokenizer.is_fast:
+            raise UserError(
+                f"{self._words}: its tokenizer does not say which letters a token stands for, so captions cannot be "
+                "cut by tokens; leave captions.max_tokens out, and use captions.max_words or text.max_tokens"
+            )
+        read = self._tokenizer(text, truncation=True, max_length=max_tokens, return_offsets_mapping=True)
+        text = text[: max((end for _, end in read["offset_mapping"]), default=0)]
+        while text and self._is_longer(text, max_tokens):
+            text = text[:-1]
+        return text
+
+    def _is_longer(self, text: str, max_tokens: int) -> bool:
+        return len(self.token_ids([text], max_tokens + 1)[0]) > max_tokens
+
     def token_ids(self, captions: Sequence[str], max_tokens: int | None = None) -> list[list[int]]:
         """Cut to the settings' number of tokens, where no other is given."""
-        texts = [cleaning.clean(caption) for caption in captions] if self.settings.clean else captions
-        texts = [text.encode("utf-8", "replace").decode() for text in texts]  # a terminal's broken letters are no text
-        found = self._tokenizer(texts, truncation=True, max_length=max_tokens or self.settings.max_tokens)["input_ids"]
+        most = max_tokens or self.settings.max_tokens
+        found = self._tokenizer(self._read(captions), truncation=True, max_length=most)["input_ids"]
         return [list(ids) or [self._nothing] for ids in found]
+
+    def _read(self, captions: Sequence[str]) -> list[str]:
+        """As the tokenizer is given them."""
+        texts = [cleaning.clean(caption) for caption in captions] if self.settings.clean else captions
+        return [text.encode("utf-8", "replace").decode() for text in texts]  # a terminal's broken letters are no text
 
     def _states(self, ids: Sequence[Sequence[int]], length: int, rows: int) -> Tensor:
         id_BL = torch.full((rows, length), self._padding)

@@ -51,6 +51,9 @@ class KeptText:
     def identity_at(self, max_tokens: int) -> str:
         return self._encoder.identity_at(max_tokens)
 
+    def cut(self, captions: Sequence[str], max_tokens: int) -> list[str]:
+        return self._encoder.cut(captions, max_tokens)
+
     def compile_layers(self) -> None:
         self._encoder.compile_layers()
 

@@ -24,6 +24,7 @@ from tintype.transfer import send
 
 _PADDING, _START, _FIRST_WORD = 0, 1, 2
 _SALT = "tintype-8:"
+_WORD = re.compile(r"\w+")
 
 
 class WordsSettings(TextPart):
@@ -46,8 +47,15 @@ def bucket(word: str, buckets: int) -> int:
 
 def token_ids(caption: str, settings: WordsSettings) -> list[int]:
     """The start token and one id per word. The empty caption is the start token alone: the null caption of guidance."""
-    words = re.findall(r"\w+", caption.lower())[: settings.max_tokens - 1]
+    words = _WORD.findall(caption.lower())[: settings.max_tokens - 1]
     return [_START] + [bucket(word, settings.buckets) for word in words]
+
+
+@lru_cache(maxsize=1 << 17)
+def _cut(caption: str, max_tokens: int) -> str:
+    """The start token is one of them."""
+    ends = [found.end() for found in _WORD.finditer(caption)]
+    return caption if len(ends) < max_tokens else caption[: ends[max_tokens - 2]]
 
 
 @lru_cache(maxsize=1 << 17)
@@ -76,6 +84,9 @@ class WordsEncoder(nn.Module):
 
     def identity_at(self, max_tokens: int) -> None:
         return None
+
+    def cut(self, captions: Sequence[str], max_tokens: int) -> list[str]:
+        return [_cut(caption, max_tokens) for caption in captions]
 
     def compile_layers(self) -> None:
         for layer in self.layers:

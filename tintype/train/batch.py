@@ -53,7 +53,8 @@ def read_batch(parts: Parts, first: int, count: int, step: int, clock: Clock) ->
                 parts.source_at(position // plan.train.batch).expect(parts.order.ids(position, count))
         records = parts.source.records(ids)
         position_B = torch.arange(first, first + count)
-        captions = captions_of(records, parts.captions, plan.captions, Draws(plan.seed, position_B), step)
+        drawn = Draws(plan.seed, position_B)
+        captions = captions_of(records, parts.captions, plan.captions, drawn, step, parts.text)
         draws = Draws(plan.seed, send(position_B, device))
         fault.point("step.data")
     with parts.compute():

@@ -387,6 +387,7 @@ def test_the_lineage_names_every_checkpoint_of_others(tmp_path: Path) -> None:
         ("caption-curriculum", ["column long, then a mix (ramp from step 3 to 4): long 0.5 of the time"]),
         ("caption-parts:keep=0.5", ["each sentence or clause is kept with a probability of 50%"]),
         ("caption-truncation:words=8", ["| Cut | behind 8 words |"]),
+        ("caption-tokens:tokens=8", ["| Cut | to 8 tokens |"]),
     ],
 )
 def test_data_and_captions_of_every_kind_are_put_into_words(technique: str, words: list[str], tmp_path: Path) -> None:

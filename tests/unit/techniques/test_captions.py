@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.gaussian import NoText
 from tests.tiny import tiny_plan
 from tintype.data.captions import captions_of
 from tintype.data.scenes.source import SceneSource
@@ -32,7 +33,7 @@ GRID = [(index + 0.5) / 1000 for index in range(1000)]
 def shares(plan: Plan, step: int = 0, count: int = 20_000) -> dict[str, float]:
     records = [Record(BOTH, None)] * count
     settings = plan.captions.model_copy(update={"dropout": 0.0})
-    texts = captions_of(records, plan.captions.build(), settings, Draws(3, torch.arange(count)), step).texts
+    texts = captions_of(records, plan.captions.build(), settings, Draws(3, torch.arange(count)), step, NoText()).texts
     return {text: number / count for text, number in Counter(texts).items()}
 
 
@@ -74,7 +75,11 @@ def test_an_image_that_lacks_the_caption_of_the_moment_reads_another() -> None:
 
 
 @pytest.mark.parametrize(
-    "technique", ["caption-mix", "caption-curriculum:start=1,end=5", "caption-parts", "caption-truncation:words=5"]
+    "technique",
+    [
+        *("caption-mix", "caption-curriculum:start=1,end=5", "caption-parts"),
+        *("caption-truncation:words=5", "caption-tokens:tokens=5"),
+    ],
 )
 def test_a_run_reads_the_same_captions_however_its_steps_are_cut(technique: str) -> None:
     """Whole steps, micro-batches, or the shares of two ranks."""

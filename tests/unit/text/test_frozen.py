@@ -402,3 +402,29 @@ def test_the_real_minilm_tells_near_from_far() -> None:
     dog, puppy, stocks = (one.mean(0) for one in read)
     near, distant = (float(torch.cosine_similarity(dog, other, 0)) for other in (puppy, stocks))
     assert near == pytest.approx(0.662, abs=2e-3) and distant < 0.2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_caption_is_cut_where_its_tokens_end(kind: str, clean: bool) -> None:
+    encoder = encoder_of(kind, clean=clean)
+    captions = ["", "a red ball", "A RED ball,  on the <b>grass</b> — naïve café's " * 3]
+    for tokens in range(2, MAX_TOKENS):
+        found = encoder.cut(captions, tokens)
+        wanted = encoder.token_ids(captions, tokens)
+        for caption, cut, ids, own in zip(captions, found, encoder.token_ids(found, MAX_TOKENS), wanted, strict=True):
+            assert len(ids) <= tokens
+            if len(encoder.token_ids([caption], tokens + 1)[0]) <= tokens:
+                assert cut == caption
+            else:
+                text = encoder._read([caption])[0]
+                assert text.startswith(cut) and len(cut) < len(text)
+                assert len(own) - len(ids) <= 1, "as much as fits; a beginning may be read as fewer tokens"
+
+
+def test_captions_cannot_be_cut_by_tokens_without_knowing_their_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = encoder_of("t5")
+    monkeypatch.setattr(type(encoder.tokenizer), "is_fast", False)
+    assert encoder.cut(["a"], MAX_TOKENS) == ["a"]
+    with pytest.raises(UserError, match=r"leave captions\.max_tokens out, and use captions\.max_words"):
+        encoder.cut(["a red ball on the grass"], 2)

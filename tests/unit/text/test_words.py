@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tintype.data.scenes import vocabulary
-from tintype.text.words import WordsSettings, bucket, token_ids
+from tintype.text.words import WordsEncoder, WordsSettings, bucket, token_ids
 
 
 @pytest.mark.parametrize("buckets", [1024, 2048, 4096])
@@ -35,3 +35,10 @@ def test_long_captions_are_cut() -> None:
 def test_case_and_punctuation_are_ignored() -> None:
     settings = WordsSettings()
     assert token_ids("A red, ball.", settings) == token_ids("a RED ball", settings)
+
+
+def test_a_caption_is_cut_behind_its_words_of_which_the_start_takes_one() -> None:
+    encoder = WordsEncoder(WordsSettings())
+    assert encoder.cut(["A red, round ball.", "a", ""], 3) == ["A red", "a", ""]
+    assert encoder.cut(["A red, round ball."], 4) == ["A red, round"]
+    assert encoder.cut(["A red, round ball."], 5) == ["A red, round ball."], "four words and the start"

@@ -1,0 +1,34 @@
+"""caption-tokens: captions are cut to their first tokens, as the plan's text encoder counts them, in training alone.
+
+The encoder's own `max_tokens` cuts prompts too, and with it the room for tokens: this one leaves that as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from tintype.settings import Settings
+from tintype.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
+
+
+class Options(Settings):
+    tokens: int = Field(ge=2, description="How many tokens of a caption are left, special ones included")
+
+
+def apply(plan: Plan, options: Options) -> dict[str, Any]:
+    return {"captions": plan.captions.model_copy(update={"max_tokens": options.tokens})}
+
+
+TECHNIQUE = Technique(
+    name="caption-tokens",
+    seam="captions",
+    setting="max_tokens",
+    summary="cut captions to their first tokens",
+    apply=apply,
+    options=Options,
+)
