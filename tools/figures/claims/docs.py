@@ -1,0 +1,220 @@
+"""The pages of docs that report results."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+
+from rich.console import Console
+
+from tintype.study import stats
+from tintype.study.power import plan_power
+from tintype.study.power_table import show_power
+from tintype.study.verdicts import Counts, confidence_of, count_comparisons
+from tools.figures.claims import measured
+from tools.figures.claims.measured import calibration, false_verdicts, shares
+from tools.figures.claims.studies import ACCURACY, ACCURACY_SHORT, captions_and_target, objectives
+from tools.figures.data import BASELINE, ROOT, data, spread, table
+from tools.figures.pages import Block, Claim, Quote
+
+SEEDS = (3, 5, 8)
+
+
+def captions_page() -> Iterator[Claim]:
+    one = captions_and_target()
+    yield Quote(
+        "the arm of short captions is worse on long prompts and better on short ones",
+        holds=[one.compared("short-captions", metric).verdict for metric in (ACCURACY, ACCURACY_SHORT)]
+        == ["worse", "better"],
+    )
+
+
+def checkpoints_page() -> Iterator[Claim]:
+    yield Quote(f"SIGKILL at {measured.kill_points()} points")
+
+
+def scenes_page() -> Iterator[Claim]:
+    accuracy = data("tintype/vision/scene_encoder.json")["accuracy"]
+    styles = ["render", "photo"]
+
+    def texture(size: str, digits: int) -> list[str]:
+        return [f"{100 * accuracy[size][style]['texture']:.{digits}f}%" for style in styles]
+
+    rows = [
+        [f"{size} px", *(f"{100 * accuracy[size][style]['overall']:.1f}%" for style in styles)]
+        for size in ("16", "32", "64", "128")
+    ]
+    yield Block("scene-encoder", table(["size", *(f"`{style}`" for style in styles)], rows))
+    large, small = texture("64", 1), texture("16", 0)
+    others = [
+        value
+        for by_style in accuracy.values()
+        for by_name in by_style.values()
+        for name, value in by_name.items()
+        if name not in ("texture", "overall")
+    ]
+    yield Quote(
+        f"Texture is the hardest: {large[0]} (`render`) and {large[1]} (`photo`) at 64 px, {small[0]} and {small[1]} at 16 px; "
+        f"everything else is at least {math.floor(1000 * min(others)) / 10}% at every size"
+    )
+    asked = [int(size) for size, of in accuracy.items() if min(of[style]["texture"] for style in styles) >= 0.95]
+    yield Quote(f"texture is not asked below {min(asked)} px")
+
+
+def speed_page() -> Iterator[Claim]:
+    yield from measured.speed_of_routing_in_full()
+    yield from measured.speed_of_optimizers()
+    yield from measured.speed_of_fp8()
+
+
+def statistics_page() -> Iterator[Claim]:
+    yield Quote(f"it reaches {stats.t_quantile(2, 0.95):.1f} standard errors to each side instead of 2")
+    yield Block("smallest-differences", _smallest_differences())
+    one, two = (_primary_comparisons(resolutions) for resolutions in (1, 2))
+    ranges = ", ".join(
+        f"from {_smallest(one.primary, 0.8, seeds)} to {_smallest(two.primary, 0.8, seeds)}" + words
+        for seeds, words in zip(SEEDS, (" standard deviations with 3 seeds", " with 5", " with 8"), strict=True)
+    ).replace(", from 1", " and from 1")
+    yield Quote(
+        f"make {one.primary} primary comparisons at one resolution and {two.primary} at two, and the smallest difference found "
+        f"four times in five grows {ranges}"
+    )
+    yield from _permutations()
+    yield from _coverage()
+    yield from _calibration()
+    yield from _power_output()
+
+
+def _primary_comparisons(resolutions: int) -> Counts:
+    """Of two arms and a control, two primary and seven other metrics, the throughput among them."""
+    return count_comparisons(2, True, resolutions, ["first", "second"], 9)
+
+
+def _smallest(comparisons: float, share: float, seeds: int) -> str:
+    """The difference that is found four times in five, in standard deviations of the paired differences."""
+    reach = stats.detectable_in_errors(seeds - 1, confidence_of(share / comparisons))
+    return f"{reach / math.sqrt(seeds):.1f}"
+
+
+def _smallest_differences() -> list[str]:
+    """Of 3 arms, 2 primary and 7 other metrics, by how the 5% are shared."""
+    primary, others = 6, 21
+    shared: dict[str, tuple[float, float]] = {
+        "two families of 5% (too many false verdicts)": (1 / primary, 1 / others),
+        "**4% and 1% (used)**": (0.8 / primary, 0.2 / others),
+        "2.5% and 2.5%": (0.5 / primary, 0.5 / others),
+        "one family": (1 / (primary + others), 1 / (primary + others)),
+    }
+
+    def cells(name: str, weights: tuple[float, float]) -> list[str]:
+        found = [_smallest(1, weight, seeds) for seeds in SEEDS for weight in weights]
+        return [name, *(f"**{cell}**" if name.startswith("**") else cell for cell in found)]
+
+    header = ["", "3 seeds: primary", "other", "5 seeds: primary", "other", "8 seeds: primary", "other"]
+    return table(header, [cells(name, weights) for name, weights in shared.items()])
+
+
+def _permutations() -> Iterator[Claim]:
+    three, six = (stats.smallest_permutation_p(seeds) for seeds in (3, 6))
+    yield Quote(f"three seeds give p = {three:.2f} at the smallest, six give {six:.3f}")
+    needed = [stats.seeds_for_permutation(comparisons) for comparisons in (3 / 0.8, 6 / 0.8, 21 / 0.2)]
+    yield Quote(
+        f"on one primary metric need {needed[0]} seeds, on two {needed[1]}; the other metrics' share needs {needed[2]}. "
+    )
+    yield Quote(f"{stats.seeds_for_permutation(1)} for one comparison, {needed[1]} for a usual study")
+    yield Quote(f"Exact up to {stats.EXACT_FLIPS} seeds")
+
+
+def _coverage() -> Iterator[Claim]:
+    rows = {(row["shape"], row["seeds"]): row for row in calibration()["coverage"]}
+    bca = [f"{100 * rows['normal', seeds]['BCa']:.0f}%" for seeds in (3, 8)]
+    yield Quote(f"three seeds holds the truth {bca[0]} of the time instead of 95%; of eight, {bca[1]}")
+    bootstrap = shares([rows["normal", seeds] for seeds in (5, 8, 12)], "bootstrap")
+    yield Quote(f"covers {bootstrap}% from five seeds on")
+    yield Quote(f"it is no cure either ({100 * rows['skewed', 12]['bootstrap']:.0f}% at 12 seeds)")
+
+
+def _calibration() -> Iterator[Claim]:
+    shapes = ["normal", "skewed", "unequal", "skewed and unequal"]
+    groups = [
+        *((shape, dict(shape=shape, test="student", seeds=seeds, arms=2)) for shape in shapes for seeds in SEEDS),
+        *(("normal, 6 arms", dict(shape="normal", test="student", seeds=seeds, arms=6)) for seeds in SEEDS),
+        *((shape, dict(shape=shape, test="permutation", seeds=12)) for shape in shapes),
+    ]
+    keys = ("primary", "other", "either", "two_families")
+    rows = [
+        [name, str(kind["test"]), str(kind["seeds"]), *(shares(false_verdicts(**kind), key, "–", 1) for key in keys)]
+        for name, kind in groups
+    ]
+    header = ["Spread", "Test", "Seeds", "Primary metrics", "Other metrics", "Whole study", "Two families of 5%"]
+    yield Block("false-verdicts", table(header, rows))
+    two = shares(false_verdicts(shape="normal", test="student", arms=2), "two_families", digits=1)
+    yield Quote(f"{two}% of studies without any change had a false verdict")
+    odd = [max(row["either"] for row in false_verdicts(shape=shapes[-1], test=test)) for test in ("student", "permutation")]
+    yield Quote(
+        f"gets a false verdict in up to {100 * odd[0]:.0f}% of studies. More seeds do not help at first, and the permutation test "
+        f"does not either ({100 * odd[1]:.0f}%)",
+        holds=all(
+            max(row["either"] for row in false_verdicts(shape=shapes[-1], test="student", seeds=few))
+            <= max(row["either"] for row in false_verdicts(shape=shapes[-1], test="student", seeds=many))
+            for few, many in pairwise(SEEDS)
+        ),
+    )
+    tolerance = data("docs/calibration.json")["tolerance"]["0.05"]
+    equal = [row["either"] for shape in ("normal", "unequal") for row in false_verdicts(shape=shape)]
+    yield Quote(
+        "at most 5% of studies have a false verdict, within the error of the simulation",
+        holds=max(equal) <= 0.05 + tolerance,
+    )
+    yield Quote(f"three standard errors of 5% are {100 * tolerance:.1f}")
+    skewed = [row["either"] for row in false_verdicts(shape="skewed")]
+    yield Quote("**Skewed alike:** fewer than 5%", holds=max(skewed) < 0.05)
+    permuted = [row for row in calibration()["power"] if row["test"] == "permutation"]
+    yield Quote(
+        f"are found in {measured.found_by_student()}% of studies by the Student test, and in "
+        f"{shares([row for row in permuted if row['seeds'] in (10, 12)], 'found')}% by the permutation test with 10 and 12 seeds. "
+        "With 3, 5 or 8 seeds such a study's permutation test finds nothing",
+        holds=all((row["found"] is None) == (row["seeds"] in SEEDS) for row in permuted),
+    )
+
+
+def _power_output() -> Iterator[Claim]:
+    """What the command on the page prints, sentence by sentence."""
+    folder = ROOT / "studies/2026-11-15_captions-and-target-mini"
+    console = Console(file=io.StringIO(), width=110, color_system=None)
+    show_power(plan_power([folder], "5%", 3, ACCURACY, 3), console)
+    assert isinstance(console.file, io.StringIO)
+    for line in console.file.getvalue().splitlines():
+        if any(character.isdigit() for character in line):
+            yield Quote(line)
+    row = plan_power([folder], "5%", 3, ACCURACY, 3).groups[0].metrics[0]
+    assert row.seeds_needed
+    yield Quote(
+        f"To see 5% of scene accuracy, take seven, or {max(n or 0 for n in row.seeds_needed)} if",
+        holds=row.seeds_needed[0] == 7,
+    )
+    yield Quote(f"Why {row.differences.freedom:.1f} degrees of freedom, and not four")
+
+
+def studies_page() -> Iterator[Claim]:
+    """The time of `mini`, from the baseline's and the pixel arms' runs after the first, which fills a cache."""
+    one = objectives()
+    runs = [run for arm in (BASELINE, "x-prediction", "contrastive") for run in one.arm(arm).runs][1:]
+    speeds = spread((run.metrics["images_per_s"] / 256 for run in runs), "{:.0f}".format)
+    yield Quote(f"`mini` trained at {speeds} steps of 256 images a second")
+    yield Quote(
+        f"600 steps took {spread((run.train_s for run in runs), '{:.0f}'.format)} s, and scoring "
+        f"{spread((run.evaluate_s for run in runs), '{:.1f}'.format)} s"
+    )
+
+
+PAGES: dict[str, Callable[[], Iterable[Claim]]] = {
+    "docs/captions.md": captions_page,
+    "docs/checkpoints.md": checkpoints_page,
+    "docs/scenes.md": scenes_page,
+    "docs/speed.md": speed_page,
+    "docs/statistics.md": statistics_page,
+    "docs/studies.md": studies_page,
+}

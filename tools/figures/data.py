@@ -1,0 +1,127 @@
+"""Read committed data, and write it as the pages do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+from tintype.study.report.numerals import fixed
+from tintype.study.results import Arm, Comparison, Results
+
+ROOT = Path(__file__).parents[2]
+BASELINE = "baseline"
+
+
+@cache
+def data(path: str) -> Any:
+    """Return a JSON file of the repository; None where it is not there (yet)."""
+    file = ROOT / path
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study's results, by arm and metric."""
+
+    results: Results
+
+    def arm(self, name: str, tokens: int | None = None) -> Arm:
+        return next(arm for arm in self.results.arms if arm.name == name and arm.tokens in (tokens, None))
+
+    def values(self, arm: str, metric: str, tokens: int | None = None) -> list[float]:
+        return [run.metrics[metric] for run in self.arm(arm, tokens).runs]
+
+    def mean(self, arm: str, metric: str, tokens: int | None = None) -> float:
+        return fmean(self.values(arm, metric, tokens))
+
+    def compared(self, arm: str, metric: str, tokens: int | None = None) -> Comparison:
+        """Return the comparison with the baseline, after checking that its numbers follow from the runs."""
+        comparison = self.arm(arm, tokens).comparisons[metric]
+        new, old = self.values(arm, metric, tokens), self.values(BASELINE, metric, tokens)
+        expected = [fmean(new), fmean(new) - fmean(old), *(a - b for a, b in zip(new, old, strict=True))]
+        there = [comparison.mean, comparison.difference, *comparison.differences]
+        if any(abs(a - b) > 1e-9 * (1 + abs(b)) for a, b in zip(there, expected, strict=True)):
+            raise ValueError(f"{self.results.name}: {arm}, {metric}: the comparison does not follow from the runs")
+        return comparison
+
+    def verdicts(self, arms: Iterable[str], metrics: Iterable[str], tokens: int | None = None) -> set[str]:
+        metrics = list(metrics)
+        return {self.compared(arm, metric, tokens).verdict for arm in arms for metric in metrics}
+
+    @property
+    def primary(self) -> list[str]:
+        return [metric.name for metric in self.results.metrics if metric.primary]
+
+    @property
+    def arms(self) -> list[str]:
+        return list(dict.fromkeys(arm.name for arm in self.results.arms if arm.role == "arm"))
+
+    @property
+    def comparisons(self) -> int:
+        return sum(len(arm.comparisons) for arm in self.results.arms) + len(self.results.trends)
+
+    @property
+    def plan(self) -> Any:
+        """The baseline's plan."""
+        return yaml.safe_load(self.results.plan)
+
+    def setup(self) -> str:
+        """Return how long a run is, as `500 steps of 128 images`; all arms whose plan says nothing else."""
+        return f"{self.plan['train']['steps']:,} steps of {self.plan['train']['batch']} images"
+
+
+@cache
+def study(name: str) -> Study:
+    text = (ROOT / "studies" / name / "results.json").read_text(encoding="utf-8")
+    return Study(Results.model_validate_json(text))
+
+
+def signed(value: float, digits: int) -> str:
+    return fixed(value, digits, signed=True)
+
+
+def interval(one: Comparison, digits: int) -> str:
+    """`+0.139 [+0.121, +0.157]`."""
+    assert one.low is not None and one.high is not None
+    return f"{signed(one.difference, digits)} [{signed(one.low, digits)}, {signed(one.high, digits)}]"
+
+
+def judged(one: Comparison, digits: int) -> str:
+    """An interval with its verdict; a difference that is shown stands out."""
+    text = f"{interval(one, digits)} {one.verdict}"
+    return f"**{text}**" if one.verdict in ("better", "worse") else text
+
+
+def each(values: Iterable[float], digits: int) -> str:
+    return ", ".join(fixed(value, digits) for value in values)
+
+
+def relative(one: Comparison) -> float:
+    return one.difference / one.baseline_mean
+
+
+def percent(ratio: float, digits: int = 0) -> str:
+    return f"{signed(100 * ratio, digits)}%"
+
+
+def spread(values: Iterable[float], write: Callable[[float], str], to: str = " to ") -> str:
+    """The least and the largest of some values, once where they read the same."""
+    values = list(values)
+    low, high = write(min(values)), write(max(values))
+    return low if low == high else f"{low}{to}{high}"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in [header, ["---"] * len(header), *rows]]
+
+
+def same_sign(values: Iterable[float]) -> bool:
+    values = list(values)
+    return all(value > 0 for value in values) or all(value < 0 for value in values)
