@@ -77,6 +77,10 @@ class Study:
         return f"{self.plan['train']['steps']:,} steps of {self.plan['train']['batch']} images"
 
 
+def has_study(name: str) -> bool:
+    return (ROOT / "studies" / name / "results.json").is_file()
+
+
 @cache
 def study(name: str) -> Study:
     text = (ROOT / "studies" / name / "results.json").read_text(encoding="utf-8")
@@ -120,8 +124,3 @@ def spread(values: Iterable[float], write: Callable[[float], str], to: str = " t
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in [header, ["---"] * len(header), *rows]]
-
-
-def same_sign(values: Iterable[float]) -> bool:
-    values = list(values)
-    return all(value > 0 for value in values) or all(value < 0 for value in values)

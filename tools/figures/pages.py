@@ -9,9 +9,10 @@ from pathlib import Path
 
 Span = tuple[int, int]
 
-NUMERAL = re.compile(r"(?<![\w.])\d(?:[\d.,]*\d)?(?:e[-+−]?\d+)?")
-"""A number that does not end a name: `bf16` and `T5` hold none."""
-NAMES = re.compile(r"arXiv[: ]\d{4}\.\d{5}|SHA-256|UTF-8|FLUX\.\d|\d{4}-\d{2}-\d{2}")
+NUMERAL = re.compile(r"(?<![\w.])(?<![A-Za-z]-)\d(?:[\d.,]*\d)?(?:e[-+−]?\d+)?")
+"""A number that is no part of a name: `bf16`, `T5` and `SHA-256` hold none."""
+NAMES = re.compile(r"arXiv[: ]\d{4}\.\d{5}|FLUX\.\d|\d{4}-\d{2}-\d{2}|^ *\d+\. ", re.MULTILINE)
+"""Numbers of papers, of versions in names, of dates, and of the items of a list."""
 VERDICT_WORD = re.compile(
     r"\b(better|best|worse|worst|behind|ahead|beats?|helps?|helped|hurts?|harm\w*|ruin\w*|hal(?:f|ves|ved)|doubles?|costs?"
     r"|gains?|gained|loses?|lost|lower\w*|higher|smaller|larger|faster|slower|raise[sd]?|rises?|improve[sd]?|falls?|fell"

@@ -5,17 +5,34 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from itertools import pairwise
 
+import torch
 from rich.console import Console
 
+from tintype.model import Transformer
+from tintype.settings import ModelSettings
 from tintype.study import stats
 from tintype.study.power import plan_power
 from tintype.study.power_table import show_power
 from tintype.study.verdicts import Counts, confidence_of, count_comparisons
+from tintype.train.optim.muon import MuonSettings, newton_schulz_flops
+from tintype.train.optim.power_function import Profile, fit
+from tintype.train.reconstruct import MOST_RESIDUAL
 from tools.figures.claims import measured
 from tools.figures.claims.measured import calibration, false_verdicts, shares
-from tools.figures.claims.studies import ACCURACY, ACCURACY_SHORT, captions_and_target, objectives
+from tools.figures.claims.studies import (
+    ACCURACY,
+    ACCURACY_SHORT,
+    NOT_SHOWN,
+    TUNED,
+    captions_and_target,
+    objectives,
+    repa_e_is_above_the_frozen_vae,
+    tokenizers,
+    tokenizers_photos,
+)
 from tools.figures.data import BASELINE, ROOT, data, spread, table
 from tools.figures.pages import Block, Claim, Quote
 
@@ -56,14 +73,22 @@ def scenes_page() -> Iterator[Claim]:
         if name not in ("texture", "overall")
     ]
     yield Quote(
-        f"Texture is the hardest: {large[0]} (`render`) and {large[1]} (`photo`) at 64 px, {small[0]} and {small[1]} at 16 px; "
-        f"everything else is at least {math.floor(1000 * min(others)) / 10}% at every size"
+        f"Texture is the hardest: {large[0]} (`render`) and {large[1]} (`photo`) at 64 px, {small[0]} and {small[1]} "
+        f"at 16 px; everything else is at least {math.floor(1000 * min(others)) / 10}% at every size"
     )
     asked = [int(size) for size, of in accuracy.items() if min(of[style]["texture"] for style in styles) >= 0.95]
     yield Quote(f"texture is not asked below {min(asked)} px")
 
 
 def speed_page() -> Iterator[Claim]:
+    whole, without = (
+        f"{newton_schulz_flops(settings, _prx()) / 1e12:.1f}"
+        for settings in (MuonSettings(), MuonSettings(modulation=False))
+    )
+    yield Quote(
+        f"For PRX's {_billions()} billion parameters that is {whole} TFLOP a step, {without} without the modulation "
+        "matrices"
+    )
     yield from measured.speed_of_routing_in_full()
     yield from measured.speed_of_optimizers()
     yield from measured.speed_of_fp8()
@@ -78,8 +103,8 @@ def statistics_page() -> Iterator[Claim]:
         for seeds, words in zip(SEEDS, (" standard deviations with 3 seeds", " with 5", " with 8"), strict=True)
     ).replace(", from 1", " and from 1")
     yield Quote(
-        f"make {one.primary} primary comparisons at one resolution and {two.primary} at two, and the smallest difference found "
-        f"four times in five grows {ranges}"
+        f"make {one.primary} primary comparisons at one resolution and {two.primary} at two, and the smallest "
+        f"difference found four times in five grows {ranges}"
     )
     yield from _permutations()
     yield from _coverage()
@@ -121,7 +146,8 @@ def _permutations() -> Iterator[Claim]:
     yield Quote(f"three seeds give p = {three:.2f} at the smallest, six give {six:.3f}")
     needed = [stats.seeds_for_permutation(comparisons) for comparisons in (3 / 0.8, 6 / 0.8, 21 / 0.2)]
     yield Quote(
-        f"on one primary metric need {needed[0]} seeds, on two {needed[1]}; the other metrics' share needs {needed[2]}. "
+        f"on one primary metric need {needed[0]} seeds, on two {needed[1]}; the other metrics' share needs "
+        f"{needed[2]}. "
     )
     yield Quote(f"{stats.seeds_for_permutation(1)} for one comparison, {needed[1]} for a usual study")
     yield Quote(f"Exact up to {stats.EXACT_FLIPS} seeds")
@@ -139,9 +165,13 @@ def _coverage() -> Iterator[Claim]:
 def _calibration() -> Iterator[Claim]:
     shapes = ["normal", "skewed", "unequal", "skewed and unequal"]
     groups = [
-        *((shape, dict(shape=shape, test="student", seeds=seeds, arms=2)) for shape in shapes for seeds in SEEDS),
-        *(("normal, 6 arms", dict(shape="normal", test="student", seeds=seeds, arms=6)) for seeds in SEEDS),
-        *((shape, dict(shape=shape, test="permutation", seeds=12)) for shape in shapes),
+        *(
+            (shape, {"shape": shape, "test": "student", "seeds": seeds, "arms": 2})
+            for shape in shapes
+            for seeds in SEEDS
+        ),
+        *(("normal, 6 arms", {"shape": "normal", "test": "student", "seeds": seeds, "arms": 6}) for seeds in SEEDS),
+        *((shape, {"shape": shape, "test": "permutation", "seeds": 12}) for shape in shapes),
     ]
     keys = ("primary", "other", "either", "two_families")
     rows = [
@@ -152,10 +182,12 @@ def _calibration() -> Iterator[Claim]:
     yield Block("false-verdicts", table(header, rows))
     two = shares(false_verdicts(shape="normal", test="student", arms=2), "two_families", digits=1)
     yield Quote(f"{two}% of studies without any change had a false verdict")
-    odd = [max(row["either"] for row in false_verdicts(shape=shapes[-1], test=test)) for test in ("student", "permutation")]
+    odd = [
+        max(row["either"] for row in false_verdicts(shape=shapes[-1], test=test)) for test in ("student", "permutation")
+    ]
     yield Quote(
-        f"gets a false verdict in up to {100 * odd[0]:.0f}% of studies. More seeds do not help at first, and the permutation test "
-        f"does not either ({100 * odd[1]:.0f}%)",
+        f"gets a false verdict in up to {100 * odd[0]:.0f}% of studies. More seeds do not help at first, and the "
+        f"permutation test does not either ({100 * odd[1]:.0f}%)",
         holds=all(
             max(row["either"] for row in false_verdicts(shape=shapes[-1], test="student", seeds=few))
             <= max(row["either"] for row in false_verdicts(shape=shapes[-1], test="student", seeds=many))
@@ -174,8 +206,8 @@ def _calibration() -> Iterator[Claim]:
     permuted = [row for row in calibration()["power"] if row["test"] == "permutation"]
     yield Quote(
         f"are found in {measured.found_by_student()}% of studies by the Student test, and in "
-        f"{shares([row for row in permuted if row['seeds'] in (10, 12)], 'found')}% by the permutation test with 10 and 12 seeds. "
-        "With 3, 5 or 8 seeds such a study's permutation test finds nothing",
+        f"{shares([row for row in permuted if row['seeds'] in (10, 12)], 'found')}% by the permutation test with 10 "
+        "and 12 seeds. With 3, 5 or 8 seeds such a study's permutation test finds nothing",
         holds=all((row["found"] is None) == (row["seeds"] in SEEDS) for row in permuted),
     )
 
@@ -198,6 +230,55 @@ def _power_output() -> Iterator[Claim]:
     yield Quote(f"Why {row.differences.freedom:.1f} degrees of freedom, and not four")
 
 
+def techniques_page() -> Iterator[Claim]:
+    whole, parts, without = (
+        f"{newton_schulz_flops(settings, _prx()) / 1e12:.1f}"
+        for settings in (MuonSettings(), MuonSettings(fused="parts"), MuonSettings(modulation=False))
+    )
+    yield Quote(
+        f"{whole} TFLOP a step for PRX's {_billions()} billion parameters, {parts} with `fused=parts`, {without} with "
+        "`modulation=false`"
+    )
+    yield from _snapshots()
+
+
+@cache
+def _prx() -> dict[str, torch.nn.Parameter]:
+    """The parameters of PRX's denoiser of 16 latent channels, without their values."""
+    with torch.device("meta"):
+        model = Transformer(ModelSettings(), 16, 2304)
+    return {f"denoiser.{name}": parameter for name, parameter in model.named_parameters()}
+
+
+def _billions() -> str:
+    return f"{sum(parameter.numel() for parameter in _prx().values()) / 1e9:.2f}"
+
+
+def _snapshots() -> Iterator[Claim]:
+    """Which lengths 16 snapshots of two averages can give, by thousandths at the low end and hundredths at the "
+    "other."""
+    stored = [Profile(length, 1000 * (index + 1)) for index in range(16) for length in (0.05, 0.1)]
+
+    def can(length: float) -> bool:
+        return fit(stored, Profile(length, 16_000)).residual <= MOST_RESIDUAL
+
+    low = next(length for length in range(1, 50) if can(length / 1000)) / 1000
+    high = next(length for length in range(28, 10, -1) if can(length / 100)) / 100
+    yield Quote(
+        f"A length that misses more than {MOST_RESIDUAL:.0%} is refused: with 16 snapshots of 0.05 and 0.1 those "
+        f"below {low} and above {high}"
+    )
+
+
+def repa_e_page() -> Iterator[Claim]:
+    photos, scenes = tokenizers_photos(), tokenizers()
+    yield Quote(
+        f"have a higher FID than the frozen `small-vae` at every seed after {photos.setup()}",
+        holds=repa_e_is_above_the_frozen_vae(),
+    )
+    yield Quote("no difference is shown", holds=scenes.verdicts(TUNED, scenes.primary) == NOT_SHOWN)
+
+
 def studies_page() -> Iterator[Claim]:
     """The time of `mini`, from the baseline's and the pixel arms' runs after the first, which fills a cache."""
     one = objectives()
@@ -213,8 +294,10 @@ def studies_page() -> Iterator[Claim]:
 PAGES: dict[str, Callable[[], Iterable[Claim]]] = {
     "docs/captions.md": captions_page,
     "docs/checkpoints.md": checkpoints_page,
+    "docs/repa-e.md": repa_e_page,
     "docs/scenes.md": scenes_page,
     "docs/speed.md": speed_page,
     "docs/statistics.md": statistics_page,
     "docs/studies.md": studies_page,
+    "docs/techniques.md": techniques_page,
 }

@@ -40,8 +40,8 @@ def calibration_in_short() -> Iterator[Claim]:
     normal = shares(false_verdicts(test="student", shape="normal", arms=2), "either")
     worst = max(row["either"] for row in calibration()["false_verdicts"])
     yield Quote(
-        f"in {data('docs/calibration.json')['studies']:,} simulated studies where nothing differs and spreads are normal, "
-        f"{normal}% have any false verdict, and planted changes of the stated smallest size are found in "
+        f"in {data('docs/calibration.json')['studies']:,} simulated studies where nothing differs and spreads are "
+        f"normal, {normal}% have any false verdict, and planted changes of the stated smallest size are found in "
         f"{found_by_student()}%"
     )
     yield Quote(f"false verdicts are more: up to {100 * worst:.0f}%")
@@ -90,7 +90,15 @@ def speed_of_routing_in_full() -> Iterator[Claim]:
             speeds = [f"{images_per_s(row)} ({row['times_dense']:.2f} ×)" for row in (tread, sprint, again)]
             memory = " / ".join(f"{row['peak_gib']:.0f}" for row in here[:3])
             made.append([f"{tokens:,}", str(dense["batch"]), images_per_s(dense), *speeds, memory])
-        header = ["tokens", "batch", "dense images/s", "`tread`", "`sprint`", "dense again", "GiB dense / `tread` / `sprint`"]
+        header = [
+            "tokens",
+            "batch",
+            "dense images/s",
+            "`tread`",
+            "`sprint`",
+            "dense again",
+            "GiB dense / `tread` / `sprint`",
+        ]
         yield Block("speed-of-routing", table(header, made))
 
 
@@ -103,7 +111,8 @@ def share_of_muon() -> Iterator[Claim]:
         yield Block(
             "share-of-muon",
             [
-                f"At {LARGE} Muon's optimizer is {100 * few:.0f}% of a step of 32 images and {100 * many:.0f}% of one of 256",
+                f"At {LARGE} Muon's optimizer is {100 * few:.0f}% of a step of 32 images and {100 * many:.0f}% of "
+                "one of 256",
                 "([how it was measured](docs/speed.md#optimizers)).",
             ],
         )

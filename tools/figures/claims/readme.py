@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from tintype.study.results import Comparison
 from tools.figures.claims import measured
 from tools.figures.claims.studies import (
     ACCURACY,
@@ -13,6 +14,7 @@ from tools.figures.claims.studies import (
     NOT_SHOWN,
     captions,
     millions,
+    muon_replication,
     objectives,
     objectives_table,
     optimizers,
@@ -24,7 +26,6 @@ from tools.figures.claims.studies import (
     tokenizers,
     tokenizers_photos,
 )
-from tintype.study.results import Comparison
 from tools.figures.data import BASELINE, interval
 from tools.figures.pages import Block, Claim, Quote
 
@@ -56,6 +57,7 @@ def finds_of_optimizers() -> Iterator[Claim]:
         f"{one.setup()}: three seeds called `muon` at 3e-3 better in Fréchet distance ({interval(muon, 2)})",
         holds=muon.verdict == "better",
     )
+    yield from muon_replication()
     slow = one.compared("muon 1e-3", ACCURACY)
     yield Quote(
         "At AdamW's 1e-3 no difference is shown, though its scene accuracy is below AdamW's at every seed",
@@ -74,9 +76,9 @@ def finds_of_spaces() -> Iterator[Claim]:
     one = tokenizers_photos()
     vae, taef2 = (one.compared(arm, FID) for arm in ("small-vae", "taef2"))
     yield Quote(
-        f"{one.setup()}: FID {one.mean(BASELINE, FID):.0f} in pixels, {vae.mean:.0f} in the latents of a `small-vae` trained on "
-        f"the same images ({interval(vae, 0)}, {vae.verdict}), {taef2.mean:.0f} in those of TAEF2 ({interval(taef2, 0)}, "
-        f"{taef2.verdict})"
+        f"{one.setup()}: FID {one.mean(BASELINE, FID):.0f} in pixels, {vae.mean:.0f} in the latents of a `small-vae` "
+        f"trained on the same images ({interval(vae, 0)}, {vae.verdict}), {taef2.mean:.0f} in those of TAEF2 "
+        f"({interval(taef2, 0)}, {taef2.verdict})"
     )
     yield Quote(
         "the FID is higher than with the frozen one at every seed, which the study does not test",
@@ -93,7 +95,8 @@ def finds_of_data() -> Iterator[Claim]:
         f"short captions lose {magnitude(short, 3)} of accuracy on long prompts (worse)", holds=short.verdict == "worse"
     )
     yield Quote(
-        "On short prompts no arm's difference is shown, nor is that of a curriculum (long first, then mixed) on long ones",
+        "On short prompts no arm's difference is shown, nor is that of a curriculum (long first, then mixed) on long "
+        "ones",
         holds=one.verdicts(one.arms, [ACCURACY_SHORT]) == one.verdicts(["curriculum"], [ACCURACY]) == NOT_SHOWN,
     )
     scenes = phases()
@@ -108,8 +111,8 @@ def finds_of_data() -> Iterator[Claim]:
         interval(photos.compared(arm, FID), 0) for arm in ("mixed", "synthetic-then-real", "synthetic-only")
     )
     yield Quote(
-        f"every arm that spends steps on illustrations is worse: an FID of {photos.mean(BASELINE, FID):.0f} with photographs "
-        f"alone, {mixed} mixed, {then} illustrations first, {only} illustrations only",
+        f"every arm that spends steps on illustrations is worse: an FID of {photos.mean(BASELINE, FID):.0f} with "
+        f"photographs alone, {mixed} mixed, {then} illustrations first, {only} illustrations only",
         holds=photos.verdicts(photos.arms, [FID]) == {"worse"},
     )
 
@@ -124,7 +127,8 @@ def magnitude(one: Comparison, digits: int) -> str:
 def relies_on() -> Iterator[Claim]:
     yield from measured.calibration_in_short()
     accuracies = {
-        round(study.results.reference[ACCURACY]["overall"], 3) for study in (objectives(), captions(), optimizers(), tokenizers())
+        round(study.results.reference[ACCURACY]["overall"], 3)
+        for study in (objectives(), captions(), optimizers(), tokenizers())
     }
     yield Quote(
         f"It is right on {100 * min(accuracies):.1f}% of what the evaluation asks about real 64 px renders",

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from statistics import fmean
 
-from tintype.study.report.numerals import fixed
 from tools.figures.data import (
     BASELINE,
     Study,
     each,
+    has_study,
     interval,
     judged,
     percent,
     relative,
-    same_sign,
     signed,
     spread,
     study,
@@ -23,6 +22,7 @@ from tools.figures.data import (
 from tools.figures.pages import Block, Claim, Quote
 
 NOT_SHOWN = {"not shown"}
+REPLICATION = "2026-11-16_muon-replication-mini"
 ACCURACY, ACCURACY_SHORT, FRECHET, FID, SPEED = (
     "scene_accuracy",
     "scene_accuracy_short",
@@ -125,14 +125,14 @@ def captions_page() -> Iterator[Claim]:
     )
     long, short = (earlier.compared("short-captions", metric) for metric in (ACCURACY, ACCURACY_SHORT))
     yield Quote(
-        f"of {earlier.setup()} shows both: short captions are worse on long prompts ({interval(long, 3)}) and better on "
-        f"short ones ({interval(short, 3)})",
+        f"of {earlier.setup()} shows both: short captions are worse on long prompts ({interval(long, 3)}) and better "
+        f"on short ones ({interval(short, 3)})",
         holds=(long.verdict, short.verdict) == ("worse", "better"),
     )
     curriculum = one.compared("curriculum", ACCURACY)
     yield Quote(
-        f"the curriculum is below the baseline at every seed, by {-curriculum.difference:.3f} in the mean, and above the mix "
-        "at every seed. Neither is shown",
+        f"the curriculum is below the baseline at every seed, by {-curriculum.difference:.3f} in the mean, and above "
+        "the mix at every seed. Neither is shown",
         holds=max(curriculum.differences) < 0
         and min(above(one, "curriculum", "mixed", ACCURACY)) > 0
         and curriculum.verdict == "not shown",
@@ -170,10 +170,13 @@ def objectives_page() -> Iterator[Claim]:
     yield Block("objectives", objectives_table())
     yield Quote("For the speed no difference is shown", holds=one.verdicts(OBJECTIVES, [SPEED]) == NOT_SHOWN)
     yield Quote(
-        "yes: better on all there, on both primary metrics here", holds=one.verdicts(["repa"], one.primary) == {"better"}
+        "yes: better on all there, on both primary metrics here",
+        holds=one.verdicts(["repa"], one.primary) == {"better"},
     )
     yield Quote("it is better than the baseline here", holds=one.verdicts(["irepa"], one.primary) == {"better"})
-    unmoved = one.verdicts(["x-prediction", "contrastive"], [metric.name for metric in one.results.metrics]) == NOT_SHOWN
+    unmoved = (
+        one.verdicts(["x-prediction", "contrastive"], [metric.name for metric in one.results.metrics]) == NOT_SHOWN
+    )
     yield Quote("here no difference is shown", holds=unmoved)
     yield Quote("open: no difference is shown here", holds=unmoved)
 
@@ -238,10 +241,11 @@ def optimizers_page() -> Iterator[Claim]:
         f"({interval(fast, 2)})",
         holds=fast.verdict == "better",
     )
+    yield from muon_replication()
     low = ["adamw 3e-4", "muon 3e-4"]
     yield Quote(
-        "**Learning rates of 3e-4 are too low for both** in 500 steps: worse in scene accuracy, and `muon` in validation "
-        "loss too",
+        "**Learning rates of 3e-4 are too low for both** in 500 steps: worse in scene accuracy, and `muon` in "
+        "validation loss too",
         holds=one.verdicts(low, [ACCURACY]) == one.verdicts(low[1:], [loss]) == {"worse"}
         and one.verdicts(low[:1], [loss]) == NOT_SHOWN,
     )
@@ -252,7 +256,8 @@ def optimizers_page() -> Iterator[Claim]:
     )
     yield Quote(
         f"has a validation loss above the baseline's at every seed, by {rise_of_bf16()} "
-        f"({each(one.values('bf16-storage', loss), 4)} against {each(one.values(BASELINE, loss), 4)}), which is not shown",
+        f"({each(one.values('bf16-storage', loss), 4)} against {each(one.values(BASELINE, loss), 4)}), which is not "
+        "shown",
         holds=one.verdicts(["bf16-storage"], [loss]) == NOT_SHOWN,
     )
     yield Quote("the mean is within 0.5% of the baseline's", holds=mended_within(0.005))
@@ -262,6 +267,33 @@ def optimizers_page() -> Iterator[Claim]:
         holds=one.verdicts(stored, [metric.name for metric in one.results.metrics]) == NOT_SHOWN,
     )
     yield Quote(f"ran at {spread(one.values(BASELINE, SPEED), '{:,.0f}'.format)} images/s")
+
+
+def muon_replication() -> Iterator[Claim]:
+    """What fresh seeds say of `muon` at 3e-3; nothing until that study is there."""
+    if not has_study(REPLICATION):
+        return
+    one = study(REPLICATION)
+    arm, seeds = one.arms[0], len(one.results.seeds)
+    distance, losses = (one.compared(arm, metric) for metric in (FRECHET, "validation_loss"))
+    usual = one.values(BASELINE, ACCURACY)
+    fallen = sorted(value for value in one.values(arm, ACCURACY) if value < min(usual) - 0.1)
+    yield Quote(
+        "three of the ten runs fell far below the baseline in scene accuracy, so at this rate Muon is unstable, "
+        "which three seeds could not show",
+        holds=(len(fallen), seeds) == (3, 10) and distance.verdict != "better",
+    )
+    lower = sum(value < 0 for value in losses.differences)
+    yield Block(
+        "muon-replication",
+        [
+            f"On the {seeds} fresh seeds the Fréchet distance differs by {interval(distance, 2)}: "
+            f"{distance.verdict}. Scene accuracy is",
+            f"{each(fallen, 2)} in the runs that fell and {spread(usual, '{:.2f}'.format)} in the baseline's; the "
+            "validation loss is lower at",
+            f"{lower} of {seeds} seeds.",
+        ],
+    )
 
 
 def rise_of_bf16() -> str:
@@ -276,18 +308,10 @@ def mended_within(share: float) -> bool:
     return all(abs(relative(one.compared(arm, "validation_loss"))) < share for arm in arms)
 
 
-def phase_rows(one: Study, names: dict[str, str], metrics: dict[str, int]) -> list[list[str]]:
-    """A row for each arm: each metric by seed, and its difference."""
-    return [
-        [name, *(cell for metric, digits in metrics.items() for cell in by_seed(one, arm, metric, digits))]
-        for arm, name in {BASELINE: names[BASELINE], **names}.items()
-    ]
-
-
 def by_seed(one: Study, arm: str, metric: str, digits: int) -> list[str]:
     return [
         each(one.values(arm, metric), digits),
-        "" if arm == BASELINE else judged(one.compared(arm, metric), max(digits, 1 if digits else 0)),
+        "" if arm == BASELINE else judged(one.compared(arm, metric), digits),
     ]
 
 
@@ -334,8 +358,8 @@ def phases_page() -> Iterator[Claim]:
     )
     gained = above(one, "sft", "stage-one", ACCURACY)
     yield Quote(
-        f"is above its start at every seed ({spread(gained, lambda x: signed(x, 2))} accuracy; not tested). At equal steps, "
-        "400 + 100, it is worse in accuracy than real images alone",
+        f"is above its start at every seed ({spread(gained, lambda x: signed(x, 2))} accuracy; not tested). At equal "
+        "steps, 400 + 100, it is worse in accuracy than real images alone",
         holds=min(gained) > 0 and one.verdicts(["sft"], [ACCURACY]) == {"worse"},
     )
 
@@ -377,8 +401,8 @@ def routing_page() -> Iterator[Claim]:
     ]
     yield Block("routing-guidance", table(["tokens", "arm", "classifier-free", "`self`", "`path-drop`"], rows))
     yield Quote(
-        "**Does routing help more with more tokens?** In quality, that is not shown, and neither is any effect at either "
-        "number of tokens",
+        "**Does routing help more with more tokens?** In quality, that is not shown, and neither is any effect at "
+        "either number of tokens",
         holds=routing_shows_nothing(),
     )
     detectable = {
@@ -388,22 +412,29 @@ def routing_page() -> Iterator[Claim]:
     }
     least = min(detectable, key=lambda key: detectable[key])
     yield Quote(
-        f"At this spread three seeds would find only changes by a factor of {detectable[least]:.0f} (`sprint`, accuracy) or "
-        "more",
+        f"At this spread three seeds would find only changes by a factor of {detectable[least]:.0f} (`sprint`, "
+        "accuracy) or more",
         holds=least == ("sprint", ACCURACY),
     )
     speeds = {tokens: [one.compared(arm, SPEED, tokens) for arm in arms] for tokens in counts}
     yield Quote(
-        "For the speed no verdict is left after the correction either. The measured ratios at 256 tokens are smaller than at "
-        "1,024",
+        "For the speed no verdict is left after the correction either. The measured ratios at 256 tokens are smaller "
+        "than at 1,024",
         holds=all(each.verdict == "not shown" for rows in speeds.values() for each in rows)
         and all(relative(few) < relative(many) for few, many in zip(speeds[256], speeds[1024], strict=True)),
     )
     extra = ["_self", "_path-drop"]
     spoiled = [value for tokens in counts for kind in extra for value in one.values(BASELINE, FRECHET + kind, tokens)]
-    kept = [value for tokens in counts for kind in extra for arm in arms for value in one.values(arm, FRECHET + kind, tokens)]
+    kept = [
+        value
+        for tokens in counts
+        for kind in extra
+        for arm in arms
+        for value in one.values(arm, FRECHET + kind, tokens)
+    ]
     yield Quote(
-        f"has a lower accuracy and a Fréchet distance of {int(min(spoiled))} and more at every seed; routed arms stay below 6",
+        f"has a lower accuracy and a Fréchet distance of {int(min(spoiled))} and more at every seed; routed arms "
+        "stay below 6",
         holds=max(kept) < 6
         and all(
             a < b
@@ -421,8 +452,8 @@ def routing_page() -> Iterator[Claim]:
     )
     odd = ("tread", 1024)
     yield Quote(
-        "On routed models the mean accuracy is lower under `self` than under classifier-free guidance, and the mean Fréchet "
-        "distance is lower too, but for `tread` at 1,024 tokens (not tested)",
+        "On routed models the mean accuracy is lower under `self` than under classifier-free guidance, and the mean "
+        "Fréchet distance is lower too, but for `tread` at 1,024 tokens (not tested)",
         holds=all(
             guided[arm, tokens, "_self"][0] < guided[arm, tokens, ""][0]
             and (guided[arm, tokens, "_self"][1] < guided[arm, tokens, ""][1]) == ((arm, tokens) != odd)
@@ -462,15 +493,15 @@ def tokenizer_share(one: Study) -> str:
 def tokenizers_page() -> Iterator[Claim]:
     one, photos = tokenizers(), tokenizers_photos()
     yield from design(one)
-    rows = [
-        [name, *by_seed(one, arm, ACCURACY, 2), *by_seed(one, arm, FRECHET, 2)] for arm, name in TOKENIZERS.items()
-    ]
+    rows = [[name, *by_seed(one, arm, ACCURACY, 2), *by_seed(one, arm, FRECHET, 2)] for arm, name in TOKENIZERS.items()]
     header = ["arm", "scene accuracy, seeds 0, 1, 2", "difference", "Fréchet distance", "difference"]
     yield Block("tokenizers", table(header, rows))
     yield Quote(
-        "**No arm has a verdict.** `taef2` has a higher accuracy and a smaller Fréchet distance than pixels at every seed, "
-        "but that is not shown. On photographs the same arm has a verdict",
-        holds=one.verdicts(one.arms, [metric.name for metric in one.results.metrics if metric.name != "validation_loss"])
+        "**No arm has a verdict.** `taef2` has a higher accuracy and a smaller Fréchet distance than pixels at every "
+        "seed, but that is not shown. On photographs the same arm has a verdict",
+        holds=one.verdicts(
+            one.arms, [metric.name for metric in one.results.metrics if metric.name != "validation_loss"]
+        )
         == NOT_SHOWN
         and taef2_is_ahead_on_scenes()
         and photos.verdicts(["taef2"], [FID]) == {"better"},
@@ -484,8 +515,8 @@ def tokenizers_page() -> Iterator[Claim]:
         holds=lower_at("taef2 + repa", "taef2", ACCURACY) == 2,
     )
     yield Quote(
-        "has a smaller Fréchet distance than the frozen `small-vae` at every seed, and a lower accuracy at two of three (not "
-        "tested)",
+        "has a smaller Fréchet distance than the frozen `small-vae` at every seed, and a lower accuracy at two of "
+        "three (not tested)",
         holds=lower_at(TUNED[1], "small-vae", FRECHET) == 3 and lower_at(TUNED[1], "small-vae", ACCURACY) == 2,
     )
     yield Quote(f"with `repa-e` {tokenizer_share(one)} of a step is the autoencoder's part")
@@ -509,12 +540,13 @@ def tokenizers_photos_page() -> Iterator[Claim]:
         holds=max(above(one, "taef2", "small-vae", FID)) < 0,
     )
     yield Quote(
-        f"**`repa-e` has a higher FID than the frozen `small-vae`** at every seed, by {excess_of_repa_e()} (not tested)",
+        f"**`repa-e` has a higher FID than the frozen `small-vae`** at every seed, by {excess_of_repa_e()} (not "
+        "tested)",
         holds=repa_e_is_above_the_frozen_vae(),
     )
     yield Quote(
-        f"Both arms with `repa-e` are worse in speed than pixels: {tokenizer_share(one)} of their step is the autoencoder's "
-        "part",
+        f"Both arms with `repa-e` are worse in speed than pixels: {tokenizer_share(one)} of their step is the "
+        "autoencoder's part",
         holds=one.verdicts(TUNED, [SPEED]) == {"worse"},
     )
 
@@ -550,15 +582,15 @@ def phases_photos_page() -> Iterator[Claim]:
     ]
     yield Block("phases-photos", table(["arm", "FID, seeds 0, 1, 2", "difference", "mean validation loss"], rows))
     yield Quote(
-        "**Every arm that spends steps on something other than photographs is worse in FID.** Photographs alone are seen ten "
-        "times in these 500 steps",
+        "**Every arm that spends steps on something other than photographs is worse in FID.** Photographs alone are "
+        "seen ten times in these 500 steps",
         holds=one.verdicts(one.arms, [FID]) == {"worse"} and 10 <= 500 * 128 / 6091 < 11,
     )
     over = ["synthetic-then-real", "stage-one", "sft"]
     others = [arm for arm in names if arm != "synthetic-only"]
     yield Quote(
-        "At every seed illustrations alone have the highest validation loss, and a lower KID than each arm that changes over to "
-        "photographs (not tested); their KID is not shown to differ from the baseline's",
+        "At every seed illustrations alone have the highest validation loss, and a lower KID than each arm that "
+        "changes over to photographs (not tested); their KID is not shown to differ from the baseline's",
         holds=all(min(above(one, "synthetic-only", arm, loss)) > 0 for arm in others)
         and all(max(above(one, "synthetic-only", arm, kid)) < 0 for arm in over)
         and one.verdicts(["synthetic-only"], [kid]) == NOT_SHOWN,
@@ -567,8 +599,8 @@ def phases_photos_page() -> Iterator[Claim]:
     yield Quote("At an FID of 250 and more", holds=min(fids) >= 250)
     fell = above(one, "stage-one", "sft", FID)
     yield Quote(
-        f"has a lower FID than its start at every seed, by {spread(fell, '{:.0f}'.format)} (not tested), and is worse than "
-        "photographs alone at equal steps",
+        f"has a lower FID than its start at every seed, by {spread(fell, '{:.0f}'.format)} (not tested), and is "
+        "worse than photographs alone at equal steps",
         holds=min(fell) > 0 and one.verdicts(["sft"], [FID]) == {"worse"},
     )
     scores = [metric.name for metric in one.results.metrics if metric.name != SPEED]
