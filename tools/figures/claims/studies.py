@@ -139,6 +139,27 @@ def captions_page() -> Iterator[Claim]:
     )
 
 
+def captions_and_target_page() -> Iterator[Claim]:
+    one = captions_and_target()
+    yield from design(one)
+    names = {"control": "A/A control", "short-captions": "`short-captions`", "x-prediction": "`x-prediction`"}
+    digits = {ACCURACY: 3, ACCURACY_SHORT: 3, FRECHET: 2}
+    means = [f"{one.mean(BASELINE, metric):.{places}f}" for metric, places in digits.items()]
+    rows = [
+        [name, *(judged(one.arm(arm).comparisons[metric], places) for metric, places in digits.items())]
+        for arm, name in names.items()
+    ]
+    header = ["arm", "scene accuracy, long prompts", "scene accuracy, short prompts", "Fréchet distance (scenes)"]
+    yield Block("captions-and-target", table(header, [["baseline", *means], *rows]))
+    yield Quote(
+        "**Short captions are worse on long prompts and better on short ones.**",
+        holds=[one.compared("short-captions", metric).verdict for metric in (ACCURACY, ACCURACY_SHORT)]
+        == ["worse", "better"],
+    )
+    still = {one.arm(arm).comparisons[metric].verdict for arm in ("control", "x-prediction") for metric in digits}
+    yield Quote("no difference is shown on these metrics", holds=still == NOT_SHOWN)
+
+
 OBJECTIVES = {
     "repa": "`repa`",
     "irepa": "`irepa`",
@@ -611,6 +632,7 @@ def phases_photos_page() -> Iterator[Claim]:
 
 
 PAGES: dict[str, Callable[[], Iterable[Claim]]] = {
+    "studies/2026-11-15_captions-and-target-mini/README.md": captions_and_target_page,
     "studies/2026-11-15_captions-mini/README.md": captions_page,
     "studies/2026-11-15_objectives-mini/README.md": objectives_page,
     "studies/2026-11-15_optimizers-mini/README.md": optimizers_page,
