@@ -21,9 +21,8 @@ BASELINE = "baseline"
 
 @cache
 def data(path: str) -> Any:
-    """Return a JSON file of the repository; None where it is not there (yet)."""
-    file = ROOT / path
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    """Return a JSON file of the repository."""
+    return json.loads((ROOT / path).read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -75,10 +74,6 @@ class Study:
     def setup(self) -> str:
         """Return how long a run is, as `500 steps of 128 images`; all arms whose plan says nothing else."""
         return f"{self.plan['train']['steps']:,} steps of {self.plan['train']['batch']} images"
-
-
-def has_study(name: str) -> bool:
-    return (ROOT / "studies" / name / "results.json").is_file()
 
 
 @cache

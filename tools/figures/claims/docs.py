@@ -90,7 +90,7 @@ def speed_page() -> Iterator[Claim]:
         "matrices"
     )
     yield from measured.speed_of_routing_in_full()
-    yield from measured.speed_of_optimizers()
+    yield measured.speed_of_optimizers()
     yield from measured.speed_of_fp8()
 
 
