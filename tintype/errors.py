@@ -3,3 +3,7 @@
 
 class UserError(Exception):
     """Says what was wrong, where, and what to do about it."""
+
+
+class DivergedError(UserError):
+    """Training or scoring gave values that are not finite. A study counts such a run as diverged, not as failed."""

@@ -22,8 +22,8 @@ from tintype.evaluation.protocol import (
     Definition,
     MetricKind,
     metric_label,
+    nonfinite,
     numbers_of,
-    refuse_nonfinite,
     refuse_unknown,
     warnings_of,
 )
@@ -109,7 +109,8 @@ def evaluate_images(
         encoders[encoder.name] = {"identity": encoder.identity, "definition": encoder.definition}
     if real is not None and protocol.paired:
         measured |= reconstruction(fake, real, device)
-    refuse_nonfinite(measured)
+    if bad := nonfinite(measured):
+        raise UserError(f"{images} against {reference}: not finite: {', '.join(bad)}")
     meanings = image_definitions(protocol)
     return {
         "images": {"path": str(images), "count": fake_about.count, "fingerprint": fake_about.fingerprint},

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from tintype.errors import UserError
 from tintype.evaluation.prompts import CAPTIONS, read_prompts
 from tintype.flow.guidance import Guidance
 from tintype.flow.sampler import Method
@@ -231,10 +230,9 @@ def warnings_of(measured: Mapping[str, Measured], meanings: Mapping[str, Definit
     return [f"{', '.join(labels)}: {text}" for text, labels in about.items()]
 
 
-def refuse_nonfinite(measured: Mapping[str, Measured], before: str = "", behind: str = "") -> None:
-    bad = [name for name, one in measured.items() if not math.isfinite(one.value)]
-    if bad:
-        raise UserError(f"{before}{', '.join(bad)} came out as no finite number{behind}")
+def nonfinite(measured: Mapping[str, Measured]) -> list[str]:
+    """Return the names of the metrics whose value is not finite."""
+    return [name for name, one in measured.items() if not math.isfinite(one.value)]
 
 
 def refuse_unknown(metrics: Sequence[str], encoders: Sequence[EncoderPart]) -> None:

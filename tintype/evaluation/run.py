@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from tintype.data.scenes import CaptionKind
-from tintype.errors import UserError
+from tintype.errors import DivergedError, UserError
 from tintype.evaluation.prompts import CAPTIONS, PromptFile, read_prompts
-from tintype.evaluation.protocol import Protocol, Sampling, definitions, numbers_of, refuse_nonfinite, warnings_of
+from tintype.evaluation.protocol import Protocol, Sampling, definitions, nonfinite, numbers_of, warnings_of
 from tintype.evaluation.reference import BLOCK, data_reference, held_out, shared_features
 from tintype.evaluation.samples import Samples, digest, samples_of, step_name
 from tintype.files import write_json
@@ -103,7 +103,8 @@ def evaluate(
     if not world.leads:
         scored: dict[str, Any] = world.lead()
         return scored
-    refuse_nonfinite(card.measured, f"{path}: ", "; the model has diverged")
+    if bad := nonfinite(card.measured):
+        raise DivergedError(f"{path}: the model has diverged; not finite: {', '.join(bad)}")
     lines = RunFolder(path).metrics()
     if lines:
         card.measured["images_per_s"] = Measured(throughput.images_per_s(lines))

@@ -123,7 +123,8 @@ def false_verdicts(cell: Cell, analysis: AnalysisSettings, studies: int) -> Fals
 
 def _two_families(rows: dict[Key, Comparison]) -> bool:
     families = [
-        [row.p or 0.0 for (_, m), row in rows.items() if (m in _PRIMARY_METRICS) == kind] for kind in (True, False)
+        [1.0 if row.p is None else row.p for (_, m), row in rows.items() if (m in _PRIMARY_METRICS) == kind]
+        for kind in (True, False)
     ]
     return any(min(stats.holm(family)) < 1 - stats.CONFIDENCE for family in families)
 

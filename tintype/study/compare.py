@@ -35,7 +35,7 @@ from tintype.study.results import (
     TokenizerInfo,
     Trend,
 )
-from tintype.study.runner import FAILURE_FILE
+from tintype.study.runner import FAILURES
 from tintype.study.spaces import another_space
 from tintype.study.study import ArmPlan, Study
 from tintype.study.trends import UNPAIRED, Level, relative_effect, trend_key, trend_pair
@@ -108,12 +108,12 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
     """A run as its files tell it."""
     path = out / "runs" / plan.hash
     folder = str(path.relative_to(out))
-    failure = path / FAILURE_FILE
     stored = result_file(path, protocol, plan.train.steps)
-    if failure.exists() and not stored.exists():
-        error = failure.read_text(encoding="utf-8").strip().splitlines()[-1]
-        return Run(seed=plan.seed, hash=plan.hash, folder=folder, state="failed", error=error)
     if not stored.exists():
+        for state, name in FAILURES.items():
+            if (path / name).exists():
+                error = (path / name).read_text(encoding="utf-8").strip().splitlines()[-1]
+                return Run(seed=plan.seed, hash=plan.hash, folder=folder, state=state, error=error)
         return Run(seed=plan.seed, hash=plan.hash, folder=folder, state="missing")
     result = read_result(stored)
     if result["protocol_hash"] != protocol.hash:
@@ -294,7 +294,7 @@ def _compared(
                 for metric in meanings
                 if (arm.label, metric) in planned
             }
-    measured = {key: pair for key, pair in pairs.items() if pair.new}
+    measured = {key: pair for key, pair in pairs.items() if pair.new or pair.lost}
     rows = compare(measured, meanings, study.settings.primary, study.settings.analysis, planned)
     for baseline, *others in study.by_resolution():
         for arm, metric in ((arm, metric) for arm in others for metric in meanings if (arm.label, metric) in rows):

@@ -49,7 +49,7 @@ def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
         _fetch_weights(tasks)
         with StudyDisplay(console, len(tasks)) as display:
             last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, display.on_message)
-        failed = [message for message in last.values() if message.state == "failed"]
+        failed = [message for message in last.values() if message.state in ("diverged", "failed")]
         _say_failures(failed, console)
         if loss := _loss_of_results(study, out):
             console.print(f"no report: {loss}", style="yellow", markup=False, soft_wrap=True, highlight=False)
@@ -235,4 +235,4 @@ def _say_failures(failed: list[Message], console: Console) -> None:
     for message in failed:
         arm, seed = message.key
         text = message.text.strip().splitlines()[-1]
-        console.print(f"failed: {arm}, seed {seed}: {text}", style="red", markup=False, soft_wrap=True)
+        console.print(f"{message.state}: {arm}, seed {seed}: {text}", style="red", markup=False, soft_wrap=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 TestName = Literal["paired Student", "Welch", "sign-flip permutation", "label permutation"]
 IntervalName = Literal["Student", "Welch", "bootstrap"]
-Verdict = Literal["better", "worse", "not shown", "sketch", "incomplete"]
+Loss = Literal["diverged", "failed", "incomplete"]
+"""Why a run has no value: training or scoring was not finite, its process stopped with an error, or it is not done."""
+Verdict = Literal["better", "worse", "not shown", "identical", "no spread", "sketch", Loss]
 Role = Literal["baseline", "control", "arm"]
 SPEED = "images_per_s"
 """The metric that is the throughput of training."""
@@ -80,7 +84,7 @@ class Run(_Data):
     hash: str
     folder: str
     """Relative to the study's folder."""
-    state: Literal["done", "failed", "missing"]
+    state: Literal["done", "diverged", "failed", "missing"]
     error: str | None = None
     metrics: dict[str, float] = {}
     errors: dict[str, float] = {}
@@ -104,9 +108,37 @@ class Run(_Data):
     previews: list[str] = []
     """Pictures of the first prompts, relative to the study's folder; the same prompts and noise in every arm."""
 
+    def loss(self, metric: str) -> Loss | None:
+        """Why it has no finite value of a metric; None where it has one."""
+        value = self.metrics.get(metric)
+        if self.state in ("diverged", "failed"):
+            return self.state
+        if value is None:
+            return "incomplete"
+        return None if math.isfinite(value) else "diverged"
+
+
+def worst_loss(runs: Iterable[Run], metric: str) -> Loss | None:
+    """The gravest reason for which one of the runs has no finite value; None where all have one."""
+    found = {run.loss(metric) for run in runs}
+    return next((loss for loss in get_args(Loss) if loss in found), None)
+
+
+def lost_words(metric: str, runs: Mapping[str, Sequence[Run]]) -> str:
+    """How many runs diverged or failed, as "diverged 1 of 3"; empty where none did. The keys name sets of runs."""
+    found = []
+    for name, of_name in runs.items():
+        losses = [run.loss(metric) for run in of_name]
+        counts = {loss: losses.count(loss) for loss in ("diverged", "failed")}
+        found += [f"{name} {loss} {count} of {len(losses)}".strip() for loss, count in counts.items() if count]
+    return ", ".join(found)
+
 
 class Comparison(_Data):
-    """One metric of one arm against the baseline. Differences are arm minus baseline."""
+    """One metric of one arm against the baseline. Differences are arm minus baseline.
+
+    Where every seed lost a run that diverged or failed, the numbers are NaN and the verdict says which.
+    """
 
     mean: float
     baseline_mean: float
@@ -116,8 +148,9 @@ class Comparison(_Data):
     low: float | None
     high: float | None
     p: float | None
+    """None with one seed, and where every seed differs by the same amount: then there is no interval either."""
     p_adjusted: float | None
-    """None where a run is missing: there is no verdict on a part."""
+    """None where there is no p, or where a run is missing: there is no verdict on a part."""
     detectable: float | None
     """The smallest true difference that this many seeds would find with a power of 80%."""
     verdict: Verdict
@@ -126,6 +159,13 @@ class Comparison(_Data):
     interval: IntervalName | None = None
     sampling_error: float | None = None
     """The standard error of the difference that comes from sampling pictures, which is a part of the spread."""
+    lost: str = ""
+    """Runs that diverged or failed, as "diverged 1 of 3" or "baseline failed 2 of 3"; empty where none did."""
+
+    @property
+    def words(self) -> str:
+        """The verdict; where runs diverged or failed, how many."""
+        return self.lost or self.verdict
 
 
 class Arm(_Data):

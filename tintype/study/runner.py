@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 
 from tintype.data.decoding.threads import share_cores
-from tintype.errors import UserError
+from tintype.errors import DivergedError, UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.run import evaluate
@@ -35,7 +35,8 @@ from tintype.train.interrupt import Interrupt, watch_signals
 from tintype.train.loop import Progress, train
 from tintype.train.parts import Parts
 
-FAILURE_FILE = "failed.txt"
+FAILURES: dict[Literal["diverged", "failed"], str] = {"diverged": "diverged.txt", "failed": "failed.txt"}
+"""The file in a run's folder that says why the run has no result, by the state of the run."""
 _POLL_S = 0.2
 _TELL_S = 0.25
 _LEAVE_S = 5.0
@@ -64,7 +65,7 @@ class Message:
     """What a worker tells. `share` is how much of the task is done, 0 to 1."""
 
     key: tuple[str, int]
-    state: Literal["training", "scoring", "done", "failed", "interrupted"]
+    state: Literal["training", "scoring", "done", "diverged", "failed", "interrupted"]
     share: float = 0.0
     text: str = ""
     step: int = 0
@@ -134,7 +135,7 @@ def run_tasks(
                     message = replace(message, state="interrupted")
                 last[message.key] = message
                 on_message(message)
-                if message.state in ("done", "failed", "interrupted"):
+                if message.state in ("done", "diverged", "failed", "interrupted"):
                     _note_failure(worker.task, message)
                     worker.task = None
                     if not worker.process.is_alive():
@@ -232,6 +233,8 @@ def _run(task: Task, protocol: Protocol, parent: int, interrupt: Interrupt, send
         result = evaluate(task.folder, protocol, on_step)
     except _StoppedError:
         return Message(task.key, "interrupted", text="while scoring")
+    except DivergedError as error:
+        return Message(task.key, "diverged", text=str(error))
     except UserError as error:
         return Message(task.key, "failed", text=str(error))
     except Exception:  # the study's other runs go on; the whole trace is kept with this one
@@ -247,12 +250,14 @@ def _probe(protocol: Protocol, parts: Parts) -> dict[str, float]:
 
 
 def _note_failure(task: Task, message: Message) -> None:
-    """Keeps what went wrong with the run, for the report; forgets it when the run got on."""
-    file = task.folder / FAILURE_FILE
-    if message.state == "failed" and task.folder.is_dir():
-        write_text(file, message.text)
-    elif message.state == "done":
-        file.unlink(missing_ok=True)
+    """Write why the run has no result, for the report; remove what an earlier attempt wrote once it is outdated."""
+    if message.state == "interrupted":
+        return
+    for state, name in FAILURES.items():
+        if message.state == state and task.folder.is_dir():
+            write_text(task.folder / name, message.text)
+        else:
+            (task.folder / name).unlink(missing_ok=True)
 
 
 def _headline(result: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ _GRID = 0.02
 EXACT_FLIPS = 14
 _EXACT_LABELS = 20_000
 _DRAWS = 10_000
-_RESAMPLES = 9_999
+_RESAMPLES = 10_000
 _POWER_CELLS = 2**24
 _ROUNDING = 1e-12
 
@@ -41,7 +41,8 @@ Array = NDArray[np.float64]
 class Difference:
     """A mean difference with its standard error and degrees of freedom; both None with one seed.
 
-    An error that rounding alone could have made is zero (see `rounding_of`).
+    An error that rounding alone could have made is zero (see `rounding_of`): every seed differs by the same amount, so
+    the spread over seeds is not measurable. Such a difference has no p, no interval and no detectable size.
     """
 
     value: float
@@ -50,22 +51,20 @@ class Difference:
 
     @property
     def p(self) -> float | None:
-        """Two-sided p of a true difference of zero."""
-        if self.error is None or self.freedom is None:
+        """Two-sided p of a true difference of zero; None where no spread was measured."""
+        if not self.error or self.freedom is None:
             return None
-        if self.error == 0:  # the metric is too coarse to tell the seeds apart, so nothing can be claimed of it
-            return 1.0
         return float(2 * special.stdtr(self.freedom, -abs(self.value) / self.error))
 
     def interval(self, confidence: float) -> tuple[float, float] | None:
-        if self.error is None or self.freedom is None:
+        if not self.error or self.freedom is None:
             return None
         reach = t_quantile(self.freedom, confidence) * self.error
         return self.value - reach, self.value + reach
 
     def detectable(self, confidence: float) -> float | None:
         """The smallest true difference found with a power of 80% at this error."""
-        if self.error is None or self.freedom is None:
+        if not self.error or self.freedom is None:
             return None
         return detectable_in_errors(self.freedom, confidence) * self.error
 
@@ -104,7 +103,8 @@ def unpaired(new: Sequence[float], old: Sequence[float], scale: float = 0.0) -> 
 def variance(values: Sequence[float]) -> float:
     """Unbiased, in two passes. The library's exact one takes most of the time of a simulated study."""
     mean = fmean(values)
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    offsets = [value - mean for value in values]
+    return math.fsum(offset * offset for offset in offsets) / (len(values) - 1)  # a power would raise on overflow
 
 
 def t_quantile(freedom: float, confidence: float) -> float:
@@ -171,16 +171,22 @@ def sign_flip_p(differences: Sequence[float], rounding: float = 0.0) -> float:
     Exact over all 2^n patterns of signs up to 14 seeds, and over 10,000 drawn ones from there on. Means that differ by
     no more than `rounding` are the same.
     """
-    return _pattern_p(np.asarray(differences, float), sign_patterns(len(differences)), rounding)
+    values = min(sorted(differences), sorted(-one for one in differences))
+    return _pattern_p(np.asarray(values, float), sign_patterns(len(values)), rounding)
 
 
 def label_p(new: Sequence[float], old: Sequence[float], rounding: float = 0.0) -> float:
     """Two-sided p of the unpaired permutation test: without an effect, the labels could as well be dealt out anew.
 
-    Exact where there are at most 20,000 ways to deal them, and over 10,000 drawn ones where there are more.
+    Exact where there are at most 20,000 ways to deal them, and over 10,000 drawn ones where there are more. Those are
+    drawn by position, so the values are first put into an order that depends neither on the seeds' order nor on which
+    set is the new one or on the sign.
     """
-    values = np.asarray([*new, *old], float)
-    return _pattern_p(values - values.mean(), label_patterns(len(new), len(old)), rounding)
+    both = [(new, old), (old, new)]
+    both += [([-one for one in first], [-one for one in second]) for first, second in both]
+    first, second = min((sorted(first), sorted(second)) for first, second in both)
+    values = np.asarray([*first, *second], float)
+    return _pattern_p(values - values.mean(), label_patterns(len(first), len(second)), rounding)
 
 
 def _pattern_p(values: Array, patterns_PN: Array, rounding: float) -> float:
@@ -266,44 +272,61 @@ def bootstrap_interval(
     """Percentile-t: seeds are drawn anew with replacement, and the quantiles of the resamples' t make the interval.
 
     Efron and Tibshirani 1993, chapter 12. Chosen over BCa by coverage: see `bca_interval`. None with fewer than five
-    seeds. The resamples depend on the number of seeds alone, so the interval is a function of the values.
+    seeds, and where so many seeds have the same value that the interval has no end. The resamples depend on the number
+    of seeds alone and the values are sorted, so the interval is a function of the values and not of their order; and
+    it is mirrored when the sign or the sets are swapped (see `_resample_weights`).
     """
     if len(new) < BOOTSTRAP_SEEDS:
         return None
     if shared_seeds:
-        values, difference = [np.subtract(new, old)], paired(new, old)
+        values, difference = [np.sort(np.subtract(new, old))], paired(new, old)
     else:
-        values, difference = [np.asarray(new, float), -np.asarray(old, float)], unpaired(new, old)
-    assert difference.error is not None
-    if difference.error == 0:
-        return difference.value, difference.value
-    shift, squared_error = np.zeros(_RESAMPLES), np.zeros(_RESAMPLES)
-    for stream, of_set in enumerate(values):
-        shifts, variances = _resampled(of_set, stream)
-        shift += shifts
-        squared_error += variances
-    with np.errstate(divide="ignore"):
-        t = shift / np.sqrt(squared_error)  # infinite where a resample holds one seed only
+        values, difference = [np.sort(new), -np.sort(old)], unpaired(new, old)
+    if not difference.error:
+        return None
+    found = [_resampled(of_set, weights) for of_set, weights in zip(values, _weights_of(values), strict=True)]
+    t = _ratio(sum(shift for shift, _ in found), np.sqrt(sum(squared for _, squared in found)))
     low, high = np.quantile(t, [(1 - confidence) / 2, (1 + confidence) / 2], method="nearest")
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return None
     return difference.value - float(high) * difference.error, difference.value - float(low) * difference.error
 
 
-def _resampled(values: Array, stream: int) -> tuple[Array, Array]:
+def _resampled(values: Array, weights_PN: Array) -> tuple[Array, Array]:
     """How far each resample's mean is from the mean, and its squared standard error."""
-    weights_PN = _resample_weights(len(values), stream)
     centred = values - values.mean()
+    largest = np.abs(centred).max()
     shift = weights_PN @ centred
     spread = np.maximum(weights_PN @ centred**2 - shift**2, 0.0)
-    spread[spread < _ROUNDING * (centred**2).max()] = 0.0
+    shift[np.abs(shift) < _ROUNDING * largest] = 0.0
+    spread[spread < _ROUNDING * largest**2] = 0.0
     return shift, spread / (len(values) - 1)
 
 
+def _ratio(shift: Array, error: Array) -> Array:
+    """Each resample's t; infinite where a resample has no spread, zero where it has no shift either."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(shift == 0, 0.0, shift / error)
+
+
+def _weights_of(values: Sequence[Array]) -> list[Array]:
+    """For each set, `_resample_weights` of a stream of its own; both orders of the streams where there are two sets."""
+    seeds = len(values[0])
+    if len(values) == 1:
+        return [_resample_weights(seeds, 0, _RESAMPLES // 2)]
+    first, second = (_resample_weights(seeds, stream, _RESAMPLES // 4) for stream in (0, 1))
+    return [np.concatenate([first, second]), np.concatenate([second, first])]
+
+
 @lru_cache(maxsize=16)
-def _resample_weights(seeds: int, stream: int) -> Array:
-    """How often each seed is in each resample, over the number of seeds."""
+def _resample_weights(seeds: int, stream: int, draws: int) -> Array:
+    """How often each seed is in each resample, over the number of seeds: `draws` resamples, then each one reversed.
+
+    Sorted values are reversed when their sign changes. So the resamples of both signs are the same.
+    """
     generator = np.random.default_rng([seeds, stream])
-    weights: Array = generator.multinomial(seeds, [1 / seeds] * seeds, _RESAMPLES) / seeds
-    return weights
+    weights: Array = generator.multinomial(seeds, [1 / seeds] * seeds, draws) / seeds
+    return np.concatenate([weights, weights[:, ::-1]])
 
 
 def bca_interval(differences: Sequence[float], confidence: float) -> tuple[float, float]:
@@ -315,7 +338,7 @@ def bca_interval(differences: Sequence[float], confidence: float) -> tuple[float
     centred = values - values.mean()
     if not centred.any():
         return float(values[0]), float(values[0])
-    shift = _resample_weights(len(values), 0) @ centred
+    shift = _resample_weights(len(values), 0, _RESAMPLES // 2) @ centred
     below = ((shift < 0).mean() + (shift <= 0).mean()) / 2
     bias, acceleration = special.ndtri(below), (centred**3).sum() / (6 * (centred**2).sum() ** 1.5)
     moved = bias + special.ndtri([(1 - confidence) / 2, (1 + confidence) / 2])

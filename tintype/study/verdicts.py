@@ -7,23 +7,34 @@ each would nearly double the chance, and one family would let the many other met
 (docs/statistics.md has the simulation).
 
 What is corrected for is what the study planned. A comparison that is not there yet counts with a p of 1, so a verdict
-that was given stays when the rest comes in.
+that was given stays when the rest comes in. So does one whose seeds all differ by the same amount: its spread is not
+measurable, so it has no p, no interval and no verdict but "no spread", or "identical" where the amount is zero.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
 from tintype.seams import Direction
 from tintype.settings import Settings
 from tintype.study import stats
-from tintype.study.results import SPEED, Comparison, IntervalName, Run, TestName, Verdict
+from tintype.study.results import (
+    SPEED,
+    Comparison,
+    IntervalName,
+    Loss,
+    Run,
+    TestName,
+    Verdict,
+    lost_words,
+    worst_loss,
+)
 
 PRIMARY_SHARE = 0.8
 """How much of the study's 5% the primary metrics' comparisons share."""
@@ -63,6 +74,10 @@ class Pair:
     complete: bool
     scale: float = 0.0
     """See `stats.rounding_of`."""
+    loss: Loss = "incomplete"
+    """What a comparison that is not complete lost its seeds to."""
+    lost: str = ""
+    """See `Comparison.lost`."""
 
     @property
     def difference(self) -> stats.Difference:
@@ -71,6 +86,21 @@ class Pair:
     @property
     def rounding(self) -> float:
         return stats.rounding_of([*self.new, *self.old], self.scale)
+
+    @property
+    def same(self) -> bool:
+        """Whether the arm and the baseline have the same values, up to rounding."""
+        return all(abs(one) <= self.rounding for one in self.per_seed)
+
+    def in_unit(self) -> tuple[Pair, float]:
+        """The pair with values of size one, and the power of two that brings them back.
+
+        Squares of huge values overflow and those of tiny ones vanish; a power of two changes no digit.
+        """
+        largest = max(map(abs, (*self.new, *self.old)))
+        unit = 2.0 ** (math.frexp(largest)[1] - 1) if largest else 1.0
+        new, old = ([value / unit for value in values] for values in (self.new, self.old))
+        return replace(self, new=new, old=old, scale=self.scale / unit), unit
 
     @property
     def per_seed(self) -> list[float]:
@@ -83,7 +113,14 @@ def pair_runs(new: Sequence[Run], old: Sequence[Run], metric: str, shared_seeds:
     """The values of an arm's and the baseline's runs; a run that has none leaves the comparison with its partner."""
     values = [(a.metrics.get(metric, math.nan), b.metrics.get(metric, math.nan)) for a, b in zip(new, old, strict=True)]
     good = [(a, b) for a, b in values if math.isfinite(a) and math.isfinite(b)]
-    return Pair([a for a, _ in good], [b for _, b in good], shared_seeds, len(good) == len(values))
+    return Pair(
+        [a for a, _ in good],
+        [b for _, b in good],
+        shared_seeds,
+        len(good) == len(values),
+        loss=worst_loss([*new, *old], metric) or "incomplete",
+        lost=lost_words(metric, {"": new, "baseline": old}),
+    )
 
 
 @dataclass(frozen=True)
@@ -142,31 +179,41 @@ def compare(
     `planned` are all comparisons that the study is to make; by default those that are given.
     """
     family = dict.fromkeys(pairs if planned is None else planned)
-    differences = {key: pair.difference for key, pair in pairs.items()}
-    p_values = {key: p for key, pair in pairs.items() if (p := _p(pair, differences[key], analysis)) is not None}
+    scaled = {key: pair.in_unit() for key, pair in pairs.items() if pair.new}
+    differences = {key: pair.difference for key, (pair, _) in scaled.items()}
+    p_values = {key: p for key, (pair, _) in scaled.items() if (p := _p(pair, differences[key], analysis)) is not None}
     weights = weights_of(family, primary)
     whole = {key: p for key, p in p_values.items() if pairs[key].complete}
     corrected = stats.holm([whole.get(key, 1.0) for key in family], [weights[key] for key in family])
     adjusted = {key: p for key, p in zip(family, corrected, strict=True) if key in whole}
-    rows = {}
-    for key, pair in pairs.items():
+    rows = {key: _without_seeds(pair) for key, pair in pairs.items() if not pair.new}
+    for key, (pair, unit) in scaled.items():
         one = differences[key]
         low, high = interval_of(pair, analysis) or (None, None)
+        detectable = _detectable(pair, one, weights[key], analysis) if key in p_values else None
         rows[key] = Comparison(
-            mean=fmean(pair.new),
-            baseline_mean=fmean(pair.old),
-            differences=pair.per_seed,
-            difference=one.value,
-            low=low,
-            high=high,
+            mean=unit * fmean(pair.new),
+            baseline_mean=unit * fmean(pair.old),
+            differences=pairs[key].per_seed,
+            difference=unit * one.value,
+            low=None if low is None else unit * low,
+            high=None if high is None else unit * high,
             p=p_values.get(key),
             p_adjusted=adjusted.get(key),
-            detectable=_detectable(pair, one, weights[key], analysis) if key in p_values else None,
-            verdict=_verdict(one.value, adjusted.get(key), pair.complete, meanings[key[1]]),
+            detectable=None if detectable is None else unit * detectable,
+            verdict=_verdict(pair, one, adjusted.get(key), meanings[key[1]]),
             test=used_test(pair.shared_seeds, analysis),
             interval=used_interval(pair.shared_seeds, analysis),
+            lost=pair.lost,
         )
     return rows
+
+
+def _without_seeds(pair: Pair) -> Comparison:
+    """The comparison of an arm that has no seed left to compare."""
+    no_number: dict[str, Any] = dict.fromkeys(("mean", "baseline_mean", "difference"), math.nan)
+    nothing: dict[str, Any] = dict.fromkeys(("low", "high", "p", "p_adjusted", "detectable"))
+    return Comparison(**no_number, **nothing, differences=[], verdict=pair.loss, lost=pair.lost)
 
 
 def used_test(shared_seeds: bool, analysis: AnalysisSettings) -> TestName:
@@ -182,7 +229,8 @@ def used_interval(shared_seeds: bool, analysis: AnalysisSettings) -> IntervalNam
 
 
 def _p(pair: Pair, difference: stats.Difference, analysis: AnalysisSettings) -> float | None:
-    if analysis.test == "student" or len(pair.new) < 2:
+    """The chosen test's p. None without a spread, whatever the test: seeds that change nothing count as one."""
+    if analysis.test == "student" or not difference.error:
         return difference.p
     if pair.shared_seeds:
         return stats.sign_flip_p(pair.per_seed, pair.rounding)
@@ -208,14 +256,16 @@ def confidence_of(weight: float) -> float:
     return round(1 - (1 - stats.CONFIDENCE) * weight, 12)
 
 
-def _verdict(difference: float, p_adjusted: float | None, complete: bool, meaning: Directed) -> Verdict:
-    if not complete:
-        return "incomplete"
-    if p_adjusted is None:
+def _verdict(pair: Pair, difference: stats.Difference, p_adjusted: float | None, meaning: Directed) -> Verdict:
+    if not pair.complete:
+        return pair.loss
+    if difference.error is None:
         return "sketch"
+    if p_adjusted is None:
+        return "identical" if pair.same else "no spread"
     if p_adjusted >= 1 - stats.CONFIDENCE:
         return "not shown"
-    return "better" if (difference < 0) == (meaning.direction == "lower") else "worse"
+    return "better" if (difference.value < 0) == (meaning.direction == "lower") else "worse"
 
 
 def check_seeds(seeds: int, counts: Counts, analysis: AnalysisSettings) -> None:
@@ -270,7 +320,7 @@ def describe_method(
 
 def _about_interval(seeds: int, analysis: AnalysisSettings) -> str:
     if analysis.interval == "bootstrap":
-        return "a 95% bootstrap interval (percentile-t: seeds are drawn anew with replacement, 9,999 times)"
+        return "a 95% bootstrap interval (percentile-t: seeds are drawn anew with replacement, 10,000 times)"
     return f"a 95% Student interval ({seeds - 1} degrees of freedom)"
 
 

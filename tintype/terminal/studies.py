@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import TaskID
@@ -17,7 +19,8 @@ from tintype.study.study import ArmPlan, Study
 from tintype.terminal.bars import bars_on, speed_note
 from tintype.terminal.lines import say
 
-_VERDICT_STYLE = {"better": "green", "worse": "red", "not shown": "dim", "sketch": "yellow", "incomplete": "yellow"}
+_VERDICT_STYLE = {"better": "green", "worse": "red", "not shown": "dim", "identical": "dim"}
+"""All other verdicts are yellow."""
 
 
 def show_arms(study: Study, console: Console) -> None:
@@ -137,8 +140,8 @@ def _verdict_text(arm: Arm, metric: MetricInfo) -> str:
     if row is None:
         return "[yellow]no runs to compare[/]"
     interval = f" [{row.low:+.3g}, {row.high:+.3g}]" if row.low is not None and row.high is not None else ""
-    style = _VERDICT_STYLE[row.verdict]
-    return f"[{style}]{row.verdict}[/] {row.difference:+.3g}{escape(interval)}"
+    difference = f" {row.difference:+.3g}" if math.isfinite(row.difference) else ""
+    return f"[{_VERDICT_STYLE.get(row.verdict, 'yellow')}]{row.words}[/]{difference}{escape(interval)}"
 
 
 def _other_verdicts(comparisons: dict[str, Comparison], metrics: list[MetricInfo]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tintype.errors import UserError
+from tintype.errors import DivergedError
 from tintype.plan import Plan
 from tintype.train import checkpoint, fault
 from tintype.train.clock import Clock
@@ -140,7 +140,7 @@ def _check_finite(folder: RunFolder, plan: Plan, state: TrainState, result: Step
         last_position=result.first_position + plan.train.batch - 1,
     )
     if state.skips_in_a_row >= plan.train.most_skips:
-        raise UserError(
+        raise DivergedError(
             f"{state.skips_in_a_row} steps in a row (to step {result.step}) had a gradient that is not finite; none of "
             f"them reached the weights. Lower optimizer.lr, with another --out; {folder.events_file} has the details"
         )

@@ -23,7 +23,7 @@ from tintype.study.results import (
 )
 from tintype.study.stats import CONFIDENCE
 from tintype.study.trends import UNPAIRED, Level, relative_effect, trend_pair
-from tintype.study.verdicts import DEFAULT, Pair, compare, trend_metrics
+from tintype.study.verdicts import DEFAULT, Pair, compare, pair_runs, trend_metrics
 
 METRICS = [
     MetricInfo(
@@ -232,11 +232,26 @@ def with_failed_run() -> Results:
         "detectable": None,
     }
     comparisons = {
-        name: comparison.model_copy(update={**none, "verdict": "incomplete"})
+        name: comparison.model_copy(update={**none, "verdict": "failed", "lost": "failed 1 of 3"})
         for name, comparison in broken.comparisons.items()
     }
     update = {"runs": [broken.runs[0], failed, missing], "comparisons": comparisons}
     return results.model_copy(update={"arms": [*results.arms[:3], broken.model_copy(update=update)]})
+
+
+def with_diverged_runs() -> Results:
+    """Every run of `short_captions` and one of `uniform_time` diverged."""
+    results = example()
+    arms = {arm.name: arm for arm in results.arms}
+    runs = {name: list(arm.runs) for name, arm in arms.items()}
+    for name, seeds in (("short_captions", (0, 1, 2)), ("uniform_time", (1,))):
+        for seed in seeds:
+            runs[name][seed] = Run(
+                seed=seed, hash=f"{name}{seed}", folder="runs/x", state="diverged", error="20 steps were not finite"
+            )
+    compared = _compared(runs)
+    changed = [arm.model_copy(update={"runs": runs[name], "comparisons": compared[name]}) for name, arm in arms.items()]
+    return results.model_copy(update={"arms": changed})
 
 
 def with_differing_control() -> Results:
@@ -340,12 +355,7 @@ def _time_split(draw: random.Random, text_share: float) -> dict[str, float]:
 def _compared(arms: dict[str, list[Run]]) -> dict[str, dict[str, Comparison]]:
     found: dict[str, dict[str, Comparison]] = {name: {} for name in arms}
     pairs = {
-        (name, metric.name): Pair(
-            [run.metrics[metric.name] for run in arms[name]],
-            [run.metrics[metric.name] for run in arms["baseline"]],
-            shared_seeds=name != "control",
-            complete=True,
-        )
+        (name, metric.name): pair_runs(arms[name], arms["baseline"], metric.name, shared_seeds=name != "control")
         for name in arms
         if name != "baseline"
         for metric in METRICS

@@ -22,6 +22,7 @@ from tests.unit.study.example_results import (
     hostile,
     several,
     with_differing_control,
+    with_diverged_runs,
     with_failed_run,
 )
 from tintype.study.report import charts, findings, numerals, read_results, svg, write_report
@@ -232,7 +233,33 @@ def test_lost_runs_are_named(tmp_path: Path) -> None:
     assert "2 of 12 runs are not there" in text
     assert "uniform_time, seed 1: failed – loss is not a number at step 412" in text
     assert "uniform_time, seed 2: missing" in text
-    assert "1 is incomplete (uniform_time)" in text
+    assert "failed 1 of 3" in text and "incomplete (" not in text
+
+
+def test_diverged_runs_are_counted_in_the_verdict(tmp_path: Path) -> None:
+    """They were "not measured" where all had diverged, and "incomplete" where some had."""
+    results = with_diverged_runs()
+    text = _page(results, tmp_path).text
+    markdown = (tmp_path / "report.md").read_text()
+    for shown in (text, markdown, _shown(results)):
+        assert "diverged 3 of 3" in shown and "diverged 1 of 3" in shown
+    assert "not measured" not in text and "incomplete (" not in text and "NaN" not in markdown
+    assert "short_captions, seed 0: diverged – 20 steps were not finite" in text
+    assert Results.model_validate_json((tmp_path / "results.json").read_text()).arms[2].comparisons["precision"].lost
+
+
+def test_seeds_that_all_differ_alike_are_said_to_have_no_spread(results: Results, tmp_path: Path) -> None:
+    arms = list(results.arms)
+    for index, verdict, difference in ((2, "no spread", 0.25), (3, "identical", 0.0)):
+        update = {"verdict": verdict, "difference": difference, "differences": [difference] * 3}
+        none = dict.fromkeys(("low", "high", "p", "p_adjusted", "detectable"))
+        row = arms[index].comparisons["scene_accuracy"].model_copy(update={**update, **none})
+        comparisons = {**arms[index].comparisons, "scene_accuracy": row}
+        arms[index] = arms[index].model_copy(update={"comparisons": comparisons})
+    changed = results.model_copy(update={"arms": arms})
+    text = _page(changed, tmp_path).text
+    assert "no spread" in text and "identical" in text
+    assert "no spread" in _shown(changed) and "identical" in _shown(changed)
 
 
 def test_hostile_names_stay_text_against_the_tokens(tmp_path: Path) -> None:

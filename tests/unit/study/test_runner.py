@@ -4,13 +4,15 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
+from tintype.study.compare import read_run
 from tintype.study.lab import run_study
-from tintype.study.runner import Task, _run, tasks_of
+from tintype.study.runner import Task, _note_failure, _run, tasks_of
 from tintype.study.study import load_study
 from tintype.train import checkpoint
 from tintype.train.folder import locked
@@ -41,3 +43,36 @@ def test_two_studies_cannot_work_in_one_folder(tmp_path: Path) -> None:
     with locked(tmp_path / "out"), pytest.raises(UserError, match="another process is at work"):
         run_study(load_study("pocket"), tmp_path / "out", 1, Console(quiet=True))
     assert not (tmp_path / "out" / "study.yaml").exists()
+
+
+def test_a_run_that_diverges_is_no_failed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states are told apart by the files in the run's folder, from which the report reads them."""
+    plan = tiny_plan("optimizer.lr=1e30", "train.clip_norm=null", "train.most_skips=3", "train.steps=50")
+    task = Task("arm", plan, tmp_path / "runs" / plan.hash)
+
+    def attempt() -> str:
+        last = _run(task, PROTOCOL, os.getppid(), Interrupt(), lambda message: None)
+        _note_failure(task, last)
+        return last.state
+
+    def state() -> tuple[str, str]:
+        run = read_run(plan, PROTOCOL, tmp_path)
+        return run.state, run.error or ""
+
+    assert attempt() == "diverged"
+    assert state()[0] == "diverged" and "3 steps in a row" in state()[1]
+    monkeypatch.setattr("tintype.study.runner.train", lambda *arguments: 1 / 0)
+    assert attempt() == "failed"
+    assert state() == ("failed", "ZeroDivisionError: division by zero")
+    monkeypatch.undo()
+    assert attempt() == "diverged" and state()[0] == "diverged"
+
+
+def test_a_score_that_is_not_finite_makes_the_run_a_diverged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = Task("arm", tiny_plan(), tmp_path / "run")
+    nan = torch.full((8, 2), torch.nan, dtype=torch.float64)
+    monkeypatch.setattr("tintype.evaluation.run.validation.batch_errors", lambda *arguments: nan)
+    last = _run(task, PROTOCOL, os.getppid(), Interrupt(), lambda message: None)
+    assert last.state == "diverged" and "the model has diverged; not finite: validation_loss" in last.text

@@ -23,6 +23,7 @@ from tintype.study.verdicts import (
     AnalysisSettings,
     Key,
     Pair,
+    compare,
     count_comparisons,
     counts_of,
     weights_of,
@@ -96,6 +97,22 @@ def test_a_seed_that_lost_a_run_leaves_the_trend_incomplete() -> None:
     pair = trend_pair(FEW, level([9.0, math.nan, 10.5], [6.0, 7.0, 8.0]), "m")
     assert isinstance(pair, Pair) and not pair.complete and len(pair.new) == len(pair.old) == 2
     assert trend_pair(FEW, MOST, "another metric") == NO_RUNS
+
+
+def test_a_trend_says_how_many_seeds_diverged() -> None:
+    def lost(*seeds: int) -> Level:
+        runs = list(MOST.new)
+        for seed in seeds:
+            runs[seed] = Run(seed=seed, hash="", folder="", state="diverged")
+        return Level("fine", runs, MOST.old)
+
+    partly, wholly = trend_pair(FEW, lost(1), "m"), trend_pair(FEW, lost(0, 1, 2), "m")
+    assert isinstance(partly, Pair) and isinstance(wholly, Pair)
+    assert len(partly.new) == 2 and partly.lost == "diverged at 1 of 3 seeds"
+    assert wholly.new == [] and wholly.lost == "diverged at 3 of 3 seeds"
+    (row,) = compare({("a", "m"): wholly}, {"m": METRICS[0]}).values()
+    trend = Trend(arm="a", metric="m", effects=[], comparison=row)
+    assert findings.trend_words(trend, METRICS[0]) == "diverged at 3 of 3 seeds"
 
 
 def made_up(one: Study) -> dict[str, list[Run]]:
@@ -216,10 +233,10 @@ def test_the_verdict_in_words(direction: str, at_fewest: float, at_most: float, 
 def test_effects_that_are_the_same_up_to_rounding_are_no_trend() -> None:
     few, three_times = level([0.1, 0.2, 0.3], [0.1, 0.2, 0.3]), level([0.3, 0.6, 0.9], [0.1, 0.2, 0.3])
     pair = trend_pair(few, three_times, "m")
-    assert isinstance(pair, Pair) and pair.difference.value > 1 and pair.difference.p == 1
+    assert isinstance(pair, Pair) and pair.difference.value > 1 and pair.difference.error == 0
     close = [1 + 1e-15, 1 + 3e-15, 1 + 2e-15]
     nearly = trend_pair(few, level(close, [1.0] * 3), "m")  # the logarithms are as small as their rounding
-    assert isinstance(nearly, Pair) and nearly.difference.p == 1
+    assert isinstance(nearly, Pair) and nearly.difference.error == 0
 
 
 def test_the_made_up_study_finds_its_trend() -> None:
@@ -227,3 +244,24 @@ def test_the_made_up_study_finds_its_trend() -> None:
     found = {(t.arm, t.metric): findings.trend_words(t, m) for t, m in findings.compared_trends(several())}
     assert found["short_captions", "scene_accuracy"] == "hurts less"
     assert "control" not in {arm for arm, _ in found}
+
+
+def test_an_arm_that_diverged_at_every_seed_is_no_incomplete_one() -> None:
+    one = study()
+    runs = made_up(one)
+    arm, half, waiting = (f"{name} @ middle" for name in ("x-prediction", "ema", "control"))
+    runs[arm] = [run.model_copy(update={"state": "diverged", "metrics": {}}) for run in runs[arm]]
+    runs[half][1] = runs[half][1].model_copy(update={"state": "failed", "metrics": {}})
+    runs[waiting][0] = runs[waiting][0].model_copy(update={"state": "missing", "metrics": {}})
+    rows = all_rows(one, runs)
+    found = {name: (rows[name, "fd_scenes"].verdict, rows[name, "fd_scenes"].words) for name in (arm, half, waiting)}
+    assert found == {
+        arm: ("diverged", "diverged 3 of 3"),
+        half: ("failed", "failed 1 of 3"),
+        waiting: ("incomplete", "incomplete"),
+    }
+    baseline = "baseline @ middle"
+    runs = made_up(one) | {
+        baseline: [run.model_copy(update={"state": "diverged", "metrics": {}}) for run in runs[baseline]]
+    }
+    assert all_rows(one, runs)[half, "fd_scenes"].words == "baseline diverged 3 of 3"

@@ -20,7 +20,17 @@ from tintype.train.clock import PARTS
 PIXELS = "pixels"
 _SENSELESS = 20.0
 NOT_COMPARABLE: Literal["not comparable"] = "not comparable"
-GLYPHS: dict[Verdict, str] = {"better": "✓", "worse": "✗", "not shown": "○", "sketch": "◌", "incomplete": "…"}
+GLYPHS: dict[Verdict, str] = {
+    "better": "✓",
+    "worse": "✗",
+    "not shown": "○",
+    "identical": "=",
+    "no spread": "≡",
+    "sketch": "◌",
+    "incomplete": "…",
+    "failed": "!",
+    "diverged": "!",
+}
 
 
 def baseline_of(results: Results) -> Arm:
@@ -211,8 +221,20 @@ def _sentence(results: Results, arms: list[Arm], metric: MetricInfo) -> str:
             clauses.append(f"{len(group)} {_is(group)} {verdict} ({effects})")
     if group := groups["not shown"]:
         clauses.append(f"{len(group)} {_is(group)} not shown to differ ({_names(group)})")
+    if group := groups["identical"]:
+        clauses.append(f"{len(group)} {_is(group)} identical at every seed ({_names(group)})")
+    if group := groups["no spread"]:
+        effects = "; ".join(_effect(results, arm, metric) for arm in group)
+        clauses.append(
+            f"{len(group)} {'differs' if len(group) == 1 else 'differ'} by the same at every seed, so that "
+            f"the spread is not measurable ({effects})"
+        )
     if group := groups["incomplete"]:
         clauses.append(f"{len(group)} {_is(group)} incomplete ({_names(group)})")
+    for verdict in ("failed", "diverged"):
+        if group := groups[verdict]:
+            lost = "; ".join(f"{arm.name}: {arm.comparisons[metric.name].words}" for arm in group)
+            clauses.append(f"{len(group)} lost runs ({lost})")
     clauses += _apart_clauses(arms, metric)
     counted = f"of {len(arms)} arms" if len(arms) > 1 else "of the one arm"
     return f"{metric.label} ({metric.direction} is better): {counted}, {_listed(clauses)}."
@@ -250,6 +272,8 @@ def apart_notes(results: Results) -> list[str]:
 
 def _effect(results: Results, arm: Arm, metric: MetricInfo) -> str:
     comparison, decimals = arm.comparisons[metric.name], metric_decimals(results, metric.name)
+    if not comparison.differences:
+        return f"{arm.name}: {comparison.words}"
     difference = fixed(comparison.difference, decimals, signed=True)
     reach = interval(comparison.low, comparison.high, decimals)
     return f"{arm.name}: {difference}" + (NO_BREAK + reach if reach else "")
@@ -275,9 +299,11 @@ def _control_sentences(results: Results) -> list[str]:
         ]
     if differing_controls(results):
         return ["The control, which is the baseline with other seeds, differs: it should not."]
-    if any(_verdict(arm, metric) == "incomplete" for arm in controls for metric in results.metrics):
-        return ["The control, which is the baseline with other seeds, is incomplete."]
-    return ["The control, which is the baseline with other seeds, shows no difference on any metric, as it should."]
+    verdicts = [_verdict(arm, metric) for arm in controls for metric in results.metrics]
+    if lost := next((one for one in ("diverged", "failed", "incomplete") if one in verdicts), ""):
+        return [f"The control, which is the baseline with other seeds, {'' if lost == 'diverged' else 'is '}{lost}."]
+    where = "any metric whose spread is measurable" if "no spread" in verdicts else "any metric"
+    return [f"The control, which is the baseline with other seeds, shows no difference on {where}, as it should."]
 
 
 def _verdict(arm: Arm, metric: MetricInfo) -> Verdict | Literal["not comparable"]:
@@ -323,8 +349,10 @@ def trend_verdict(trend: Trend) -> Verdict | Literal["not defined"]:
 def trend_words(trend: Trend, metric: MetricInfo) -> str:
     """What an arm does with more tokens, or the verdict. Whether it helps or hurts at all is by the means alone."""
     comparison = trend.comparison
-    if comparison is None or comparison.verdict not in ("better", "worse"):
+    if comparison is None:
         return trend_verdict(trend)
+    if comparison.verdict not in ("better", "worse"):
+        return comparison.words
     at_fewest, at_most = (improvement(metric, one) for one in (comparison.baseline_mean, comparison.mean))
     if comparison.verdict == "better":
         return "helps more" if at_most > 0 else "hurts less"
@@ -364,7 +392,15 @@ def _trend_clauses(trends: list[Trend], metric: MetricInfo) -> Iterator[str]:
             first, last = effects_at_ends(trend)
             words = "" if trend_verdict(trend) == "sketch" else f" {trend_words(trend, metric)} with more tokens"
             yield f"{trend.arm}{words} ({first} → {last})"
-    said = {"not shown": "not shown to change", "incomplete": "incomplete", "not defined": "without a relative effect"}
+    said = {
+        "not shown": "not shown to change",
+        "identical": "identical",
+        "no spread": "without a measurable spread",
+        "incomplete": "incomplete",
+        "failed": "without runs that failed",
+        "diverged": "without runs that diverged",
+        "not defined": "without a relative effect",
+    }
     for verdict, words in said.items():
         names = [trend.arm for trend in trends if trend_verdict(trend) == verdict]
         if names:

@@ -162,6 +162,7 @@ class _Cell:
     """One metric of one arm, in writing."""
 
     verdict: Verdict
+    words: str
     glyph: str
     mean: str
     difference: str
@@ -239,6 +240,7 @@ def _cell(results: Results, arm: Arm, metric: MetricInfo, decimals: int, strip: 
     comparison = arm.comparisons[metric.name]
     return _Cell(
         verdict=comparison.verdict,
+        words=comparison.words,
         glyph=findings.GLYPHS[comparison.verdict],
         mean=numerals.fixed(comparison.mean, decimals),
         difference=numerals.fixed(comparison.difference, decimals, signed=True),

@@ -226,7 +226,7 @@ def _difference(comparison: Comparison, decimals: int) -> str:
 
 
 def _verdict(comparison: Comparison) -> str:
-    return f"{findings.GLYPHS[comparison.verdict]} {comparison.verdict}"
+    return f"{findings.GLYPHS[comparison.verdict]} {comparison.words}"
 
 
 def _seeds(arm: Arm, metric: MetricInfo, decimals: int) -> str:
