@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tintype.data.pictures import Pictures, open_pictures
 from tintype.errors import UserError
+from tintype.evaluation.copies import copy_notes, copy_numbers
 from tintype.evaluation.protocol import (
     Definition,
     MetricKind,
@@ -28,7 +29,7 @@ from tintype.evaluation.protocol import (
     warnings_of,
 )
 from tintype.evaluation.reference import (
-    About,
+    ImageFeatures,
     picture_features,
     read_reference,
     refuse_other_encoder,
@@ -99,38 +100,44 @@ def evaluate_images(
     encoders: dict[str, dict[str, str]] = {}
     for settings in protocol.encoders:
         encoder = settings.build(device)
-        real_MF, about = _reference(reference, real, encoder, on_images)
-        fake_NF, fake_about = picture_features(fake, encoder, on_images, keep=False)
+        found = _reference(reference, real, encoder, on_images)
+        made = picture_features(fake, encoder, on_images, keep=False)
         if save_reference:
-            write_reference(save_reference, real_MF, about)
-        pair = FeaturePair(fake_NF, Reference(real_MF, device))
+            write_reference(save_reference, found)
+        copy_N = copy_numbers(made.digests or ())
+        pair = FeaturePair(made.feature_MF, Reference(found.feature_MF, device), copy_N=copy_N)
         for kind in protocol.metrics:
             measured[f"{kind}_{encoder.name}"] = FEATURE_METRICS[kind](pair)
         encoders[encoder.name] = {"identity": encoder.identity, "definition": encoder.definition}
     if real is not None and protocol.paired:
-        measured |= reconstruction(fake, real, device)
+        measured |= reconstruction(fake, real, device, _pair_copies(made, found))
     if bad := nonfinite(measured):
         raise UserError(f"{images} against {reference}: not finite: {', '.join(bad)}")
     meanings = image_definitions(protocol)
     return {
-        "images": {"path": str(images), "count": fake_about.count, "fingerprint": fake_about.fingerprint},
-        "reference": {"path": str(reference), "count": about.count, "fingerprint": about.fingerprint},
+        "images": {"path": str(images), "count": made.about.count, "fingerprint": made.about.fingerprint},
+        "reference": {"path": str(reference), "count": found.about.count, "fingerprint": found.about.fingerprint},
         "protocol": plain(protocol),
         "encoders": encoders,
         **numbers_of(measured),
-        "warnings": [*_same_pictures(fake_about, about), *warnings_of(measured, meanings)],
+        "warnings": [*copy_notes(made.digests or (), found.digests), *warnings_of(measured, meanings)],
         "definitions": {name: meaning.definition for name, meaning in meanings.items()},
         "seconds": time.perf_counter() - began,
     }
 
 
-def _reference(path: Path, pictures: Pictures | None, encoder: Encoder, on_images: OnImages) -> tuple[Tensor, About]:
+def _reference(path: Path, pictures: Pictures | None, encoder: Encoder, on_images: OnImages) -> ImageFeatures:
     if pictures is not None:
         return picture_features(pictures, encoder, on_images)
-    features, about = read_reference(path)
-    refuse_other_encoder(about, encoder, path)
-    on_images(len(features))
-    return features, about
+    found = read_reference(path)
+    refuse_other_encoder(found.about, encoder, path)
+    on_images(len(found.feature_MF))
+    return found
+
+
+def _pair_copies(made: ImageFeatures, found: ImageFeatures) -> Tensor | None:
+    """Number the pairs of images by their content; None where all differ."""
+    return copy_numbers(list(zip(made.digests or (), found.digests or (), strict=False)))
 
 
 def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path | None) -> None:
@@ -147,13 +154,10 @@ def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path
         raise UserError(f"--save-reference {save_reference}: the folder {save_reference.parent} does not exist")
 
 
-def _same_pictures(fake: About, real: About) -> list[str]:
-    same = fake.fingerprint == real.fingerprint
-    return ["both sets are the same pictures: distances of zero say nothing about a model"] if same else []
-
-
-def reconstruction(fake: Pictures, real: Pictures, device: torch.device) -> dict[str, Measured]:
-    """PSNR, SSIM and LPIPS of picture i against reference i."""
+def reconstruction(
+    fake: Pictures, real: Pictures, device: torch.device, copy_N: Tensor | None = None
+) -> dict[str, Measured]:
+    """PSNR, SSIM and LPIPS of image i against reference i. `copy_N` numbers the pairs by their content."""
     values: dict[str, list[Tensor]] = {name: [] for name in _RECONSTRUCTION}
     for index, (first, second) in enumerate(_pairs(fake, real)):
         if first.shape != second.shape or min(first.shape[1:]) < SMALLEST_PX["vgg16"]:
@@ -166,17 +170,18 @@ def reconstruction(fake: Pictures, real: Pictures, device: torch.device) -> dict
         values["psnr"].append(psnr(a_BCHW, b_BCHW))
         values["ssim"].append(ssim(a_BCHW, b_BCHW))
         values["lpips"].append(lpips(a_BCHW, b_BCHW, device).cpu())
-    return _summary({name: torch.cat(each) for name, each in values.items()})
+    return _summary({name: torch.cat(each) for name, each in values.items()}, copy_N)
 
 
-def _summary(values: Mapping[str, Tensor]) -> dict[str, Measured]:
+def _summary(values: Mapping[str, Tensor], copy_N: Tensor | None) -> dict[str, Measured]:
     """Means. An exact pair has an infinite PSNR, so it is left out of that mean and counted in a note."""
-    found = {name: mean_with_error(value_N) for name, value_N in values.items() if name != "psnr"}
+    found = {name: mean_with_error(value_N, copy_N) for name, value_N in values.items() if name != "psnr"}
     psnr_N = values["psnr"]
     finite_N = psnr_N[psnr_N.isfinite()]
     exact = len(psnr_N) - len(finite_N)
     if len(finite_N):
-        one = mean_with_error(finite_N)
+        left_N = None if copy_N is None else copy_N[psnr_N.isfinite().cpu()].unique(return_inverse=True)[1]
+        one = mean_with_error(finite_N, left_N)
         note = f"{exact} of {len(psnr_N)} pairs are exact and are left out of the mean"
         found["psnr"] = replace(one, warnings=(note,)) if exact else one
     return found

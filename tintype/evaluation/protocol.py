@@ -17,7 +17,7 @@ from tintype.flow.guidance import Guidance
 from tintype.flow.sampler import Method
 from tintype.generate import SamplerSettings
 from tintype.metrics import clip_score, scene_accuracy, throughput, validation
-from tintype.metrics.feature_metrics import FEATURE_METRICS
+from tintype.metrics.feature_metrics import FEATURE_METRICS, revisions
 from tintype.seams import Direction, Measured
 from tintype.settings import Settings, plain
 from tintype.vision.encoders import EncoderChoice, EncoderPart, SceneEncoderSettings
@@ -134,6 +134,8 @@ class Protocol(Settings):
         """Names the evaluation: all that decides its numbers, and what the packaged encoder and prompt files hold."""
         content: dict[str, Any] = {**plain(self), "scene_encoder": scene_encoder_record()["sha256"]}
         content["sampler"].pop("batch")
+        if changed := revisions(self.metrics, self.reference_count):
+            content["revisions"] = changed
         for condition, sampling in zip(content["also"], self.conditions[1:], strict=True):
             condition["prompts"] = sampling.prompts_sha256  # a file counts by its content, wherever it lies
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

@@ -24,6 +24,7 @@ import tintype
 from tintype.data.pictures import Pictures
 from tintype.data.sources import open_held_out
 from tintype.errors import UserError
+from tintype.evaluation.copies import digested
 from tintype.evaluation.data import check_data
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.samples import digest
@@ -37,6 +38,7 @@ from tintype.vision.weights import cache_folder
 from tintype.world import current
 
 _PROBES = 16
+_DIGESTS = "digests"
 BLOCK = 64
 """Images that an encoder sees together: of whole blocks the features are the same to the last bit on any rank."""
 
@@ -82,7 +84,8 @@ def data_reference(data: DataPart, protocol: Protocol, encoder: Encoder, device:
     if world.any(world.leads and not file.exists()):
         features = shared_features(encoder, cut(0, count, BLOCK), lambda first, last: source.images(range(first, last)))
         if features is not None:
-            _keep(file, features, about)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_reference(file, ImageFeatures(features, about, None))
     return Reference(_kept(file, encoder), device) if world.leads else None
 
 
@@ -100,15 +103,36 @@ def shared_features(
     return current().share(blocks, encode)
 
 
+@dataclass(frozen=True)
+class ImageFeatures:
+    """Features of a set of images, what they were made of, and the digest of each image's pixels.
+
+    The digests are None in a file that a version without them wrote.
+    """
+
+    feature_MF: Tensor
+    about: About
+    digests: tuple[bytes, ...] | None
+
+
 def picture_features(
     pictures: Pictures, encoder: Encoder, on_images: Callable[[int], None] = lambda images: None, keep: bool = True
-) -> tuple[Tensor, About]:
-    """Features of a set of pictures; kept for the next time where it may be a reference again."""
+) -> ImageFeatures:
+    """Features of a set of images; cached for the next time where it may be a reference again."""
     fingerprint, count = pictures.fingerprint()
     about = About(encoder.name, encoder.identity, encoder.definition, str(pictures.path), fingerprint, count)
-    if not keep:
-        return feature_matrix(encoder, pictures, on_images=on_images), about
-    return cached_features(about, encoder, pictures, on_images), about
+    return (cached_features if keep else _features)(about, encoder, pictures, on_images)
+
+
+def _features(
+    about: About,
+    encoder: Encoder,
+    images: Iterable[Tensor],
+    on_images: Callable[[int], None] = lambda images: None,
+) -> ImageFeatures:
+    digests: list[bytes] = []
+    feature_MF = feature_matrix(encoder, digested(images, digests), on_images=on_images)
+    return ImageFeatures(feature_MF, about, tuple(digests))
 
 
 def cached_features(
@@ -116,15 +140,16 @@ def cached_features(
     encoder: Encoder,
     images: Iterable[Tensor],
     on_images: Callable[[int], None] = lambda images: None,
-) -> Tensor:
+) -> ImageFeatures:
     file = _file(about)
-    if file.exists():
-        features = _kept(file, encoder)
-        on_images(len(features))
-        return features
-    features = feature_matrix(encoder, images, on_images=on_images)
-    _keep(file, features, about)
-    return features
+    if file.exists() and (found := read_reference(file)).digests is not None:
+        refuse_other_encoder(found.about, encoder, file)
+        on_images(len(found.feature_MF))
+        return found
+    found = _features(about, encoder, images, on_images)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_reference(file, found)
+    return found
 
 
 def _file(about: About) -> Path:
@@ -132,33 +157,34 @@ def _file(about: About) -> Path:
 
 
 def _kept(file: Path, encoder: Encoder) -> Tensor:
-    features, about = read_reference(file)
-    refuse_other_encoder(about, encoder, file)
-    return features
+    found = read_reference(file)
+    refuse_other_encoder(found.about, encoder, file)
+    return found.feature_MF
 
 
-def _keep(file: Path, feature_MF: Tensor, about: About) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_reference(file, feature_MF, about)
+def write_reference(path: Path, found: ImageFeatures) -> None:
+    feature_MF = found.feature_MF.contiguous()
+    metadata = {"about": json.dumps(asdict(found.about)), "sha256": digest(feature_MF)}
+    tensors = {"features": feature_MF}
+    if found.digests is not None:
+        tensors[_DIGESTS] = torch.frombuffer(bytearray(b"".join(found.digests)), dtype=torch.uint8).view(-1, 32)
+    write_bytes(path, save(tensors, metadata=metadata))
 
 
-def write_reference(path: Path, feature_MF: Tensor, about: About) -> None:
-    feature_MF = feature_MF.contiguous()
-    metadata = {"about": json.dumps(asdict(about)), "sha256": digest(feature_MF)}
-    write_bytes(path, save({"features": feature_MF}, metadata=metadata))
-
-
-def read_reference(path: Path) -> tuple[Tensor, About]:
+def read_reference(path: Path) -> ImageFeatures:
+    digests = None
     try:
         with safe_open(path, "pt") as file:
             features: Tensor = file.get_tensor("features")
             metadata = file.metadata()
             about = About(**json.loads(metadata["about"]))
+            if _DIGESTS in set(file.keys()):
+                digests = tuple(bytes(row) for row in file.get_tensor(_DIGESTS).numpy())
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is no reference that tintype wrote ({error}); make it again") from None
     if digest(features) != metadata["sha256"]:
         raise UserError(f"{path} is damaged (its checksum differs); remove it to have it made again")
-    return features, about
+    return ImageFeatures(features, about, digests)
 
 
 def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:

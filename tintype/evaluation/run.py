@@ -316,12 +316,18 @@ def _score_validation(card: Scorecard, parts: Parts, protocol: Protocol) -> None
 
 
 def _duplicates(samples: Samples) -> list[str]:
-    """Two prompts never give the same pixels, unless noise was repeated or the model ignores both."""
+    """Note images with the same pixels: noise was repeated, or the model gives one image for many noises and prompts.
+
+    The errors of sampling stay those of independent images, since each was drawn with a noise of its own.
+    """
     different = {digest(image) for shard in samples.shards() for image in shard}
     copies = len(samples) - len(different)
     if not copies:
         return []
-    return [f"{copies} of {len(samples)} images ({samples.sampling.words}) are exact copies of another"]
+    return [
+        f"{copies:,} of {len(samples):,} images ({samples.sampling.words}) are exact copies of another: "
+        f"the model gives {len(different):,} different images"
+    ]
 
 
 def _real_accuracy(parts: Parts, protocol: Protocol) -> dict[str, dict[str, float]]:

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.metrics import frechet, mmd, prdc
-from tintype.metrics.resample import GROUPS, group_of
+from tintype.metrics.resample import GROUPS, canonical_order, group_of
 
 _BLOCK_NUMBERS = {"cpu": 1 << 21, "cuda": 1 << 26}
 _SAME = 1e-12
 """Squared distances below this share of the squared lengths are zero: at float32's resolution the images are equal."""
 MEDIAN_IMAGES = 10_000
-"""The median distance is taken over at most so many real images, evenly spaced."""
+"""The median distance is taken over at most so many real images, evenly spaced in their `canonical_order`."""
 
 
 class Reference:
@@ -52,9 +52,10 @@ class Reference:
     @cached_property
     def sigma2(self) -> float:
         """Squared median distance between different real images; the lower one of two middle values."""
-        count = min(len(self), MEDIAN_IMAGES)
-        chosen = torch.linspace(0, len(self) - 1, count, device=self.device).round().long()
-        points = self.points[chosen]
+        points = self.points
+        if len(self) > MEDIAN_IMAGES:
+            place = torch.linspace(0, len(self) - 1, MEDIAN_IMAGES, dtype=torch.float64, device=self.device)
+            points = points[canonical_order(points.offset_NF)[place.round().long()]]
         distance2 = torch.cat([_pairs_from(points, rows) for rows in self._slices(points, points)])
         return float(distance2.kthvalue((len(distance2) + 1) // 2).values)
 
@@ -73,9 +74,19 @@ class Reference:
 
 
 class FeaturePair:
-    """Fake features against a reference."""
+    """Fake features against a reference.
 
-    def __init__(self, fake_NF: Tensor, real: Tensor | Reference, device: torch.device | str | None = None) -> None:
+    `copy_N` numbers the fake images by their content, from 0; None where all differ, or where equal ones are draws of
+    their own, as a model's are.
+    """
+
+    def __init__(
+        self,
+        fake_NF: Tensor,
+        real: Tensor | Reference,
+        device: torch.device | str | None = None,
+        copy_N: Tensor | None = None,
+    ) -> None:
         self.reference = real if isinstance(real, Reference) else Reference(real, device)
         wide_NF = _checked("fake", fake_NF, self.reference.device)
         if wide_NF.shape[1] != self.reference.size:
@@ -84,10 +95,16 @@ class FeaturePair:
                 "take both from the same encoder"
             )
         self.points = Points.about(self.reference.mean_F, wide_NF)
+        self.copy_N = None if copy_N is None else copy_N.to(self.reference.device)
 
     @property
     def fakes(self) -> int:
         return len(self.points)
+
+    @cached_property
+    def different(self) -> int:
+        """How many fake images differ."""
+        return self.fakes if self.copy_N is None else int(self.copy_N.max()) + 1
 
     @property
     def reals(self) -> int:
@@ -113,7 +130,23 @@ class FeaturePair:
     @cached_property
     def group(self) -> Tensor | None:
         """Random equal groups to leave out one by one, or None for too few images."""
-        return group_of(self.fakes, "jackknife", self.reference.device) if self.fakes >= 2 * GROUPS else None
+        return self.parts(GROUPS, "jackknife") if self.different >= 2 * GROUPS else None
+
+    def parts(self, count: int, stream: str) -> Tensor:
+        """The part of each fake image when they are dealt at random into equal parts, whatever their order.
+
+        Copies of an image are in one part, unless too few images differ.
+        """
+        place_N = self._place
+        if self.copy_N is not None and self.different >= 2 * count:
+            first_C = torch.full_like(place_N[: self.different], self.fakes)
+            place_N = first_C.scatter_reduce(0, self.copy_N, place_N, "amin").argsort().argsort()[self.copy_N]
+        return group_of(int(place_N.max()) + 1, stream, self.reference.device, count)[place_N]
+
+    @cached_property
+    def _place(self) -> Tensor:
+        """The place of each fake image in their canonical order."""
+        return canonical_order(self.points.offset_NF).argsort()
 
     @cached_property
     def _own(self) -> tuple[Tensor, prdc.Neighbours]:

@@ -32,9 +32,13 @@ class Neighbours:
         return self.distance2_NK[:, min(k, self.distance2_NK.shape[1]) - 1]
 
     def radius2_without(self, k: int, group_N: Tensor, group: int) -> Tensor:
-        """Radii when a group of images is gone. Those of the group itself are below zero: their balls hold nothing."""
+        """Radii when a group of images is gone. Those of the group itself are below zero: their balls hold nothing.
+
+        Where fewer than k of the neighbours that are kept stay, the radius is that of the farthest one kept.
+        """
         stays_NK = group_N[self.index_NK] != group
-        kth_N = (stays_NK & (stays_NK.cumsum(1) == k)).double().argmax(1)
+        known_N = stays_NK.sum(1) >= k
+        kth_N = (stays_NK & (stays_NK.cumsum(1) == k)).double().argmax(1).where(known_N, self.index_NK.shape[1] - 1)
         radius2_N = self.distance2_NK.gather(1, kth_N[:, None])[:, 0]
         return radius2_N.masked_fill(group_N == group, -1.0)
 

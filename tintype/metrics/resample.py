@@ -3,7 +3,10 @@
 The images that were generated are resampled; the reference stays as it is. So the error says what other noises would
 have given with the same model and the same reference. It does not say what another training seed would give.
 
-N: images, G: groups, D: bootstrap draws.
+An error is a function of the set of images and not of their order. Copies of an image are no independent images: where
+a set has copies, `copy_N` is the number of each image's content, and an image is resampled with all its copies.
+
+N: images, C: images that differ, G: groups, D: bootstrap draws, F: numbers of a row.
 """
 
 from __future__ import annotations
@@ -22,17 +25,45 @@ DRAWS = 1000
 _CHUNK = 1 << 22
 
 
-def mean_error(value_N: Tensor) -> float | None:
-    """Standard error of the mean of independent values; None for a single one."""
-    if len(value_N) < 2:
+def canonical_order(row_NF: Tensor) -> Tensor:
+    """An order of the rows that depends on their content alone: by the first number, then by the second, and so on.
+
+    Numbers that rounding moves a little change places with their nearest neighbours only.
+    """
+    columns = 1
+    while True:
+        order_N = torch.arange(len(row_NF), device=row_NF.device)
+        for column in reversed(range(columns)):
+            order_N = order_N[row_NF[order_N, column].argsort(stable=True)]
+        before, after = order_N[:-1], order_N[1:]
+        tied = (row_NF[before, :columns] == row_NF[after, :columns]).all(1)
+        if columns == row_NF.shape[1] or row_NF[before[tied]].equal(row_NF[after[tied]]):
+            return order_N
+        columns = min(2 * columns, row_NF.shape[1])
+
+
+def mean_error(value_N: Tensor, copy_N: Tensor | None = None) -> float | None:
+    """Standard error of the mean of independent values; None where fewer than two images differ."""
+    count = len(value_N)
+    offset_C = _summed(value_N.double() - value_N.double().mean(), copy_N)
+    if len(offset_C) < 2:
         return None
-    return float(value_N.double().std()) / math.sqrt(len(value_N))
+    return math.sqrt(float(offset_C.square().sum()) * len(offset_C) / (len(offset_C) - 1)) / count
 
 
-def jackknife_error(left_out_G: Tensor) -> float:
-    """Standard error from the values that are found without each image, or without each of G equal groups."""
-    count = len(left_out_G)
-    return float((left_out_G - left_out_G.mean()).square().sum().mul((count - 1) / count).sqrt())
+def _summed(value_N: Tensor, copy_N: Tensor | None) -> Tensor:
+    """The sum over the copies of each image that differs."""
+    if copy_N is None:
+        return value_N
+    return value_N.new_zeros(int(copy_N.max()) + 1).index_add(0, copy_N, value_N)
+
+
+def jackknife_error(left_out_G: Tensor, copy_G: Tensor | None = None) -> float | None:
+    """Standard error from the values that are found without each image, or without each of G equal groups.
+
+    It is the error of the mean of the pseudo-values G whole - (G - 1) left_out (Efron and Tibshirani 1993, chapter 11).
+    """
+    return mean_error((1 - len(left_out_G)) * left_out_G, copy_G)
 
 
 def shuffled(count: int, stream: str, device: torch.device | None = None) -> Tensor:
@@ -47,17 +78,23 @@ def group_of(count: int, stream: str, device: torch.device | None = None, groups
     return group_N
 
 
-def bootstrap_means(value_N: Tensor, draws: int = DRAWS, stream: str = "bootstrap") -> Tensor:
+def bootstrap_means(
+    value_N: Tensor, draws: int = DRAWS, stream: str = "bootstrap", copy_N: Tensor | None = None
+) -> Tensor:
     """The mean of each of `draws` resamples with replacement."""
     value_N = value_N.double().cpu()
-    rows = max(1, _CHUNK // len(value_N))
-    chunks = torch.arange(draws).split(rows)
-    return torch.cat([value_N[rng.integers(SEED, stream, c, len(value_N), value_N.shape)].mean(1) for c in chunks])
+    copy_N = None if copy_N is None else copy_N.cpu()
+    table_C2 = torch.stack([_summed(value_N, copy_N), _summed(torch.ones_like(value_N), copy_N)], 1)
+    sum_C, size_C = table_C2[canonical_order(table_C2)].T
+    count = len(sum_C)
+    drawn = (rng.integers(SEED, stream, c, count, (count,)) for c in torch.arange(draws).split(max(1, _CHUNK // count)))
+    return torch.cat([sum_C[index_DC].sum(1) / size_C[index_DC].sum(1) for index_DC in drawn])
 
 
-def bootstrap_error(value_N: Tensor, draws: int = DRAWS) -> float | None:
-    """Standard error of a mean over images; None for a single image."""
-    return float(bootstrap_means(value_N, draws).std()) if len(value_N) > 1 else None
+def bootstrap_error(value_N: Tensor, draws: int = DRAWS, copy_N: Tensor | None = None) -> float | None:
+    """Standard error of a mean over images; None where fewer than two images differ."""
+    different = len(value_N) if copy_N is None else int(copy_N.max()) + 1
+    return float(bootstrap_means(value_N, draws, copy_N=copy_N).std()) if different > 1 else None
 
 
 def bootstrap_interval(value_N: Tensor, level: float = 0.95, draws: int = DRAWS) -> tuple[float, float]:
@@ -67,7 +104,8 @@ def bootstrap_interval(value_N: Tensor, level: float = 0.95, draws: int = DRAWS)
     return low, high
 
 
-def mean_with_error(value_N: Tensor) -> Measured:
+def mean_with_error(value_N: Tensor, copy_N: Tensor | None = None) -> Measured:
     """The mean of one number for each image."""
-    method = f"bootstrap over the images, {DRAWS} draws" if len(value_N) > 1 else ""
-    return Measured(float(value_N.double().mean()), bootstrap_error(value_N), method)
+    error = bootstrap_error(value_N, copy_N=copy_N)
+    method = "" if error is None else f"bootstrap over the images, {DRAWS} draws"
+    return Measured(float(value_N.double().mean()), error, method)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +155,76 @@ def test_what_cannot_work_is_said_first(
         evaluate_images(sets / "a", sets / reference, protocol, CPU, sets / saved if saved else None)
 
 
-def test_a_set_against_itself_comes_with_a_note(sets: Path) -> None:
-    result = evaluate_images(sets / "a", sets / "a", SCENES, CPU)
-    assert any("the same pictures" in text for text in result["warnings"])
+FD = ImageProtocol(encoders=(SceneEncoderSettings(),), metrics=("fd", "precision", "coverage"))
+SAME = "both sets are the same images: distances of zero say nothing about a model"
+
+
+def notes(images: Path, reference: Path, protocol: ImageProtocol = FD) -> list[str]:
+    """Those on copies alone: the others begin with the metrics that they are about."""
+    labels = tuple(meaning.label for meaning in image_definitions(protocol).values())
+    return [
+        text for text in evaluate_images(images, reference, protocol, CPU)["warnings"] if not text.startswith(labels)
+    ]
+
+
+def copied(files: Sequence[Path], folder: Path, suffix: str = ".png") -> Path:
+    """The images in this order, encoded anew."""
+    folder.mkdir()
+    for index, file in enumerate(files):
+        Image.open(file).save(folder / f"{index:03d}{suffix}")
+    return folder
+
+
+def test_a_set_against_itself_comes_with_a_note_whatever_its_order_and_format(sets: Path, tmp_path: Path) -> None:
+    turned = copied(sorted((sets / "a").iterdir(), reverse=True), tmp_path / "turned", ".bmp")
+    assert notes(sets / "a", sets / "a") == notes(turned, sets / "a") == [SAME]
+    assert notes(sets / "a", sets / "b") == []
+    saved = tmp_path / "reference.safetensors"
+    evaluate_images(sets / "b", sets / "a", FD, CPU, save_reference=saved)
+    assert notes(turned, saved) == [SAME]
+
+
+def test_images_that_are_in_both_sets_are_counted(sets: Path, tmp_path: Path) -> None:
+    first, second = sorted((sets / "a").iterdir()), sorted((sets / "b").iterdir())
+    mixed = copied([*second[:30], *first[:12]], tmp_path / "mixed")
+    (note,) = notes(mixed, sets / "a")
+    assert note.startswith("12 of 42 images are in the reference too")
+    (note,) = notes(copied(first[:20], tmp_path / "part"), sets / "a")
+    assert note.startswith("20 of 20 images are in the reference too"), "not the same: the reference has more"
+
+
+def test_copies_within_a_set_are_counted_and_do_not_shrink_its_errors(sets: Path, tmp_path: Path) -> None:
+    files = sorted((sets / "a").iterdir())[:24]
+    once, twice = copied(files, tmp_path / "once"), copied(files + files, tmp_path / "twice")
+    alone, doubled = (evaluate_images(path, sets / "b", FD, CPU) for path in (once, twice))
+    (note,) = [text for text in doubled["warnings"] if "copies" in text]
+    assert note.startswith("24 of 48 images are exact copies of another: 24 are different")
+    for name in ("precision_scenes", "coverage_scenes"):
+        assert doubled["metrics"][name] == alone["metrics"][name]
+        assert doubled["errors"][name] == pytest.approx(alone["errors"][name], rel=1e-6)
+    assert doubled["errors"]["fd_scenes"] == pytest.approx(alone["errors"]["fd_scenes"], rel=0.1)
+    copies, shared = notes(once, twice)
+    assert copies.startswith("24 of the reference's 48 images are exact copies of another")
+    assert shared.startswith("24 of 24 images are in the reference too")
+
+
+def test_a_set_of_one_image_is_scored_with_a_note_and_without_errors(sets: Path, tmp_path: Path) -> None:
+    one = copied(sorted((sets / "a").iterdir())[:1] * 12, tmp_path / "one")
+    result = evaluate_images(one, sets / "b", SCENES, CPU)
+    assert any(text.startswith("11 of 12 images are exact copies") for text in result["warnings"])
+    assert result["errors"] == {}
+
+
+def test_copied_pairs_do_not_shrink_the_errors_of_a_reconstruction(sets: Path, tmp_path: Path) -> None:
+    protocol = ImageProtocol(encoders=(SceneEncoderSettings(),), metrics=("kid",), paired=True)
+    errors = []
+    for name, times in (("once", 1), ("twice", 2)):
+        (tmp_path / name).mkdir()
+        for kind in ("a", "blurred"):
+            copied(sorted((sets / kind).iterdir())[:4] * times, tmp_path / name / kind)
+        found = evaluate_images(tmp_path / name / "blurred", tmp_path / name / "a", protocol, CPU)
+        errors.append([found["errors"][metric] for metric in ("psnr", "ssim", "lpips")])
+    assert errors[1] == pytest.approx(errors[0], rel=1e-6)
 
 
 def test_fid_of_photographs(tmp_path: Path) -> None:

@@ -91,3 +91,16 @@ def test_published_metrics_have_their_names() -> None:
     assert metric_label("mmd_published", Dinov2Settings()) == "MMD as published (dinov2)"
     assert metric_label("mmd_published", Dinov2Settings(form="prx")) == "DINO-MMD"
     assert metric_label("fd", Dinov2Settings()) == "FD-DINOv2"
+
+
+def test_a_metric_that_was_defined_anew_gives_the_protocol_another_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So scores of both definitions are kept apart; protocols without such a metric keep their hash."""
+    protocols = {
+        "fd_inf": Protocol(metrics=("fd", "fd_inf")),
+        "mmd": Protocol(reference_count=10_001),
+        "neither": Protocol(),
+    }
+    now = {name: protocol.hash for name, protocol in protocols.items()}
+    monkeypatch.setattr("tintype.evaluation.protocol.revisions", lambda kinds, reals: {})
+    before = {name: protocol.hash for name, protocol in protocols.items()}
+    assert {name for name in protocols if now[name] != before[name]} == {"fd_inf", "mmd"}

@@ -12,6 +12,7 @@ from tintype.evaluation import reference as module
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.reference import (
     About,
+    ImageFeatures,
     cached_features,
     data_reference,
     held_out,
@@ -42,10 +43,17 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_features_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = cached_features(about(), scene_features(CPU), images())
+    first = cached_features(about(), scene_features(CPU), images()[0])
     monkeypatch.setattr(module, "feature_matrix", None)
-    assert torch.equal(cached_features(about(), scene_features(CPU), []), first)
-    torch.testing.assert_close(first, feature_matrix(scene_features(CPU), images()))
+    again = cached_features(about(), scene_features(CPU), [])
+    assert torch.equal(again.feature_MF, first.feature_MF) and again.digests == first.digests
+    torch.testing.assert_close(first.feature_MF, feature_matrix(scene_features(CPU), images()))
+
+
+def test_features_that_were_cached_without_digests_are_computed_again() -> None:
+    first = cached_features(about(), scene_features(CPU), images()[0])
+    write_reference(module._file(about()), replace(first, digests=None))
+    assert cached_features(about(), scene_features(CPU), images()[0]).digests == first.digests is not None
 
 
 def test_other_pictures_other_data_and_other_encoders_have_other_keys() -> None:
@@ -56,15 +64,15 @@ def test_other_pictures_other_data_and_other_encoders_have_other_keys() -> None:
 def test_a_reference_of_another_preprocessing_is_refused_with_both_hashes(tmp_path: Path) -> None:
     file = tmp_path / "reference.safetensors"
     other = replace(about(), identity="ab" * 32, definition="another resize")
-    write_reference(file, torch.zeros(24, 4), other)
+    write_reference(file, ImageFeatures(torch.zeros(24, 4), other, None))
     mine = scene_features(CPU).identity[:12]
     with pytest.raises(UserError, match=f"'scenes' {'ab' * 6} .another resize.*read by 'scenes' {mine}"):
-        refuse_other_encoder(read_reference(file)[1], scene_features(CPU), file)
+        refuse_other_encoder(read_reference(file).about, scene_features(CPU), file)
 
 
 def test_a_damaged_reference_is_named(tmp_path: Path) -> None:
     file = tmp_path / "reference.safetensors"
-    write_reference(file, torch.zeros(24, 4), about())
+    write_reference(file, ImageFeatures(torch.zeros(24, 4), about(), None))
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)

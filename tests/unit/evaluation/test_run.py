@@ -138,7 +138,9 @@ def test_repeated_images_come_with_a_note(scored: Scored, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(sampling, "generate", repeated)
     result = evaluate(scored.run, protocol_of(scored.text.replace("count: 24", "count: 25") + "seed: 9\n"))
-    assert any("24 of 25 images" in text and "exact copies" in text for text in result["warnings"])
+    assert any(
+        "24 of 25 images" in text and "the model gives 1 different images" in text for text in result["warnings"]
+    )
 
 
 def test_conditions_that_differ_in_their_count_only_share_images_and_not_scores(scored: Scored) -> None:

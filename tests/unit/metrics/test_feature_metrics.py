@@ -140,10 +140,67 @@ def test_blocks_order_and_input_precision_do_not_matter() -> None:
     whole = values(fake.double(), Reference(real.double(), block_rows=1000))
     assert values(fake, Reference(real, block_rows=7)) == pytest.approx(whole, rel=1e-12)
     order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
-    turned = values(fake[order], real[torch.arange(119, -1, -1)])
-    assert {k: v for k, v in turned.items() if k != "fd_inf"} == pytest.approx(
-        {k: v for k, v in whole.items() if k != "fd_inf"}, rel=1e-11
-    )  # which images are in a half goes by their rows
+    assert values(fake[order], real[torch.arange(119, -1, -1)]) == pytest.approx(whole, rel=1e-11)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_and_notes_do_not_depend_on_the_order_of_the_images(kind: str) -> None:
+    """The groups of the jackknife, the parts of fd_inf and copies were taken by the place of an image in the set."""
+    real, fake = features(120, 6, 0), features(100, 6, 1, 0.2).round(decimals=1)
+    fake[40:60] = fake[:20]
+    copy = torch.cat([torch.arange(40), torch.arange(20), torch.arange(40, 80)])
+    for copy_N in (None, copy):
+        first = FEATURE_METRICS[kind](FeaturePair(fake, real, copy_N=copy_N))
+        for seed in range(3):
+            order = torch.randperm(100, generator=torch.Generator().manual_seed(seed))
+            turned = None if copy_N is None else 79 - copy_N[order]
+            found = FEATURE_METRICS[kind](FeaturePair(fake[order], real[torch.randperm(120)], copy_N=turned))
+            assert found.value == pytest.approx(first.value, rel=1e-9) and found.warnings == first.warnings
+            assert found.error == pytest.approx(first.error, rel=1e-9) and found.method == first.method
+
+
+def test_the_kernel_width_of_a_large_reference_does_not_depend_on_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = features(90, 3, 0)
+    exact = Reference(real).sigma2
+    monkeypatch.setattr("tintype.metrics.pair.MEDIAN_IMAGES", 30)
+    found = Reference(real).sigma2
+    assert found == pytest.approx(Reference(real.flip(0)).sigma2, rel=1e-12) and found != exact
+    assert found == pytest.approx(exact, rel=0.3)
+
+
+ERRORS_OF_COPIES = ("fd", "fd_inf", "kid", "mmd", "mmd_published", "mmd_unbiased", "precision", "density", "coverage")
+
+
+@pytest.mark.parametrize("kind", ERRORS_OF_COPIES)
+def test_copies_of_images_do_not_shrink_the_error(kind: str) -> None:
+    """Every image is there three times: the error stays that of the set without copies, up to one part in its size.
+
+    An error that took the copies for images of their own would be smaller by the root of three. Recall is left out:
+    copies shrink the balls of the fake images, so its value is another one.
+    """
+    real, fake = Reference(features(300, 8, 0)), features(200, 8, 1, 0.4, 0.8)
+    alone = FEATURE_METRICS[kind](FeaturePair(fake, real))
+    three = fake.repeat(3, 1)
+    counted = FEATURE_METRICS[kind](FeaturePair(three, real, copy_N=torch.arange(200).repeat(3)))
+    naive = FEATURE_METRICS[kind](FeaturePair(three, real))
+    assert alone.error is not None and counted.error is not None and naive.error is not None
+    assert counted.error == pytest.approx(alone.error, rel=0.05)
+    assert naive.error < 0.65 * alone.error
+    if kind == "fd_inf":
+        assert counted.value == pytest.approx(alone.value, rel=0.05)
+
+
+def test_the_error_of_images_of_which_some_are_copies_is_the_spread_over_sets() -> None:
+    """Half of the images are there four times: the stated error against the spread over independent sets."""
+    reference, copy_N = Reference(features(300, 4, 0)), torch.cat([torch.arange(60), torch.arange(30).repeat(3)])
+    for kind in ("fd", "kid", "precision"):
+        found = []
+        for seed in range(60):
+            fake = features(60, 4, 1 + seed, 0.5, 0.8)[copy_N]
+            found.append(FEATURE_METRICS[kind](FeaturePair(fake, reference, copy_N=copy_N)))
+        true = float(torch.tensor([one.value for one in found], dtype=torch.float64).std())
+        stated = math.sqrt(sum((one.error or 0) ** 2 for one in found) / len(found))
+        assert 0.75 < stated / true < 1.3, f"{kind}: {stated / true:.2f}"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -282,6 +339,20 @@ def test_fd_shrinks_with_the_number_of_images_and_fd_inf_is_nearer_to_zero() -> 
         assert bias == pytest.approx(mean[n], rel=0.1), "the bias that the warning states"
     assert mean[100] / mean[200] == pytest.approx(2, rel=0.15)
     assert mean[200] / mean[400] == pytest.approx(2, rel=0.15)
+
+
+def test_fd_inf_is_the_distance_of_infinitely_many_images() -> None:
+    """The oracle: the Gaussian itself, with its true mean and covariance, against the reference's."""
+    real, scale = features(400, 6, 0), torch.tensor([0.6, 0.8, 1.0, 1.0, 1.2, 1.5]).double()
+    reference, count = Reference(real), 60
+    draws = [FeaturePair(0.3 + scale * features(120, 6, 1 + seed), reference) for seed in range(count)]
+    y, cov = real.numpy(), np.diag(scale.square().numpy())
+    root = linalg.sqrtm(cov @ np.cov(y.T)).real
+    expected = float(((0.3 - y.mean(0)) ** 2).sum() + np.trace(cov) + np.trace(np.cov(y.T)) - 2 * np.trace(root))
+    for kind, right in (("fd_inf", True), ("fd", False)):
+        found = torch.tensor([FEATURE_METRICS[kind](pair).value for pair in draws], dtype=torch.float64)
+        error = float(found.std()) / math.sqrt(count)
+        assert (abs(float(found.mean()) - expected) < 4 * error) == right, kind
 
 
 def test_fd_warnings() -> None:
