@@ -18,7 +18,6 @@ from torch import Tensor
 
 from tintype.data.pictures import Pictures, open_pictures
 from tintype.errors import UserError
-from tintype.evaluation.copies import copy_notes, copy_numbers
 from tintype.evaluation.protocol import (
     Definition,
     MetricKind,
@@ -35,6 +34,7 @@ from tintype.evaluation.reference import (
     refuse_other_encoder,
     write_reference,
 )
+from tintype.metrics.copies import copy_notes, copy_numbers, without_others
 from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair, Reference
 from tintype.metrics.reconstruction import psnr, ssim
@@ -180,8 +180,7 @@ def _summary(values: Mapping[str, Tensor], copy_N: Tensor | None) -> dict[str, M
     finite_N = psnr_N[psnr_N.isfinite()]
     exact = len(psnr_N) - len(finite_N)
     if len(finite_N):
-        left_N = None if copy_N is None else copy_N[psnr_N.isfinite().cpu()].unique(return_inverse=True)[1]
-        one = mean_with_error(finite_N, left_N)
+        one = mean_with_error(finite_N, without_others(copy_N, psnr_N.isfinite()))
         note = f"{exact} of {len(psnr_N)} pairs are exact and are left out of the mean"
         found["psnr"] = replace(one, warnings=(note,)) if exact else one
     return found

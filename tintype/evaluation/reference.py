@@ -24,12 +24,12 @@ import tintype
 from tintype.data.pictures import Pictures
 from tintype.data.sources import open_held_out
 from tintype.errors import UserError
-from tintype.evaluation.copies import digested
 from tintype.evaluation.data import check_data
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.samples import digest
 from tintype.files import write_bytes
 from tintype.generate import cut
+from tintype.metrics.copies import digested
 from tintype.metrics.pair import Reference
 from tintype.seams import Encoder, ImageSource
 from tintype.settings import DataPart

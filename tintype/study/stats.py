@@ -285,7 +285,8 @@ def bootstrap_interval(
     if not difference.error:
         return None
     found = [_resampled(of_set, weights) for of_set, weights in zip(values, _weights_of(values), strict=True)]
-    t = _ratio(sum(shift for shift, _ in found), np.sqrt(sum(squared for _, squared in found)))
+    shift, squared = (np.sum(part, axis=0) for part in zip(*found, strict=True))
+    t = _ratio(shift, np.sqrt(squared))
     low, high = np.quantile(t, [(1 - confidence) / 2, (1 + confidence) / 2], method="nearest")
     if not (math.isfinite(low) and math.isfinite(high)):
         return None

@@ -21,6 +21,7 @@ from torch import Tensor
 from tintype.data.store.layout import is_store
 from tintype.errors import UserError
 from tintype.files import write_json, write_text
+from tintype.metrics.copies import copy_notes, copy_numbers, pixel_digest, without_others
 from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair, Reference
 from tintype.metrics.reconstruction import PSNR_DEFINITION, SSIM_DEFINITION, psnr, ssim
@@ -150,7 +151,9 @@ class Judge:
     def __init__(self, image_NCHW: Tensor, settings: ReportSettings, device: torch.device) -> None:
         self._image_NCHW, self._batch, self._device = image_NCHW, settings.batch, device
         self.left_out: dict[str, str] = {}
-        self.notes: list[str] = []
+        digests = [pixel_digest(image_CHW) for image_CHW in image_NCHW.cpu()]
+        self._copy_N = copy_numbers(digests)
+        self.notes: list[str] = copy_notes(digests)
         self.definitions = {"psnr_db": PSNR_DEFINITION, "ssim": SSIM_DEFINITION}
         self._lpips = self._has_lpips()
         self._encoders = [part.build(device) for part in self._chosen(settings)]
@@ -184,12 +187,13 @@ class Judge:
 
     def measure(self, seen_NCHW: Tensor) -> dict[str, Measured]:
         pairs = list(zip(self._image_NCHW.split(self._batch), seen_NCHW.split(self._batch), strict=True))
-        found = {"psnr_db": _mean_psnr(torch.cat([psnr(*pair) for pair in pairs]))}
-        found["ssim"] = mean_with_error(torch.cat([ssim(*pair) for pair in pairs]))
+        found = {"psnr_db": _mean_psnr(torch.cat([psnr(*pair) for pair in pairs]), self._copy_N)}
+        found["ssim"] = mean_with_error(torch.cat([ssim(*pair) for pair in pairs]), self._copy_N)
         if self._lpips:
-            found["lpips"] = mean_with_error(torch.cat([lpips.lpips(*pair, self._device).cpu() for pair in pairs]))
+            lpips_N = torch.cat([lpips.lpips(*pair, self._device).cpu() for pair in pairs])
+            found["lpips"] = mean_with_error(lpips_N, self._copy_N)
         for encoder, reference in zip(self._encoders, self._references, strict=True):
-            pair = FeaturePair(feature_matrix(encoder, [seen_NCHW]), reference)
+            pair = FeaturePair(feature_matrix(encoder, [seen_NCHW]), reference, copy_N=self._copy_N)
             one = FEATURE_METRICS["fd"](pair)  # its notes on bias are for sets that share no pictures
             found[_fd_name(encoder)] = Measured(one.value, one.error, one.method)
         return found
@@ -199,13 +203,13 @@ def _fd_name(encoder: Encoder) -> str:
     return f"fd_{encoder.name}"
 
 
-def _mean_psnr(psnr_N: Tensor) -> Measured:
-    """An exact picture has an infinite PSNR: it is left out of the mean, and a note counts it."""
+def _mean_psnr(psnr_N: Tensor, copy_N: Tensor | None = None) -> Measured:
+    """An exact image has an infinite PSNR: it is left out of the mean, and a note counts it."""
     finite_N = psnr_N[psnr_N.isfinite()]
     exact = len(psnr_N) - len(finite_N)
     if not len(finite_N):
         return Measured(math.inf, warnings=("every picture came back exactly",))
-    one = mean_with_error(finite_N)
+    one = mean_with_error(finite_N, without_others(copy_N, psnr_N.isfinite()))
     note = f"{exact} of {len(psnr_N)} pictures came back exactly and are left out of the mean PSNR"
     return Measured(one.value, one.error, one.method, (note,) if exact else ())
 

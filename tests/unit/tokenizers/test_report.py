@@ -73,6 +73,19 @@ def test_the_numbers_are_those_of_the_functions(tmp_path: Path) -> None:
     assert exact["notes"] == ["every picture came back exactly"]
 
 
+def test_copies_of_an_image_are_counted_and_do_not_shrink_the_errors() -> None:
+    images, _ = measured_images("scenes", 16, 6, CPU)
+    seen = images // 2
+    seen[0] = images[0]  # exact: left out of the mean PSNR
+    errors = []
+    for times in (1, 2):
+        judge = report.Judge(images.repeat(times, 1, 1, 1), settings(), CPU)
+        found = judge.measure(seen.repeat(times, 1, 1, 1))
+        errors.append([found[name].error for name in ("psnr_db", "ssim")])
+    assert errors[1] == pytest.approx(errors[0], rel=1e-9)
+    assert judge.notes[0].startswith("6 of 12 images are exact copies of another: 6 are different")
+
+
 def test_what_is_not_at_hand_is_left_out_by_name(tmp_path: Path) -> None:
     result = report_tokenizers(["pixels"], settings(encoders=None), tmp_path, CPU)
     assert set(result["left_out"]) == {"lpips", "fd_inception"}

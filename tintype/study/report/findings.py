@@ -231,10 +231,9 @@ def _sentence(results: Results, arms: list[Arm], metric: MetricInfo) -> str:
         )
     if group := groups["incomplete"]:
         clauses.append(f"{len(group)} {_is(group)} incomplete ({_names(group)})")
-    for verdict in ("failed", "diverged"):
-        if group := groups[verdict]:
-            lost = "; ".join(f"{arm.name}: {arm.comparisons[metric.name].words}" for arm in group)
-            clauses.append(f"{len(group)} lost runs ({lost})")
+    if group := groups["failed"] + groups["diverged"]:
+        lost = "; ".join(f"{arm.name}: {arm.comparisons[metric.name].words}" for arm in group)
+        clauses.append(f"{len(group)} lost runs ({lost})")
     clauses += _apart_clauses(arms, metric)
     counted = f"of {len(arms)} arms" if len(arms) > 1 else "of the one arm"
     return f"{metric.label} ({metric.direction} is better): {counted}, {_listed(clauses)}."

@@ -30,7 +30,12 @@ def copy_numbers(digests: Sequence[bytes | tuple[bytes, bytes]]) -> Tensor | Non
     return torch.tensor([numbers[one] for one in digests]) if len(numbers) < len(digests) else None
 
 
-def copy_notes(images: Sequence[bytes], reference: Sequence[bytes] | None) -> list[str]:
+def without_others(copy_N: Tensor | None, kept_N: Tensor) -> Tensor | None:
+    """The numbers of the images that are kept, from 0 again."""
+    return None if copy_N is None else copy_N[kept_N.to(copy_N.device)].unique(return_inverse=True)[1]
+
+
+def copy_notes(images: Sequence[bytes], reference: Sequence[bytes] | None = None) -> list[str]:
     """Say how many images are copies within a set, and how many are in both. A reference of None is not known."""
     notes = []
     if copies := len(images) - len(set(images)):
