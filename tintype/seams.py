@@ -339,6 +339,11 @@ class TextImageEncoder(Encoder, Protocol):
 
 
 Direction = Literal["lower", "higher"]
+Range = tuple[float | None, float | None]
+"""The smallest and the largest value that a metric can have; None where there is no bound."""
+ANY_VALUE: Range = (None, None)
+NOT_NEGATIVE: Range = (0.0, None)
+SHARE: Range = (0.0, 1.0)
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,9 @@ def test_the_study_ends_with_verdicts_and_the_path_of_the_report(
     assert {run["state"] for arm in results["arms"] for run in arm["runs"]} == {"done"}
     expected = {"scene_accuracy", "fd_scenes", "kid_scenes", "validation_loss", "images_per_s"}
     assert expected <= set(results["arms"][2]["comparisons"])
+    assert [command["argv"] for command in results["commands"]] == [
+        ["tintype", "ablate", str(study[0]), "--out", str(out)]
+    ]
     html = (out / "report.html").read_text()
     assert "<b>target</b>" not in html and "&lt;b&gt;target" in html
     assert (out / "results.csv").exists() and (out / "report.md").exists()

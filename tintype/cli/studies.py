@@ -43,7 +43,7 @@ def ablate(
         resolved = choose_arms(resolved, arm)
     show_arms(resolved, console)
     if not dry_run:
-        code = run_study(resolved, out, jobs, console)
+        code = run_study(resolved, out, jobs, console, ["tintype", *sys.argv[1:]])
         if code:
             sys.exit(code)
 

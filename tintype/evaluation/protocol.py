@@ -18,7 +18,7 @@ from tintype.flow.sampler import Method
 from tintype.generate import SamplerSettings
 from tintype.metrics import clip_score, scene_accuracy, throughput, validation
 from tintype.metrics.feature_metrics import FEATURE_METRICS, revisions
-from tintype.seams import Direction, Measured
+from tintype.seams import ANY_VALUE, NOT_NEGATIVE, SHARE, Direction, Measured, Range
 from tintype.settings import Settings, plain
 from tintype.vision.encoders import EncoderChoice, EncoderPart, SceneEncoderSettings
 from tintype.vision.scene_encoder import scene_encoder_record
@@ -175,6 +175,7 @@ class Definition:
     definition: str
     in_latents: bool = False
     """Measured in the latents of the run's own tokenizer: comparable between runs that share one."""
+    range: Range = ANY_VALUE
 
 
 def metric_label(kind: str, encoder: EncoderPart) -> str:
@@ -197,19 +198,22 @@ def definitions(protocol: Protocol, of_scenes: bool = True) -> dict[str, Definit
         how = f" Sampling: {sampling.words}."
         if of_scenes and sampling.prompts in CAPTIONS:
             text = scene_accuracy.definition(sampling.prompts)
-            found[sampling.metric("scene_accuracy")] = Definition(f"scene accuracy{behind}", "higher", f"{text}.{how}")
+            label = f"scene accuracy{behind}"
+            found[sampling.metric("scene_accuracy")] = Definition(label, "higher", f"{text}.{how}", range=SHARE)
         for name in protocol.text_encoders:
             for kind, metric in clip_score.DEFINITIONS.items():
                 label = f"{metric.label} ({name}){behind}"
-                found[sampling.metric(f"{kind}_{name}")] = Definition(label, "higher", f"{metric.definition}.{how}")
+                meaning = Definition(label, "higher", f"{metric.definition}.{how}", range=metric.range)
+                found[sampling.metric(f"{kind}_{name}")] = meaning
         for encoder in protocol.encoders if sampling.distances else ():
             for kind in protocol.metrics:
                 one = FEATURE_METRICS[kind]
                 label = metric_label(kind, encoder) + behind
-                meaning = Definition(label, one.direction, f"{one.definition}. Features: {encoder.title}.{how}")
+                text = f"{one.definition}. Features: {encoder.title}.{how}"
+                meaning = Definition(label, one.direction, text, range=one.range)
                 found[sampling.metric(f"{kind}_{encoder.title}")] = meaning
-    found["validation_loss"] = Definition("validation loss", "lower", validation.DEFINITION, in_latents=True)
-    found["images_per_s"] = Definition("training images/s", "higher", throughput.DEFINITION)
+    found["validation_loss"] = Definition("validation loss", "lower", validation.DEFINITION, True, NOT_NEGATIVE)
+    found["images_per_s"] = Definition("training images/s", "higher", throughput.DEFINITION, range=NOT_NEGATIVE)
     return found
 
 

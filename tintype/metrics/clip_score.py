@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tintype.metrics.resample import mean_with_error
-from tintype.seams import Measured
+from tintype.seams import SHARE, Measured, Range
 
 _BLOCK = 1024
 
@@ -22,6 +22,7 @@ _BLOCK = 1024
 class TextMetric:
     label: str
     definition: str
+    range: Range
 
 
 DEFINITIONS = {
@@ -29,11 +30,13 @@ DEFINITIONS = {
         "CLIP score",
         "mean over images of 100 · max(cos(image, prompt), 0) (arXiv 2104.08718 with the weight 100), prompts cut at "
         "the encoder's limit",
+        (0.0, 100.0),
     ),
     "clip_rank": TextMetric(
         "CLIP retrieval",
         "share of images that are nearer (cosine) to their own prompt than to every other prompt asked, by the "
         "encoder's eyes; chance is one over the number of prompts",
+        SHARE,
     ),
 }
 

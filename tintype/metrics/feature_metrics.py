@@ -18,7 +18,7 @@ from tintype.metrics.mmd import GAUSSIAN, POLYNOMIAL, UNIT, KernelSums
 from tintype.metrics.pair import MEDIAN_IMAGES, FeaturePair
 from tintype.metrics.prdc import COVERAGE_NEIGHBOURS, PRECISION_NEIGHBOURS
 from tintype.metrics.resample import GROUPS, jackknife_error, mean_error
-from tintype.seams import Direction, Measured
+from tintype.seams import ANY_VALUE, NOT_NEGATIVE, SHARE, Direction, Measured, Range
 
 _SCALE = 1000.0
 _BIAS_SHARE = 0.05
@@ -38,6 +38,8 @@ class FeatureMetric:
     direction: Direction
     definition: str
     measure: Callable[[FeaturePair], Measured]
+    range: Range = ANY_VALUE
+    """Unbiased estimates of a distance can be a little below zero: they have no bound."""
 
     def __call__(self, pair: FeaturePair) -> Measured:
         return self.measure(pair)
@@ -209,7 +211,12 @@ _UNIT_TEXT = "squared MMD × 1000 with the kernel exp(-|x - y|² / 200) (σ = 10
 
 _TABLE = (
     FeatureMetric(
-        "fd", "Fréchet distance", "lower", f"{_FD_TEXT}; biased upwards for small N, equally in all arms", _fd
+        "fd",
+        "Fréchet distance",
+        "lower",
+        f"{_FD_TEXT}; biased upwards for small N, equally in all arms",
+        _fd,
+        NOT_NEGATIVE,
     ),
     FeatureMetric(
         "fd_inf",
@@ -244,6 +251,7 @@ _TABLE = (
         f"{_UNIT_TEXT}, each image paired with itself too: the biased estimate of CMMD (arXiv 2401.09603), in float64. "
         "Close to 10 × the squared distance of the means, and so blind to diversity",
         _mmd_published,
+        NOT_NEGATIVE,
     ),
     FeatureMetric(
         "mmd_unbiased",
@@ -259,6 +267,7 @@ _TABLE = (
         f"share of fake images inside the ball of some real image (to its {PRECISION_NEIGHBOURS}rd nearest real "
         "neighbour, the edge included; arXiv 1904.06991)",
         _precision,
+        SHARE,
     ),
     FeatureMetric(
         "recall",
@@ -267,6 +276,7 @@ _TABLE = (
         f"share of real images inside the ball of some fake image (to its {PRECISION_NEIGHBOURS}rd nearest fake "
         "neighbour, the edge included; arXiv 1904.06991)",
         _recall,
+        SHARE,
     ),
     FeatureMetric(
         "density",
@@ -276,6 +286,7 @@ _TABLE = (
         f"{COVERAGE_NEIGHBOURS} (to the {COVERAGE_NEIGHBOURS}th nearest real neighbour, the edge excluded; arXiv "
         "2002.09797); near 1 for perfect images, and can be above it",
         _density,
+        NOT_NEGATIVE,
     ),
     FeatureMetric(
         "coverage",
@@ -284,6 +295,7 @@ _TABLE = (
         f"share of real images whose ball (to the {COVERAGE_NEIGHBOURS}th nearest real neighbour, the edge excluded) "
         "holds a fake image (arXiv 2002.09797)",
         _coverage,
+        SHARE,
     ),
 )
 

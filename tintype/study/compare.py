@@ -24,6 +24,7 @@ from tintype.study.results import (
     SPEED,
     Arm,
     Change,
+    Command,
     Comparison,
     Curve,
     EncoderInfo,
@@ -51,6 +52,8 @@ from tintype.study.verdicts import (
 from tintype.train.folder import RunFolder
 
 _CURVE_POINTS = 200
+COMMANDS_FILE = "commands.jsonl"
+"""In a study's folder: each command line that worked on it, oldest first."""
 
 
 def collect(study: Study, out: Path) -> Results:
@@ -83,7 +86,14 @@ def collect(study: Study, out: Path) -> Results:
         reference=only.reference,
         resolutions=resolutions if len(resolutions) > 1 else [],
         trends=[_trend(arm, metric, study, runs, trends[arm, metric], rows) for arm, metric in trends],
+        commands=read_commands(out),
     )
+
+
+def read_commands(out: Path) -> list[Command]:
+    file = out / COMMANDS_FILE
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return [Command.model_validate_json(line) for line in lines]
 
 
 _NO_RESOLUTION = Resolution(name="", plan="", prompts=[], real_previews=[], reference={})
@@ -396,6 +406,7 @@ def _metric_info(name: str, meaning: Definition, primary: bool) -> MetricInfo:
         direction=meaning.direction,
         definition=meaning.definition,
         primary=primary,
+        range=meaning.range,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from tintype.files import write_bytes, write_text
 from tintype.plan import Plan, plan_from_document
 from tintype.settings import Compression, plain
 from tintype.strict import read_file, write_yaml
-from tintype.study.compare import collect, real_folder
+from tintype.study.compare import COMMANDS_FILE, collect, read_commands, real_folder
 from tintype.study.places import without_places
 from tintype.study.report import write_report
-from tintype.study.results import TokenizerInfo
+from tintype.study.results import Command, TokenizerInfo
 from tintype.study.runner import Message, Task, run_tasks, tasks_of
 from tintype.study.study import Study, StudySettings, read_settings, resolve
 from tintype.terminal.studies import StudyDisplay, show_verdicts
@@ -38,10 +39,14 @@ from tintype.train.start import find_parent
 _STUDY, _BASELINE, _RESULTS = "study.yaml", "baseline.yaml", "results.json"
 
 
-def run_study(study: Study, out: Path, jobs: int, console: Console) -> int:
-    """Runs what is not done yet, then writes the report. Returns the exit code."""
+def run_study(study: Study, out: Path, jobs: int, console: Console, argv: Sequence[str] = ()) -> int:
+    """Run what is not done yet, then write the report. Return the exit code.
+
+    `argv` is the command line as it was given, for the report; empty where the study was not started by one.
+    """
     with locked(out), watch_signals() as interrupt:
         _claim(study, out)
+        _note_command(argv, out)
         check_ready(study.settings.evaluation, [plan.data for plan in study.baselines.values()])
         tasks = tasks_of(study, out)
         _check_latents_folder([task.plan for task in tasks])
@@ -148,6 +153,14 @@ def _claim(study: Study, out: Path) -> None:
     settings = study.settings.model_copy(update={"evaluation": _keep_prompts(study.settings.evaluation, out)})
     write_text(out / _STUDY, write_yaml({"name": study.name, **plain(settings)}))
     _remove_leftovers(out, study.baselines)
+
+
+def _note_command(argv: Sequence[str], out: Path) -> None:
+    """Record a command line in the study's folder; one that is repeated to resume the study stays as it is."""
+    known = read_commands(out)
+    if argv and list(argv) not in [command.argv for command in known]:
+        new = Command(argv=list(argv), date=datetime.now(UTC).isoformat(timespec="seconds"))
+        write_text(out / COMMANDS_FILE, "".join(command.model_dump_json() + "\n" for command in [*known, new]))
 
 
 def _remove_leftovers(out: Path, resolutions: Collection[str]) -> None:

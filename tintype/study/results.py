@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from tintype.seams import ANY_VALUE, Range
+
 TestName = Literal["paired Student", "Welch", "sign-flip permutation", "label permutation"]
 IntervalName = Literal["Student", "Welch", "bootstrap"]
 Loss = Literal["diverged", "failed", "incomplete"]
@@ -28,6 +30,8 @@ class MetricInfo(_Data):
     direction: Literal["lower", "higher"]
     definition: str
     primary: bool = False
+    range: Range = ANY_VALUE
+    """Without bounds in results that were written before they were recorded."""
 
 
 class EncoderInfo(_Data):
@@ -234,6 +238,14 @@ class Trend(_Data):
     """Why there is no comparison: values that are not positive, another space, no pairs, or no runs (yet)."""
 
 
+class Command(_Data):
+    """A call of `tintype ablate` that worked on the study."""
+
+    argv: list[str]
+    date: str
+    """When it began, in UTC."""
+
+
 class Results(_Data):
     format: Literal[1] = 1
     name: str
@@ -263,6 +275,8 @@ class Results(_Data):
     resolutions: list[Resolution] = []
     """Fewest tokens first; empty where the study has one only."""
     trends: list[Trend] = []
+    commands: list[Command] = []
+    """Oldest first; empty in results that were written before they were recorded."""
 
     def to_json(self) -> str:
         """Without the keys of resolutions where there is one only."""

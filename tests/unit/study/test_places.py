@@ -10,7 +10,7 @@ from tests.unit.study.example_results import draw_previews, example, several
 from tintype.strict import read_yaml
 from tintype.study.places import without_places
 from tintype.study.report import write_report
-from tintype.study.results import Change, Results, TokenizerInfo
+from tintype.study.results import Change, Command, Results, TokenizerInfo
 
 LONG = "/root/secret place/" + "a folder of many words " * 6 + "/photos"
 
@@ -33,7 +33,8 @@ def with_paths() -> Results:
         }
     )
     plan = tiny_plan(f"data={{kind: store, path: '{LONG}', size_px: 16}}").to_yaml()
-    return results.model_copy(update={"arms": [arm, *others], "plan": plan})
+    command = Command(argv=["tintype", "ablate", "/root/secret place/study.yaml", "--out=/root/out"], date="2026-11-15")
+    return results.model_copy(update={"arms": [arm, *others], "plan": plan, "commands": [command]})
 
 
 def test_of_a_path_the_last_name_is_left(tmp_path: Path) -> None:
@@ -45,6 +46,7 @@ def test_of_a_path_the_last_name_is_left(tmp_path: Path) -> None:
     assert arm.techniques == ["tokenizer:to.folder=vae-2", "sft:from=base,lr=1e-4"]
     assert (arm.changes[0].before, arm.changes[0].after) == ("photos", "vae")
     assert read_yaml(found.plan, "plan").data["data"]["path"] == "photos-2"
+    assert found.commands[0].argv == ["tintype", "ablate", "study.yaml", "--out=out"]
     draw_previews(found, tmp_path)
     write_report(found, tmp_path)
     for file in ("report.html", "report.md", "results.json", "results.csv"):
