@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -126,7 +127,25 @@ def test_a_report_can_leave_the_data_out(finished: Path) -> None:
     for file in ("report.html", "report.md", "results.json"):
         text = (finished / file).read_text()
         assert not any(prompt in text for prompt in prompts), file
-    assert ">real <" not in (finished / "report.html").read_text()
+    assert 'alt="real image' not in (finished / "report.html").read_text()
+
+
+def test_a_study_records_the_commands_that_worked_on_it(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once each: a command that is repeated resumes the study. A report made later has them too."""
+    assert read_results(finished).commands == []  # it was not started by a command line
+    monkeypatch.setattr("tintype.study.lab.run_tasks", lambda *arguments: {})  # nothing is left to run
+    first, second = ["tintype", "ablate", "a study.yaml"], ["tintype", "ablate", "a study.yaml", "--jobs", "2"]
+    for argv in (first, second, first):
+        assert run_study(_stored_study(finished), finished, 1, Console(quiet=True), argv) == 0
+    report_study(finished, Console(quiet=True))
+    commands = read_results(finished).commands
+    assert [command.argv for command in commands] == [first, second]
+    assert abs(datetime.fromisoformat(commands[0].date) - datetime.now(UTC)) < timedelta(hours=1)
+
+
+def test_metrics_have_the_range_of_their_definition(finished: Path) -> None:
+    ranges = {metric.name: metric.range for metric in read_results(finished).metrics}
+    assert ranges["scene_accuracy"] == (0.0, 1.0) and ranges["fd_scenes"] == (0.0, None)
 
 
 def test_the_throughput_is_that_of_the_runs_own_lines(finished: Path) -> None:

@@ -7,12 +7,14 @@ differences right is better, and every colour is doubled by a word, a shape or a
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from markupsafe import Markup
 
+from tintype.seams import ANY_VALUE, Range
 from tintype.study.report.numerals import fixed, interval, percent, share, significant
 from tintype.study.report.svg import (
     CHARACTER_PX,
@@ -27,7 +29,7 @@ from tintype.study.report.svg import (
     text,
     tick_labels,
 )
-from tintype.study.results import Curve, Verdict
+from tintype.study.results import Curve
 
 PART_COLOURS = 9
 """As many as the style sheet has for the parts of a step."""
@@ -37,6 +39,8 @@ _TEXT_PX = 14
 _LONGEST_NAME_PX = 150
 _CUT = 3.0
 """How far beyond all ratios a panel reaches for the ends of their intervals."""
+_TIP_PX = 6.0
+"""Length of the point at the end of a band or an interval that goes on beyond the axis."""
 
 
 @dataclass(frozen=True)
@@ -44,31 +48,48 @@ class Effect:
     """An arm's difference from the baseline on one metric."""
 
     name: str
-    verdict: Verdict
+    verdict: str
     difference: float
     low: float | None
     high: float | None
     detectable: float | None
     seeds: Sequence[float]
 
-    def extent(self) -> list[float]:
-        """Everything that a chart of it has to have room for."""
-        reach = [-self.detectable, self.detectable] if self.detectable is not None else []
-        known = [value for value in (self.low, self.high) if value is not None]
-        return [0.0, self.difference, *known, *reach, *self.seeds]
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    @property
+    def band(self) -> tuple[float, float] | None:
+        """The differences that are too small to be found."""
+        return None if self.detectable is None else (-self.detectable, self.detectable)
 
 
-def effect_scale(effects: Sequence[Effect], lower_is_better: bool, width: float) -> Scale:
-    """One scale for all effects on a metric; it runs backwards where lower is better, so that right is better."""
-    low, high = padded(value for effect in effects for value in effect.extent())
+def effect_scale(effects: Sequence[Effect], lower_is_better: bool, width: float, possible: Range = ANY_VALUE) -> Scale:
+    """Return one scale for all effects on a metric, with better to the right.
+
+    The data set it: zero, the means and the seeds. Intervals and bands get at most as much room again on each side, and
+    none beyond the differences that are `possible`.
+    """
+    data = [value for effect in effects for value in (effect.difference, *effect.seeds) if math.isfinite(value)]
+    low, high = min([0.0, *data]), max([0.0, *data])
+    room = high - low or math.inf
+    ends = [end for effect in effects for pair in (effect.interval, effect.band) if pair for end in pair]
+    ends = [end for end in ends if math.isfinite(end)]
+    least, most = possible
+    start = max(low - room, min(ends, default=low), -math.inf if least is None else least)
+    stop = min(high + room, max(ends, default=high), math.inf if most is None else most)
+    low, high = padded([min(low, start), max(high, stop)])
     return Scale(high, low, 8, width - 8) if lower_is_better else Scale(low, high, 8, width - 8)
 
 
-def forest(label: str, effects: Sequence[Effect], decimals: int, lower_is_better: bool) -> Markup:
+def forest(
+    label: str, effects: Sequence[Effect], decimals: int, lower_is_better: bool, possible: Range = ANY_VALUE
+) -> Markup:
     """Differences with intervals, one row for each arm, over the band of differences too small to be found."""
     row_px, top = 44, 22
     bottom = top + row_px * len(effects)
-    scale = effect_scale(effects, lower_is_better, _PANEL_PX)
+    scale = effect_scale(effects, lower_is_better, _PANEL_PX, possible)
     rows = [_forest_row(effect, scale, top + row_px * index, decimals) for index, effect in enumerate(effects)]
     parts = [
         text(_PANEL_PX - 8, 11, "better →", anchor="end", class_="quiet"),
@@ -88,33 +109,53 @@ def _forest_row(effect: Effect, scale: Scale, top: float, decimals: int) -> Mark
         text(8, top + 14, effect.name, class_="name", room_px=room),
         text(_PANEL_PX - 8, top + 14, written, anchor="end", class_="value halo"),
         *_effect_marks(effect, scale, top + 30, 7),
-        class_=_verdict_class(effect.verdict),
+        class_=verdict_class(effect.verdict),
     )
 
 
-def strip(effect: Effect, lower_is_better: bool, peers: Sequence[Effect]) -> Markup:
-    """One row of a forest plot, small enough for a table's cell, on the scale that it shares with its peers."""
-    width, height = 260, 24
-    scale = effect_scale(peers, lower_is_better, width)
-    parts = [line(scale(0), 1, scale(0), height - 1, "zero"), *_effect_marks(effect, scale, height / 2, 6)]
-    group = tag("g", *parts, class_=_verdict_class(effect.verdict))
-    return drawing(width, height, f"{effect.name}: difference of each seed", [group], class_="strip")
-
-
 def _effect_marks(effect: Effect, scale: Scale, y: float, half_height: float) -> Iterator[Markup]:
-    if effect.detectable is not None:
-        left, right = sorted((scale(-effect.detectable), scale(effect.detectable)))
-        yield tag("rect", x=left, y=y - half_height, width=right - left, height=2 * half_height, class_="undetectable")
-    if effect.low is not None and effect.high is not None:
-        yield line(scale(effect.low), y, scale(effect.high), y, "interval")
-        yield from (line(scale(end), y - 3.5, scale(end), y + 3.5, "interval") for end in (effect.low, effect.high))
+    if effect.band:
+        yield _band_mark(*effect.band, scale, y, half_height)
+    if effect.interval:
+        yield from _interval_marks(*effect.interval, scale, y)
     yield from (circle(scale(seed), y, 2.2, "seed") for seed in effect.seeds if math.isfinite(seed))
     if math.isfinite(effect.difference):
         yield circle(scale(effect.difference), y, 4.6, "mean")
 
 
-def _verdict_class(verdict: Verdict) -> str:
-    return "v-" + verdict.replace(" ", "-")
+def _band_mark(low: float, high: float, scale: Scale, y: float, half_height: float) -> Markup:
+    """A band within the axis; its end is a point where it goes on beyond."""
+    (left, cut_left), (right, cut_right) = _ends_px(low, high, scale)
+    top, bottom = y - half_height, y + half_height
+    tip_left, tip_right = [(left - _TIP_PX, y)] * cut_left, [(right + _TIP_PX, y)] * cut_right
+    corners = [(left, top), (right, top), *tip_right, (right, bottom), (left, bottom), *tip_left]
+    return tag(
+        "polygon", points=_written(corners), class_="undetectable beyond" if tip_left or tip_right else "undetectable"
+    )
+
+
+def _interval_marks(low: float, high: float, scale: Scale, y: float) -> Iterator[Markup]:
+    """A whisker with bars at its ends; an arrow where an end lies beyond the axis."""
+    ends = _ends_px(low, high, scale)
+    yield line(ends[0][0], y, ends[1][0], y, "interval")
+    for (at, cut), inward in zip(ends, (1, -1), strict=True):
+        if cut:
+            arrow = [(at + inward * 5, y - 4), (at - inward * 2, y), (at + inward * 5, y + 4)]
+            yield tag("polyline", points=_written(arrow), class_="interval beyond")
+        else:
+            yield line(at, y - 3.5, at, y + 3.5, "interval")
+
+
+def _ends_px(low: float, high: float, scale: Scale) -> list[tuple[float, bool]]:
+    """(coordinate, whether it is cut) of both ends within the axis, the left one first."""
+    axis = sorted((scale.low, scale.high))
+    ends = [(min(max(end, axis[0]), axis[1]), not axis[0] <= end <= axis[1]) for end in (low, high)]
+    return sorted((scale(end), cut) for end, cut in ends)
+
+
+def verdict_class(verdict: str) -> str:
+    """Return the style sheet's class of a verdict, without the numbers that may follow: `v-diverged` of 2 of 3."""
+    return "v-" + re.split(r"\d", verdict)[0].strip().replace(" ", "-")
 
 
 @dataclass(frozen=True)
@@ -131,14 +172,24 @@ class Cloud:
 
 
 def scatter(
-    clouds: Sequence[Cloud], x_label: str, y_label: str, lower_is_better: bool, *, same_across: bool = False
+    clouds: Sequence[Cloud],
+    x_label: str,
+    y_label: str,
+    lower_is_better: bool,
+    *,
+    same_across: bool = False,
+    possible: Range = ANY_VALUE,
 ) -> Markup:
-    """Points of seeds, joined to the mean of their arm. Up is better; and right, where the axes have the `same`."""
+    """Points of seeds, joined to the mean of their arm. Up is better; and right, where the axes have the `same`.
+
+    `possible` is the range of the metric that goes up.
+    """
     width, height, left, top = _FIGURE_PX, 320, 44, 26
     right, bottom = width - 12, height - 40
     ends = (right, left) if same_across and lower_is_better else (left, right)
-    x = Scale(*padded((x for cloud in clouds for x, _ in cloud.points), 0.16), *ends)
-    low, high = padded((y for cloud in clouds for _, y in cloud.points), 0.12)
+    x_possible = possible if same_across else ANY_VALUE
+    x = Scale(*padded((x for cloud in clouds for x, _ in cloud.points), 0.16, x_possible), *ends)
+    low, high = padded((y for cloud in clouds for _, y in cloud.points), 0.12, possible)
     y = Scale(low, high, top, bottom) if lower_is_better else Scale(low, high, bottom, top)
     parts = [
         *_x_axis(x, top, bottom),
@@ -395,13 +446,13 @@ class PartValues:
     values: dict[str, float]
 
 
-def parts(label: str, arms: Sequence[PartValues], ceiling: dict[str, float]) -> Markup:
+def parts(label: str, arms: Sequence[PartValues], ceiling: dict[str, float], possible: Range = ANY_VALUE) -> Markup:
     """A row for each part, a dot for each arm in a lane of its own, and a bar where real images stand."""
     width, row_px, top, left = _FIGURE_PX, 30, 6, 110
     names = list(dict.fromkeys(part for arm in arms for part in arm.values))
     bottom = top + row_px * len(names)
     shown = [value for arm in arms for value in arm.values.values()] + [ceiling[n] for n in names if n in ceiling]
-    x = Scale(*padded(shown), left, width - 12)
+    x = Scale(*padded(shown, possible=possible), left, width - 12)
     rows = [_part_row(name, arms, ceiling.get(name), x, top + row_px * (i + 0.5)) for i, name in enumerate(names)]
     marks = [*_x_axis(x, top, bottom), *(mark for row in rows for mark in row)]
     return drawing(width, bottom + 20, f"{label} by part", marks)

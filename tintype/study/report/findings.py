@@ -1,26 +1,29 @@
-"""What a study's results say, before any layout: the order of the arms, the answer in words, and what to warn of."""
+"""A study's results before any layout: the order of the arms, what they show and cannot show, and what to warn of."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tintype.metrics.throughput import tokenizer_words
 from tintype.study.prompts import MAIN, comparable_conditions, kind_words, one_kind_note, reads_other_captions
-from tintype.study.report.numerals import NO_BREAK, UNKNOWN, decimals_showing, fixed, interval, percent
-from tintype.study.results import Arm, Comparison, MetricInfo, Results, Run, TokenizerInfo, Trend, Verdict
+from tintype.study.report.numerals import UNKNOWN, decimals_showing, fixed, percent
+from tintype.study.results import Arm, Comparison, Loss, MetricInfo, Results, Run, TokenizerInfo, Trend
 from tintype.study.spaces import ANOTHER_SPACE
 from tintype.study.trends import NOT_POSITIVE
 from tintype.train.clock import PARTS
 
 PIXELS = "pixels"
-_SENSELESS = 20.0
-NOT_COMPARABLE: Literal["not comparable"] = "not comparable"
-GLYPHS: dict[Verdict, str] = {
+NOT_COMPARABLE = "not comparable"
+TOO_FEW_SEEDS = "too few seeds"
+_LARGEST_LOG = 20.0
+"""Of a ratio: more is written as this is."""
+_GLYPHS = {
     "better": "✓",
     "worse": "✗",
     "not shown": "○",
@@ -28,9 +31,16 @@ GLYPHS: dict[Verdict, str] = {
     "no spread": "≡",
     "sketch": "◌",
     "incomplete": "…",
-    "failed": "!",
-    "diverged": "!",
+    "not defined": "–",
+    NOT_COMPARABLE: "–",
 }
+_FOUND = ("better", "worse")
+_LOST = get_args(Loss)
+
+
+def glyph(verdict: str) -> str:
+    """Return the sign beside a verdict's words; those without one of their own are marked all the same."""
+    return _GLYPHS.get(verdict, "!")
 
 
 def baseline_of(results: Results) -> Arm:
@@ -67,16 +77,68 @@ def improvement(metric: MetricInfo, difference: float) -> float:
 
 
 def ranked_arms(results: Results) -> list[Arm]:
-    """Largest improvement of the first primary metric first; arms without that comparison last."""
+    """Return the arms with the largest improvement of the first primary metric first, then the control.
 
-    def effect(arm: Arm) -> float:
-        for metric in primary_metrics(results)[:1]:
-            comparison = arm.comparisons.get(metric.name)
-            if comparison is not None and math.isfinite(comparison.difference):
-                return improvement(metric, comparison.difference)
-        return -math.inf
+    Arms that lost runs of that metric come after those that are complete.
+    """
+    metric = primary_metrics(results)[0] if results.metrics else None
 
-    return sorted(compared_arms(results), key=effect, reverse=True)
+    def place(arm: Arm) -> tuple[bool, bool, float]:
+        comparison = arm.comparisons.get(metric.name) if metric else None
+        if metric is None or comparison is None or not math.isfinite(comparison.difference):
+            return arm.role == "control", True, 0.0
+        return arm.role == "control", comparison.verdict in _LOST, -improvement(metric, comparison.difference)
+
+    return sorted(compared_arms(results), key=place)
+
+
+def too_few_seeds(metric: MetricInfo, comparison: Comparison) -> bool:
+    """Return whether these seeds could not show a change that the metric can have.
+
+    That is where the smallest difference that they would find is larger than the baseline's own value or, for a metric
+    between two bounds, than half of its range. An interval without zero refutes it, corrected for others or not.
+    """
+    if comparison.p is None or comparison.verdict in _FOUND or _excludes_zero(comparison):
+        return False
+    least, most = metric.range
+    largest = abs(comparison.baseline_mean) if least is None or most is None else (most - least) / 2
+    return comparison.detectable is None or not comparison.detectable <= largest
+
+
+def _excludes_zero(comparison: Comparison) -> bool:
+    ends = (comparison.low, comparison.high)
+    return all(end is not None and end > 0 for end in ends) or all(end is not None and end < 0 for end in ends)
+
+
+def detectable_words(metric: MetricInfo, comparison: Comparison, decimals: int) -> str:
+    """Return the smallest difference that the seeds would find, or that they are too few to find any."""
+    return TOO_FEW_SEEDS if too_few_seeds(metric, comparison) else fixed(comparison.detectable, decimals)
+
+
+def blind_note(results: Results) -> str:
+    """Say in which metrics no arm could have shown a change; empty where there are none."""
+    blind = _blind(results, _with_role(results, "arm"))
+    if not blind:
+        return ""
+    return (
+        f"{len(results.seeds)} seeds are too few to see a change in {_some(blind, results)}: the smallest difference "
+        "that they would find is larger than the baseline's own value, or than half of the metric's range."
+    )
+
+
+def _blind(results: Results, arms: list[Arm]) -> list[str]:
+    """Labels of the metrics in which none of the arms could have shown a change."""
+    found = []
+    for metric in results.metrics:
+        known = [arm.comparisons[metric.name] for arm in arms if metric.name in arm.comparisons]
+        if known and all(too_few_seeds(metric, comparison) for comparison in known):
+            found.append(metric.label)
+    return found
+
+
+def _some(labels: list[str], results: Results) -> str:
+    """A few metrics by name, many by their number."""
+    return _listed(labels) if len(labels) <= 2 else f"{len(labels)} of {len(results.metrics)} metrics"
 
 
 def metric_values(arm: Arm, metric: str) -> list[float]:
@@ -108,20 +170,25 @@ def interval_words(results: Results, arm: Arm, comparison: Comparison) -> str:
     return f"{100 * results.confidence:g}% {name} interval, {len(comparison.differences)} {kind} seeds"
 
 
-def test_words(arm: Arm, comparison: Comparison) -> str:
-    """Which test the p is from; empty where there is none."""
-    if comparison.p is None:
-        return ""
-    return comparison.test or ("Welch" if arm.role == "control" else "paired Student")
+def test_words(results: Results, arm: Arm) -> str:
+    """Which intervals and tests an arm's comparisons have; empty where there are none."""
+    default = "Welch" if arm.role == "control" else "paired Student"
+    tested = [one for one in arm.comparisons.values() if one.p is not None]
+    kinds = dict.fromkeys(f"{interval_words(results, arm, one)}, {one.test or default} test" for one in tested)
+    return "; or ".join(kinds)
 
 
 def metric_decimals(results: Results, metric: str) -> int:
-    """One number of decimals for all of a metric's values, so that they can be read down a column."""
+    """One number of decimals for all of a metric's values, so that they can be read down a column.
+
+    They show two digits of the intervals and, where few seeds make those wide, one of the baseline's spread.
+    """
     compared = [arm.comparisons[metric] for arm in compared_arms(results) if metric in arm.comparisons]
     reaches = [(c.high - c.low) / 2 for c in compared if c.low is not None and c.high is not None and c.high > c.low]
+    values = metric_values(baseline_of(results), metric)
     if reaches:
-        return decimals_showing(median(reaches))
-    mean = mean_of(metric_values(baseline_of(results), metric))
+        return decimals_showing(min(median(reaches), 10 * (spread_of(values) or math.inf)))
+    mean = mean_of(values)
     return decimals_showing(abs(mean) / 10 if mean else 0)
 
 
@@ -133,7 +200,7 @@ def differing_controls(results: Results) -> list[tuple[Arm, list[MetricInfo]]]:
     """Control arms that look better or worse than the baseline, though nothing but the seeds was changed."""
     found = []
     for arm in _with_role(results, "control"):
-        metrics = [metric for metric in results.metrics if _verdict(arm, metric) in ("better", "worse")]
+        metrics = [metric for metric in results.metrics if _verdict(arm, metric) in _FOUND]
         if metrics:
             found.append((arm, metrics))
     return found
@@ -165,89 +232,6 @@ def metrics_by_prompts(results: Results) -> list[list[tuple[str, MetricInfo]]]:
     return [group for group in groups if len(group) > 1]
 
 
-def answer(results: Results) -> list[str]:
-    """The study's answer: at each resolution a sentence for each primary metric, then what the tokens change."""
-    if not results.resolutions:
-        return _answer_at_one(results)
-    views = results.by_resolution()
-    verdicts = [
-        f"At {where or 'every resolution'}, {sentence}" for where, sentence in _said_at_each(views, _verdict_sentences)
-    ]
-    closing = _said_at_each(views, _closing_sentences)
-    return [
-        *verdicts,
-        *_trend_sentences(results),
-        *(f"At {where}: {sentence}" if where else sentence for where, sentence in closing),
-    ]
-
-
-def _said_at_each(views: list[Results], say: Callable[[Results], list[str]]) -> list[tuple[str, str]]:
-    """(resolutions, sentence), each sentence once; no resolutions are named where it is said of all."""
-    said: dict[str, list[str]] = {}
-    for view in views:
-        for sentence in say(view):
-            said.setdefault(sentence, []).append(resolution_title(view))
-    return [("" if len(where) == len(views) else " and ".join(where), text) for text, where in said.items()]
-
-
-def _answer_at_one(results: Results) -> list[str]:
-    """One sentence for each primary metric and one for the control."""
-    every = (*_verdict_sentences(results), *_closing_sentences(results))
-    return [sentence[0].upper() + sentence[1:] for sentence in every]
-
-
-def _verdict_sentences(results: Results) -> list[str]:
-    arms = _with_role(results, "arm")
-    if not arms:
-        return ["The study has no arm to compare with the baseline."]
-    return [_sentence(results, arms, metric) for metric in primary_metrics(results)]
-
-
-def _closing_sentences(results: Results) -> list[str]:
-    arms = _with_role(results, "arm")
-    return [*_interval_sentences(results, arms), *_control_sentences(results)] if arms else []
-
-
-def _sentence(results: Results, arms: list[Arm], metric: MetricInfo) -> str:
-    if results.sketch:
-        shown = "; ".join(_effect(results, arm, metric) for arm in arms if metric.name in arm.comparisons)
-        apart = "".join(f" {clause[0].upper()}{clause[1:]}." for clause in _apart_clauses(arms, metric))
-        return f"{metric.label} ({metric.direction} is better) differs by: {shown or 'nothing measured'}.{apart}"
-    groups = {verdict: [arm for arm in arms if _verdict(arm, metric) == verdict] for verdict in GLYPHS}
-    clauses = []
-    for verdict in ("better", "worse"):
-        if group := groups[verdict]:
-            effects = "; ".join(_effect(results, arm, metric) for arm in group)
-            clauses.append(f"{len(group)} {_is(group)} {verdict} ({effects})")
-    if group := groups["not shown"]:
-        clauses.append(f"{len(group)} {_is(group)} not shown to differ ({_names(group)})")
-    if group := groups["identical"]:
-        clauses.append(f"{len(group)} {_is(group)} identical at every seed ({_names(group)})")
-    if group := groups["no spread"]:
-        effects = "; ".join(_effect(results, arm, metric) for arm in group)
-        clauses.append(
-            f"{len(group)} {'differs' if len(group) == 1 else 'differ'} by the same at every seed, so that "
-            f"the spread is not measurable ({effects})"
-        )
-    if group := groups["incomplete"]:
-        clauses.append(f"{len(group)} {_is(group)} incomplete ({_names(group)})")
-    if group := groups["failed"] + groups["diverged"]:
-        lost = "; ".join(f"{arm.name}: {arm.comparisons[metric.name].words}" for arm in group)
-        clauses.append(f"{len(group)} lost runs ({lost})")
-    clauses += _apart_clauses(arms, metric)
-    counted = f"of {len(arms)} arms" if len(arms) > 1 else "of the one arm"
-    return f"{metric.label} ({metric.direction} is better): {counted}, {_listed(clauses)}."
-
-
-def _apart_clauses(arms: list[Arm], metric: MetricInfo) -> list[str]:
-    """What is not compared, by the first words of the reason."""
-    reasons: dict[str, list[Arm]] = {}
-    for arm in arms:
-        if metric.name in arm.incomparable:
-            reasons.setdefault(short_reason(arm, metric.name), []).append(arm)
-    return [f"{len(some)} {_is(some)} {NOT_COMPARABLE} ({_names(some)}: {why})" for why, some in reasons.items()]
-
-
 def short_reason(arm: Arm, metric: str) -> str:
     """Why it is not compared, in two words; the rest of the reason says more."""
     return arm.incomparable[metric].partition(":")[0]
@@ -269,43 +253,56 @@ def apart_notes(results: Results) -> list[str]:
     return [f"Not compared: {label} of {_names(some)} ({reason})." for (label, reason), some in arms.items()]
 
 
-def _effect(results: Results, arm: Arm, metric: MetricInfo) -> str:
-    comparison, decimals = arm.comparisons[metric.name], metric_decimals(results, metric.name)
-    if not comparison.differences:
-        return f"{arm.name}: {comparison.words}"
-    difference = fixed(comparison.difference, decimals, signed=True)
-    reach = interval(comparison.low, comparison.high, decimals)
-    return f"{arm.name}: {difference}" + (NO_BREAK + reach if reach else "")
-
-
-def _interval_sentences(results: Results, arms: list[Arm]) -> list[str]:
-    """What the brackets are. Arms that lost runs have fewer seeds, and then each kind is named."""
-    names = {metric.name for metric in primary_metrics(results)}
+def interval_kinds(results: Results) -> list[str]:
+    """Which intervals the arms' primary metrics have. Arms that lost runs have fewer seeds, so there can be several."""
+    names = [metric.name for metric in primary_metrics(results)]
     kinds = [
-        interval_words(results, arm, one) for arm in arms for name, one in arm.comparisons.items() if name in names
+        interval_words(results, arm, arm.comparisons[name])
+        for arm in _with_role(results, "arm")
+        for name in names
+        if name in arm.comparisons
     ]
-    shown = list(dict.fromkeys(words for words in kinds if words))
-    return [f"In brackets: {'; or '.join(shown)}."] if shown else []
+    return list(dict.fromkeys(words for words in kinds if words))
 
 
-def _control_sentences(results: Results) -> list[str]:
+def notes(results: Results) -> list[str]:
+    """What a reader of the answer must know: what the control shows, and what this study cannot see."""
+    if not results.resolutions:
+        return _notes_at_one(results)
+    said: dict[str, list[str]] = {}
+    views = results.by_resolution()
+    for view in views:
+        for note in _notes_at_one(view):
+            said.setdefault(note, []).append(resolution_title(view))
+    return [note if len(where) == len(views) else f"At {_listed(where)}: {note}" for note, where in said.items()]
+
+
+def _notes_at_one(results: Results) -> list[str]:
+    return [note for note in (control_note(results), blind_note(results), *apart_notes(results)) if note]
+
+
+def control_note(results: Results) -> str:
+    """Say what the control shows where it could have shown a difference; empty in a sketch, or where it differs."""
     controls = _with_role(results, "control")
-    if results.sketch:
-        return []
+    if results.sketch or differing_controls(results):
+        return ""
     if not controls:
-        return [
-            "No control was run, so nothing here shows how often this study would see a difference that is not one."
-        ]
-    if differing_controls(results):
-        return ["The control, which is the baseline with other seeds, differs: it should not."]
-    verdicts = [_verdict(arm, metric) for arm in controls for metric in results.metrics]
-    if lost := next((one for one in ("diverged", "failed", "incomplete") if one in verdicts), ""):
-        return [f"The control, which is the baseline with other seeds, {'' if lost == 'diverged' else 'is '}{lost}."]
-    where = "any metric whose spread is measurable" if "no spread" in verdicts else "any metric"
-    return [f"The control, which is the baseline with other seeds, shows no difference on {where}, as it should."]
+        return "No control was run, so nothing here shows how often this study sees a difference where there is none."
+    verdicts = [(metric, _verdict(arm, metric)) for arm in controls for metric in results.metrics]
+    lost = {verdict for _, verdict in verdicts}.intersection(_LOST)
+    if worst := next((verdict for verdict in _LOST if verdict in lost), ""):
+        return f"The control (the baseline with other seeds) {'' if worst == 'diverged' else 'is '}{worst}."
+    blind = [*_blind(results, controls), *(metric.label for metric, verdict in verdicts if verdict == "no spread")]
+    if len(blind) == len(results.metrics):
+        return (
+            f"The control (the baseline with other seeds) cannot show anything with {len(results.seeds)} seeds: it "
+            "would not find a difference on any metric."
+        )
+    beyond = f" In {_some(blind, results)} it cannot show one with {len(results.seeds)} seeds." if blind else ""
+    return f"The control (the baseline with other seeds) shows no difference, as it should.{beyond}"
 
 
-def _verdict(arm: Arm, metric: MetricInfo) -> Verdict | Literal["not comparable"]:
+def _verdict(arm: Arm, metric: MetricInfo) -> str:
     if metric.name in arm.incomparable:
         return NOT_COMPARABLE
     comparison = arm.comparisons.get(metric.name)
@@ -320,12 +317,8 @@ def _names(arms: list[Arm]) -> str:
     return ", ".join(arm.name for arm in arms)
 
 
-def _is(arms: list[Arm]) -> str:
-    return "is" if len(arms) == 1 else "are"
-
-
-def _listed(clauses: list[str]) -> str:
-    return " and ".join([", ".join(clauses[:-1]), clauses[-1]]) if len(clauses) > 1 else "".join(clauses)
+def _listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
 def compared_trends(results: Results) -> list[tuple[Trend, MetricInfo]]:
@@ -339,7 +332,7 @@ def compared_trends(results: Results) -> list[tuple[Trend, MetricInfo]]:
     ]
 
 
-def trend_verdict(trend: Trend) -> Verdict | Literal["not defined"]:
+def trend_verdict(trend: Trend) -> str:
     if trend.comparison:
         return trend.comparison.verdict
     return "not defined" if trend.undefined.startswith((NOT_POSITIVE, ANOTHER_SPACE)) else "incomplete"
@@ -350,7 +343,7 @@ def trend_words(trend: Trend, metric: MetricInfo) -> str:
     comparison = trend.comparison
     if comparison is None:
         return trend_verdict(trend)
-    if comparison.verdict not in ("better", "worse"):
+    if comparison.verdict not in _FOUND:
         return comparison.words
     at_fewest, at_most = (improvement(metric, one) for one in (comparison.baseline_mean, comparison.mean))
     if comparison.verdict == "better":
@@ -359,51 +352,26 @@ def trend_words(trend: Trend, metric: MetricInfo) -> str:
 
 
 def log_percent(logarithm: float | None) -> str:
-    """A logarithm of a ratio as a signed percentage; one beyond all sense as a dash."""
-    return percent(None if logarithm is None or logarithm > _SENSELESS else math.expm1(logarithm))
+    """Write a logarithm of a ratio as a signed percentage."""
+    return percent(None if logarithm is None else math.expm1(min(logarithm, _LARGEST_LOG)))
 
 
 def log_interval(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"[{log_percent(low)}, {log_percent(high)}]"
 
 
+def log_detectable(comparison: Comparison) -> str:
+    """Write the smallest change of an effect that the seeds would find; one that doubles it is more than can be hoped
+    for."""
+    if comparison.p is None or comparison.verdict in _FOUND or (comparison.detectable or math.inf) <= math.log(2):
+        return log_percent(comparison.detectable)
+    return TOO_FEW_SEEDS
+
+
 def effects_at_ends(trend: Trend) -> tuple[str, str]:
     """The relative effect at the fewest and at the most tokens, by the seeds that the comparison has."""
     one = trend.comparison
     return (log_percent(one.baseline_mean), log_percent(one.mean)) if one else (UNKNOWN, UNKNOWN)
-
-
-def _trend_sentences(results: Results) -> Iterator[str]:
-    counts = list(token_counts(results).values())
-    compared = compared_trends(results)
-    for metric in results.metrics:
-        trends = [trend for trend, info in compared if info == metric]
-        if trends:
-            clauses = _listed(list(_trend_clauses(trends, metric)))
-            about = f"effects on {metric.label} ({metric.direction} is better)"
-            yield f"From {counts[0]:,} to {counts[-1]:,} tokens, {about}: {clauses}."
-
-
-def _trend_clauses(trends: list[Trend], metric: MetricInfo) -> Iterator[str]:
-    """Arms whose effect changes, or seems to in a sketch, with both effects; then the others by name."""
-    for trend in trends:
-        if trend_verdict(trend) in ("better", "worse", "sketch"):
-            first, last = effects_at_ends(trend)
-            words = "" if trend_verdict(trend) == "sketch" else f" {trend_words(trend, metric)} with more tokens"
-            yield f"{trend.arm}{words} ({first} → {last})"
-    said = {
-        "not shown": "not shown to change",
-        "identical": "identical",
-        "no spread": "without a measurable spread",
-        "incomplete": "incomplete",
-        "failed": "without runs that failed",
-        "diverged": "without runs that diverged",
-        "not defined": "without a relative effect",
-    }
-    for verdict, words in said.items():
-        names = [trend.arm for trend in trends if trend_verdict(trend) == verdict]
-        if names:
-            yield f"{len(names)} {'is' if len(names) == 1 else 'are'} {words} ({', '.join(names)})"
 
 
 def distinct_arms(results: Results) -> list[tuple[Arm, str]]:
@@ -518,13 +486,24 @@ def environment(results: Results) -> dict[str, list[str]]:
     return {key: list(values) for key, values in found.items()}
 
 
+def made_with(results: Results) -> dict[str, str]:
+    """What made the results. Older ones do not know the command, its date or the commit."""
+    known = environment(results)
+    facts = {
+        "command": "\n".join(shlex.join(command.argv) for command in results.commands),
+        "date": ", ".join(dict.fromkeys(command.date[:10] for command in results.commands)),
+        **{key: "; ".join(known.get(key, [])) for key in ("tintype", "commit", "torch", "device")},
+    }
+    return {key: words for key, words in facts.items() if words or key == "command"}
+
+
 def events(results: Results) -> list[tuple[Arm, Run, dict[str, Any]]]:
     return [(arm, run, event) for arm in results.arms for run in arm.runs for event in run.events]
 
 
 def event_details(event: dict[str, Any]) -> str:
-    told_elsewhere = ("event", "step", "time")
-    return ", ".join(f"{key}: {plain(value)}" for key, value in event.items() if key not in told_elsewhere)
+    shown_elsewhere = ("event", "step", "time")
+    return ", ".join(f"{key}: {plain(value)}" for key, value in event.items() if key not in shown_elsewhere)
 
 
 def part_means(arm: Arm, metric: str) -> dict[str, float]:

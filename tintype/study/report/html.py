@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: style, figures and pictures are inside it, and no script.
+"""The report as one HTML file that needs nothing else: style, figures and images are inside it, and no script.
 
 Names, captions, errors and events come from outside. They reach the page through Jinja's autoescape or through
 `svg.tag`, which escapes as well.
@@ -21,8 +21,9 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 from PIL import Image
 
+from tintype.seams import ANY_VALUE
 from tintype.study.report import charts, findings, numerals
-from tintype.study.results import SPEED, Arm, Comparison, MetricInfo, Results, Run, Trend, Verdict
+from tintype.study.results import SPEED, Arm, Comparison, MetricInfo, Results, Run, Trend
 
 _LARGEST_PREVIEW_PX = 320
 _ARM_COLOURS = 8
@@ -30,7 +31,7 @@ _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5}(?:v\d+)?|[a-z-]+(?:\.[A-Z]{2})?/\d{7
 
 
 def to_html(results: Results, folder: Path) -> str:
-    """`folder` is where the preview pictures' paths start."""
+    """`folder` is where the paths of the samples start."""
     style = _part_of_the_page("style.css")
     return _template().render(style=Markup(style), **_page(results, folder))
 
@@ -45,6 +46,8 @@ def _template() -> Template:
         duration=numerals.duration,
         count=numerals.count,
         plain=findings.plain,
+        glyph=findings.glyph,
+        verdict_class=charts.verdict_class,
     )
     return environment.from_string(_part_of_the_page("template.html.j2"))
 
@@ -55,10 +58,13 @@ def _part_of_the_page(name: str) -> str:
 
 def _page(results: Results, folder: Path) -> dict[str, Any]:
     colours = arm_colours(results)
+    views = [_view(view, folder, colours) for view in results.by_resolution()]
     return {
         "results": results,
         "facts": list(_facts(results)),
-        "answer": findings.answer(results),
+        "made_with": findings.made_with(results),
+        "intervals": findings.interval_kinds(results),
+        "notes": findings.notes(results),
         "controls": findings.differing_controls(results),
         "lost": findings.lost_runs(results),
         "one_kind_of_prompt": findings.one_kind_of_prompt(results),
@@ -66,7 +72,8 @@ def _page(results: Results, folder: Path) -> dict[str, Any]:
         "confidence": f"{100 * results.confidence:g} %",
         "colours": colours,
         "several": bool(results.resolutions),
-        "views": [_view(view, folder, colours) for view in results.by_resolution()],
+        "views": views,
+        "sampled": any(image.uri for view in views for samples in view["samples"].values() for image in samples.images),
         "tokens": _tokens(results, colours),
         "part_colours": charts.PART_COLOURS,
         "latents": findings.latents_rows(results),
@@ -87,15 +94,19 @@ def _view(results: Results, folder: Path, colours: dict[str, str]) -> dict[str, 
         "token_count": baseline.tokens,
         "plan": results.plan,
         "metrics": metrics,
-        "apart_notes": findings.apart_notes(results),
         "primary": [column for column in metrics if column.info.name in primary],
+        "others": [column for column in metrics if column.info.name not in primary],
+        "speed": next((column for column in metrics if column.info.name == SPEED), None),
+        "tests": {arm.name: findings.test_words(results, arm) for arm in ranked},
         "by_prompts": _by_prompts(results, metrics, colours),
         "listed": results.arms,
         "arms": ranked,
         "everyone": [baseline, *ranked],
         "speed_figure": _speed_figure(results, colours),
         "curve_figures": list(_curve_figures(results, colours)),
-        "samples": _samples(results, folder),
+        "prompts": results.prompts,
+        "samples": {arm.name: _samples(results.prompts, _first_with_previews(arm), folder) for arm in results.arms},
+        "real_samples": [_image(folder, results.real_previews, index) for index in range(len(results.prompts))],
         "part_figures": list(_part_figures(results, colours)),
         "costs": [_cost(arm) for arm in [baseline, *ranked]],
         "time_parts": findings.time_parts(results),
@@ -133,7 +144,7 @@ def _prompts_figure(results: Results, group: list[tuple[str, MetricInfo]], colou
     if not clouds or not (x.primary or y.primary):
         return None
     labels = (f"{x.label} on {first}", f"on {second}")
-    return charts.scatter(clouds, *labels, x.direction == "lower", same_across=True)
+    return charts.scatter(clouds, *labels, x.direction == "lower", same_across=True, possible=x.range)
 
 
 def arm_colours(results: Results) -> dict[str, str]:
@@ -161,22 +172,20 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
 class _Cell:
     """One metric of one arm, in writing."""
 
-    verdict: Verdict
+    verdict: str
     words: str
-    glyph: str
     mean: str
     difference: str
     interval: str
-    interval_words: str
-    test: str
     relative: str
     p: str
     p_adjusted: str
     detectable: str
+    too_few_seeds: bool
     sampling: str
     """The part of the difference's error that more images would remove."""
-    values: list[tuple[int, str]]
-    strip: Markup
+    values: str
+    """Of each seed."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +195,7 @@ class _Column:
     info: MetricInfo
     baseline_mean: str
     baseline_spread: str
-    baseline_values: list[tuple[int, str]]
+    baseline_values: str
     real: str | None
     """The same measurement on real images, where there is one."""
     cells: dict[str, _Cell]
@@ -200,15 +209,12 @@ class _Apart:
     mean: str
     short: str
     reason: str
-    values: list[tuple[int, str]]
 
 
 def _column(results: Results, metric: MetricInfo) -> _Column:
     baseline = findings.baseline_of(results)
     decimals = findings.metric_decimals(results, metric.name)
-    lower = metric.direction == "lower"
-    compared = {arm.name: arm for arm in findings.ranked_arms(results) if metric.name in arm.comparisons}
-    effects = {name: _effect(arm, arm.comparisons[metric.name]) for name, arm in compared.items()}
+    compared = [arm for arm in findings.ranked_arms(results) if metric.name in arm.comparisons]
     values = findings.metric_values(baseline, metric.name)
     spread = findings.spread_of(values)
     real = results.reference.get(metric.name, {}).get("overall")
@@ -218,13 +224,18 @@ def _column(results: Results, metric: MetricInfo) -> _Column:
         baseline_mean=numerals.fixed(findings.mean_of(values), decimals),
         baseline_spread="" if spread is None else f"± {numerals.fixed(spread, decimals)}",
         baseline_values=_seed_values(baseline, metric, decimals),
-        cells={
-            name: _cell(results, arm, metric, decimals, charts.strip(effects[name], lower, list(effects.values())))
-            for name, arm in compared.items()
-        },
-        forest=charts.forest(metric.label, list(effects.values()), decimals, lower) if effects else None,
+        cells={arm.name: _cell(arm, metric, decimals) for arm in compared},
+        forest=_forest(metric, compared, decimals) if compared else None,
         apart={arm.name: _apart(arm, metric, decimals) for arm in results.arms if metric.name in arm.incomparable},
     )
+
+
+def _forest(metric: MetricInfo, arms: list[Arm], decimals: int) -> Markup:
+    effects = [_effect(arm, arm.comparisons[metric.name]) for arm in arms]
+    means = [arm.comparisons[metric.name].baseline_mean for arm in arms]
+    least, most = metric.range
+    possible = (None if least is None else least - max(means), None if most is None else most - min(means))
+    return charts.forest(metric.label, effects, decimals, metric.direction == "lower", possible)
 
 
 def _apart(arm: Arm, metric: MetricInfo, decimals: int) -> _Apart:
@@ -232,33 +243,29 @@ def _apart(arm: Arm, metric: MetricInfo, decimals: int) -> _Apart:
         mean=numerals.fixed(findings.mean_of(findings.metric_values(arm, metric.name)), decimals),
         short=findings.short_reason(arm, metric.name),
         reason=arm.incomparable[metric.name],
-        values=_seed_values(arm, metric, decimals),
     )
 
 
-def _cell(results: Results, arm: Arm, metric: MetricInfo, decimals: int, strip: Markup) -> _Cell:
+def _cell(arm: Arm, metric: MetricInfo, decimals: int) -> _Cell:
     comparison = arm.comparisons[metric.name]
     return _Cell(
         verdict=comparison.verdict,
         words=comparison.words,
-        glyph=findings.GLYPHS[comparison.verdict],
         mean=numerals.fixed(comparison.mean, decimals),
         difference=numerals.fixed(comparison.difference, decimals, signed=True),
         interval=numerals.interval(comparison.low, comparison.high, decimals),
-        interval_words=findings.interval_words(results, arm, comparison),
-        test=findings.test_words(arm, comparison),
         relative=numerals.percent(findings.relative(comparison)),
         p=numerals.probability(comparison.p),
         p_adjusted=numerals.probability(comparison.p_adjusted),
-        detectable=numerals.fixed(comparison.detectable, decimals),
+        detectable=findings.detectable_words(metric, comparison, decimals),
+        too_few_seeds=findings.too_few_seeds(metric, comparison),
         sampling=numerals.fixed(comparison.sampling_error, decimals),
         values=_seed_values(arm, metric, decimals),
-        strip=strip,
     )
 
 
-def _seed_values(arm: Arm, metric: MetricInfo, decimals: int) -> list[tuple[int, str]]:
-    return [(run.seed, numerals.fixed(run.metrics.get(metric.name), decimals)) for run in arm.runs]
+def _seed_values(arm: Arm, metric: MetricInfo, decimals: int) -> str:
+    return " · ".join(numerals.fixed(run.metrics.get(metric.name), decimals) for run in arm.runs)
 
 
 def _effect(arm: Arm, comparison: Comparison) -> charts.Effect:
@@ -280,7 +287,6 @@ class _TrendRow:
     trend: Trend
     metric: MetricInfo
     verdict: str
-    glyph: str
     words: str
     at_fewest: str
     at_most: str
@@ -299,8 +305,6 @@ class _Tokens:
     rows: list[_TrendRow]
     undefined: list[str]
     """Why some have no relative effect."""
-    speeds: list[tuple[Arm, list[tuple[str, str]]]]
-    """For each arm (images per second, ratio to the baseline) at each resolution."""
 
 
 def _tokens(results: Results, colours: dict[str, str]) -> _Tokens | None:
@@ -316,7 +320,6 @@ def _tokens(results: Results, colours: dict[str, str]) -> _Tokens | None:
         undefined=list(
             dict.fromkeys(one.undefined for one, _ in compared if findings.trend_verdict(one) == "not defined")
         ),
-        speeds=_speeds(results),
     )
 
 
@@ -355,30 +358,14 @@ def _trend_row(trend: Trend, metric: MetricInfo) -> _TrendRow:
         trend=trend,
         metric=metric,
         verdict=verdict,
-        glyph="–" if verdict == "not defined" else findings.GLYPHS[verdict],
         words=findings.trend_words(trend, metric),
         at_fewest=at_fewest,
         at_most=at_most,
         change=findings.log_percent(one.difference) if one else numerals.UNKNOWN,
         interval=findings.log_interval(one.low, one.high) if one else "",
         p_adjusted=numerals.probability(one.p_adjusted if one else None),
-        detectable=findings.log_percent(one.detectable if one else None),
+        detectable=findings.log_detectable(one) if one else numerals.UNKNOWN,
     )
-
-
-def _speeds(results: Results) -> list[tuple[Arm, list[tuple[str, str]]]]:
-    views = results.by_resolution()
-    means = {arm.label: findings.mean_of(findings.metric_values(arm, SPEED)) for arm in results.arms}
-    rows = []
-    for arm in views[0].arms:
-        cells = []
-        for view in views:
-            mine = next(means[other.label] for other in view.arms if other.name == arm.name)
-            base = means[findings.baseline_of(view).label]
-            ratio = f"{numerals.fixed(mine / base, 2)}×" if mine is not None and base else numerals.UNKNOWN
-            cells.append((numerals.significant(mine, 4), ratio))
-        rows.append((arm, cells))
-    return rows
 
 
 def _speed_figure(results: Results, colours: dict[str, str]) -> Markup | None:
@@ -391,7 +378,8 @@ def _speed_figure(results: Results, colours: dict[str, str]) -> Markup | None:
         for arm in results.arms
         if quality.name not in arm.incomparable and (points := list(_points(arm, speed.name, quality.name)))
     ]
-    return charts.scatter(clouds, speed.label, quality.label, quality.direction == "lower") if clouds else None
+    lower = quality.direction == "lower"
+    return charts.scatter(clouds, speed.label, quality.label, lower, possible=quality.range) if clouds else None
 
 
 def _points(arm: Arm, x: str, y: str) -> Iterator[tuple[float, float]]:
@@ -418,54 +406,44 @@ def _curve_figures(results: Results, colours: dict[str, str]) -> Iterator[tuple[
 
 
 @dataclass(frozen=True)
-class _Picture:
+class _Image:
     uri: str | None
-    """None where the file is missing or is no picture."""
+    """None where the file is missing or is no image."""
     small: bool = True
 
 
 @dataclass(frozen=True)
-class _Sample:
-    prompt: str
-    pictures: list[tuple[str, _Picture]]
-
-
-@dataclass(frozen=True)
 class _Samples:
-    heads: list[tuple[str, str]]
-    """(column, which run it is from)."""
-    rows: list[_Sample]
+    """An arm's samples, one for each prompt."""
+
+    source: str
+    images: list[_Image]
 
 
-def _samples(results: Results, folder: Path) -> _Samples:
-    runs = [(arm, _first_with_previews(arm)) for arm in results.arms]
-    columns = [("real", "image", results.real_previews)] if results.real_previews else []
-    columns += [(arm.name, f"seed {run.seed}" if run else "no run", run.previews if run else []) for arm, run in runs]
-    rows = [
-        _Sample(prompt, [(head, _picture(folder, paths, index)) for head, _, paths in columns])
-        for index, prompt in enumerate(results.prompts)
-    ]
-    return _Samples([(head, source) for head, source, _ in columns], rows)
+def _samples(prompts: list[str], run: Run | None, folder: Path) -> _Samples:
+    previews = run.previews if run else []
+    images = [_image(folder, previews, index) for index in range(len(prompts))]
+    return _Samples(f"seed {run.seed}" if run else "no run", images)
 
 
 def _first_with_previews(arm: Arm) -> Run | None:
     return next((run for run in arm.runs if run.previews), None)
 
 
-def _picture(folder: Path, paths: list[str], index: int) -> _Picture:
-    """The picture as a data URI. It is decoded and encoded anew, so nothing but a picture can get into the page."""
+def _image(folder: Path, paths: list[str], index: int) -> _Image:
+    """Return an image as a data URI. It is decoded and encoded anew, so nothing but an image gets into the page."""
     if index >= len(paths):
-        return _Picture(None)
+        return _Image(None)
     try:
-        with Image.open(folder / paths[index], formats=("PNG", "JPEG", "WEBP")) as image:
-            picture = image.convert("RGB")
+        with Image.open(folder / paths[index], formats=("PNG", "JPEG", "WEBP")) as file:
+            image = file.convert("RGB")
     except (OSError, ValueError, Image.DecompressionBombError):
-        return _Picture(None)
-    small = max(picture.size) <= _LARGEST_PREVIEW_PX / 2
-    picture.thumbnail((_LARGEST_PREVIEW_PX, _LARGEST_PREVIEW_PX))
+        return _Image(None)
+    small = max(image.size) <= _LARGEST_PREVIEW_PX / 2
+    image.thumbnail((_LARGEST_PREVIEW_PX, _LARGEST_PREVIEW_PX))
     content = io.BytesIO()
-    picture.save(content, "PNG")
-    return _Picture("data:image/png;base64," + base64.b64encode(content.getvalue()).decode("ascii"), small)
+    image.save(content, "PNG", optimize=True)
+    return _Image("data:image/png;base64," + base64.b64encode(content.getvalue()).decode("ascii"), small)
 
 
 @dataclass(frozen=True)
@@ -481,17 +459,18 @@ class _Parts:
 
 
 def _part_figures(results: Results, colours: dict[str, str]) -> Iterator[_Parts]:
-    labels = {metric.name: metric.label for metric in results.metrics}
+    known = {metric.name: metric for metric in results.metrics}
     names = dict.fromkeys(name for arm in results.arms for run in arm.runs for name in run.details)
     for name in names:
         compared = [arm for arm in results.arms if name not in arm.incomparable]
         arms = [charts.PartValues(a.name, colours[a.name], findings.part_means(a, name)) for a in compared]
-        label, reference = labels.get(name, name), results.reference.get(name, {})
+        info, reference = known.get(name), results.reference.get(name, {})
+        label, possible = (info.label, info.range) if info else (name, ANY_VALUE)
         parts = list(dict.fromkeys(part for arm in arms for part in arm.values))
         if parts:
             largest = max(abs(value) for arm in arms for value in arm.values.values())
             decimals = numerals.decimals_showing(largest / 10)
-            figure = charts.parts(label, arms, reference)
+            figure = charts.parts(label, arms, reference, possible)
             yield _Parts(label, figure, arms, reference, parts, decimals, findings.left_out(results, name))
 
 

@@ -14,7 +14,6 @@ _MEANINGFUL = re.compile(r"([\\|`*]|\](?=[(\[]))")
 def to_markdown(results: Results) -> str:
     sections = [
         _head(results),
-        _verdicts(results),
         *([_by_prompts(results, groups)] if (groups := findings.metrics_by_prompts(results)) else []),
         *([_tokens(results)] if results.resolutions else []),
         *(_metric_section(results, metric) for metric in results.metrics),
@@ -49,7 +48,52 @@ def _head(results: Results) -> Iterator[str]:
     yield f"# {escaped(results.name)}\n"
     yield f"{escaped(results.question)}\n"
     yield from (f"> **{escaped(warning)}**\n" for warning in _warnings(results))
-    yield escaped(" ".join(findings.answer(results)))
+    yield from _answer(results)
+
+
+def _answer(results: Results) -> Iterator[str]:
+    """The arms, best first, with their verdicts; then what made them."""
+    primary = findings.primary_metrics(results)
+    kinds = findings.interval_kinds(results)
+    order = f"Best first by {primary[0].label}. " if primary else ""
+    brackets = f", in brackets the {'; or '.join(kinds)}" if kinds else ""
+    yield escaped(f"{order}Numbers are differences from the baseline{brackets}.") + "\n"
+    rows = [
+        [
+            *_where(arm),
+            findings.titled(arm),
+            *(_mean_or_verdict(results, arm, metric) for metric in primary),
+            _speed_cost(arm),
+            _summary(arm),
+        ]
+        for view in results.by_resolution()
+        for arm in (findings.baseline_of(view), *findings.ranked_arms(view))
+    ]
+    heads = [*_where_heads(results), "Arm", *(_headed(metric) for metric in primary), "Speed", "What it does"]
+    yield from _table(heads, rows)
+    yield ""
+    yield from (f"- {escaped(note)}" for note in findings.notes(results))
+    yield ""
+    made = findings.made_with(results)
+    yield from _table(["Made with", ""], ([key, words or "not recorded"] for key, words in made.items()))
+
+
+def _mean_or_verdict(results: Results, arm: Arm, metric: MetricInfo) -> str:
+    decimals = findings.metric_decimals(results, metric.name)
+    if arm.role == "baseline":
+        return _mean_and_spread(arm, metric, decimals)
+    comparison = arm.comparisons.get(metric.name)
+    few = comparison is not None and findings.too_few_seeds(metric, comparison)
+    return _short(results, arm, metric) + (f" ({findings.TOO_FEW_SEEDS} to see a change)" if few else "")
+
+
+def _speed_cost(arm: Arm) -> str:
+    """The speed of the baseline, and of an arm relative to it."""
+    if arm.role == "baseline":
+        mean = findings.mean_of(findings.metric_values(arm, SPEED))
+        return "" if mean is None else f"{numerals.significant(mean, 4)} images/s"
+    comparison = arm.comparisons.get(SPEED)
+    return f"{numerals.percent(findings.relative(comparison))} ({comparison.words})" if comparison else ""
 
 
 def _warnings(results: Results) -> Iterator[str]:
@@ -61,18 +105,6 @@ def _warnings(results: Results) -> Iterator[str]:
         yield f"{note}."
     for arm, run in findings.lost_runs(results):
         yield f"Run {run.state}: {arm.label}, seed {run.seed}" + (f" – {run.error}" if run.error else "")
-
-
-def _verdicts(results: Results) -> Iterator[str]:
-    primary = findings.primary_metrics(results)
-    yield "## Verdicts\n"
-    rows = [
-        [*_where(arm), findings.titled(arm), _summary(arm), *(_short(results, arm, metric) for metric in primary)]
-        for view in results.by_resolution()
-        for arm in findings.ranked_arms(view)
-    ]
-    heads = [*_where_heads(results), "Arm", "What it does", *(_headed(metric) for metric in primary)]
-    yield from _table(heads, rows)
 
 
 def _by_prompts(results: Results, groups: Sequence[Sequence[tuple[str, MetricInfo]]]) -> Iterator[str]:
@@ -126,10 +158,6 @@ def _tokens(results: Results) -> Iterator[str]:
     rows = [_trend_row(trend, metric) for trend, metric in findings.compared_trends(results)]
     heads = ["Arm", "Metric", f"Effect at {counts[0]:,} tokens", f"At {counts[-1]:,} tokens", "Change", "p, corrected"]
     yield from _table([*heads, "With more tokens"], rows)
-    yield ""
-    views = results.by_resolution()
-    speeds = [[arm.name, *(_speed(view, arm.name) for view in views)] for arm in views[0].arms]
-    yield from _table(["Images per second", *map(findings.resolution_title, views)], speeds)
 
 
 def _trend_row(trend: Trend, metric: MetricInfo) -> list[str]:
@@ -137,20 +165,15 @@ def _trend_row(trend: Trend, metric: MetricInfo) -> list[str]:
     change = f"{findings.log_percent(one.difference)} {findings.log_interval(one.low, one.high)}".strip() if one else ""
     words = findings.trend_words(trend, metric)
     reason = f": {trend.undefined}" if trend.undefined else ""
-    glyph = "" if verdict == "not defined" else f"{findings.GLYPHS[verdict]} "
+    glyph = findings.glyph(verdict)
     return [
         trend.arm,
         metric.label,
         *findings.effects_at_ends(trend),
         change,
         numerals.probability(one.p_adjusted if one else None),
-        f"{glyph}{words}{reason}",
+        f"{glyph} {words}{reason}",
     ]
-
-
-def _speed(results: Results, name: str) -> str:
-    arm = next(arm for arm in results.arms if arm.name == name)
-    return numerals.significant(findings.mean_of(findings.metric_values(arm, SPEED)), 4)
 
 
 def _short(results: Results, arm: Arm, metric: MetricInfo) -> str:
@@ -160,7 +183,7 @@ def _short(results: Results, arm: Arm, metric: MetricInfo) -> str:
     if comparison is None:
         return numerals.UNKNOWN
     decimals = findings.metric_decimals(results, metric.name)
-    return f"{_verdict(comparison)}: {_difference(comparison, decimals)}"
+    return _verdict(comparison) + (f": {_difference(comparison, decimals)}" if comparison.differences else "")
 
 
 def _metric_section(results: Results, metric: MetricInfo) -> Iterator[str]:
@@ -190,11 +213,14 @@ def _times(results: Results) -> Iterator[str]:
     yield from _table([*_where_heads(results), "Arm", *parts], rows)
 
 
+def _mean_and_spread(arm: Arm, metric: MetricInfo, decimals: int) -> str:
+    values = findings.metric_values(arm, metric.name)
+    mean, spread = numerals.fixed(findings.mean_of(values), decimals), findings.spread_of(values)
+    return mean if spread is None else f"{mean} ± {numerals.fixed(spread, decimals)}"
+
+
 def _baseline_row(baseline: Arm, metric: MetricInfo, decimals: int) -> list[str]:
-    values = findings.metric_values(baseline, metric.name)
-    spread = findings.spread_of(values)
-    mean = numerals.fixed(findings.mean_of(values), decimals)
-    first = mean if spread is None else f"{mean} ± {numerals.fixed(spread, decimals)}"
+    first = _mean_and_spread(baseline, metric, decimals)
     return [findings.titled(baseline), first, "", "", "", "", "", "", _seeds(baseline, metric, decimals)]
 
 
@@ -214,7 +240,7 @@ def _metric_row(results: Results, arm: Arm, metric: MetricInfo, decimals: int) -
         findings.interval_words(results, arm, comparison),
         numerals.percent(findings.relative(comparison)),
         _verdict(comparison),
-        numerals.fixed(comparison.detectable, decimals),
+        findings.detectable_words(metric, comparison, decimals),
         numerals.fixed(comparison.sampling_error, decimals),
         _seeds(arm, metric, decimals),
     ]
@@ -226,7 +252,7 @@ def _difference(comparison: Comparison, decimals: int) -> str:
 
 
 def _verdict(comparison: Comparison) -> str:
-    return f"{findings.GLYPHS[comparison.verdict]} {comparison.words}"
+    return f"{findings.glyph(comparison.verdict)} {comparison.words}"
 
 
 def _seeds(arm: Arm, metric: MetricInfo, decimals: int) -> str:

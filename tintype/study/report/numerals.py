@@ -8,6 +8,7 @@ UNKNOWN = "–"
 MINUS = "−"
 NO_BREAK = "\u00a0"
 _MOST_DECIMALS = 6
+_LARGEST_RATIO = 10.0
 
 
 def decimals_showing(scale: float) -> int:
@@ -41,9 +42,15 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def percent(ratio: float | None, *, whole: bool = False) -> str:
-    """A signed percentage; its digits fit its size, and `whole` leaves out zeros behind the point."""
+    """Write a signed percentage; its digits fit its size, and `whole` leaves out zeros after the point.
+
+    One beyond ten times the whole says only that.
+    """
     if ratio is None or not math.isfinite(ratio):
         return UNKNOWN
+    if abs(ratio) > _LARGEST_RATIO:
+        sign, written = (">", "+") if ratio > 0 else ("<", MINUS)
+        return f"{sign}{NO_BREAK}{written}{100 * _LARGEST_RATIO:,.0f}{NO_BREAK}%"
     share = 100 * ratio
     digits = fixed(share, 0 if abs(share) >= 100 else 1, signed=True)
     return (digits.removesuffix(".0") if whole else digits) + NO_BREAK + "%"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from tintype.seams import ANY_VALUE, Range
+
 CHARACTER_PX = 6.3
 """The width that a character of chart text is taken to have; the true one is a matter of the reader's font."""
 
@@ -27,7 +29,7 @@ def join(parts: Iterable[str]) -> Markup:
 
 
 def _value(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
+    return value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
 
 
 def drawing(width: float, height: float, description: str, parts: Iterable[str], class_: str = "chart") -> Markup:
@@ -81,12 +83,18 @@ class Scale:
         return log_ticks(self.low, self.high, about) if self.log else linear_ticks(self.low, self.high, about)
 
 
-def padded(values: Iterable[float], share: float = 0.06) -> tuple[float, float]:
-    """The range of the values with some air at both ends, never empty."""
+def padded(values: Iterable[float], share: float = 0.06, possible: Range = ANY_VALUE) -> tuple[float, float]:
+    """Return the range of the values with some air at both ends, never empty.
+
+    The air ends at the bounds of what is `possible`; a value outside of them still has its place.
+    """
     finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     air = (high - low) * share or abs(low) * share or 1.0
-    return low - air, high + air
+    least, most = possible
+    start = low - air if least is None else min(low, max(low - air, least))
+    end = high + air if most is None else max(high, min(high + air, most))
+    return (start, end) if end > start else (low - air, high + air)
 
 
 def linear_ticks(low: float, high: float, about: int) -> list[float]:
