@@ -361,6 +361,7 @@ def test_the_report_has_the_command_that_made_it(results: Results, folder: Path,
     command = "tintype ablate 'my study.yaml' --set 'seeds=[0,1]'"
     for said in (text, (tmp_path / "report.md").read_text()):
         assert command in said and "2026-11-15, 2026-11-16" in said and "A CPU × 2" in said
+    assert f"| command | {command}; then tintype ablate" in (tmp_path / "report.md").read_text()
     assert "<script" not in (tmp_path / "report.html").read_text()
     assert read_results(tmp_path) == with_commands(results)
 

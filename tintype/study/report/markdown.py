@@ -75,7 +75,9 @@ def _answer(results: Results) -> Iterator[str]:
     yield from (f"- {escaped(note)}" for note in findings.notes(results))
     yield ""
     made = findings.made_with(results)
-    yield from _table(["Made with", ""], ([key, words or "not recorded"] for key, words in made.items()))
+    yield from _table(
+        ["Made with", ""], ([key, words.replace("\n", "; then ") or "not recorded"] for key, words in made.items())
+    )
 
 
 def _mean_or_verdict(results: Results, arm: Arm, metric: MetricInfo) -> str:
