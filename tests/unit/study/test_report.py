@@ -295,6 +295,7 @@ def test_a_study_that_cannot_see_a_change_says_so(results: Results, tmp_path: Pa
         ((None, None), {"detectable": 0.11, "verdict": "better"}, False),
         ((None, None), {"detectable": 0.11, "low": 0.01, "high": 0.2}, False),  # seen, but not after the correction
         ((None, None), {"detectable": None, "p": None, "verdict": "incomplete"}, False),
+        ((None, None), {"detectable": 0.11, "verdict": "diverged"}, False),
     ],
 )
 def test_seeds_are_too_few_where_only_an_absurd_change_would_be_found(
@@ -385,7 +386,7 @@ def test_a_differing_control_is_a_warning(results: Results, tmp_path: Path, fold
 
 def test_lost_runs_are_named(tmp_path: Path) -> None:
     text = _page(with_failed_run(), tmp_path).text
-    assert "2 of 12 runs are not there" in text
+    assert "2 of 12 runs have no result" in text
     assert "uniform_time, seed 1: failed – loss is not a number at step 412" in text
     assert "uniform_time, seed 2: missing" in text
     assert "! failed 1 of 3" in _answer_rows(tmp_path)["uniform_time"] and "incomplete Scene" not in text
@@ -461,7 +462,7 @@ def test_a_study_with_nothing_measured_still_has_a_report(results: Results, tmp_
         for arm in results.arms
     ]
     page = _page(results.model_copy(update={"arms": empty, "prompts": [], "reference": {}}), tmp_path)
-    assert "12 of 12 runs are not there" in page.text and "No events." in page.text
+    assert "12 of 12 runs have no result" in page.text and "No events." in page.text
 
 
 _NOTHING = {

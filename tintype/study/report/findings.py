@@ -96,9 +96,10 @@ def too_few_seeds(metric: MetricInfo, comparison: Comparison) -> bool:
     """Return whether these seeds could not show a change that the metric can have.
 
     That is where the smallest difference that they would find is larger than the baseline's own value or, for a metric
-    between two bounds, than half of its range. An interval without zero refutes it, corrected for others or not.
+    between two bounds, than half of its range. An interval without zero refutes it, corrected for others or not; where
+    runs were lost, the verdict says so instead.
     """
-    if comparison.p is None or comparison.verdict in _FOUND or _excludes_zero(comparison):
+    if comparison.p is None or comparison.verdict in (*_FOUND, *_LOST) or _excludes_zero(comparison):
         return False
     least, most = metric.range
     largest = abs(comparison.baseline_mean) if least is None or most is None else (most - least) / 2
