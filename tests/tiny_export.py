@@ -12,6 +12,7 @@ from tests.tiny import tiny_plan
 from tintype.plan import Plan
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
+from tintype.train.optim.ema import UPDATES
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state
 
@@ -47,8 +48,10 @@ def write_run(path: Path, plan: Plan) -> Path:
     state = new_state(parts)
     state.step, state.images_seen = 1, plan.train.batch
     if state.ema is not None:
-        for tensor in state.ema.tensors().values():
-            tensor.mul_(0.5)
+        state.ema.update(torch.zeros(()))
+        for name, tensor in state.ema.tensors().items():
+            if name != UPDATES:
+                tensor.mul_(0.5)
     folder = RunFolder(path)
     with folder.claim(plan):
         checkpoint.save(folder.checkpoints, state, keep=2)

@@ -23,7 +23,6 @@ from tintype.losses.tuning import TuningAdversary
 from tintype.settings import (
     DataPart,
     DataSettings,
-    EmaSettings,
     IslandSettings,
     ModelSettings,
     Part,
@@ -43,6 +42,7 @@ from tintype.text.words import WordsSettings
 from tintype.tokenizers import TokenizerChoice
 from tintype.tokenizers.pixels import PixelsSettings
 from tintype.train.optim.adamw import AdamWSettings
+from tintype.train.optim.ema import EmaSettings
 
 _CAME_LATER: list[tuple[str, str, Any]] = [
     ("captions", "keep_parts", 1.0),
@@ -57,15 +57,18 @@ _CAME_LATER: list[tuple[str, str, Any]] = [
     ("train", "stages", []),
 ]
 """Settings that older plans do not have: at these values the hash leaves them out, so that runs keep their names."""
-_CAME_LATER_TO_A_KIND: list[tuple[str, str, str, Any]] = [
+_CAME_LATER_TO_A_KIND: list[tuple[str, str | None, str, Any]] = [
     ("data", "store", "where", None),
     ("data", "store", "skip", None),
     ("data", "store", "skip_sha256", None),
     ("tokenizer", "small-vae", "posterior", "mean"),
     ("data", "store", "buckets", []),
     ("tuning", "repa-e", "adversarial", plain(TuningAdversary())),
+    ("ema", None, "ramp", False),
+    ("ema", None, "every", 1),
 ]
-"""The same of settings that only parts of this kind lacked: (section, kind, key, value)."""
+"""The same of settings that only parts of this kind lacked: (section, kind, key, value). A plan that an older version
+stored did what the value says, which may not be the default of today (`stored_plan`)."""
 _SECTIONS_CAME_LATER = ["tuning", "start"]
 """Sections that older plans do not have: the hash leaves them out where a plan has none."""
 _DATA: tuple[type[DataPart], ...] = (DataSettings, StoreSettings, MixtureSettings)
@@ -184,6 +187,8 @@ class Plan(Settings):
             loss.check(self)
         if self.tuning:
             self.tuning.check(self)
+        if self.ema:
+            self.ema.check(self)
         return self
 
     def _check_shapes(self, unit: int) -> None:
@@ -237,13 +242,19 @@ class Plan(Settings):
                 del content[section][key]
         for section, kind, key, value in _CAME_LATER_TO_A_KIND:
             part = content[section]
-            if part is not None and part["kind"] == kind and key in part and part[key] == value:
+            if part is not None and part.get("kind") == kind and key in part and part[key] == value:
                 del part[key]
         for section in _SECTIONS_CAME_LATER:
             if content[section] is None:
                 del content[section]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def warnings(self) -> list[str]:
+        """List what is probably not meant. A run prints and logs it at its start."""
+        found = self.ema.init_warning(self.train.steps) if self.ema else None
+        return [found] if found else []
 
     @property
     def token_grid(self) -> tuple[int, int]:
@@ -302,7 +313,17 @@ def plan_from_folder(folder: Path) -> Plan:
     file = folder / "plan.yaml"
     if not file.is_file():
         raise UserError(f"{folder} is not a run: it has no plan.yaml; `tintype train RECIPE --out {folder}` makes one")
-    return plan_from_document(read_file(file))
+    return stored_plan(file)
+
+
+def stored_plan(file: Path) -> Plan:
+    """Read a plan that tintype wrote, with every default in it: what it lacks, it has as the older version did it."""
+    document = read_file(file)
+    for section, kind, key, value in _CAME_LATER_TO_A_KIND:
+        part = document.data.get(section) if isinstance(document.data, dict) else None
+        if isinstance(part, dict) and part.get("kind") == kind:
+            part.setdefault(key, value)
+    return plan_from_document(document)
 
 
 Change = tuple[Any, Any]

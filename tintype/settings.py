@@ -391,11 +391,35 @@ class PrecisionSettings(Settings):
         return self
 
 
+MOST_INIT = 0.01
+"""Share of the initial weights in an average above which a run warns: less does not show in samples."""
+
+
 class AverageSettings(Settings):
     """Settings of a weight average. Those of a fixed decay have no `kind`; all others are a `Part` too."""
 
+    def check(self, plan: Plan) -> None:
+        """Raises ValueError where the plan cannot have this average."""
+
     def build(self, weights: Mapping[str, Tensor]) -> WeightAverage:
         raise NotImplementedError
+
+    def update_due(self, step: int) -> bool:
+        """Whether the average takes in the weights after this step, counted from 1."""
+        return True
+
+    def init_share(self, steps: int) -> float:
+        """Share of the initial weights in the average after `steps` steps."""
+        return 0.0
+
+    def init_warning(self, steps: int) -> str | None:
+        """Warn where the average after `steps` steps has more of the initial weights than `MOST_INIT`."""
+        if (share := self.init_share(steps)) <= MOST_INIT:
+            return None
+        return (
+            f"after {steps:,} steps {share:.0%} of the weight average is still the initial weights; set ema.ramp=true, "
+            "lower ema.decay, or train longer"
+        )
 
     def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of the tensors that a checkpoint has of the average, the weights that sampling loads."""
@@ -404,17 +428,6 @@ class AverageSettings(Settings):
     def snapshot_due(self, step: int, steps: int) -> bool:
         """Whether the average is written down for good after this step of so many."""
         return False
-
-
-class EmaSettings(AverageSettings):
-    """A weight average in fp32. `decay` is per update."""
-
-    decay: float = Field(0.999, ge=0, lt=1)
-
-    def build(self, weights: Mapping[str, Tensor]) -> WeightAverage:
-        from tintype.train.optim.ema import Ema
-
-        return Ema(self.decay, weights)
 
 
 class DistributionSettings(Settings):

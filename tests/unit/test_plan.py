@@ -148,6 +148,8 @@ def test_diff_shows_resolved_settings_only_where_they_differ() -> None:
         "objective.clamp": (None, 0.1),
         "ema": ("off", "on"),
         "ema.decay": (None, 0.999),
+        "ema.ramp": (None, True),
+        "ema.every": (None, 1),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from tintype.audit.observe import ROTATION, TIMES
 from tintype.audit.seen import NARROW, Bad, Group, Input, Seen, Tally
+from tintype.settings import MOST_INIT
 from tintype.train.parts import LOSSES
 
 Severity = Literal["mistake", "note"]
@@ -193,6 +194,18 @@ def _average(seen: Seen) -> Iterator[Finding]:
             _worst_first(wide, lambda g: g.averages.share),
             share,
             "a lower ema.decay, or power-ema, whose averages begin short",
+        )
+
+
+def _init_in_average(seen: Seen) -> Iterator[Finding]:
+    if seen.init_share > MOST_INIT:
+        yield Finding(
+            "average-init",
+            "mistake",
+            f"at the end of training {seen.init_share:.0%} of the weight average will still be the initial weights",
+            ("weight average",),
+            seen.init_share,
+            "ema.ramp=true, a lower ema.decay, or a longer training",
         )
 
 
@@ -382,6 +395,7 @@ _CHECKS: tuple[Callable[[Seen], Iterator[Finding]], ...] = (
     _weights,
     _fp32_updates,
     _average,
+    _init_in_average,
     _timestep,
     _rope,
     _projector,

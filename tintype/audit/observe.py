@@ -43,8 +43,9 @@ _RSQRT = {torch.rsqrt, torch.Tensor.rsqrt}
 
 def observe(parts: Parts, state: TrainState, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Seen:
     """Runs the steps. An error that a wrong type causes ends them, and is a part of what was seen."""
-    seen = Seen(precision=plain(parts.plan.precision))
-    watch = UpdateWatch(parts.plan.optimizer, state, seen, parts.layout)
+    plan = parts.plan
+    seen = Seen(plain(plan.precision), init_share=plan.ema.init_share(plan.train.steps) if plan.ema else 0.0)
+    watch = UpdateWatch(plan.optimizer, state, seen, parts.layout)
     clock = Clock(parts.device)
     for name, parameter in state.modules.named_parameters():  # the groups, in the model's order
         group_of(seen, name, parameter).elements += local(parameter).numel()
@@ -60,7 +61,7 @@ def observe(parts: Parts, state: TrainState, steps: int, on_step: Callable[[int]
                 seen.error = error
                 break
             seen.steps += 1
-            if result.finite:
+            if result.finite and plan.ema and plan.ema.update_due(result.step):
                 watch.count_averages(before)
             seen.skipped_steps += not result.finite
             _note_loss_scale(parts, result, calls.backward_from, seen)

@@ -146,6 +146,8 @@ class Seen:
     """By room: what went into matrix products in fp8."""
     loss_scales: list[float] = field(default_factory=list)
     """Of each step: what backward started from, over the loss that the step reports."""
+    init_share: float = 0.0
+    """Share of the initial weights in the weight average at the end of training."""
     steps: int = 0
     skipped_steps: int = 0
     tf32: bool = False

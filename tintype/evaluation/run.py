@@ -26,7 +26,7 @@ from tintype.metrics import clip_score, scene_accuracy, throughput, validation
 from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair
 from tintype.metrics.resample import mean_with_error
-from tintype.plan import plan_from_folder
+from tintype.plan import Plan, plan_from_folder
 from tintype.seams import Encoder, ImageSource, Measured, TextImageEncoder
 from tintype.settings import DataPart, plain
 from tintype.train import checkpoint
@@ -117,7 +117,7 @@ def evaluate(
         "protocol_hash": protocol.hash,
         "encoders": card.encoders,
         **numbers_of(card.measured),
-        "warnings": card.warnings,
+        "warnings": [*card.warnings, *_init_warnings(parts.plan, step, average)],
         "details": card.details,
         "samples": {one.sampling.name: str(one.folder.relative_to(path)) for one in samples},
         "real": real,
@@ -128,6 +128,12 @@ def evaluate(
     write_json(stored, result)
     world.lead(result)
     return result
+
+
+def _init_warnings(plan: Plan, step: int, average: Reconstruction | None) -> list[str]:
+    """Warns where the scored average still has much of the initial weights."""
+    found = plan.ema.init_warning(step) if plan.ema and average is None else None
+    return [found] if found else []
 
 
 def _fetch_once(protocol: Protocol, device: torch.device) -> None:

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from tintype.data.scenes import COLOURS, HELD_OUT_PAIRS, SHAPES
 from tintype.export.record import RunRecord
-from tintype.settings import DataSettings, EmaSettings
+from tintype.settings import MOST_INIT, DataSettings
 from tintype.text.words import WordsSettings
 
 _MANY_EPOCHS = 10
-_MUCH_OF_THE_START = 0.01
 
 
 def intended_use(record: RunRecord) -> str:
@@ -57,7 +56,7 @@ def _of_training(record: RunRecord) -> Iterator[str]:
             "known. The intervals of the scores do not cover it."
         )
     yield from _of_sizes(record)
-    if isinstance(plan.ema, EmaSettings) and (start := plan.ema.decay**record.step) >= _MUCH_OF_THE_START:
+    if plan.ema is not None and (start := plan.ema.init_share(record.step)) > MOST_INIT:
         yield (
             f"The weights are an average over training in which those of the start still have a share of {start:.0%}."
         )

@@ -21,7 +21,7 @@ from tintype.evaluation.run import read_result
 from tintype.export.origin import Origin, read_origin
 from tintype.files import read_json
 from tintype.metrics import clip_score
-from tintype.plan import Change, Plan, diff, plan_from_document, plan_from_folder
+from tintype.plan import Change, Plan, diff, plan_from_document, plan_from_folder, stored_plan
 from tintype.settings import DataPart
 from tintype.strict import Document, parse, read_file
 from tintype.train import checkpoint
@@ -138,7 +138,7 @@ class RunRecord:
         """Seeds that its study trained the same plan with, its own left out."""
         if self.study is None:
             return []
-        plans = [plan_from_document(read_file(file)) for file in sorted((self.study / "runs").glob("*/plan.yaml"))]
+        plans = [stored_plan(file) for file in sorted((self.study / "runs").glob("*/plan.yaml"))]
         return sorted({plan.seed for plan in plans if not diff(plan, self.plan)} - {self.plan.seed})
 
 
@@ -231,7 +231,7 @@ def _study_baseline(study: Path | None, plan: Plan) -> Baseline | None:
     ]
     if not files:
         return None
-    plans = {file: plan_from_document(read_file(file)) for file in files}
+    plans = {file: stored_plan(file) for file in files}
     nearest = min(files, key=lambda file: len(diff(plans[file], plan)))
     document = read_file(study / "study.yaml").data
     name = document.get("name") if isinstance(document, dict) else None

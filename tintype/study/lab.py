@@ -18,7 +18,7 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import check_ready, result_file, sampling_file
 from tintype.files import write_bytes, write_text
-from tintype.plan import Plan, plan_from_document
+from tintype.plan import Plan, stored_plan
 from tintype.settings import Compression, plain
 from tintype.strict import read_file, write_yaml
 from tintype.study.compare import COMMANDS_FILE, collect, read_commands, real_folder
@@ -191,7 +191,7 @@ def _baseline_file(out: Path, resolution: str) -> Path:
 
 def _stored_baselines(settings: StudySettings, out: Path) -> dict[str, Plan]:
     names = [one.name for one in settings.resolutions] or [""]
-    return {name: plan_from_document(read_file(_baseline_file(out, name))) for name in names}
+    return {name: stored_plan(_baseline_file(out, name)) for name in names}
 
 
 def _keep_prompts(protocol: Protocol, out: Path) -> Protocol:

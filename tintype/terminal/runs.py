@@ -25,6 +25,7 @@ from tintype.world import current
 
 def train_with_progress(plan: Plan, out: Path, console: Console) -> int:
     """Trains with a progress bar; returns the exit code."""
+    show_warnings(plan, console)
     with watch_signals() as interrupt, bars_on(console) as bars:
         bar = bars.add_task("training", total=plan.train.steps, note="")
 
@@ -49,6 +50,12 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> int:
         say(console, f"interrupted: saved at step {outcome.step}; run the same command to go on")
         return interrupt.exit_code
     return 0
+
+
+def show_warnings(plan: Plan, console: Console, arm: str = "") -> None:
+    """Prints what is probably not meant in a plan, with the name of the arm that has it."""
+    for text in plan.warnings:
+        say(console, f"warning: {f'{arm}: ' if arm else ''}{text}", "yellow")
 
 
 def show_evaluation(title: str, result: dict[str, Any], meanings: Mapping[str, Definition], console: Console) -> None:

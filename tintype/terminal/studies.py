@@ -18,6 +18,7 @@ from tintype.study.runner import Message
 from tintype.study.study import ArmPlan, Study
 from tintype.terminal.bars import bars_on, speed_note
 from tintype.terminal.lines import say
+from tintype.terminal.runs import show_warnings
 
 _VERDICT_STYLE = {"better": "green", "worse": "red", "not shown": "dim", "identical": "dim"}
 """All other verdicts are yellow."""
@@ -41,6 +42,8 @@ def show_arms(study: Study, console: Console) -> None:
     protocol = study.settings.evaluation
     if note := one_kind_note(others, plain(protocol), definitions(protocol, study.of_scenes)):
         say(console, f"note: {note}", "yellow")
+    for arm in study.arms:
+        show_warnings(arm.plans[0], console, arm.label)
 
 
 def _where(arm: ArmPlan | Arm) -> str:

@@ -145,6 +145,13 @@ class RunFolder:
         if self.writes:
             _append(self.events_file, {"event": kind, "step": step, "time": time.time(), **details})
 
+    def log_warnings(self, plan: Plan, step: int) -> None:
+        """Logs each of the plan's warnings once, however often the run starts."""
+        logged = {event.get("text") for event in self.events() if event["event"] == "warning"}
+        for text in plan.warnings:
+            if text not in logged:
+                self.log_event("warning", step, text=text)
+
     def metrics(self) -> list[dict[str, Any]]:
         return read_lines(self.metrics_file)
 

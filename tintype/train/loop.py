@@ -68,6 +68,7 @@ def train(
         with world.together():
             folder.keep_identities(parts.identities | identities, state.step)
             folder.write_about(parts)
+            folder.log_warnings(plan, state.step)
         here = Progress(state.step, plan.train.steps, None, None)
         prepare_images(parts, state.images_seen, interrupt, lambda: on_progress(here))
         if not interrupt.of_any(world):

@@ -16,7 +16,7 @@ from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.train import checkpoint
 from tintype.train.layout import whole
-from tintype.train.optim.power_ema import UPDATES
+from tintype.train.optim.ema import UPDATES
 from tintype.train.parts import LOSSES
 from tintype.train.state import TrainState
 from tintype.world import ALONE, World

@@ -89,7 +89,7 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
             group["lr"] = group["base_lr"] * lr_factor(plan, state.step)
         state.optimizer.found_inf, state.optimizer.update_number = skipped, state.step  # type: ignore[attr-defined]
         state.optimizer.step()
-        if state.ema:
+        if state.ema and plan.ema and plan.ema.update_due(state.step + 1):
             state.ema.update(skipped)
         if tuning:
             losses |= tuning.finish(skipped)

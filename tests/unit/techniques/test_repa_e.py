@@ -336,7 +336,8 @@ def test_no_average_follows_the_autoencoder() -> None:
     parts, _ = ready(tuned_plan(techniques=[REPA_E, "ema"]))
     state = new_state(parts)
     assert state.ema is not None
-    assert set(state.ema.tensors()) == {n for n, _ in parts.modules.named_parameters() if not n.startswith(TUNED)}
+    averaged = {n for n, _ in parts.modules.named_parameters() if not n.startswith(TUNED)}
+    assert set(state.ema.tensors()) == {"updates", *averaged}
 
 
 def test_bf16_storage_leaves_the_autoencoder_in_fp32() -> None:

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from tintype.settings import AverageSettings, Part
 from tintype.train.layout import local
+from tintype.train.optim.ema import UPDATES
 from tintype.train.optim.power_function import LONGEST, exponent
-
-UPDATES = "updates"
-"""The name of the number of updates among the tensors of an average."""
 
 Length = Annotated[float, Field(gt=0, lt=LONGEST)]
 
