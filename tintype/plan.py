@@ -253,8 +253,8 @@ class Plan(Settings):
     @property
     def warnings(self) -> list[str]:
         """List what is probably not meant. A run prints and logs it at its start."""
-        found = self.ema.init_warning(self.train.steps) if self.ema else None
-        return [found] if found else []
+        found = [self.ema.init_warning(self.train.steps) if self.ema else None, self.train.warmup_warning]
+        return [text for text in found if text]
 
     @property
     def token_grid(self) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
+from tintype.errors import UserError
 from tintype.schedule import Schedule
 from tintype.seams import Draws, Route
 from tintype.settings import RoutePart, Settings
@@ -43,10 +44,19 @@ class RouteOptions(Settings):
         usual = usual_range(depth)
         first = usual[0] if self.first is None else _block(self.first, depth)
         last = max(first, usual[1]) if self.last is None else _block(self.last, depth)
-        end = max(1, min(steps - 1, round(steps * (1 - self.dense))))  # one dense step at least
-        schedule = Schedule(kind="until", end=end) if self.dense else Schedule()
+        schedule = Schedule(kind="until", end=self._first_dense_step(steps)) if self.dense else Schedule()
         own = {key: getattr(self, key) for key in type(self).model_fields if key not in ("first", "last", "dense")}
         return {**own, "first": first, "last": last, "schedule": schedule}
+
+    def _first_dense_step(self, steps: int) -> int:
+        """Return the step from which on no token skips. There is a step before it, and one from it on."""
+        first = min(steps - 1, round(steps * (1 - self.dense)))
+        if first < 1:
+            raise UserError(
+                f"dense: with {self.dense:g} of {steps} steps (train.steps) dense at the end, there is no step in "
+                "which tokens skip; lower dense, or train longer"
+            )
+        return first
 
 
 def _block(block: int | float, depth: int) -> int:
@@ -82,6 +92,11 @@ class RangePart(RoutePart):
             )
         if int(plan.fewest_tokens * self.share) == 0:
             raise ValueError(f"{self.kind}: a share of {self.share:g} is less than one of {plan.fewest_tokens} tokens")
+        if not any(self.schedule.factors_in(plan.train.steps)):
+            raise ValueError(
+                f"{self.kind}: no token skips at any step: route.schedule starts at step {self.schedule.start}, and "
+                f"the run has {plan.train.steps} steps (train.steps); start it earlier"
+            )
 
     def sparse_blocks(self, step: int) -> range:
         return range(self.first - 1, self.last) if self.schedule.factor(step) else range(0)

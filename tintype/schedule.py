@@ -59,6 +59,15 @@ class Schedule(Settings):
             return risen if self.kind == "ramp" else 1.0 - risen
         return 0.5 * (1 + math.cos(math.pi * share)) if 0 <= share < 1 else float(share < 0)
 
+    def factors_in(self, steps: int) -> set[float]:
+        """Return the factors at the first and last of `steps` steps and at the schedule's edges.
+
+        The extremes are among them, so a schedule does nothing in the run where all are 0, and does not change where
+        there is one.
+        """
+        edges = (0, self.start - 1, self.start, (self.end or 1) - 1, self.end or 0, steps - 1)
+        return {self.factor(step) for step in edges if 0 <= step < steps}
+
     def over(self, step: int) -> bool:
         """Whether the factor is 0 from this step on."""
         if self.end is None or self.kind == "ramp":

@@ -308,6 +308,17 @@ class TrainSettings(Settings):
         (), description="Sizes of the images in the first steps, one after the other; behind them it is data.size_px"
     )
 
+    @property
+    def warmup_warning(self) -> str | None:
+        """Warn where the warm-up does not end before the training does."""
+        if self.warmup_steps <= self.steps:
+            return None
+        return (
+            f"train.warmup_steps is {self.warmup_steps:,}, and the run has {self.steps:,} steps (train.steps): the "
+            f"learning rate never exceeds {self.steps / self.warmup_steps:.0%} of optimizer.lr; lower "
+            "train.warmup_steps"
+        )
+
     @model_validator(mode="after")
     def _whole_micro_batches(self) -> TrainSettings:
         if self.batch % self.accumulate:

@@ -141,6 +141,12 @@ def test_numbers_and_words_are_read_as_people_mean_them() -> None:
     assert read_yaml(write_yaml(data), "again").data == data
 
 
+def test_a_warm_up_longer_than_the_training_is_warned_of() -> None:
+    (warning,) = tiny_plan("train.warmup_steps=8").warnings
+    assert "warmup_steps is 8" in warning and "never exceeds 75% of optimizer.lr" in warning
+    assert tiny_plan("train.warmup_steps=6").warnings == []
+
+
 def test_diff_shows_resolved_settings_only_where_they_differ() -> None:
     changed = apply_techniques(tiny_plan("seed=5"), ["x-prediction:clamp=0.1", "ema"])
     assert diff(tiny_plan(), changed) == {

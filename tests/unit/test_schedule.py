@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -34,6 +35,16 @@ def test_cosine_falls_from_one_to_nothing() -> None:
     expected = [1, 1, *(0.5 * (1 + math.cos(math.pi * i / 4)) for i in range(4)), 0, 0]
     assert factors(schedule) == pytest.approx(expected)
     assert schedule.over(6) and not schedule.over(5)
+
+
+@pytest.mark.parametrize("kind", ["constant", "until", "ramp", "fall", "cosine"])
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_the_extremes_of_a_run_are_among_the_factors_at_the_edges(kind: Any, steps: int) -> None:
+    pairs = [(0, None)] if kind == "constant" else [(start, end) for end in range(1, 8) for start in range(end)]
+    for start, end in pairs:
+        schedule = Schedule(kind=kind, start=start, end=end)
+        found, every = schedule.factors_in(steps), set(factors(schedule, steps))
+        assert found <= every and (min(found), max(found)) == (min(every), max(every))
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,11 @@ class LossPart(Scheduled, Part):
 
     def check(self, plan: Plan) -> None:
         """Raises ValueError where the plan cannot have this term."""
-        if self.schedule.start >= plan.train.steps:
+        if not any(self.schedule.factors_in(plan.train.steps)):
             raise ValueError(
-                f"{self.kind}: its schedule starts at step {self.schedule.start}, but the run has "
-                f"{plan.train.steps} steps (train.steps)"
+                f"{self.kind}: its weight is 0 at every step: its schedule is '{self.schedule.kind}' from step "
+                f"{self.schedule.start} to {self.schedule.end}, and the run has {plan.train.steps} steps "
+                "(train.steps); change the schedule"
             )
 
     def velocity_bias(self, last_step: int) -> float:

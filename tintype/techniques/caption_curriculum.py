@@ -49,6 +49,12 @@ class CurriculumSettings(CaptionsPart):
                 f"captions: the curriculum ends at step {self.schedule.end}, but the run has {plan.train.steps} steps "
                 "(train.steps); end it earlier, or train longer"
             )
+        if len(self.schedule.factors_in(plan.train.steps)) == 1:
+            raise ValueError(
+                f"captions: the curriculum does not change in {plan.train.steps} steps (train.steps): "
+                f"captions.schedule is '{self.schedule.kind}' from step {self.schedule.start} to {self.schedule.end}; "
+                "let it change earlier, or take a mix (caption-mix)"
+            )
 
     def build(self) -> Curriculum:
         return Curriculum(self.first, self.weights, self.schedule)

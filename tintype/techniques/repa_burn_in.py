@@ -32,7 +32,12 @@ class Options(RepaOptions):
 
 def apply(plan: Plan, options: Options) -> dict[str, Any]:
     steps = plan.train.steps
-    end = options.stop or max(1, round(options.share * steps))
+    end = options.stop or round(options.share * steps)
+    if end < 1:
+        raise UserError(
+            f"technique 'repa-burn-in': share {options.share:g} of {steps} steps (train.steps) is less than one step, "
+            "so nothing would be aligned; raise share, or train longer"
+        )
     if end >= steps:
         raise UserError(f"technique 'repa-burn-in': it would stop at step {end}, but the run has {steps} (train.steps)")
     schedule = Schedule(kind="until", end=end)

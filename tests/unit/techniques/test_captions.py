@@ -153,6 +153,14 @@ def test_a_curriculum_without_end_is_refused() -> None:
         tiny_plan("captions.kind=curriculum", "captions.first=long", "captions.weights.short=1", "captions.schedule={}")
 
 
+@pytest.mark.parametrize("schedule", ["{kind: cosine, start: 5, end: 6}", "{kind: until, start: 0, end: 6}"])
+def test_a_curriculum_that_does_not_change_in_the_run_is_refused(schedule: str) -> None:
+    curriculum = ["captions.kind=curriculum", "captions.first=long", "captions.weights.short=1"]
+    with pytest.raises(UserError, match=r"the curriculum does not change in 6 steps .* captions\.schedule is"):
+        tiny_plan(*curriculum, f"captions.schedule={schedule}")
+    assert tiny_plan(*curriculum, f"captions.schedule={schedule}", "train.steps=7").captions
+
+
 @pytest.mark.parametrize("technique", ["caption-mix", "caption-curriculum"])
 def test_a_column_that_the_data_lacks_is_refused_before_the_first_step(technique: str) -> None:
     plan = tiny_plan(techniques=[f"{technique}:weights.long=1,weights.tags=1"])

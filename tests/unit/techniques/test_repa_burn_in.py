@@ -25,7 +25,7 @@ SPEC = "repa-burn-in:teacher=scenes,hidden=32"
 
 @pytest.mark.parametrize(
     ("steps", "options", "end"),
-    [(1000, "", 250), (1000, ",share=0.1", 100), (1000, ",stop=30", 30), (6, "", 2), (3, "", 1), (2, ",share=0.01", 1)],
+    [(1000, "", 250), (1000, ",share=0.1", 100), (1000, ",stop=30", 30), (6, "", 2), (3, "", 1), (2, ",share=0.3", 1)],
 )
 def test_the_stop_is_a_schedule_of_the_plan(steps: int, options: str, end: int) -> None:
     (loss,) = tiny_plan(f"train.steps={steps}", techniques=[SPEC + options]).losses
@@ -38,6 +38,7 @@ def test_the_stop_is_a_schedule_of_the_plan(steps: int, options: str, end: int) 
     [
         ("stop=6", r"'repa-burn-in': it would stop at step 6, but the run has 6 \(train\.steps\)"),
         ("share=0.99", "would stop at step 6"),
+        ("share=0.08", r"share 0\.08 of 6 steps \(train\.steps\) is less than one step"),
         ("stop=2,share=0.5", "give stop .* or share .* not both"),
         ("share=1", "less than 1"),
         ("stop=0", "greater than or equal to 1"),

@@ -57,6 +57,23 @@ def test_a_dense_end_has_one_step_at_least() -> None:
     assert route is not None and route.sparse_blocks(4) and not route.sparse_blocks(5)
 
 
+@pytest.mark.parametrize("name", ["tread", "sprint"])
+@pytest.mark.parametrize(("dense", "steps"), [("0.92", 6), ("0.999", 100), ("0.5", 1)])
+def test_a_run_that_is_dense_from_its_first_step_is_refused(name: str, dense: str, steps: int) -> None:
+    with pytest.raises(UserError, match=rf"dense: with {dense} of {steps} steps \(train\.steps\) .* no step in which"):
+        tiny_plan(f"train.steps={steps}", techniques=[f"{name}:dense={dense}"])
+    late = (
+        f"route={{kind: {name}, share: 0.75, first: 2, last: 2, schedule: {{kind: until, start: {steps}, end: 200}}}}"
+    )
+    with pytest.raises(UserError, match=rf"{name}: no token skips at any step: route\.schedule starts at step {steps}"):
+        tiny_plan(f"train.steps={steps}", late)
+
+
+def test_one_sparse_step_is_enough() -> None:
+    route = tiny_plan("train.steps=6", techniques=["tread:dense=0.9"]).route
+    assert route is not None and route.sparse_blocks(0) and not route.sparse_blocks(1)
+
+
 def test_the_last_steps_can_be_dense() -> None:
     plan = tiny_plan("train.steps=10", techniques=["tread:dense=0.3"])
     router = build_parts(plan).router

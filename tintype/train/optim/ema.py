@@ -7,8 +7,8 @@ and decay^n of the average is the random init: 55% after 600 updates at 0.999. S
 
 The first update copies the weights, so the init has no share at any length of training. While the ramp lasts, the
 weights of update k have the share C(k + 8, 9) / C(n + 9, 10), whose standard deviation is about 8% of the training so
-far; from n = 10 / (1 - d) - 9 on, the decay is d. timm and diffusers ramp the decay as (1 + n) / (10 + n), which is this
-ramp one update later, so that the first update keeps a tenth of the init.
+far; from n = 10 / (1 - d) - 9 on, the decay is d. timm and diffusers ramp the decay as (1 + n) / (10 + n), which is
+this ramp one update later, so that the first update keeps a tenth of the init.
 
 Why no bias correction as in Adam, w = (1 - d) / (1 - d^n): it leaves the init out too, but while n is below 1 / (1 - d)
 it is close to the plain mean of all weights so far, those of the first steps included. Measured on `pocket` (600 steps,
