@@ -145,4 +145,6 @@ def import_(
     with progress_console.status(f"reading {source}"):
         imported = import_model(source, out, set_, _weights(weights))
     _say(f"{out}: a run of plan {imported.plan.hash} at step 0")
+    for note in imported.notes:
+        _say(f"note: {note}")
     _say(f"`tintype train {out}/plan.yaml --out {out}` trains it on")

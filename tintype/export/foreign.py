@@ -36,6 +36,8 @@ _TEXT_KINDS = {
 }
 """Model type in transformers -> our kind; all others are `transformers`."""
 _PREDICTIONS = {"PRXPipeline": "velocity", "PRXPixelPipeline": "x-prediction"}
+PIPELINES_BY_CLEANING = {"prx": "PRXPipeline", "prx-pixel": "PRXPixelPipeline"}
+"""`text.clean` -> the pipeline that cleans prompts so before it reads them."""
 _MOST_TOKENS = 1024
 """A tokenizer that states a greater length states none."""
 
@@ -175,6 +177,8 @@ def _pipeline_sections(place: Path, about: Mapping[str, Any]) -> dict[str, Any]:
         {"kind": "pixels"} if pipeline == "PRXPixelPipeline" else _autoencoder(place, about.get("tokenizer", {}))
     )
     if not about:
+        if sections["text"]:
+            sections["text"]["clean"] = next(one for one, name in PIPELINES_BY_CLEANING.items() if name == pipeline)
         sections["objective"] = {"kind": _PREDICTIONS[pipeline]}
         scheduler = place / "scheduler" / "scheduler_config.json"
         if scheduler.is_file():

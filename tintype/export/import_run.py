@@ -6,7 +6,7 @@ there is none to take over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ import torch
 import tintype
 from tintype.errors import UserError
 from tintype.export.architecture import check_tensors, from_config, from_tensors
-from tintype.export.foreign import Foreign, read_foreign
+from tintype.export.foreign import PIPELINES_BY_CLEANING, Foreign, read_foreign
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.files import write_json
 from tintype.plan import Plan, plan_from_document
+from tintype.settings import TextPart, plain
 from tintype.strict import Document
 from tintype.text.frozen import FrozenTextPart
 from tintype.train import checkpoint
@@ -33,6 +34,8 @@ class Imported:
     path: Path
     plan: Plan
     record: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    """What to know of it, in sentences."""
 
 
 def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weights: str | None = None) -> Imported:
@@ -52,7 +55,7 @@ def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weigh
     record = _record(foreign, plan)
     with written_whole(out) as temporary:
         _write(foreign, parts, record, temporary)
-    return Imported(out, plan, record)
+    return Imported(out, plan, record, tuple(_cleaning_notes(foreign, plan.text)))
 
 
 def _plan(foreign: Foreign, assignments: Sequence[str]) -> Plan:
@@ -116,6 +119,23 @@ def _write(foreign: Foreign, parts: Parts, record: dict[str, Any], temporary: Pa
         folder.log_event("imported", 0, **record)
 
 
+def _cleaning_notes(foreign: Foreign, text: TextPart) -> Iterator[str]:
+    """Say how prompts are cleaned, where the folder's own plan does not."""
+    cleaning = plain(text)["clean"]
+    if foreign.about:
+        return
+    if cleaning in PIPELINES_BY_CLEANING:
+        yield (
+            f"prompts and captions are cleaned as diffusers' {PIPELINES_BY_CLEANING[cleaning]} cleans prompts "
+            f"(text.clean={cleaning}); --set text.clean=false leaves them as they are"
+        )
+    elif not cleaning:
+        yield (
+            "prompts and captions are not cleaned (text.clean=false). PRX's own models were trained on cleaned "
+            "captions: import them with --set text.clean=prx, pixel models with --set text.clean=prx-pixel"
+        )
+
+
 def _record(foreign: Foreign, plan: Plan) -> dict[str, Any]:
     """Where the weights come from."""
     about = {key: foreign.about[key] for key in ("plan", "step", "tintype") if key in foreign.about}
@@ -125,5 +145,6 @@ def _record(foreign: Foreign, plan: Plan) -> dict[str, Any]:
         "weights": foreign.weights,
         "imported_by": tintype.__version__,
         "as_plan": plan.hash,
+        "text_cleaning": plain(plan.text)["clean"],
         **({"exported_from": about} if about else {}),
     }

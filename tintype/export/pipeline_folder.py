@@ -141,7 +141,7 @@ def _transformer(tensors: Mapping[str, Tensor], plan: Plan, channels: int, text_
 def _how_to_call(trained: Trained, pipeline: Pipeline) -> dict[str, Any]:
     """Arguments with which the pipeline samples as tintype does."""
     call: dict[str, Any] = {"timesteps": timesteps(STEPS, trained.plan.time.shift), "use_resolution_binning": False}
-    if pipeline == LATENT:
+    if pipeline == LATENT and reader.frozen(trained.parts.text).settings.clean != "prx":
         call["skip_text_cleaning"] = True
     if null := reader.null_prompt(reader.frozen(trained.parts.text)):
         call["negative_prompt"] = null
@@ -158,9 +158,14 @@ def _notes(trained: Trained) -> list[str]:
     if any(loss.velocity_bias(max(0, trained.step - 1)) for loss in plan.losses):
         notes.append("the bias of the contrastive loss stays in the velocity; `unbias` is tintype's")
     text = reader.frozen(trained.parts.text).settings
-    if text.clean:
+    if text.clean is True:
         notes.append(
             "training cleaned captions (text.clean); the pipeline does not: give prompts without HTML or links"
+        )
+    if text.clean == "prx" and plan.tokenizer.kind == "pixels":
+        notes.append(
+            "training cleaned captions as PRXPipeline does (text.clean=prx); PRXPixelPipeline does not: give prompts "
+            "in lower case, without links and special characters"
         )
     if text.compute == "bf16":
         notes.append("training read captions in bf16; a pipeline opened in fp32 reads them more exactly")

@@ -1,17 +1,31 @@
 """Captions from the web, made plain: what markup and addresses leave, without a change to what is said.
 
 Differs: PixArt and DeepFloyd (and PRX after them) also lower-case and drop punctuation and Chinese, Japanese and Korean
-characters. Encoders that read capitals, commas and other languages lose by that, so it is left out.
+characters. Encoders that read capitals, commas and other languages lose by that, so it is left out. Models that were
+trained so read prompts so: `prx` and `prx-pixel` clean as diffusers' PRX pipelines do.
 """
 
 from __future__ import annotations
 
+import hashlib
 import html
+import importlib
 import re
 import unicodedata
+from collections.abc import Callable
+from typing import Any, Literal
+
+from tintype.errors import UserError
 
 VERSION = 1
 """A part of the identity of an encoder that cleans: change it with the rules."""
+
+Cleaning = Literal[False, True, "prx", "prx-pixel"]
+"""False: none. True: `clean`. Others: as diffusers' PRXPipeline (DeepFloyd's rules) or PRXPixelPipeline cleans."""
+_PROBE = """ "The RED-ball_of my-cute_cat": caf\u00c3\u00a9 &amp;quot;x&quot; <b>A</b> @me #123 #12345 1234567 \u7ea2
+https://example.org/a_b \u2014 example.com/x.png 10.0.0.1 jc6640 jc6640vc 66vc23 free shipping page 3 3x4 ...
+click on this (a) [b] {c} |d| *e* free download jpg image a1b2c3d .x : y,z 50%+off 7:45 """
+"""A text that shows what rules do: they are diffusers' own, and may change with it."""
 
 _TAG = re.compile(r"<!--.*?-->|</?[a-zA-Z][^<>]*>", re.DOTALL)
 _ADDRESS = re.compile(r"\b(?:https?://|ftp://|www\.)\S*[^\s.,;:!?)\]}'\"]", re.IGNORECASE)
@@ -26,3 +40,33 @@ def clean(caption: str) -> str:
     plain = _ADDRESS.sub(" ", plain)
     plain = "".join(" " if unicodedata.category(letter) == "Cc" else letter for letter in plain)
     return _SPACE.sub(" ", unicodedata.normalize("NFC", plain)).strip()
+
+
+def cleaner(cleaning: Cleaning) -> Callable[[str], str]:
+    """Return the function that cleans a caption."""
+    if cleaning is False:
+        return str
+    if cleaning is True:
+        return clean
+    fix_text = _package("ftfy").fix_text
+    if cleaning == "prx-pixel":
+        return lambda caption: html.unescape(html.unescape(fix_text(caption))).strip()
+    rules: Callable[[str], str] = _package("diffusers.pipelines.prx.pipeline_prx").TextPreprocessor().clean_text
+    return rules
+
+
+def identity(cleaning: Cleaning) -> Any:
+    """Return what of the cleaning is a part of an encoder's identity."""
+    if isinstance(cleaning, bool):
+        return VERSION if cleaning else None
+    return [cleaning, hashlib.sha256(cleaner(cleaning)(_PROBE).encode()).hexdigest()]
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(
+            f"cleaning captions as PRX's pipelines do (text.clean) needs {name} ({error}): "
+            "pip install 'tintype[export]'"
+        ) from None

@@ -48,7 +48,11 @@ class FrozenTextPart(TextPart):
     )
     sha256: Pin = Field(None, description="First digits of the identity; another encoder is refused")
     max_tokens: int = Field(256, ge=2, description="Captions are cut to this many tokens, special ones included")
-    clean: bool = Field(False, description="Leave HTML, web addresses and superfluous white space out of captions")
+    clean: cleaning.Cleaning = Field(
+        False,
+        description="true: leave HTML, web addresses and superfluous white space out of captions; prx and prx-pixel: "
+        "clean them as diffusers' PRXPipeline and PRXPixelPipeline do",
+    )
     skip_layers: int = Field(
         0, ge=0, description="0: the last layer behind its norm; 1: the layer before the last, without the norm; …"
     )
@@ -86,6 +90,7 @@ class FrozenTextEncoder:
     def __init__(self, settings: FrozenTextPart, network: Any, device: torch.device) -> None:
         self.settings, self.device = settings, device
         self._words = settings.checkpoint.words
+        self._clean = cleaning.cleaner(settings.clean)
         self._check_length(network.config)
         self.dim = self._stated(network.config, "hidden_size")
         self._tokenizer = settings.tokenizer_checkpoint.tokenizer(self._stated(network.config, "vocab_size"))
@@ -169,8 +174,9 @@ class FrozenTextEncoder:
 
     def _read(self, captions: Sequence[str]) -> list[str]:
         """As the tokenizer is given them."""
-        texts = [cleaning.clean(caption) for caption in captions] if self.settings.clean else captions
-        return [text.encode("utf-8", "replace").decode() for text in texts]  # a terminal's broken letters are no text
+        return [
+            self._clean(caption).encode("utf-8", "replace").decode() for caption in captions
+        ]  # a terminal's broken letters are no text
 
     def _states(self, ids: Sequence[Sequence[int]], length: int, rows: int) -> Tensor:
         id_BL = torch.full((rows, length), self._padding)
@@ -234,7 +240,7 @@ class FrozenTextEncoder:
             self._weights,
             vocabulary,
             self.token_ids(_PROBES, max_tokens),
-            cleaning.VERSION if settings.clean else None,
+            cleaning.identity(settings.clean),
             max_tokens,
             settings.skip_layers,
             settings.compute,

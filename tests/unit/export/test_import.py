@@ -15,12 +15,16 @@ from tests.tiny_export import latent_plan, pixel_plan, text_settings, tokenizer_
 from tintype.errors import UserError
 from tintype.export.import_run import import_model
 from tintype.export.names import to_diffusers, to_training
+from tintype.export.parity import open_pipeline
 from tintype.export.pipeline_folder import export_pipeline
+from tintype.export.quiet import quiet_diffusers
 from tintype.export.single_file import export_file
 from tintype.files import read_json
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.generate import SamplerSettings, generate
 from tintype.plan import plan_from_folder
+from tintype.settings import plain
+from tintype.text.frozen import FrozenTextEncoder
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
@@ -230,3 +234,82 @@ def test_what_is_no_model_is_named(tmp_path: Path, name: str) -> None:
     words = {"model.pth": "pickle", "model.safetensors": "cannot be read", "folder": "not a PRX model"}
     with pytest.raises(UserError, match=words.get(name, "there is no")):
         import_model(place, tmp_path / "run", [CPU])
+
+
+DIRTY = [
+    "A RED ball &amp; a cube",
+    "a &lt;b&gt;small ball on the grass",
+    "one cone, see https://example.org/a.png ... #123 !!",
+    "a ball 红色 and 🙂 two cubes (large)",
+    '"the green-ball_on_the-left"',
+    "cafÃ© with a red ball",
+    "",
+]
+"""Prompts that cleaning changes: entities, tags, addresses, numbers, other scripts, quotes, broken letters."""
+
+
+@pytest.fixture(scope="module")
+def foreign_pixels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("foreign-pixels")
+    path = export_pipeline(write_run(folder / "run", pixel_plan("t5")), folder / "pipeline").path
+    (path / "tintype.json").unlink()
+    return path
+
+
+@pytest.fixture
+def foreign(own: Path, foreign_pixels: Path, request: pytest.FixtureRequest) -> Path:
+    """A pipeline's folder that tintype did not write."""
+    (own / "tintype.json").unlink()
+    return own if request.param == "PRXPipeline" else foreign_pixels
+
+
+@pytest.mark.parametrize(
+    ("foreign", "pipeline_name", "clean"),
+    [("PRXPipeline", "PRXPipeline", "prx"), ("PRXPixelPipeline", "PRXPixelPipeline", "prx-pixel")],
+    indirect=["foreign"],
+)
+def test_prompts_are_cleaned_as_the_foreign_pipeline_cleans_them(
+    foreign: Path, pipeline_name: str, clean: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("ftfy", reason="the pipelines clean prompts with it")
+    imported = import_model(foreign, tmp_path / "run", [CPU, "text.compute=fp32"])
+    assert plain(imported.plan.text)["clean"] == imported.record["text_cleaning"] == clean
+    assert any(f"as diffusers' {pipeline_name} cleans prompts" in note for note in imported.notes)
+    text = load_run(imported.path, "cpu")[0].text
+    assert isinstance(text, FrozenTextEncoder)
+    with quiet_diffusers():
+        pipe = open_pipeline(foreign, {"pipeline": pipeline_name})
+        ids_BL, mask_BL = pipe._tokenize_prompts(DIRTY, torch.device("cpu"))
+        embedding_BLC = pipe.encode_prompt(DIRTY, torch.device("cpu"), do_classifier_free_guidance=False)[0]
+    theirs = [row[mask].tolist() for row, mask in zip(ids_BL, mask_BL, strict=True)]
+    assert text.token_ids(DIRTY) == theirs
+    ours = text.encode(DIRTY)
+    torch.testing.assert_close(ours.tokens_BLC[ours.mask_BL], embedding_BLC[mask_BL], atol=1e-5, rtol=1e-4)
+    uncleaned = import_model(foreign, tmp_path / "uncleaned", [CPU, "text.clean=false"])
+    left = load_run(uncleaned.path, "cpu")[0].text
+    assert isinstance(left, FrozenTextEncoder)
+    assert left.token_ids(DIRTY) != theirs, "the control: these prompts show what cleaning does"
+    assert any("are not cleaned" in note for note in uncleaned.notes)
+    event = RunFolder(imported.path).events()[0]
+    assert event["event"] == "imported" and event["text_cleaning"] == clean
+
+
+def test_a_folder_that_tintype_wrote_is_read_as_it_was_trained(pipeline: Path, tmp_path: Path) -> None:
+    imported = import_model(pipeline, tmp_path / "run", [CPU])
+    assert imported.record["text_cleaning"] is False and imported.notes == ()
+
+
+def test_a_transformer_alone_says_that_prompts_are_not_cleaned(pipeline: Path, tmp_path: Path) -> None:
+    parts = [*text_settings("t5"), tokenizer_settings("flux1")[0], CPU]
+    imported = import_model(pipeline / "transformer", tmp_path / "run", parts)
+    (note,) = imported.notes
+    assert "are not cleaned" in note and "--set text.clean=prx" in note
+
+
+def test_an_imported_run_is_exported_with_its_cleaning(own: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ftfy", reason="the pipelines clean prompts with it")
+    (own / "tintype.json").unlink()
+    imported = import_model(own, tmp_path / "run", [CPU])
+    again = export_pipeline(imported.path, tmp_path / "again")
+    assert "skip_text_cleaning" not in again.about["call"], "the pipeline cleans as training did"
+    assert import_model(again.path, tmp_path / "third", [CPU]).plan.text.model_dump()["clean"] == "prx"
