@@ -139,15 +139,18 @@ class World:
         return [one[: int(count)] for one, count in zip(found, counts, strict=True)]
 
     def rows(self, mine: Tensor) -> Tensor:
-        """All ranks' rows, in the order of ranks, where they are. Every rank has the same number."""
+        """Gather all ranks' rows, in the order of ranks, where they are. Every rank has the same number.
+
+        Gradients flow to the rank that a row comes from: a loss over the rows of all ranks has the gradient that one
+        process with the whole batch has. So every rank must call backward where one does.
+        """
         if self.size == 1:
             return mine
-        found = mine.new_empty(self.size * len(mine), *mine.shape[1:])
-        dist.all_gather(list(found.chunk(self.size)), mine.detach().contiguous())
+        found: Tensor = _AllGather.apply(mine)  # type: ignore[no-untyped-call]
         return found
 
     def mean(self, mine: Tensor) -> Tensor:
-        """The mean over the ranks, where it is."""
+        """The mean over the ranks, where it is. Gradients flow as those of `rows`."""
         return mine if self.size == 1 else self.rows(mine[None]).mean(0)
 
     def say_once(self, text: str, say: Callable[[str], None]) -> None:
@@ -169,6 +172,28 @@ class World:
             store.set(_key("said", digest), "")
         else:  # the launcher stops everyone when the first has ended
             store.wait([_key("said", digest)], timedelta(seconds=2 * _AGREE_S))
+
+
+class _AllGather(torch.autograd.Function):
+    """Backward sums what all ranks' losses ask of a row.
+
+    The sum is not divided: gradients of weights are averaged over the ranks afterwards (`train.gradients`), as the loss
+    of the whole batch is the mean of the ranks' losses.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor) -> Tensor:
+        size = dist.get_world_size()
+        ctx.rows = len(mine)
+        found = mine.new_empty(size * len(mine), *mine.shape[1:])
+        dist.all_gather(list(found.chunk(size)), mine.contiguous())
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        summed = gradients[0].contiguous().clone()
+        dist.all_reduce(summed)
+        return summed[dist.get_rank() * ctx.rows :][: ctx.rows]
 
 
 def _store() -> Any:

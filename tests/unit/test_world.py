@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 from tests.ranks import run_ranks
 from tintype import cli, world
 from tintype.errors import UserError
+from tintype.train.gradients import GradientMean
 from tintype.train.interrupt import Interrupt
-from tintype.world import ALONE, current, refuse_other_steps
+from tintype.train.layout import Layout
+from tintype.world import ALONE, World, current, refuse_other_steps
 
 
 def _rows(item: int) -> Tensor:
@@ -96,6 +98,45 @@ def test_ranks_agree() -> None:
     signals = [(True, signal.SIGTERM), (False, None)]
     found = run_ranks(3, _agree)
     assert found == [(*alike, mistakes, signals, [0, 10, 1, 10, 2, 10], pytest.approx(5 / 3))] * 3
+
+
+ROWS, WIDTH = 6, 3
+
+
+def _contrast(world: World, x_BW: Tensor, weight_WW: Tensor, scale: Tensor) -> Tensor:
+    """Mean loss over this rank's rows, each told apart from the rows of all ranks: every row is in every loss."""
+    mine_BW = torch.tanh(x_BW @ weight_WW)
+    all_NW = world.rows(mine_BW)
+    target_B = torch.arange(len(mine_BW)) + world.rank * len(mine_BW)
+    spread = world.mean(mine_BW.square().mean())
+    return torch.nn.functional.cross_entropy(scale * mine_BW @ all_NW.T, target_B) + spread.square()
+
+
+def _gradients(detach: bool = False) -> list[Tensor]:
+    """The gradients of shared weights, averaged over the ranks as training does it."""
+    world, generator = current(), torch.Generator().manual_seed(0)
+    x_NW = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)
+    weight = torch.nn.Parameter(torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64))
+    scale = torch.nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+    gradients = GradientMean([weight, scale], Layout(world))
+    if detach:
+        original = World.rows
+        World.rows = lambda world, mine: original(world, mine.detach())  # type: ignore[method-assign]
+    with gradients.over(last=True):
+        _contrast(world, x_NW.chunk(world.size)[world.rank], weight, scale).backward()
+    return [one.grad for one in (weight, scale) if one.grad is not None]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_gradients_flow_to_the_rows_of_other_ranks(size: int) -> None:
+    """As those of one process with the whole batch; averaging is in fp32. The control: without, they differ."""
+    (alone,) = run_ranks(1, _gradients)
+    for found in run_ranks(size, _gradients):
+        for mine, whole in zip(found, alone, strict=True):
+            torch.testing.assert_close(mine, whole, rtol=1e-6, atol=1e-6)
+    if size == 2:
+        detached = run_ranks(size, _gradients, True)[0]
+        assert (detached[0] - alone[0]).abs().max() > 1e-2
 
 
 def test_alone_nobody_is_asked() -> None:
