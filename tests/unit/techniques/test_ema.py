@@ -161,7 +161,7 @@ LEFT = [
 def test_a_plan_warns_where_more_than_a_hundredth_of_the_init_is_left(
     technique: str, steps: int, left: float | None
 ) -> None:
-    plan = tiny_plan(f"train.steps={steps}", techniques=[technique])
+    plan = tiny_plan(f"train.steps={steps}", "train.warmup_steps=0", techniques=[technique])
     if left is None:
         assert plan.warnings == []
     else:
