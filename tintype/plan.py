@@ -323,7 +323,21 @@ def stored_plan(file: Path) -> Plan:
         part = document.data.get(section) if isinstance(document.data, dict) else None
         if isinstance(part, dict) and part.get("kind") == kind:
             part.setdefault(key, value)
+    if (file.parent / _EXPORTED).is_file():
+        _find_own_weights(document.data, file.parent)
     return plan_from_document(document)
+
+
+_EXPORTED, _WITHIN = "tintype.json", "./"
+
+
+def _find_own_weights(content: Any, folder: Path) -> None:
+    """Find weights of others that an exported model has in its own folder: its plan names them by `./`."""
+    sections = [content.get(name) for name in ("text", "tokenizer")] if isinstance(content, dict) else []
+    for section in (one for one in sections if isinstance(one, dict)):
+        for key in ("weights", "folder"):
+            if str(section.get(key, "")).startswith(_WITHIN):
+                section[key] = str(folder / section[key])
 
 
 Change = tuple[Any, Any]

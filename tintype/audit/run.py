@@ -14,6 +14,7 @@ from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_folder
 from tintype.train.folder import RunFolder
 from tintype.train.load import newest_good
+from tintype.train.model_folder import refuse_training
 from tintype.train.parts import Parts, build_parts, exact_fp32
 from tintype.train.start import begin
 from tintype.train.state import StateMismatchError, TrainState, new_state
@@ -71,6 +72,7 @@ def audit_run(
     path: Path, steps: int, device: str | None = None, on_step: Callable[[int], None] = lambda step: None
 ) -> Audit:
     """From a run's newest good checkpoint."""
+    refuse_training(path)
     plan = plan_from_folder(path)
     if device is not None:
         plan = Plan(**{**dict(plan), "run": plan.run.model_copy(update={"device": device})})

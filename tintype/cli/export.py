@@ -16,7 +16,13 @@ _WEIGHTS = "raw or average; by default the average, where there is one"
 @app.command("export")
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run")],
-    to: Annotated[str, typer.Option(help="diffusers (a pipeline's folder) or safetensors (the denoiser in one file)")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="diffusers (a pipeline's folder), tintype (a folder that tintype opens; any run) or safetensors (the "
+            "denoiser in one file)"
+        ),
+    ],
     out: Out,
     weights: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
     ema_length: EmaLength = None,
@@ -25,18 +31,16 @@ def export(
         bool, typer.Option("--check", help="Sample with both and print the largest difference (diffusers only)")
     ] = False,
     license_: Annotated[
-        str | None, typer.Option("--license", help="For the card, as the hub knows it: apache-2.0 (diffusers only)")
+        str | None, typer.Option("--license", help="For the card, as the hub knows it: apache-2.0")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The model's name, for the card (diffusers only)")] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name, for the card")] = None,
     base_model: Annotated[
-        str | None, typer.Option(help="Model of the hub that the training started from, for the card (diffusers only)")
+        str | None, typer.Option(help="Model of the hub that the training started from, for the card")
     ] = None,
     with_captions: Annotated[
-        bool, typer.Option("--with-captions", help="Show captions of your own data in the card (diffusers only)")
+        bool, typer.Option("--with-captions", help="Show captions of your own data in the card")
     ] = False,
-    push: Annotated[
-        str | None, typer.Option(help="OWNER/NAME on the hub: send it there, after asking (diffusers only)")
-    ] = None,
+    push: Annotated[str | None, typer.Option(help="OWNER/NAME on the hub: send it there, after asking")] = None,
     private: Annotated[
         bool, typer.Option("--private", help="With --push: a new repository is seen by its owner alone")
     ] = False,
@@ -44,20 +48,21 @@ def export(
         bool, typer.Option("--yes", help="With --push: do not ask; what is sent is shown all the same")
     ] = False,
 ) -> None:
-    """Write a run as diffusers' PRX pipeline with its card, or its denoiser as one safetensors file."""
+    """Write a run with its card as diffusers' PRX pipeline or as a folder for tintype, or its denoiser as one file."""
     from tintype.export.model_card import CardOptions
+    from tintype.export.model_folder import export_model
     from tintype.export.pipeline_folder import export_pipeline
     from tintype.export.single_file import export_file
     from tintype.world import alone
 
     alone("tintype export")
-    _one_of("--to", to, ("diffusers", "safetensors"))
+    _one_of("--to", to, ("diffusers", "tintype", "safetensors"))
     _one_of("--dtype", dtype, ("fp32", "bf16"))
     if check and to != "diffusers":
-        raise UserError("--check compares with a pipeline of diffusers; a single file has none")
+        raise UserError("--check compares with a pipeline of diffusers; leave it out, or take --to diffusers")
     for_folder = {"--license": license_, "--name": name, "--base-model": base_model, "--with-captions": with_captions}
     for_folder |= {"--push": push}
-    if to != "diffusers" and (given := [option for option, value in for_folder.items() if value]):
+    if to == "safetensors" and (given := [option for option, value in for_folder.items() if value]):
         raise UserError(
             f"{given[0]} is for a folder with a card; a single file has none: `tintype card` writes one for the folder "
             "that you put it in, and `tintype push` sends that"
@@ -71,6 +76,8 @@ def export(
     with progress_console.status(f"writing {out}"):
         if to == "diffusers":
             exported = export_pipeline(run, out, chosen, kind, card, ema_length)
+        elif to == "tintype":
+            exported = export_model(run, out, chosen, kind, card, ema_length)
         else:
             exported = export_file(run, out, chosen, kind, ema_length)
     about = exported.about
@@ -82,7 +89,7 @@ def export(
         from tintype.export.trained import load_trained
 
         with progress_console.status("sampling with both"):
-            fresh = load_trained(run, exported.trained.weights, ema_length)
+            fresh = load_trained(run, chosen, ema_length)
             figures = measure(fresh.parts, out, about)
         for figure in figures:
             _say(
@@ -115,7 +122,7 @@ def _push(out: Path, repo: str, private: bool, yes: bool) -> None:
 
 def _one_of(option: str, value: str, valid: tuple[str, ...]) -> None:
     if value not in valid:
-        raise UserError(f"{option} {value}: valid are {' and '.join(valid)}")
+        raise UserError(f"{option} {value}: valid are {', '.join(valid)}")
 
 
 def _weights(value: str | None) -> Literal["raw", "average"] | None:

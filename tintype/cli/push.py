@@ -75,4 +75,4 @@ def _show(upload: Upload, destination: Destination) -> None:
     console.print(table)
     if upload.left_out:
         hidden = ", ".join(upload.left_out[:5]) + (", …" if len(upload.left_out) > 5 else "")
-        console.print(f"left out, hidden: {hidden}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"left out: {hidden}", soft_wrap=True, highlight=False, markup=False)

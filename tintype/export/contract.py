@@ -6,6 +6,10 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from tintype.errors import UserError
@@ -21,6 +25,7 @@ BINS = {LATENT: (256, 512, 1024), PIXEL: (1024,)}
 """Default sizes for which a pipeline has bins of aspect ratios."""
 KL, DC = ("flux1", "e2e-flux"), ("dc-ae",)
 """Tokenizers by their class in diffusers."""
+_RECIPES = ("pocket-diffusers", "mini-diffusers")
 _SINGLE_FILE = "`--to safetensors` writes the denoiser for loaders of your own"
 _WHY_NOT_HELD = {
     "flux2": "FLUX.2's batch-norm statistics depend on a latent's place in a patch of 2 × 2, and PRXPipeline knows one "
@@ -33,79 +38,125 @@ _WHY_NOT_HELD = {
 }
 
 
-def pipeline_for(plan: Plan) -> Pipeline:
-    """The pipeline that samples as tintype does. A run that none can hold is refused, with every reason at once."""
+@dataclass(frozen=True)
+class Reason:
+    """Why another form cannot hold a run, and the option of `tintype train` that trains one which it can."""
+
+    text: str
+    option: str = ""
+
+
+def pipeline_for(plan: Plan, run: Path | None = None) -> Pipeline:
+    """Return the pipeline that samples as tintype does.
+
+    Refuse a run that none can hold, with every reason and what works instead. `run` is its folder, for the message.
+    """
     pipeline = PIXEL if plan.tokenizer.kind == "pixels" else LATENT
     reasons = [*_of_denoiser(plan), *_of_text(plan), *_of_space(plan, pipeline)]
-    if reasons:
-        listed = "".join(f"\n- {reason}" for reason in reasons)
-        raise UserError(f"diffusers' {pipeline} cannot hold this run:{listed}")
+    _refuse(f"diffusers' {pipeline} cannot hold this run", reasons, run)
     return pipeline
 
 
-def check_single_file(plan: Plan) -> None:
-    """A file of the denoiser alone: all that sampling needs besides must be elsewhere to be had."""
+def holds(plan: Plan) -> bool:
+    """Return whether a pipeline of diffusers can hold a run of this plan."""
+    try:
+        pipeline_for(plan)
+    except UserError:
+        return False
+    return True
+
+
+def check_single_file(plan: Plan, run: Path | None = None) -> None:
+    """Refuse a run whose denoiser alone is of no use: all that sampling needs besides must be available elsewhere."""
     reasons = _of_denoiser(plan)
     if not isinstance(plan.text, FrozenTextPart):
         reasons += [_own_text(plan)]
-    if reasons:
-        raise UserError("one file of the denoiser cannot hold this run:" + "".join(f"\n- {one}" for one in reasons))
+    _refuse("one file of the denoiser cannot hold this run", reasons, run)
 
 
-def _of_denoiser(plan: Plan) -> list[str]:
+def _refuse(what: str, reasons: Sequence[Reason], run: Path | None) -> None:
+    if not reasons:
+        return
+    folder = "RUN" if run is None else shlex.quote(str(run))
+    listed = "".join(f"\n- {reason.text}" for reason in reasons)
+    ways = [f"`tintype export {folder} --to tintype --out DIR` writes this run as it is; tintype samples and pushes it"]
+    if all(reason.option for reason in reasons):
+        options = " ".join(dict.fromkeys(reason.option for reason in reasons))
+        ways.append(
+            f"`tintype train {folder}/plan.yaml {options} --out DIR` trains this plan so that it can be exported"
+        )
+    ways.append(f"the recipes {' and '.join(_RECIPES)} train models that diffusers opens")
+    raise UserError(f"{what}:{listed}\nWhat works:" + "".join(f"\n- {way}" for way in ways))
+
+
+def _of_denoiser(plan: Plan) -> list[Reason]:
     """TREAD is dense in sampling and holds; SPRINT's layer is a part of every sample."""
     if plan.route is None or plan.route.build(plan.model).whole() is None:
         return []
     return [
-        f"route: '{plan.route.kind}' joins two streams of tokens with a layer of its own in sampling too, and PRX's "
-        "transformer has no such layer; without it the blocks behind see what they were never trained on. Train "
-        "without a route, or with tread, which samples like a plain transformer"
+        Reason(
+            f"route: '{plan.route.kind}' joins two streams of tokens with a layer of its own in sampling too, and "
+            "PRX's transformer has no such layer; without it the later blocks see what they were never trained on. "
+            "Train without a route, or with tread, which samples like a plain transformer",
+            "--set route=null",
+        )
     ]
 
 
-def _of_text(plan: Plan) -> list[str]:
+def _of_text(plan: Plan) -> list[Reason]:
     text = plan.text
     if not isinstance(text, FrozenTextPart):
         return [_own_text(plan)]
     if text.skip_layers:
         return [
-            f"text.skip_layers is {text.skip_layers}: the pipelines read the last layer behind its norm "
-            "(`last_hidden_state`) and no other; train with text.skip_layers=0"
+            Reason(
+                f"text.skip_layers is {text.skip_layers}: the pipelines read the last layer after its norm "
+                "(`last_hidden_state`) and no other",
+                "--set text.skip_layers=0",
+            )
         ]
     return []
 
 
-def _own_text(plan: Plan) -> str:
-    return (
+def _own_text(plan: Plan) -> Reason:
+    return Reason(
         f"text: the encoder '{plan.text.kind}' is trained with the run and is no class of transformers, so that it "
-        "could be loaded only by running code of the folder; train with a frozen one, for example --technique "
-        "text-encoder:to=t5"
+        "could be loaded only by running code of the folder; a frozen one can be loaded",
+        "--technique text-encoder:to=minilm",
     )
 
 
-def _of_space(plan: Plan, pipeline: Pipeline) -> list[str]:
+def _of_space(plan: Plan, pipeline: Pipeline) -> list[Reason]:
     predicts, kind = plan.objective.predicts, plan.tokenizer.kind
     if pipeline == PIXEL:
         if predicts == "velocity":
             return [
-                "objective: PRXPixelPipeline takes a prediction of the clean image, and this run predicts the velocity "
-                "of pixels. x = x_t - t v also needs x_t and t, which no last layer can add; train with --technique "
-                "x-prediction"
+                Reason(
+                    "objective: PRXPixelPipeline takes a prediction of the clean image, and this run predicts the "
+                    "velocity of pixels. x = x_t - t v also needs x_t and t, which no last layer can add",
+                    "--technique x-prediction",
+                )
             ]
         clamp = getattr(plan.objective, "clamp", None)
         if clamp != PIXEL_CLAMP:
             return [
-                f"objective.clamp is {clamp}, and PRXPixelPipeline divides by max(t, {PIXEL_CLAMP}): samples would "
-                f"differ in steps with t below; train with clamp={PIXEL_CLAMP}"
+                Reason(
+                    f"objective.clamp is {clamp}, and PRXPixelPipeline divides by max(t, {PIXEL_CLAMP}): samples would "
+                    "differ in steps with t below",
+                    f"--set objective.clamp={PIXEL_CLAMP}",
+                )
             ]
         return []
     reasons = []
     if predicts != "velocity":
         reasons.append(
-            "objective: PRXPipeline takes a prediction of the velocity, and this run predicts clean latents. The way "
-            "from one to the other needs x_t and t, which no last layer can add, and a pipeline of its own would be "
-            f"code that the folder brings; train without x-prediction, or {_SINGLE_FILE}"
+            Reason(
+                "objective: PRXPipeline takes a prediction of the velocity, and this run predicts clean latents. The "
+                "way from one to the other needs x_t and t, which no last layer can add, and a pipeline of its own "
+                f"would be code that the folder brings; train without x-prediction, or {_SINGLE_FILE}",
+                "--set objective.kind=velocity",
+            )
         )
     if kind not in (*KL, *DC):
-        reasons.append(f"tokenizer '{kind}': {_WHY_NOT_HELD.get(kind, 'PRXPipeline has no class for it')}")
+        reasons.append(Reason(f"tokenizer '{kind}': {_WHY_NOT_HELD.get(kind, 'PRXPipeline has no class for it')}"))
     return reasons

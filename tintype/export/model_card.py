@@ -53,8 +53,9 @@ class CardOptions:
     with_captions: bool = False
     """Show captions of a store beside the samples. Those of scenes are nobody's, and are always shown."""
     usage: Callable[[str], str] | None = None
-    """Python code that uses the model with a prompt, from whoever wrote it in another form."""
-    weights: Literal["raw", "average"] | None = None
+    """Code that uses the model with a prompt, from whoever wrote it in another form."""
+    usage_language: str = "python"
+    weights: str | None = None
     """Which weights the card is for: only their scores are shown. Without, those that the run is sampled with."""
 
     def __post_init__(self) -> None:
@@ -210,7 +211,7 @@ def _usage(record: RunRecord, options: CardOptions) -> Iterator[str]:
     yield "## How to use\n"
     prompt = next(iter(_prompts(record, options, 1)), "a picture")
     if options.usage is not None:
-        yield fenced(options.usage(public.words(prompt)), "python")
+        yield fenced(options.usage(public.words(prompt)), options.usage_language)
     elif options.library == "diffusers":
         repo = options.repo or "OWNER/NAME"
         code = [

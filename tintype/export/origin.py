@@ -51,6 +51,12 @@ class Origin:
         return f"an imported model: {place}{run}; {imported['weights']} weights, SHA-256 of {files}"
 
 
+def hub_place(path: str) -> str:
+    """Return the part of a path that names a repository in the hub's cache, or ''."""
+    found = _IN_CACHE.search(path)
+    return path[found.start() :] if found else ""
+
+
 def read_origin(folder: RunFolder) -> Origin | None:
     """None for a run that began with random weights."""
     runs: list[Mapping[str, Any]] = []

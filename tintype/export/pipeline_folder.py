@@ -32,6 +32,8 @@ from tintype.vision.hub import json_object
 ABOUT = "tintype.json"
 STEPS = 28
 """diffusers' usual number, for the steps that are written down."""
+CONFIGS = ("config.json", "model_index.json", "tokenizer_config.json")
+"""Files in which diffusers and transformers note where they were loaded from."""
 TRAIN_TIMESTEPS = 1000
 """The scheduler's: its timesteps are t × 1000."""
 _GUIDANCE = 3.5
@@ -73,7 +75,7 @@ def export_pipeline(
 ) -> Exported:
     """Writes the whole folder, its card included, or nothing."""
     refuse_existing(out)
-    pipeline = pipeline_for(plan_from_folder(run))  # before anything large is loaded
+    pipeline = pipeline_for(plan_from_folder(run), run)  # before anything large is loaded
     trained = load_trained(run, weights, ema_length)
     about = {**trained.about(dtype), "pipeline": pipeline, **_how_to_call(trained, pipeline), "notes": _notes(trained)}
     made = _card(run, trained, about, card or CardOptions())
@@ -127,8 +129,8 @@ def _write(trained: Trained, pipeline: Pipeline, dtype: Dtype, folder: Path) -> 
     getattr(diffusers, pipeline)(**components).save_pretrained(folder, safe_serialization=True)
     reader.mend_config(folder / "text_encoder")
     for file in folder.rglob("*.json"):
-        if file.name in ("config.json", "model_index.json", "tokenizer_config.json"):
-            _forget_places(file)
+        if file.name in CONFIGS:
+            forget_places(file)
 
 
 def _transformer(tensors: Mapping[str, Tensor], plan: Plan, channels: int, text_dim: int) -> Any:
@@ -174,7 +176,7 @@ def _notes(trained: Trained) -> list[str]:
     return notes
 
 
-def _forget_places(file: Path) -> None:
+def forget_places(file: Path) -> None:
     """Takes out the paths of this machine that loading has left in configs."""
     stated = json_object(file)
     cleaned = _without_places(stated)

@@ -86,10 +86,11 @@ def settings(value: Any, key: str = "") -> Any:
         return [settings(inner, key) for inner in value]
     if not isinstance(value, str):
         return value
-    return LOCAL if _is_local(value, key) else words(value)
+    return LOCAL if is_local(value, key) else words(value)
 
 
-def _is_local(value: str, key: str) -> bool:
+def is_local(value: str, key: str) -> bool:
+    """Return whether a setting is a place on this machine."""
     if key in _PATH_KEYS:
         return True
     if key in _SOURCE_KEYS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shlex
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,13 +19,18 @@ from typing import Any
 from rich.filesize import decimal
 
 from tintype.errors import UserError
+from tintype.export.contract import holds
 from tintype.export.model_card import CARD
 from tintype.export.public import HUB_NAME
+from tintype.plan import plan_from_folder
+from tintype.train.model_folder import read_about
 
 TokenSource = Callable[[], str | None]
 
 _LOG_IN = "log in with `hf auth login` (or set HF_TOKEN) with a token that may write, then run the same command again"
 _AGAIN = "run the same command again: what is on the hub already is not sent twice"
+_SCORED = "evaluation"
+"""Samples and their prompts, which may be captions of one's own data; the card has the scores."""
 _PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".joblib", ".npy", ".npz"})
 """Endings under which others load pickles; arrays of numpy may hold some."""
 _PICKLE_PROTOCOLS = range(2, 6)
@@ -37,7 +43,7 @@ class Upload:
     folder: Path
     files: tuple[str, ...]
     left_out: tuple[str, ...]
-    """Hidden files and folders."""
+    """Hidden files and folders, and what scoring an exported model left in its folder."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -74,21 +80,23 @@ class Pushed:
 Consent = Callable[[Upload, Destination], bool]
 
 
-def collect(folder: Path) -> Upload:
+def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
     """The files of a folder that may be published, or a message on why it may not."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; `tintype export` writes one")
     if (folder / "metrics.jsonl").exists() and (folder / "checkpoints").is_dir():
+        form = "diffusers" if holds(plan_from_folder(folder)) else "tintype"
         raise UserError(
             f"{folder} is the folder of a run: its plan and logs have paths of this machine, and its checkpoints the "
-            "optimizer's state; `tintype export` writes a folder that can be published"
+            f"optimizer's state. `tintype export {shlex.quote(str(folder))} --to {form} --out DIR --push {repo}` "
+            "writes a folder that can be published, and sends it"
         )
     if not (folder / CARD).is_file():
         raise UserError(f"{folder} has no card; `tintype card RUN --out {folder / CARD}` writes one")
-    hidden, files = [], []
+    hidden, files, own = [], [], bool(read_about(folder))
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if any(part.startswith(".") for part in Path(name).parts):
+        if any(part.startswith(".") for part in Path(name).parts) or (own and name.partition("/")[0] == _SCORED):
             hidden.append(name)
         elif path.is_symlink():
             raise UserError(f"{path} is a link; put the file itself there: what a link leads to is easily overlooked")
@@ -113,7 +121,7 @@ def push(
     is chosen when it is made; one that is there keeps its own, and is refused where it is public against `private`.
     """
     check_name(repo)
-    upload = collect(folder)
+    upload = collect(folder, repo)
     door = open_door(repo, private=private, token=token, endpoint=endpoint)
     if not consent(upload, door.destination):
         return None

@@ -30,7 +30,7 @@ def export_file(
     if out.suffix != _SUFFIX:
         raise UserError(f"--out {out}: a single file is named NAME{_SUFFIX}")
     refuse_existing(out)
-    check_single_file(plan_from_folder(run))
+    check_single_file(plan_from_folder(run), run)
     trained = load_trained(run, weights, ema_length)
     tensors = {to_training(name): tensor for name, tensor in trained.denoiser(dtype).items()}
     about = trained.about(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from tintype.settings import Part, plain
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
+from tintype.train.model_folder import read_about
 from tintype.train.parts import Parts
 from tintype.train.reconstruct import Reconstruction, reconstruction
 
@@ -32,7 +34,8 @@ _PLACES = ("weights", "revision", "subfolder", "tokenizer_subfolder", "folder", 
 class Trained:
     parts: Parts
     step: int
-    weights: Weights
+    weights: str
+    """raw or average; of an export of a longer average, its words."""
     average: Reconstruction | None = None
     """That of another length than the checkpoint has, where it was asked for."""
 
@@ -82,7 +85,11 @@ def load_trained(run: Path, weights: Weights | None, ema_length: float | None = 
     """The newest good weights of a run: by default its average, where it keeps one; or that of a length, made of its
     snapshots."""
     plan = plan_from_folder(run)
-    folder = RunFolder(run)
+    folder, about = RunFolder(run), read_about(run)
+    if about:
+        _check_exported(run, about, weights, ema_length)
+        parts, step = load_run(run, "cpu")
+        return Trained(parts, step, about["weights"])
     folder.check_plan(plan)
     if weights == "average" and plan.ema is None:
         raise UserError(f"{run} keeps no average of its weights; use --weights raw")
@@ -94,6 +101,15 @@ def load_trained(run: Path, weights: Weights | None, ema_length: float | None = 
     average = reconstruction(run, ema_length) if ema_length is not None else None
     parts, step = load_run(run, "cpu", average, raw=chosen == "raw")
     return Trained(parts, step, chosen, average)
+
+
+def _check_exported(run: Path, about: Mapping[str, Any], weights: Weights | None, ema_length: float | None) -> None:
+    """Refuse other weights of an exported model than those that it holds."""
+    if ema_length is not None or weights not in (None, about["weights"]):
+        raise UserError(
+            f"{run} is an exported model and has its {about['weights']} weights only; leave --weights and --ema-length "
+            "out, or export the run itself"
+        )
 
 
 def _tokenizer(plan: Plan) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from tintype.errors import UserError
 from tintype.files import read_json, read_lines, write_json, write_text
 from tintype.plan import Plan, diff, plan_from_folder
 from tintype.train import fault
+from tintype.train.model_folder import refuse_training
 from tintype.world import ALONE, World
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class RunFolder:
             yield
 
     def _make(self, plan: Plan) -> None:
+        refuse_training(self.path)
         if (self.path / "plan.yaml").exists():
             if self._begun():
                 self._check_same_plan(plan)

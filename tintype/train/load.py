@@ -13,6 +13,7 @@ from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_folder
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
+from tintype.train.model_folder import check_files, read_about
 from tintype.train.parts import TUNED, Parts, build_parts
 from tintype.train.reconstruct import Reconstruction
 from tintype.train.state import TrainState
@@ -30,11 +31,14 @@ def load_run(
     plan = plan_from_folder(path)
     if device is not None:
         plan = Plan(**{**dict(plan), "run": plan.run.model_copy(update={"device": device})})
+    about = read_about(path)
+    if about:
+        check_files(path, about)
     tensors, scalars = newest_good(path)
     parts = build_parts(plan, training=False)
     for name, part in (("tokenizer", parts.tokenizer), ("text", parts.text)):
         RunFolder(path).check_identity(name, part.identity)
-    weights = weights_in(tensors, None if raw or average is not None else plan.ema)
+    weights = weights_in(tensors, None if raw or about or average is not None else plan.ema)
     if average is not None:
         weights |= _all_parameters(parts, average)
     _check_fit(path, weights, parts.modules.state_dict())
@@ -47,6 +51,13 @@ def load_run(
             f"{scalars['step']}\n"
         )
     return replace(parts, trained_steps=step), step
+
+
+def weights_words(path: Path, plan: Plan, average: Reconstruction | None = None) -> str:
+    """Return what `load_run` loads in words: raw or average; of an export what it holds."""
+    if average is not None:
+        return average.words
+    return str(read_about(path).get("weights") or ("average" if plan.ema else "raw"))
 
 
 def _check_fit(path: Path, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
@@ -73,6 +84,8 @@ def newest_good(path: Path, state: TrainState | None = None) -> tuple[dict[str, 
         try:
             return checkpoint.read(checkpoint.folder_of(folder, step), state)
         except checkpoint.DamagedError as error:
+            if read_about(path):
+                raise UserError(f"the weights in {path} are damaged: {error}. Export or download them again") from None
             if not current().leads:
                 continue
             sys.stderr.write(

@@ -25,6 +25,7 @@ from tintype.start import StartPart
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.layout import is_cut
+from tintype.train.model_folder import read_about
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState, new_state
 from tintype.train.weights import OWN, misfits, weights_in
@@ -95,6 +96,12 @@ def find_parent(plan: Plan, start: StartPart, run: Path) -> Parent:
             f"start: the run in {path} is at step {steps[-1]} of {found.train.steps} of the plan {found.hash}, and its "
             f"last weights with the plan {start.parent_plan} are needed; train it to its end first"
         )
+    about = read_about(path)
+    if about and about["weights"] != start.weights and {about["weights"], start.weights} <= {"raw", "average"}:
+        raise UserError(
+            f"start.weights is {start.weights}, but the exported model in {path} has the {about['weights']} weights; "
+            f"take weights={about['weights']}"
+        )
     if start.weights == "average" and found.ema is None:
         raise UserError(f"start.weights is average, but the run in {path} keeps no average of its weights; take raw")
     if reasons := unfit_settings(plan, found):
@@ -118,7 +125,8 @@ def unfit_settings(plan: Plan, parent: Plan) -> str:
 
 def _weights(parent: Parent, start: StartPart, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What is taken over."""
-    return weights_in(tensors, parent.plan.ema if start.weights == "average" else None)
+    averaged = start.weights == "average" and not read_about(parent.path)
+    return weights_in(tensors, parent.plan.ema if averaged else None)
 
 
 def _refuse_other_tensors(parent: Parent, weights: Mapping[str, Tensor], parts: Parts) -> None:

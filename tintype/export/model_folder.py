@@ -1,0 +1,155 @@
+"""`tintype export --to tintype`: a run's plan and weights in a small folder that tintype opens like the run.
+
+Any run can be exported so. The folder has no optimizer state, no logs and no path of this machine; local weights of
+others that the plan names are copied into it. `train/model_folder.py` reads it.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.export.model_card import CARD, Card, CardOptions, make_card, write_card
+from tintype.export.origin import hub_place
+from tintype.export.pipeline_folder import CONFIGS, Exported, forget_places
+from tintype.export.public import is_local
+from tintype.export.trained import DTYPES, Dtype, Trained, Weights, load_trained
+from tintype.export.whole import refuse_existing, written_whole
+from tintype.files import read_json, sha256_of, write_json, write_text
+from tintype.plan import Plan, plan_from_folder
+from tintype.settings import Part, plain
+from tintype.strict import write_yaml
+from tintype.tokenizers.small_vae import RECORD_NAME, WEIGHTS_NAME, SmallVaeSettings
+from tintype.train import checkpoint
+from tintype.train.folder import RunFolder
+from tintype.train.model_folder import ABOUT, FORM
+
+_MADE_ON = ("tintype", "torch", "python", "parameters")
+"""What of the environment says something about the model."""
+_KINDS = (".safetensors", ".json", ".txt", ".model")
+"""Files of a checkpoint of others: weights, configs and tokenizers. Pickles are never read, and not copied."""
+_NOTE = "its plan names data by the last name of its path; tintype looks for it where a command runs"
+
+
+def export_model(
+    run: Path,
+    out: Path,
+    weights: Weights | None = None,
+    dtype: Dtype = "fp32",
+    card: CardOptions | None = None,
+    ema_length: float | None = None,
+) -> Exported:
+    """Write the whole folder, its card included, or nothing."""
+    refuse_existing(out)
+    trained = load_trained(run, weights, ema_length)
+    tensors = _tensors(trained, dtype)
+    made = _card(run, trained, card or CardOptions())
+    about = {**trained.about(dtype), "form": FORM, "notes": [] if trained.plan.data.of_scenes else [_NOTE]}
+    with written_whole(out) as temporary:
+        temporary.mkdir()
+        _write_plan(trained.plan, temporary)
+        _write_records(run, temporary)
+        checkpoint.commit(
+            temporary / "checkpoints", trained.step, tensors, {"step": trained.step}, what="export", stage="save"
+        )
+        names = sorted(_files(temporary))
+        about["sha256"] = {name: sha256_of(temporary / name) for name in names if not name.startswith("checkpoints/")}
+        write_json(temporary / ABOUT, about)
+        write_card(made, temporary / CARD)
+        plan_from_folder(temporary)  # an export that cannot be read is not kept
+    return Exported(out, about, trained, made.warnings)
+
+
+def _files(folder: Path) -> Iterable[str]:
+    return (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+
+
+def _tensors(trained: Trained, dtype: Dtype) -> dict[str, Tensor]:
+    """Return all weights of the run under the names of a checkpoint. Counters and other integers keep their type."""
+    found = {}
+    for name, tensor in trained.parts.modules.state_dict().items():
+        if tensor.is_floating_point():
+            if not tensor.isfinite().all():
+                raise UserError(f"the run's {trained.words} weights of step {trained.step} are not finite: {name}")
+            tensor = tensor.to(DTYPES[dtype])
+        found[f"modules/{name}"] = tensor.contiguous()
+    return found
+
+
+def _card(run: Path, trained: Trained, options: CardOptions) -> Card:
+    repo = options.repo or "OWNER/NAME"
+    guidance = 3.5 if trained.plan.captions.dropout else 1
+
+    def usage(prompt: str) -> str:
+        return (
+            f"pip install tintype\nhf download {repo} --local-dir model\n"
+            f"tintype sample model {shlex.quote(prompt)} --out samples --guidance {guidance} --steps 50"
+        )
+
+    which = {"ema_length": trained.average.length} if trained.average else {"weights": trained.weights}
+    return make_card(run, replace(options, library="tintype", usage=usage, usage_language="sh", **which))
+
+
+def _write_plan(plan: Plan, folder: Path) -> None:
+    content = _portable(plain(plan))
+    content["text"] |= _copied(plan.text, folder, "text")
+    content["tokenizer"] |= _copied(plan.tokenizer, folder, "tokenizer")
+    write_text(folder / "plan.yaml", write_yaml(content))
+
+
+def _portable(value: Any, key: str = "") -> Any:
+    """Return settings and records with each path of this machine replaced: a repository that was fetched from the hub
+    by its place in the hub's cache, all else by its last name. Paths that are not absolute stay."""
+    if isinstance(value, Mapping):
+        return {name: _portable(inner, str(name)) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_portable(inner, key) for inner in value]
+    if not isinstance(value, str) or not is_local(value, key):
+        return value
+    path = PurePath(value)
+    if not path.is_absolute() and ".." not in path.parts and not value.startswith("~"):
+        return value
+    return hub_place(value) or path.name
+
+
+def _copied(part: Part, folder: Path, name: str) -> dict[str, str]:
+    """Copy weights of others that lie on this machine into the folder. Return the settings that name them there."""
+    if isinstance(part, SmallVaeSettings):
+        source, target = Path(part.folder).expanduser(), folder / name
+        target.mkdir()
+        shutil.copyfile(source / WEIGHTS_NAME, target / WEIGHTS_NAME)
+        write_json(target / RECORD_NAME, _portable(read_json(source / RECORD_NAME)))
+        return {"folder": f"./{name}"}
+    found = getattr(part, "checkpoint", None)
+    if found is None or found.folder is None:
+        return {}
+    within = {found.subfolder, getattr(part, "tokenizer_subfolder", None) or found.subfolder}
+    for subfolder in within:
+        _copy_checkpoint(found.folder / subfolder, folder / name / subfolder)
+    return {"weights": f"./{name}"}
+
+
+def _copy_checkpoint(source: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for file in sorted(source.iterdir()):
+        if file.is_file() and file.suffix in _KINDS:
+            shutil.copyfile(file, target / file.name)
+            if file.name in CONFIGS:
+                forget_places(target / file.name)
+
+
+def _write_records(run: Path, folder: Path) -> None:
+    """Write what the run was made of: identities of what it loaded, where its first weights came from, its size."""
+    source, target = RunFolder(run), RunFolder(folder)
+    for file in ("loaded_file", "latents_file", "lineage_file", "imported_file"):
+        if record := read_json(getattr(source, file)):
+            write_json(getattr(target, file), _portable(record))
+    environment = read_json(run / "environment.json")
+    write_json(folder / "environment.json", {key: environment[key] for key in _MADE_ON if key in environment})
