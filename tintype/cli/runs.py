@@ -122,6 +122,7 @@ def evaluate(
 def _evaluate_run(run: Path, assignments: list[str], ema_length: float | None, device: str | None, json_: bool) -> None:
     from tintype.evaluation.protocol import Protocol, definitions
     from tintype.evaluation.run import evaluate as score
+    from tintype.evaluation.run import protocol_of
     from tintype.plan import plan_from_folder
     from tintype.terminal.bars import sampling_progress
     from tintype.terminal.runs import show_evaluation
@@ -135,7 +136,8 @@ def _evaluate_run(run: Path, assignments: list[str], ema_length: float | None, d
         print_json(result)
         return
     title = f"{run} at step {result['step']} ({result['weights']} weights)"
-    show_evaluation(title, result, definitions(protocol, plan_from_folder(run).data.of_scenes), console)
+    meanings = definitions(protocol_of(result, str(run)), plan_from_folder(run).data.of_scenes)
+    show_evaluation(title, result, meanings, console)
 
 
 def _evaluate_images(
@@ -172,13 +174,17 @@ def ema(
     json_: Json = False,
 ) -> None:
     """Score a run with weight averages of several lengths. Running it again goes on where it stopped."""
+    from tintype.evaluation.data import fit_protocol, refuse
     from tintype.evaluation.ema_curve import check_metric, read_lengths
     from tintype.evaluation.protocol import Protocol
     from tintype.plan import plan_from_folder
     from tintype.terminal.runs import ema_with_progress, show_ema_curve
 
-    protocol = settings_of(Protocol, "evaluation", set_)
-    wanted = check_metric(protocol, metric, plan_from_folder(run).data.of_scenes)
+    data = plan_from_folder(run).data
+    fitted = fit_protocol(settings_of(Protocol, "evaluation", set_), data)
+    refuse(fitted.problems)
+    protocol = fitted.protocol
+    wanted = check_metric(protocol, metric, data.of_scenes)
     curve, code = ema_with_progress(run, read_lengths(lengths), protocol, wanted, progress_console, device)
     if json_:
         print_json(curve.as_json())

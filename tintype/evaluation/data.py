@@ -1,44 +1,196 @@
-"""Whether a protocol fits the data of a run: found before the first step of training."""
+"""Fit a protocol to the data of a run, and list what of it cannot work, before anything is trained or sampled."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tintype.data.sources import open_held_out
 from tintype.errors import UserError
-from tintype.evaluation.prompts import CAPTIONS
-from tintype.evaluation.protocol import Protocol
+from tintype.evaluation.prompts import CAPTIONS, is_caption
+from tintype.evaluation.protocol import FEWEST, Protocol
 from tintype.seams import ImageSource
 from tintype.settings import DataPart
-from tintype.vision.encoders import SceneEncoderSettings
+from tintype.vision.encoders import SceneEncoderSettings, general_encoder
+
+_FEWEST_SAMPLES = 2
+_LARGER_SPLIT = (
+    "import the store with a larger share (for example --eval-share 0.3), or leave fewer images out (data.where, "
+    "data.skip)"
+)
 
 
-def check_data(data: DataPart, source: ImageSource, protocol: Protocol) -> None:
-    """Refuses encoders that cannot read the pictures, captions that they do not have, and more pictures than there are.
+@dataclass(frozen=True)
+class Problem:
+    """A reason why an evaluation cannot run. `fixes` are the overrides that remove it, each key=value."""
+
+    text: str
+    fixes: tuple[str, ...] = ()
+
+    def within(self, section: str) -> Problem:
+        """Return the problem with fixes for a file that has the protocol in a section, for example a study's."""
+        return Problem(self.text, tuple(f"{section}.{fix}" for fix in self.fixes))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A protocol for one data set, and what a user should know about how it was chosen."""
+
+    protocol: Protocol
+    notes: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+def fit_protocol(protocol: Protocol, data: DataPart) -> Fitted:
+    """Choose each setting that was not given so that it works on this data. On scenes, return the protocol unchanged.
+
+    On a store: captions that it has, no more images than it holds out, and an encoder for any kind of image. What was
+    given stays; `data_problems` says whether it works.
+    """
+    unset = {"prompts", "count", "also", "reference_count", "validation_count", "encoders"} - protocol.model_fields_set
+    if data.of_scenes or not unset or not data.at_hand:
+        return Fitted(protocol)
+    source = open_held_out(data, protocol.held_out_count, torch.device("cpu"))
+    encoders, note, problems = protocol.encoders, "", ()
+    if "encoders" in unset:
+        encoders, note, problems = _encoders(len(source))
+    most = max(len(source), FEWEST if encoders else _FEWEST_SAMPLES)  # fewer are refused by `data_problems`
+    chosen: dict[str, Any] = {
+        "prompts": _caption(source),
+        "count": min(protocol.count, most),
+        "also": (),
+        "reference_count": min(protocol.reference_count, most),
+        "validation_count": min(protocol.validation_count, most),
+        "encoders": encoders,
+    }
+    notes = (note,) if note else ()
+    return Fitted(protocol.model_copy(update={key: chosen[key] for key in unset}), notes, problems)
+
+
+def _caption(source: ImageSource) -> str:
+    """Prefer `long`, then `short`, then the first that the store has."""
+    return next((name for name in CAPTIONS if name in source.columns), min(source.columns, default=CAPTIONS[0]))
+
+
+def _encoders(held_out: int) -> tuple[tuple[Any, ...], str, tuple[Problem, ...]]:
+    """Return the encoders for this many held-out images, a note, and why there is none."""
+    if held_out < FEWEST:
+        return (), _no_distances(held_out), ()
+    try:
+        encoder, note = general_encoder()
+    except UserError as error:
+        return (), "", (Problem(f"{error}; or measure the validation loss alone", ("encoders=[]",)),)
+    return (encoder,), note, ()
+
+
+def _no_distances(held_out: int) -> str:
+    return (
+        f"the store holds out {held_out} images, and distances between sets of images need at least {FEWEST}: only the "
+        f"validation loss is measured. For FID, {_LARGER_SPLIT}"
+    )
+
+
+def held_out_note(count: int) -> str:
+    """Say what this many held-out images are too few for, or ''."""
+    if count < _FEWEST_SAMPLES:
+        return _too_few(count)
+    return _no_distances(count) if count < FEWEST else ""
+
+
+def data_problems(data: DataPart, source: ImageSource, protocol: Protocol) -> list[Problem]:
+    """List encoders that cannot read the images, captions that are missing, and more images than are held out.
 
     `source` is the evaluation split.
     """
-    if data.of_scenes:
-        return  # any number of scenes can be drawn, and each has all captions
-    for encoder in protocol.encoders:
-        if isinstance(encoder, SceneEncoderSettings):
-            raise UserError(
-                "encoders: 'scenes' has learnt the embedded scenes and nothing else; its distances between other "
-                "pictures mean nothing. Take inception (FID) or vgg16, which need no hub, or clip or dinov2: "
-                "encoders=[inception]"
+    if data.of_scenes:  # any number of scenes can be drawn
+        known = ", ".join(CAPTIONS)
+        return [
+            Problem(f"scenes have the captions {known}, and none called '{name}'", ("prompts=long",))
+            for name in _captions(protocol)
+            if name not in CAPTIONS
+        ]
+    if len(source) < _FEWEST_SAMPLES:
+        return [Problem(_too_few(len(source)))]
+    problems = []
+    if any(isinstance(encoder, SceneEncoderSettings) for encoder in protocol.encoders):
+        problems.append(
+            Problem(
+                "encoders: 'scenes' was trained on the embedded scenes; its distances between other images mean "
+                "nothing. inception (FID) and vgg16 need no hub; clip and dinov2 can be named too",
+                ("encoders=[inception]",),
             )
-    for name in dict.fromkeys(["long", *(sampling.prompts for sampling in protocol.conditions)]):
-        if name in CAPTIONS and name not in source.columns:
-            raise UserError(
-                f"the evaluation needs captions called '{name}', and the store has "
-                f"{', '.join(sorted(source.columns))}; import it with --caption {name}=COLUMN, or take the condition "
-                "out of `also`"
-            )
-    needed = {
-        "reference_count": protocol.reference_count,
-        "validation_count": protocol.validation_count,
-        "count": protocol.count,
-        **{f"also ({one.name}): count": one.count or 0 for one in protocol.conditions[1:]},
-    }
-    if more := [f"{key}={count}" for key, count in needed.items() if count > len(source)]:
-        raise UserError(
-            f"the evaluation split of the store has {len(source):,} pictures, fewer than {', '.join(more)}; lower "
-            "that, leave fewer out (data.where, data.skip), or import the store with a larger --eval-share"
         )
+    problems += _caption_problems(source, protocol)
+    if protocol.encoders and len(source) < FEWEST:
+        problems.append(
+            Problem(
+                f"encoders: distances between sets of images need at least {FEWEST} held-out images, and the store "
+                f"holds out {len(source)}; {_LARGER_SPLIT}, or measure the validation loss alone",
+                ("encoders=[]",),
+            )
+        )
+    return [*problems, *_count_problems(source, protocol)]
+
+
+def _too_few(count: int) -> str:
+    return (
+        f"the store holds out {count} image{'' if count == 1 else 's'}, and an evaluation needs at least "
+        f"{_FEWEST_SAMPLES}; {_LARGER_SPLIT}"
+    )
+
+
+def _captions(protocol: Protocol) -> list[str]:
+    """Return the kinds of caption that a protocol reads, each once."""
+    return [name for name in dict.fromkeys(one.prompts for one in protocol.conditions) if is_caption(name)]
+
+
+def _caption_problems(source: ImageSource, protocol: Protocol) -> list[Problem]:
+    there = ", ".join(sorted(source.columns))
+    problems = []
+    for name in _captions(protocol):
+        if name not in source.columns:
+            fixes = [f"prompts={_caption(source)}"] if name == protocol.prompts else []
+            fixes += ["also=[]"] if any(one.prompts == name for one in protocol.also) else []
+            text = (
+                f"captions called '{name}' are read, and the store has {there}; import it with --caption {name}=COLUMN"
+            )
+            problems.append(Problem(text, tuple(fixes)))
+    return problems
+
+
+def _count_problems(source: ImageSource, protocol: Protocol) -> list[Problem]:
+    counts = {key: getattr(protocol, key) for key in ("count", "reference_count", "validation_count")}
+    limit = max(len(source), FEWEST) if protocol.encoders else len(source)  # fewer is a problem of the encoders
+    more = {key: count for key, count in counts.items() if count > limit}
+    wanted, fixes = [f"{key}={count}" for key, count in more.items()], [f"{key}={len(source)}" for key in more]
+    for one in protocol.conditions[1:]:
+        if (one.count or 0) > len(source):
+            wanted.append(f"also ({one.name}): count={one.count}")
+            fixes.append("also=[]")
+    if not wanted:
+        return []
+    text = f"{', '.join(wanted)}: the store holds out {len(source):,} images; take no more, or {_LARGER_SPLIT}"
+    return [Problem(text, tuple(dict.fromkeys(fixes)))]
+
+
+def refuse(problems: Sequence[Problem], what: str = "the evaluation") -> None:
+    """Raise one error that lists all problems and the overrides that fix them. `what` is the subject of the message."""
+    if not problems:
+        return
+    fixes = list(dict.fromkeys(f"--set {_quoted(fix)}" for problem in problems for fix in problem.fixes))
+    listed = "".join(f"\n- {problem.text}" for problem in problems)
+    way_out = f"\nOverrides: {' '.join(fixes)}" if fixes else ""
+    raise UserError(f"{what} does not work:{listed}{way_out}")
+
+
+def _quoted(assignment: str) -> str:
+    """Quote brackets, which some shells expand."""
+    return f"'{assignment}'" if "[" in assignment else assignment
+
+
+def check_data(data: DataPart, source: ImageSource, protocol: Protocol) -> None:
+    """Refuse a protocol that does not fit the data, with all problems in one message."""
+    refuse(data_problems(data, source, protocol))

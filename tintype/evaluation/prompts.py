@@ -20,7 +20,13 @@ from typing import Any
 from tintype.errors import UserError
 
 CAPTIONS = ("long", "short")
+"""The kinds of caption that scenes have. A store names its own."""
 _GROUPS = ("tag", "category", "challenge")
+
+
+def is_caption(prompts: str) -> bool:
+    """Return whether `prompts` names a kind of caption; the path of a prompt file has a dot or a slash."""
+    return "." not in prompts and "/" not in prompts
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from tintype.evaluation.prompts import CAPTIONS, read_prompts
+from tintype.evaluation.prompts import CAPTIONS, is_caption, read_prompts
 from tintype.flow.guidance import Guidance
 from tintype.flow.sampler import Method
 from tintype.generate import SamplerSettings
@@ -36,7 +36,9 @@ class Condition(Settings):
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Stands behind the metrics' names")
-    prompts: str = Field("long", description="long, short, or the path of a prompt file (.txt, .jsonl, .tsv)")
+    prompts: str = Field(
+        "long", min_length=1, description="A kind of caption, or the path of a prompt file (.txt, .jsonl, .tsv)"
+    )
     count: int | None = Field(
         None, ge=2, description="Images; by default as many as the main sampling, or the file has"
     )
@@ -48,18 +50,24 @@ class Condition(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Condition:
-        if self.prompts in CAPTIONS:
+        if is_caption(self.prompts):
             if self.per_prompt != 1:
                 raise ValueError("per_prompt is for a prompt file; each caption is asked once")
         elif self.count is not None:
-            raise ValueError("count is for long and short prompts; of a prompt file every prompt is asked")
+            raise ValueError("count is for captions; of a prompt file every prompt is asked")
         return self
 
 
 class Protocol(Settings):
-    """How every arm is scored: the same prompts, noises and reference for all."""
+    """How every arm is scored: the same prompts, noises and reference for all.
 
-    count: int = Field(512, ge=2, description="Images of the main sampling, from long prompts")
+    The defaults are those of scenes. On a store, `data.fit_protocol` replaces each setting that was not given.
+    """
+
+    prompts: str = Field(
+        "long", min_length=1, description="The kind of caption that the main sampling and the validation loss read"
+    )
+    count: int = Field(512, ge=2, description="Images of the main sampling")
     also: tuple[Condition, ...] = Field(
         (Condition(name="short", prompts="short", count=256, distances=False),),
         description="Further samplings: other prompts, guidance or steps",
@@ -79,13 +87,19 @@ class Protocol(Settings):
     def _known(self) -> Protocol:
         refuse_unknown(self.metrics, self.encoders)
         _refuse_twice("conditions", [condition.name for condition in self.also])
+        if not is_caption(self.prompts):
+            raise ValueError(
+                f"prompts: {self.prompts} is a file; the main sampling reads captions, which have real images to "
+                "compare with. Put the file into `also`"
+            )
         for condition in self.conditions:
-            if condition.prompts not in CAPTIONS and not self.text_encoders:
+            if not is_caption(condition.prompts) and not self.text_encoders:
                 raise ValueError(
                     f"the prompts of {condition.prompts} have no reference: scoring them needs an encoder that reads "
                     "text, for example encoders: [scenes, clip]"
                 )
-            if condition.distances and condition.count is not None and condition.count < FEWEST:
+            few = condition.count is not None and condition.count < FEWEST
+            if self.encoders and condition.distances and few:
                 raise ValueError(f"{condition.count} images are too few for the distances: take at least {FEWEST}")
         if self.encoders and self.reference_count < FEWEST:
             raise ValueError(f"reference_count: {self.reference_count} images are too few: take at least {FEWEST}")
@@ -94,12 +108,12 @@ class Protocol(Settings):
     @property
     def conditions(self) -> tuple[Sampling, ...]:
         """The main sampling, named "", then the others, with every default resolved."""
-        main = Sampling("", "long", self.count, 1, self.sampler, True)
+        main = Sampling("", self.prompts, self.count, 1, self.sampler, True)
         return (main, *(self._resolve(condition) for condition in self.also))
 
     def _resolve(self, condition: Condition) -> Sampling:
         own = {key: value for key in ("method", "steps", "guidance") if (value := getattr(condition, key)) is not None}
-        of_file = condition.prompts not in CAPTIONS
+        of_file = not is_caption(condition.prompts)
         return Sampling(
             condition.name,
             condition.prompts,
@@ -123,11 +137,11 @@ class Protocol(Settings):
         """The protocol with relative paths of prompt files taken from a folder."""
         found = [
             condition
-            if condition.prompts in CAPTIONS
+            if is_caption(condition.prompts)
             else condition.model_copy(update={"prompts": str(folder / condition.prompts)})
             for condition in self.also
         ]
-        return self.model_copy(update={"also": tuple(found)})
+        return self.model_copy(update={"also": tuple(found)}) if tuple(found) != self.also else self
 
     @property
     def hash(self) -> str:
@@ -136,6 +150,8 @@ class Protocol(Settings):
         content["sampler"].pop("batch")
         if changed := revisions(self.metrics, self.reference_count):
             content["revisions"] = changed
+        if content["prompts"] == CAPTIONS[0]:
+            del content["prompts"]  # results that are older than this setting keep their names
         for condition, sampling in zip(content["also"], self.conditions[1:], strict=True):
             condition["prompts"] = sampling.prompts_sha256  # a file counts by its content, wherever it lies
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
@@ -155,7 +171,7 @@ class Sampling:
     @property
     def prompts_sha256(self) -> str:
         """The kind of caption, or the hash of a prompt file's content."""
-        return self.prompts if self.prompts in CAPTIONS else read_prompts(Path(self.prompts)).sha256
+        return self.prompts if is_caption(self.prompts) else read_prompts(Path(self.prompts)).sha256
 
     def metric(self, name: str) -> str:
         """A metric's name under this condition."""
@@ -164,7 +180,7 @@ class Sampling:
     @property
     def words(self) -> str:
         """How it differs from nothing said: for the definition of its metrics."""
-        asked = f"{self.prompts} captions" if self.prompts in CAPTIONS else f"the prompts of {Path(self.prompts).name}"
+        asked = f"{self.prompts} captions" if is_caption(self.prompts) else f"the prompts of {Path(self.prompts).name}"
         return f"{asked}, {self.sampler.method}, {self.sampler.steps} steps, {self.sampler.guidance.words}"
 
 
@@ -212,7 +228,9 @@ def definitions(protocol: Protocol, of_scenes: bool = True) -> dict[str, Definit
                 text = f"{one.definition}. Features: {encoder.title}.{how}"
                 meaning = Definition(label, one.direction, text, range=one.range)
                 found[sampling.metric(f"{kind}_{encoder.title}")] = meaning
-    found["validation_loss"] = Definition("validation loss", "lower", validation.DEFINITION, True, NOT_NEGATIVE)
+    found["validation_loss"] = Definition(
+        "validation loss", "lower", validation.definition(protocol.prompts), True, NOT_NEGATIVE
+    )
     found["images_per_s"] = Definition("training images/s", "higher", throughput.DEFINITION, range=NOT_NEGATIVE)
     return found
 

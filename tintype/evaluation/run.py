@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor
 
 from tintype.data.scenes import CaptionKind
+from tintype.data.sources import open_held_out
 from tintype.errors import DivergedError, UserError
-from tintype.evaluation.prompts import CAPTIONS, PromptFile, read_prompts
+from tintype.evaluation.data import Problem, data_problems, fit_protocol, refuse
+from tintype.evaluation.prompts import CAPTIONS, PromptFile, is_caption, read_prompts
 from tintype.evaluation.protocol import Protocol, Sampling, definitions, nonfinite, numbers_of, warnings_of
 from tintype.evaluation.reference import BLOCK, data_reference, held_out, shared_features
 from tintype.evaluation.samples import Samples, digest, samples_of, step_name
@@ -29,9 +32,10 @@ from tintype.metrics.resample import mean_with_error
 from tintype.plan import Plan, plan_from_folder
 from tintype.seams import Encoder, ImageSource, Measured, TextImageEncoder
 from tintype.settings import DataPart, plain
+from tintype.strict import Document, parse
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.load import load_run
+from tintype.train.load import load_run, weights_words
 from tintype.train.parts import Parts, choose_device
 from tintype.train.reconstruct import Reconstruction
 from tintype.vision.encoders import READ_TOGETHER, EncoderPart, forget_encoders, scene_features
@@ -54,17 +58,40 @@ class Scorecard:
     warnings: list[str] = field(default_factory=list)
 
 
-def check_ready(protocol: Protocol, data: Iterable[DataPart] = ()) -> None:
-    """Finds a missing prompt file, weight or tokenizer, and data that the protocol does not fit, before the first step
-    of training; and fetches weights once."""
-    for one in data:
-        held_out(one, protocol)
-    for sampling in protocol.conditions:
-        sampling_file(sampling)
+def readiness_problems(protocol: Protocol, data: Iterable[DataPart], device: torch.device) -> list[Problem]:
+    """List all that keeps a protocol from working: data that it does not fit, missing prompt files and weights.
+
+    Builds the encoders, which fetches their weights once.
+    """
+    found = [
+        problem
+        for one in data
+        for problem in data_problems(one, open_held_out(one, protocol.held_out_count, torch.device("cpu")), protocol)
+    ]
+    found += _file_problems(protocol)
     for settings in protocol.encoders:
-        encoder = settings.build(torch.device("cpu"))
-        if settings.reads_text:
-            cast(TextImageEncoder, encoder).encode_text(["a picture"])
+        try:
+            encoder = settings.build(device)
+            if settings.reads_text:
+                cast(TextImageEncoder, encoder).encode_text(["a picture"])
+        except UserError as error:
+            found.append(Problem(f"encoders: {error}"))
+    return list(dict.fromkeys(found))
+
+
+def _file_problems(protocol: Protocol) -> list[Problem]:
+    found = []
+    for sampling in protocol.conditions:
+        try:
+            sampling_file(sampling)
+        except UserError as error:
+            found.append(Problem(str(error), ("also=[]",)))
+    return found
+
+
+def check_ready(protocol: Protocol, data: Iterable[DataPart] = ()) -> None:
+    """Refuse a protocol that cannot work, with all reasons at once."""
+    refuse(readiness_problems(protocol, data, torch.device("cpu")))
     forget_encoders()
 
 
@@ -75,19 +102,24 @@ def evaluate(
     device: str | None = None,
     average: Reconstruction | None = None,
 ) -> dict[str, Any]:
-    """The evaluation of a run's newest checkpoint, or of an average made of its snapshots.
+    """Score a run's newest checkpoint, or an average made of its snapshots.
 
-    Images are made once; `on_step` is told the progress. Ranks share the work; the first has the numbers, writes the
-    result and tells it.
+    Settings of the protocol that were not given follow from the run's data. Images are made once; `on_step` gets the
+    progress. Ranks share the work; the first has the numbers, writes the result and broadcasts it.
     """
     world = current()
+    protocol, notes = _fitted(path, protocol)
     known: dict[str, Any] | None = world.lead(_known(path, protocol, device, average) if world.leads else None)
     if known is not None:
         return known
+    plan = plan_from_folder(path)
+    on_device = choose_device(device or plan.run.device)
+    _fetch_once(protocol, on_device)
+    with world.together():
+        refuse(readiness_problems(protocol, [plan.data], on_device))
     parts, step = load_run(path, device, average)
     refuse_other_steps(world.tell(step), path)
     RunFolder(path).check_identity(parts.plan.data.scored_name, held_out(parts.plan.data, protocol).identity)
-    _fetch_once(protocol, parts.device)
     began, name = time.perf_counter(), average.name if average else ""
     stored = result_file(path, protocol, step, name)
     try:
@@ -99,6 +131,7 @@ def evaluate(
     for one in samples:
         one.make(parts, count)
     card = _score(parts, protocol, samples, count)
+    card.warnings += notes
     real = _real_accuracy(parts, protocol)
     if not world.leads:
         scored: dict[str, Any] = world.lead()
@@ -111,7 +144,7 @@ def evaluate(
     result = {
         "format": FORMAT,
         "step": step,
-        "weights": average.words if average else "average" if parts.plan.ema else "raw",
+        "weights": weights_words(path, parts.plan, average),
         **({"ema": {"length": average.length, "residual": average.residual}} if average else {}),
         "protocol": plain(protocol),
         "protocol_hash": protocol.hash,
@@ -136,19 +169,44 @@ def _init_warnings(plan: Plan, step: int, average: Reconstruction | None) -> lis
     return [found] if found else []
 
 
+def _fitted(path: Path, protocol: Protocol) -> tuple[Protocol, list[str]]:
+    """Fit the protocol to the run's data. The first rank decides for all, since machines may have other weights."""
+    world, found = current(), None
+    with world.together():
+        if world.leads:
+            data = plan_from_folder(path).data
+            fitted = fit_protocol(protocol, data)
+            if fitted.problems:
+                given = data_problems(data, open_held_out(data, 1, torch.device("cpu")), fitted.protocol)
+                refuse([*fitted.problems, *given])
+            found = {"protocol": plain(fitted.protocol), "notes": list(fitted.notes)}
+    found = world.lead(found)
+    return protocol_of(found, str(path)), found["notes"]
+
+
+def protocol_of(result: Mapping[str, Any], name: str) -> Protocol:
+    """Read the protocol that a result was made with, each setting given."""
+    return parse(Protocol, Document(name, result["protocol"]))
+
+
 def _fetch_once(protocol: Protocol, device: torch.device) -> None:
     """On each machine one rank fetches what the encoders need; the others find it there."""
     world = current()
-    if world.size > 1 and world.local_rank == 0:
-        for settings in protocol.encoders:
-            settings.build(device)
-    world.wait()
+    with world.together():
+        if world.size > 1 and world.local_rank == 0:
+            for settings in protocol.encoders:
+                with suppress(UserError):  # named with everything else that is wrong
+                    settings.build(device)
 
 
 def _known(path: Path, protocol: Protocol, device: str | None, average: Reconstruction | None) -> dict[str, Any] | None:
     """The stored result, if there is one that scoring again would only repeat."""
     step = average.step if average else checkpoint.newest_whole_step(RunFolder(path).checkpoints)
-    if step is None or not (stored := result_file(path, protocol, step, average.name if average else "")).exists():
+    if (
+        step is None
+        or _file_problems(protocol)
+        or not (stored := result_file(path, protocol, step, average.name if average else "")).exists()
+    ):
         return None
     result = read_result(stored)
     return result if _read_by(result, protocol, choose_device(device or plan_from_folder(path).run.device)) else None
@@ -186,7 +244,7 @@ def _samples(path: Path, step: int, data: DataPart, protocol: Protocol, sampling
 
 def sampling_prompts(data: DataPart, protocol: Protocol, sampling: Sampling) -> Sequence[str]:
     """One prompt for each image of a condition."""
-    if sampling.prompts in CAPTIONS:
+    if is_caption(sampling.prompts):
         assert sampling.count is not None
         records = held_out(data, protocol).records(range(sampling.count))
         return [record.captions[sampling.prompts] for record in records]
@@ -197,7 +255,7 @@ def sampling_prompts(data: DataPart, protocol: Protocol, sampling: Sampling) -> 
 
 def sampling_file(sampling: Sampling) -> PromptFile | None:
     """The prompt file of a condition that has one."""
-    return None if sampling.prompts in CAPTIONS else read_prompts(Path(sampling.prompts))
+    return None if is_caption(sampling.prompts) else read_prompts(Path(sampling.prompts))
 
 
 def _repeat(values: Sequence[str], times: int) -> list[str]:
@@ -312,7 +370,9 @@ def _score_text(card: Scorecard, encoder: TextImageEncoder, fake_NF: Tensor, sam
 def _score_validation(card: Scorecard, parts: Parts, protocol: Protocol) -> None:
     source = held_out(parts.plan.data, protocol)
     batches = validation.batches(protocol.validation_count, protocol.sampler.batch)
-    error_NT = current().share(batches, lambda ids: validation.batch_errors(parts, source, ids, protocol.seed).T)
+    error_NT = current().share(
+        batches, lambda ids: validation.batch_errors(parts, source, ids, protocol.seed, protocol.prompts).T
+    )
     if error_NT is None:
         return
     error_TN = error_NT.T.contiguous()

@@ -17,13 +17,13 @@ from tintype.data.store.selection import select
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Definition, Protocol, Sampling, definitions
-from tintype.evaluation.run import read_result
+from tintype.evaluation.run import protocol_of, read_result
 from tintype.export.origin import Origin, read_origin
 from tintype.files import read_json
 from tintype.metrics import clip_score
 from tintype.plan import Change, Plan, diff, plan_from_document, plan_from_folder, stored_plan
 from tintype.settings import DataPart
-from tintype.strict import Document, parse, read_file
+from tintype.strict import read_file
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 
@@ -206,7 +206,7 @@ def _evaluations(path: Path, plan: Plan) -> list[Evaluation]:
             result = read_result(file)
         except ValueError as error:
             raise UserError(f"{file} cannot be read as JSON ({error}); remove it and evaluate again") from None
-        protocol = parse(Protocol, Document(str(file), result["protocol"]))
+        protocol = protocol_of(result, str(file))
         found.append(Evaluation(result, protocol, definitions(protocol, plan.data.of_scenes)))
     return found
 

@@ -1,7 +1,7 @@
 """Validation loss: the error of the velocity on unseen images at fixed noise and eight fixed times.
 
 It is taken on velocities whatever the arm's objective, so that arms compare, and in the latents of the run's own
-tokenizer, so that arms with other tokenizers do not. Every arm reads long captions here.
+tokenizer, so that arms with other tokenizers do not. Every arm reads the same kind of caption here.
 
 B: images of a batch, N: all images, T: times.
 """
@@ -19,18 +19,23 @@ from tintype.seams import Draws, ImageSource
 from tintype.train.parts import Parts
 
 TIMES = tuple((index + 0.5) / 8 for index in range(8))
-DEFINITION = (
-    "mean squared error of the velocity as predicted (a contrastive loss biases it) on held-out images with long "
-    "captions, at fixed noise and the times "
-    + ", ".join(f"{t:g}" for t in TIMES)
-    + "; in the latents of the run's own "
-    "tokenizer, so that arms with another are not compared"
-)
 
 
-def velocity_errors(parts: Parts, source: ImageSource, count: int, batch: int, seed: int) -> Tensor:
+def definition(caption: str = "long") -> str:
+    """Define the metric in words, for held-out images with one kind of caption."""
+    times = ", ".join(f"{t:g}" for t in TIMES)
+    return (
+        "mean squared error of the velocity as predicted (a contrastive loss biases it) on held-out images with "
+        f"{caption} captions, at fixed noise and the times {times}; in the latents of the run's own tokenizer, so that "
+        "arms with another are not compared"
+    )
+
+
+def velocity_errors(
+    parts: Parts, source: ImageSource, count: int, batch: int, seed: int, caption: str = "long"
+) -> Tensor:
     """[T, N]: the squared error of each image's velocity at each time. Its mean is the validation loss."""
-    return torch.cat([batch_errors(parts, source, ids, seed) for ids in batches(count, batch)], dim=1)
+    return torch.cat([batch_errors(parts, source, ids, seed, caption) for ids in batches(count, batch)], dim=1)
 
 
 def batches(count: int, batch: int) -> list[range]:
@@ -39,13 +44,13 @@ def batches(count: int, batch: int) -> list[range]:
 
 
 @torch.no_grad()
-def batch_errors(parts: Parts, source: ImageSource, ids: Sequence[int], seed: int) -> Tensor:
+def batch_errors(parts: Parts, source: ImageSource, ids: Sequence[int], seed: int, caption: str = "long") -> Tensor:
     """[T, B]: as `velocity_errors`, of these images."""
     draws = Draws(seed, torch.tensor(ids, device=parts.device))
     x_BCHW = parts.tokenizer.encode(source.images(ids).to(parts.device), draws)
     noise_BCHW = draws.normal("validation", tuple(x_BCHW.shape[1:]))
     with parts.compute():
-        text = parts.denoiser.read_text(parts.text.encode([r.captions["long"] for r in source.records(ids)]))
+        text = parts.denoiser.read_text(parts.text.encode([r.captions[caption] for r in source.records(ids)]))
         at_time = []
         for t in TIMES:
             t_B = x_BCHW.new_full((len(ids),), t)

@@ -13,10 +13,9 @@ import torch
 from pydantic import ValidationError
 from rich.console import Console
 
-from tintype.data.sources import open_source
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
-from tintype.evaluation.run import check_ready, result_file, sampling_file
+from tintype.evaluation.run import result_file, sampling_file
 from tintype.files import write_bytes, write_text
 from tintype.plan import Plan, stored_plan
 from tintype.settings import Compression, plain
@@ -26,14 +25,13 @@ from tintype.study.places import without_places
 from tintype.study.report import write_report
 from tintype.study.results import Command, TokenizerInfo
 from tintype.study.runner import Message, Task, run_tasks, tasks_of
-from tintype.study.study import Study, StudySettings, read_settings, resolve
+from tintype.study.study import Study, StudySettings, check_study, read_settings, resolve
 from tintype.terminal.studies import StudyDisplay, show_verdicts
 from tintype.tokenizers.latent_cache import why_uncacheable
 from tintype.tokenizers.small_vae import note_compression
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder, locked, refuse_foreign
 from tintype.train.interrupt import watch_signals
-from tintype.train.parts import check_columns
 from tintype.train.start import find_parent
 
 _STUDY, _BASELINE, _RESULTS = "study.yaml", "baseline.yaml", "results.json"
@@ -45,12 +43,12 @@ def run_study(study: Study, out: Path, jobs: int, console: Console, argv: Sequen
     `argv` is the command line as it was given, for the report; empty where the study was not started by one.
     """
     with locked(out), watch_signals() as interrupt:
+        tasks = tasks_of(study, out)
+        check_study(study, {task.plan.hash for task in tasks if _trained(task)})
         _claim(study, out)
         _note_command(argv, out)
-        check_ready(study.settings.evaluation, [plan.data for plan in study.baselines.values()])
-        tasks = tasks_of(study, out)
         _check_latents_folder([task.plan for task in tasks])
-        _check_data(tasks)
+        _check_parents(tasks)
         _fetch_weights(tasks)
         with StudyDisplay(console, len(tasks)) as display:
             last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, display.on_message)
@@ -66,13 +64,11 @@ def run_study(study: Study, out: Path, jobs: int, console: Console, argv: Sequen
     return 1 if failed else 0
 
 
-def _check_data(tasks: Sequence[Task]) -> None:
-    """Finds pictures that are too small, and captions and parents that are not there, before the first step."""
+def _check_parents(tasks: Sequence[Task]) -> None:
+    """Refuse arms that start from a run which is not there, before the first step."""
     for task in tasks:
-        if not _trained(task):
-            check_columns(task.plan, open_source(task.plan.data, "train", torch.device("cpu")))
-            if task.plan.start is not None and task.parent is None:
-                find_parent(task.plan, task.plan.start, task.folder)
+        if not _trained(task) and task.plan.start is not None and task.parent is None:
+            find_parent(task.plan, task.plan.start, task.folder)
 
 
 def _check_latents_folder(plans: Sequence[Plan]) -> None:

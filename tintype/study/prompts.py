@@ -10,10 +10,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tintype.evaluation.prompts import CAPTIONS
+from tintype.evaluation.prompts import is_caption
 
-MAIN = "long"
-"""The prompts of the main sampling of every protocol."""
+_USUAL = "long"
+"""The prompts of the main sampling of protocols that are older than the setting."""
+
+
+def main_prompts(protocol: Mapping[str, Any]) -> str:
+    """Return the kind of caption that the main sampling reads. `protocol` is plain data."""
+    return str(protocol.get("prompts", _USUAL))
 
 
 def reads_other_captions(changed: Iterable[str]) -> bool:
@@ -22,7 +27,7 @@ def reads_other_captions(changed: Iterable[str]) -> bool:
 
 
 def kind_words(prompts: str) -> str:
-    return f"{prompts} prompts" if prompts in CAPTIONS else f"prompts of {Path(prompts).name}"
+    return f"{prompts} prompts" if is_caption(prompts) else f"prompts of {Path(prompts).name}"
 
 
 def scored_kinds(protocol: Mapping[str, Any], metrics: Collection[str]) -> list[str]:
@@ -35,7 +40,7 @@ def scored_kinds(protocol: Mapping[str, Any], metrics: Collection[str]) -> list[
         for condition in protocol.get("also", [])
         if any(metric.endswith(f"_{condition['name']}") for metric in metrics)
     ]
-    return list(dict.fromkeys([MAIN, *others]))
+    return list(dict.fromkeys([main_prompts(protocol), *others]))
 
 
 def comparable_conditions(protocol: Mapping[str, Any]) -> dict[str, str]:
@@ -43,7 +48,8 @@ def comparable_conditions(protocol: Mapping[str, Any]) -> dict[str, str]:
     return {
         condition["name"]: condition["prompts"]
         for condition in protocol.get("also", [])
-        if condition["prompts"] != MAIN and all(condition.get(key) is None for key in ("method", "steps", "guidance"))
+        if condition["prompts"] != main_prompts(protocol)
+        and all(condition.get(key) is None for key in ("method", "steps", "guidance"))
     }
 
 
@@ -52,7 +58,7 @@ def one_kind_note(arms: Sequence[str], protocol: Mapping[str, Any], metrics: Col
     if not arms or len(scored_kinds(protocol, metrics)) > 1:
         return ""
     return (
-        f"Scored on {kind_words(MAIN)} only, though {', '.join(dict.fromkeys(arms))} "
+        f"Scored on {kind_words(main_prompts(protocol))} only, though {', '.join(dict.fromkeys(arms))} "
         f"{'reads' if len(set(arms)) == 1 else 'read'} other captions than the baseline: what they lose may be owed to "
         "prompts unlike their captions. Score short prompts too: evaluation.also=[{name: short, prompts: short}]"
     )

@@ -245,7 +245,9 @@ def _run(task: Task, protocol: Protocol, parent: int, interrupt: Interrupt, send
 def _probe(protocol: Protocol, parts: Parts) -> dict[str, float]:
     """The validation loss while training, on fewer images than the final one."""
     count = min(_PROBE_IMAGES, protocol.validation_count)
-    error_TN = velocity_errors(parts, held_out(parts.plan.data, protocol), count, count, protocol.seed)
+    error_TN = velocity_errors(
+        parts, held_out(parts.plan.data, protocol), count, count, protocol.seed, protocol.prompts
+    )
     return {"validation_loss": float(error_TN.mean())}
 
 

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Annotated
 
+import torch
 from pydantic import Field, model_validator
 
 from tintype import recipes
+from tintype.data.sources import open_held_out, open_source
 from tintype.errors import UserError
+from tintype.evaluation.data import Fitted, Problem, data_problems, fit_protocol, refuse
 from tintype.evaluation.protocol import Protocol, definitions
+from tintype.evaluation.run import readiness_problems
 from tintype.plan import Application, Change, Plan, apply_techniques, check_arm, plan_from_document
 from tintype.settings import DataPart, Settings, plain
 from tintype.strict import Document, nearest, parse
 from tintype.study.lineage import link_arms, with_parents
 from tintype.study.results import Role, arm_label
 from tintype.study.verdicts import AnalysisSettings, check_seeds, count_comparisons
+from tintype.train.parts import check_columns
+from tintype.vision.encoders import forget_encoders
 
 BASELINE, CONTROL = "baseline", "control"
 Seed = Annotated[int, Field(ge=0)]
 
 
 PRIMARY = ("scene_accuracy", "fd_scenes")
+_SUBJECT = "the study"
+_WITHOUT_DISTANCES = ("validation_loss",)
+"""Primary where no encoder takes distances."""
 SAME_FOR_ALL = ("seed", "data", "run")
 """What all arms of a study share: the pairs of seeds, the pictures they learn and are scored with, housekeeping."""
 
@@ -102,21 +111,25 @@ class StudySettings(Settings):
             raise ValueError(f"two arms are called {', '.join(sorted(twice))}; give one of them another name")
         return self
 
-    def on(self, data: DataPart) -> StudySettings:
-        """The settings with what depends on the data: primary metrics that were not named. Refuses what cannot be."""
-        known = definitions(self.evaluation, data.of_scenes)
+    def on(self, data: DataPart) -> tuple[StudySettings, Fitted]:
+        """Choose what depends on the data and was not given: the protocol and the primary metrics.
+
+        Return the notes and problems of that choice too.
+        """
+        fitted = fit_protocol(self.evaluation, data)
+        known = definitions(fitted.protocol, data.of_scenes)
         named = data.of_scenes or "primary" in self.model_fields_set
-        primary = self.primary if named else _distances(self.evaluation)
+        usual = _distances(fitted.protocol) or _WITHOUT_DISTANCES
+        primary = self.primary if named else usual
+        problems = [one.within("evaluation") for one in fitted.problems]
         for name in primary:
             if name not in known and name in definitions(self.evaluation):
-                raise UserError(
-                    f"primary: '{name}' exists for the embedded scenes only; name another for data of the kind "
-                    f"{data.kind}, for example evaluation.encoders=[inception] with primary=[fd_inception]"
+                text = (
+                    f"primary: '{name}' exists for the embedded scenes only, and the data are of the kind {data.kind}"
                 )
-            if name not in known:
+                problems.append(Problem(text, (f"primary=[{', '.join(usual)}]",)))
+            elif name not in known:
                 raise UserError(f"primary: unknown metric '{name}'; {nearest(name, known)}")
-        if not primary:
-            raise UserError(f"the study asks nothing: say what, for example primary: [{next(iter(known))}]")
         counts = count_comparisons(
             len(self.arms), bool(self.control_seeds), max(1, len(self.resolutions)), primary, len(known)
         )
@@ -124,7 +137,8 @@ class StudySettings(Settings):
             check_seeds(len(self.seeds), counts, self.analysis)
         except ValueError as error:
             raise UserError(str(error)) from None
-        return self.model_copy(update={"primary": primary})
+        settings = self.model_copy(update={"primary": primary, "evaluation": fitted.protocol})
+        return settings, replace(fitted, problems=tuple(problems))
 
     def _check_resolutions(self) -> None:
         names = [resolution.name for resolution in self.resolutions]
@@ -171,6 +185,8 @@ class Study:
     settings: StudySettings
     arms: tuple[ArmPlan, ...]
     """The baseline, the control if there is one, then the others; so at each resolution, fewest tokens first."""
+    notes: tuple[str, ...] = ()
+    """On how the evaluation was fitted to the data."""
 
     def by_resolution(self) -> list[list[ArmPlan]]:
         """The arms of each resolution, the baseline first."""
@@ -221,10 +237,47 @@ def resolve(name: str, settings: StudySettings, baselines: Mapping[str, Plan] | 
             )
     if len({plan.data.kind for plan in baselines.values()}) > 1:
         raise UserError("the resolutions have data of several kinds, which are scored differently; give all one kind")
-    settings = settings.on(ordered[0][1].data)
+    settings, fitted = settings.on(ordered[0][1].data)
     arms = [arm for resolution, baseline in ordered for arm in _arms_at(resolution, baseline, settings)]
     _refuse_twins(arms)
-    return Study(name, settings, tuple(arms))
+    study = Study(name, settings, tuple(arms), fitted.notes)
+    if fitted.problems:
+        refuse([*fitted.problems, *_data_problems(study)], _SUBJECT)
+    return study
+
+
+def check_study(study: Study, trained: Collection[str] = ()) -> None:
+    """Refuse a study that cannot be trained or scored on its data, with all reasons at once. Fetches the encoders.
+
+    `trained` has the hashes of plans that need no more training.
+    """
+    data = [plan.data for plan in study.baselines.values()]
+    problems = readiness_problems(study.settings.evaluation, data, torch.device("cpu"))
+    forget_encoders()
+    refuse([*(one.within("evaluation") for one in problems), *_caption_problems(study, trained)], _SUBJECT)
+
+
+def _data_problems(study: Study) -> list[Problem]:
+    """List what does not fit the data, of the evaluation and the arms; nothing where the data is not there."""
+    protocol, data = study.settings.evaluation, [plan.data for plan in study.baselines.values()]
+    if not all(one.at_hand for one in data):
+        return []
+    sources = [(one, open_held_out(one, protocol.held_out_count, torch.device("cpu"))) for one in data]
+    found = [problem for one, source in sources for problem in data_problems(one, source, protocol)]
+    return [*dict.fromkeys(one.within("evaluation") for one in found), *_caption_problems(study)]
+
+
+def _caption_problems(study: Study, trained: Collection[str] = ()) -> list[Problem]:
+    """List arms that read captions which the data does not have."""
+    found = []
+    for arm in study.arms:
+        for plan in arm.plans:
+            if plan.hash not in trained:
+                try:
+                    check_columns(plan, open_source(plan.data, "train", torch.device("cpu")))
+                except UserError as error:
+                    found.append(Problem(f"arm '{arm.label}': {error}. Choose other arms with --arm, or add captions"))
+    return list(dict.fromkeys(found))
 
 
 def _baselines(settings: StudySettings) -> dict[str, Plan]:
@@ -273,7 +326,7 @@ def choose_arms(study: Study, names: Sequence[str]) -> Study:
             raise UserError(f"unknown arm '{name}'; {nearest(name, known)}")
     wanted = with_parents(study.arms, names)
     kept = tuple(arm for arm in study.arms if arm.role == "baseline" or arm.name in wanted)
-    return Study(study.name, study.settings, kept)
+    return replace(study, arms=kept)
 
 
 def _resolve_arm(arm: ArmSettings, baseline: Plan, seeds: Sequence[int], resolution: str) -> ArmPlan:

@@ -18,6 +18,7 @@ from tintype.data.store.layout import Split, open_store
 from tintype.data.store.selection import read_skip_list, select
 from tintype.data.store.writer import QUARANTINE
 from tintype.errors import UserError
+from tintype.evaluation.data import held_out_note
 from tintype.files import write_text
 from tintype.terminal.bars import bars_on
 from tintype.terminal.lines import say
@@ -60,6 +61,8 @@ def import_with_progress(source: Path, out: Path, options: ImportOptions, consol
     for split, count in about.counts.items():
         if not count:
             say(console, f"note: the split {split} is empty", "yellow")
+    if note := held_out_note(about.counts["eval"]):
+        say(console, f"note: {note}", "yellow")
     return 0
 
 

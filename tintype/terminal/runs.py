@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tintype.data.sources import open_held_out
+from tintype.evaluation.data import held_out_note
 from tintype.evaluation.ema_curve import Curve, StoppedError, score_lengths
 from tintype.evaluation.protocol import Definition, Protocol
 from tintype.plan import Plan, plan_from_folder
@@ -46,6 +50,7 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> int:
         say(console, f"{out} is done: all {outcome.step} steps were trained before")
     elif outcome.finished:
         say(console, f"trained {outcome.step} steps in {out}")
+        say_next(plan, out, console)
     else:
         say(console, f"interrupted: saved at step {outcome.step}; run the same command to go on")
         return interrupt.exit_code
@@ -56,6 +61,17 @@ def show_warnings(plan: Plan, console: Console, arm: str = "") -> None:
     """Prints what is probably not meant in a plan, with the name of the arm that has it."""
     for text in plan.warnings:
         say(console, f"warning: {f'{arm}: ' if arm else ''}{text}", "yellow")
+
+
+def say_next(plan: Plan, out: Path, console: Console) -> None:
+    """Name the commands that work on a trained run, and what its data is too small for."""
+    folder = shlex.quote(str(out))
+    note = ""
+    if not plan.data.of_scenes and plan.data.at_hand:
+        note = held_out_note(len(open_held_out(plan.data, 1, torch.device("cpu"))))
+    if note:
+        say(console, f"note: {note}", "yellow")
+    say(console, f'next: tintype evaluate {folder}, or tintype sample {folder} "PROMPT" --out DIR')
 
 
 def show_evaluation(title: str, result: dict[str, Any], meanings: Mapping[str, Definition], console: Console) -> None:

@@ -44,6 +44,8 @@ def show_arms(study: Study, console: Console) -> None:
         say(console, f"note: {note}", "yellow")
     for arm in study.arms:
         show_warnings(arm.plans[0], console, arm.label)
+    for note in study.notes:
+        say(console, f"note: {note}", "yellow")
 
 
 def _where(arm: ArmPlan | Arm) -> str:

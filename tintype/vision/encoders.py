@@ -30,7 +30,7 @@ from tintype.vision.scene_encoder import (
     prepared,
     scene_encoder_record,
 )
-from tintype.vision.weights import fetch
+from tintype.vision.weights import Known, at_hand, fetch
 
 READ_TOGETHER = 128
 _CPU_BATCH, _CPU_BATCH_SMALL, _SMALL_PX = 8, 64, 128
@@ -205,6 +205,39 @@ EncoderChoice = Annotated[
     BeforeValidator(kind_alone),
 ]
 """Any encoder, as a user writes it: `{kind: dinov2, form: prx}`, or a kind alone."""
+
+
+def general_encoder() -> tuple[EncoderPart, str]:
+    """Return the encoder for distances between any images, and a note where it is a second choice.
+
+    FID's Inception where its weights are at hand, else VGG16's, else the first of the two that can be fetched.
+    """
+    choices: list[tuple[EncoderPart, Known]] = [
+        (InceptionSettings(), inception.WEIGHTS),
+        (VggSettings(), lpips.WEIGHTS["vgg16"]),
+    ]
+    there = next((encoder for encoder, known in choices if at_hand(known)), None)
+    encoder = there or next((encoder for encoder, known in choices if _fetched(known)), None)
+    if encoder is None:
+        raise UserError(
+            "encoders: no network for the distances is installed, and none could be downloaded. "
+            f"{inception.WEIGHTS.advice}"
+        )
+    if isinstance(encoder, InceptionSettings):
+        return encoder, ""
+    return encoder, (
+        f"the distances are taken on {encoder.title} and are not FID, for which Inception's weights are missing. "
+        f"{inception.WEIGHTS.advice}"
+    )
+
+
+def _fetched(known: Known) -> bool:
+    """Whether the weights could be downloaded; why not, `fetch` prints."""
+    try:
+        fetch(known)
+    except UserError:
+        return False
+    return True
 
 
 class SceneFeatures:

@@ -101,10 +101,13 @@ def test_the_reference_is_that_of_the_content(trained: Trained, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("encoders: [scenes]", "'scenes' has learnt the embedded scenes.* Take inception .* or vgg16"),
-        ("reference_count: 40", r"has 2\d pictures, fewer than reference_count=40; lower that, .*, or .* --eval-share"),
-        ("validation_count: 99\ncount: 98", "fewer than validation_count=99, count=98"),
-        ("also: [{name: many, prompts: short, count: 97}]", r"fewer than also \(many\): count=97"),
+        ("encoders: [scenes]", "'scenes' was trained on the embedded scenes.* inception .* and vgg16"),
+        (
+            "reference_count: 40",
+            r"reference_count=40: the store holds out 2\d images; take no more.* --eval-share",
+        ),
+        ("validation_count: 99\ncount: 98", "count=98, validation_count=99: the store holds out"),
+        ("also: [{name: many, prompts: short, count: 97}]", r"also \(many\): count=97: the store holds out"),
     ],
 )
 def test_a_protocol_that_does_not_fit_is_refused_before_training(trained: Trained, more: str, message: str) -> None:
@@ -121,7 +124,7 @@ def test_captions_that_the_store_has_not_are_named_with_those_that_it_has(traine
     source = parquet_of(tmp_path / "a.parquet", images, words=["x"] * 40, title=["y"] * 40)
     imported(source, tmp_path / "s", ImportOptions(captions={"long": "words", "title": "title"}, eval_share=0.5))
     with pytest.raises(
-        UserError, match=r"needs captions called 'short', and the store has long, title; .*short=COLUMN"
+        UserError, match=r"captions called 'short' are read, and the store has long, title; .*short=COLUMN"
     ):
         check_ready(trained.protocol(), [plan_of(tmp_path / "s").data])
     check_ready(trained.protocol("also: []"), [plan_of(tmp_path / "s").data])

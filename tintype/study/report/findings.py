@@ -11,7 +11,13 @@ from statistics import fmean, median, stdev
 from typing import Any, Literal, get_args
 
 from tintype.metrics.throughput import tokenizer_words
-from tintype.study.prompts import MAIN, comparable_conditions, kind_words, one_kind_note, reads_other_captions
+from tintype.study.prompts import (
+    comparable_conditions,
+    kind_words,
+    main_prompts,
+    one_kind_note,
+    reads_other_captions,
+)
 from tintype.study.report.numerals import UNKNOWN, decimals_showing, fixed, percent
 from tintype.study.results import Arm, Comparison, Loss, MetricInfo, Results, Run, TokenizerInfo, Trend
 from tintype.study.spaces import ANOTHER_SPACE
@@ -227,9 +233,8 @@ def metrics_by_prompts(results: Results) -> list[list[tuple[str, MetricInfo]]]:
     groups = []
     for metric in results.metrics:
         under = ((f"{metric.name}_{name}", kind) for name, kind in others.items())
-        groups.append(
-            [(kind_words(MAIN), metric), *((kind_words(kind), known[name]) for name, kind in under if name in known)]
-        )
+        main = (kind_words(main_prompts(results.protocol)), metric)
+        groups.append([main, *((kind_words(kind), known[name]) for name, kind in under if name in known)])
     return [group for group in groups if len(group) > 1]
 
 
