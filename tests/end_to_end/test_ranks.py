@@ -78,7 +78,8 @@ def test_two_processes_train_are_stopped_and_go_on(tmp_path: Path) -> None:
     (out / "plan.yaml").write_text(plan.read_text())
     ended = launch(*command)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == f"trained {stopped + 2} steps in {out}"
+    assert ended.stdout.strip().startswith(f"trained {stopped + 2} steps in {out}\nnext: tintype evaluate {out}")
+    assert ended.stdout.count("next:") == 1, "one rank talks"
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, stopped + 3))
 

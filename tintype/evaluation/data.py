@@ -54,9 +54,8 @@ def fit_protocol(protocol: Protocol, data: DataPart) -> Fitted:
     if data.of_scenes or not unset or not data.at_hand:
         return Fitted(protocol)
     source = open_held_out(data, protocol.held_out_count, torch.device("cpu"))
-    encoders, note, problems = protocol.encoders, "", ()
-    if "encoders" in unset:
-        encoders, note, problems = _encoders(len(source))
+    given = (protocol.encoders, "", ())
+    encoders, note, problems = _encoders(len(source)) if "encoders" in unset else given
     most = max(len(source), FEWEST if encoders else _FEWEST_SAMPLES)  # fewer are refused by `data_problems`
     chosen: dict[str, Any] = {
         "prompts": _caption(source),

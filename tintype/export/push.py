@@ -85,7 +85,8 @@ def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; `tintype export` writes one")
     if (folder / "metrics.jsonl").exists() and (folder / "checkpoints").is_dir():
-        form = "diffusers" if holds(plan_from_folder(folder)) else "tintype"
+        held = (folder / "plan.yaml").is_file() and holds(plan_from_folder(folder))
+        form = "diffusers" if held else "tintype"
         raise UserError(
             f"{folder} is the folder of a run: its plan and logs have paths of this machine, and its checkpoints the "
             f"optimizer's state. `tintype export {shlex.quote(str(folder))} --to {form} --out DIR --push {repo}` "

@@ -26,7 +26,7 @@ REFUSED: dict[str, tuple[Callable[[], Plan], str]] = {
     "flux2": (lambda: latent_plan("t5", "flux2"), "batch-norm statistics"),
     "taef1": (lambda: latent_plan("t5", "taef1"), "AutoencoderTiny"),
     "small-vae": (lambda: tuned_plan(*text_settings("t5"), techniques=[]), "tintype's own network"),
-    "layers": (lambda: latent_plan("t5", "flux1", "text.skip_layers=1"), "last layer behind its norm"),
+    "layers": (lambda: latent_plan("t5", "flux1", "text.skip_layers=1"), "last layer after its norm"),
 }
 
 
@@ -41,7 +41,9 @@ def test_all_reasons_are_given_at_once() -> None:
     plan = latent_plan("t5", "flux2", "objective.kind=x-prediction", "text.skip_layers=1")
     with pytest.raises(UserError) as error:
         pipeline_for(plan)
-    assert str(error.value).count("\n- ") == 3
+    reasons, ways = str(error.value).split("What works:")
+    assert reasons.count("\n- ") == 3
+    assert "--to tintype" in ways and "tintype train" not in ways, "no option makes FLUX.2's latents fit"
 
 
 def test_tread_samples_densely_and_is_held() -> None:
