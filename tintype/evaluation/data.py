@@ -119,7 +119,7 @@ def data_problems(data: DataPart, source: ImageSource, protocol: Protocol) -> li
             Problem(
                 "encoders: 'scenes' was trained on the embedded scenes; its distances between other images mean "
                 "nothing. inception (FID) and vgg16 need no hub; clip and dinov2 can be named too",
-                ("encoders=[inception]",),
+                ("encoders=[inception]",) if len(source) >= FEWEST else (),
             )
         )
     problems += _caption_problems(source, protocol)
