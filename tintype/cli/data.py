@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tintype.cli.shared import (
+    Commands,
     Json,
     app,
     console,
@@ -18,7 +19,9 @@ from tintype.cli.shared import (
 )
 from tintype.errors import UserError
 
-data_app = typer.Typer(no_args_is_help=True, help="Pictures of one's own: bring them into a store, and look at it.")
+data_app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Pictures of one's own: bring them into a store, and look at it."
+)
 app.add_typer(data_app, name="data")
 
 

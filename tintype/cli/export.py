@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal, cast
 
 import typer
+from rich.markup import escape
 
 from tintype.cli.shared import EmaLength, Out, Set, app, console, progress_console
 from tintype.errors import UserError
@@ -73,7 +74,7 @@ def export(
     card = CardOptions(license=license_, name=name, repo=push, base_model=base_model, with_captions=with_captions)
     if push is not None:
         _check_push(push, private, yes)
-    with progress_console.status(f"writing {out}"):
+    with progress_console.status(escape(f"writing {out}")):
         if to == "diffusers":
             exported = export_pipeline(run, out, chosen, kind, card, ema_length)
         elif to == "tintype":
@@ -149,7 +150,7 @@ def import_(
     from tintype.world import alone
 
     alone("tintype import")
-    with progress_console.status(f"reading {source}"):
+    with progress_console.status(escape(f"reading {source}")):
         imported = import_model(source, out, set_, _weights(weights))
     _say(f"{out}: a run of plan {imported.plan.hash} at step 0")
     for note in imported.notes:

@@ -21,6 +21,7 @@ from tintype.cli.shared import (
     progress_console,
 )
 from tintype.errors import UserError
+from tintype.terminal.lines import say
 
 if TYPE_CHECKING:
     pass
@@ -86,7 +87,7 @@ def bench(
         inner = value if isinstance(value, dict) else {"": value}
         rounded = {key: f"{v:.3g}" if isinstance(v, float) else v for key, v in inner.items()}
         shown = ", ".join(f"{key} {v}".strip() for key, v in rounded.items())
-        console.print(f"{name}: {shown}", highlight=False, soft_wrap=True)
+        say(console, f"{name}: {shown}")
 
 
 def _whole_numbers(option: str, value: str | None, example: str) -> list[int]:

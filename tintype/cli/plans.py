@@ -6,9 +6,11 @@ import sys
 from typing import TYPE_CHECKING
 
 import typer
+from rich.markup import escape
 from rich.table import Column, Table
 
 from tintype.cli.shared import (
+    Commands,
     Json,
     Set,
     Techniques,
@@ -22,7 +24,7 @@ from tintype.cli.shared import (
 if TYPE_CHECKING:
     from tintype.settings import Settings
 
-plan_app = typer.Typer(no_args_is_help=True, help="Show, compare and describe plans.")
+plan_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Show, compare and describe plans.")
 app.add_typer(plan_app, name="plan")
 
 
@@ -47,7 +49,7 @@ def techniques(json_: Json = False) -> None:
     table = Table(Column("technique", no_wrap=True), Column("seam", no_wrap=True), "what it does, options, paper")
     for t in TECHNIQUES.values():
         lines = [t.summary, _options(t.options), t.paper or ""]
-        table.add_row(t.name, t.seam, "\n".join(filter(None, lines)))
+        table.add_row(t.name, t.seam, escape("\n".join(filter(None, lines))))
     console.print(table)
 
 

@@ -24,6 +24,7 @@ from tintype.cli.shared import (
     settings_of,
 )
 from tintype.errors import UserError
+from tintype.terminal.lines import say
 
 if TYPE_CHECKING:
     pass
@@ -86,7 +87,7 @@ def sample(
         device=device,
         ema_length=ema_length,
     )
-    console.print(f"images: {len(written) - 1}, all on {written[-1]}", soft_wrap=True, highlight=False)
+    say(console, f"images: {len(written) - 1}, all on {written[-1]}")
 
 
 @app.command()

@@ -9,15 +9,31 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from tintype.settings import Settings
 
 S = TypeVar("S", bound="Settings")
 
+
+class Commands(TyperGroup):
+    """A group of commands whose help lists each with its whole first sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = [
+            (name, command.get_short_help_str(sys.maxsize)) for name, command in found.items() if not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its markup would eat the brackets of encoders=[clip]
     help="Trains text-to-image models from scratch and says which training decisions are worth it.",
 )
 

@@ -15,6 +15,7 @@ from tintype.cli.shared import (
     console,
     print_json,
 )
+from tintype.terminal.lines import say
 
 if TYPE_CHECKING:
     pass
@@ -103,4 +104,4 @@ def calibrate(
     with console.status("simulating") as status:
         found = simulate(studies, lambda name: status.update(f"simulating: {name}"))
     for path in write_calibration(out, found):
-        console.print(str(path), soft_wrap=True, highlight=False)
+        say(console, str(path))

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from tintype.cli.shared import (
+    Commands,
     Device,
     Json,
     Out,
@@ -23,14 +24,17 @@ from tintype.cli.shared import (
     progress_console,
     settings_of,
 )
+from tintype.terminal.lines import say
 
 if TYPE_CHECKING:
     pass
 
-encoder_app = typer.Typer(no_args_is_help=True, help="The packaged scene encoder.")
+encoder_app = typer.Typer(cls=Commands, no_args_is_help=True, help="The packaged scene encoder.")
 app.add_typer(encoder_app, name="encoder")
 tokenizer_app = typer.Typer(
-    no_args_is_help=True, help="Train tokenizers, save tuned ones, compare any of them, and cache their latents."
+    cls=Commands,
+    no_args_is_help=True,
+    help="Train tokenizers, save tuned ones, compare any of them, and cache their latents.",
 )
 app.add_typer(tokenizer_app, name="tokenizer")
 
@@ -153,4 +157,4 @@ def tokenizer_report(
         print_json(result)
         return
     show_tokenizers(result, console)
-    console.print(str(out / "report.html"), soft_wrap=True, highlight=False)
+    say(console, str(out / "report.html"))

@@ -26,6 +26,7 @@ from tintype.study.report import write_report
 from tintype.study.results import Command, TokenizerInfo
 from tintype.study.runner import Message, Task, run_tasks, tasks_of
 from tintype.study.study import Study, StudySettings, check_study, read_settings, resolve
+from tintype.terminal.lines import say
 from tintype.terminal.studies import StudyDisplay, show_verdicts
 from tintype.tokenizers.latent_cache import why_uncacheable
 from tintype.tokenizers.small_vae import note_compression
@@ -228,7 +229,7 @@ def _report(study: Study, out: Path, console: Console, without_data: bool = Fals
         results = without_places(results.without_data())
     path = write_report(results, out)
     show_verdicts(results, console)
-    console.print(f"report: {path.resolve()}", soft_wrap=True, highlight=False)
+    say(console, f"report: {path.resolve()}")
     if without_data:
         console.print(
             "note: report.* and results.* are without pictures and captions of the data, and without paths of this "
