@@ -20,6 +20,7 @@ from tintype.cli import runs, studies, plans, measure, data, tokenizers, export,
 # isort: on
 from tintype.cli.shared import app, console, progress_console
 from tintype.errors import UserError
+from tintype.terminal.encoding import print_on_any_encoding
 from tintype.terminal.lines import say
 
 __all__ = ["app", "main"]
@@ -29,6 +30,7 @@ LAUNCHED = "TORCHELASTIC_RUN_ID"
 
 
 def main() -> None:
+    print_on_any_encoding()
     try:
         if LAUNCHED in os.environ:
             _run_as_rank()

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
+
+from tintype.terminal.encoding import EncodedConsole
 
 if TYPE_CHECKING:
     from tintype.settings import Settings
@@ -37,8 +38,8 @@ app = typer.Typer(
     help="Trains text-to-image models from scratch and says which training decisions are worth it.",
 )
 
-console = Console(emoji=False)  # `a:b:` is no picture of a letter
-progress_console = Console(stderr=True, emoji=False)
+console = EncodedConsole(emoji=False)  # `a:b:` is no picture of a letter
+progress_console = EncodedConsole(stderr=True, emoji=False)
 
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to")]
 Set = Annotated[list[str], typer.Option("--set", help="Override a setting: key.path=value (repeatable)")]
