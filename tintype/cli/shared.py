@@ -22,10 +22,8 @@ class Commands(TyperGroup):
     """A group of commands whose help lists each with its whole first sentence."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        rows = [
-            (name, command.get_short_help_str(sys.maxsize)) for name, command in found.items() if not command.hidden
-        ]
+        shown = {name: command for name, command in self.commands.items() if not command.hidden}
+        rows = [(name, command.get_short_help_str(sys.maxsize)) for name, command in shown.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
