@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from operator import or_
 from pathlib import Path
@@ -287,23 +287,25 @@ def plan_from_yaml(text: str, name: str, assignments: Sequence[str] = ()) -> Pla
     return plan_from_document(document, assignments)
 
 
-def plan_from_document(document: Document, assignments: Sequence[str] = ()) -> Plan:
+def plan_from_document(
+    document: Document, assignments: Sequence[str] = (), options: Sequence[str] | None = None
+) -> Plan:
+    """Return the plan of a document with overrides. `options` stand before each of them in messages."""
     if document.data is None:
         document.data = {}
-    for assignment in assignments:
-        document.override(assignment)
+    for assignment, option in zip(assignments, options or ["--set "] * len(assignments), strict=True):
         section, _, key = assignment.partition("=")[0].strip().partition(".")
-        if key == "kind" and section in _KINDS:
-            _forget_other_kinds(document.data[section], _KINDS[section])
+        changes_kind = key == "kind" and section in _KINDS
+        document.override(assignment, option, partial(_forget_other_kinds, section) if changes_kind else None)
     return parse(Plan, document)
 
 
-def _forget_other_kinds(section: dict[str, Any], kinds: Sequence[type[Part]]) -> None:
-    """`--set data.kind=store` on a recipe of scenes: what only scenes have goes, what both kinds have stays."""
-    known = {str(kind.model_fields["kind"].default): set(kind.model_fields) for kind in kinds}
-    if (own := known.get(str(section["kind"]))) is not None:
+def _forget_other_kinds(section: str, data: Any) -> None:
+    """Remove what another kind has and this one lacks, as for `--set data.kind=store` on a recipe of scenes."""
+    known = {str(kind.model_fields["kind"].default): set(kind.model_fields) for kind in _KINDS[section]}
+    if (own := known.get(str(data[section]["kind"]))) is not None:
         for key in set().union(*known.values()) - own:
-            section.pop(key, None)
+            data[section].pop(key, None)
 
 
 def plan_from_folder(folder: Path) -> Plan:

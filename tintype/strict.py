@@ -5,11 +5,12 @@ Differs from plain PyYAML: `2e-4` is a number, `no` and `on` are words, and a ke
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin
@@ -51,23 +52,50 @@ for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(_tag, re.compile(_pattern), [*_first, ""])
 
 
+@dataclass(frozen=True)
+class Override:
+    """One assignment, `a.b=value`. `option` stands before it in messages; `then` adapts the data after it."""
+
+    assignment: str
+    option: str
+    then: Callable[[Any], None] | None
+
+    @property
+    def label(self) -> str:
+        return self.option + self.assignment
+
+
 @dataclass
 class Document:
-    """Data with the place that each key came from."""
+    """Data with the place that each key came from, and the overrides that were applied to it."""
 
     name: str
     data: Any
     places: dict[KeyPath, str] = field(default_factory=dict)
+    overrides: list[Override] = field(default_factory=list)
+    _before: Any = None
+    """The data before the first override."""
 
     def place(self, path: KeyPath) -> str:
-        """Where the deepest known part of a key path stands."""
+        """Return where the deepest known part of a key path stands."""
         for end in range(len(path), -1, -1):
             if path[:end] in self.places:
                 return self.places[path[:end]]
         return self.name
 
-    def override(self, assignment: str, option: str = "--set ") -> None:
-        """Sets `a.b=value`; the value is read as YAML. `option` stands before it in messages."""
+    def without(self, left_out: Collection[Override]) -> Any:
+        """Return the data as it would be without some of its overrides."""
+        other = Document(self.name, copy.deepcopy(self._before if self.overrides else self.data))
+        for one in self.overrides:
+            if one not in left_out:
+                other.override(one.assignment, one.option, one.then)
+        return other.data
+
+    def override(self, assignment: str, option: str = "--set ", then: Callable[[Any], None] | None = None) -> None:
+        """Set `a.b=value`; the value is read as YAML. `option` stands before it in messages; `then` adapts the data."""
+        if not self.overrides:
+            self._before = copy.deepcopy(self.data)
+        self.overrides.append(Override(assignment, option, then))
         dotted, equals, text = assignment.partition("=")
         keys = dotted.strip().split(".")
         if not equals or not all(keys):
@@ -81,7 +109,11 @@ class Document:
         if not isinstance(node, dict):
             raise UserError(f"{option}{assignment}: {'.'.join(keys[:-1])} has no keys below it")
         node[keys[-1]] = read_yaml(text, option + dotted).data
+        for path in [path for path in self.places if path[: len(keys)] == tuple(keys)]:
+            del self.places[path]  # what stood there before
         self.places[tuple(keys)] = option + assignment
+        if then is not None:
+            then(self.data)
 
 
 def read_yaml(text: str, name: str) -> Document:
@@ -140,10 +172,14 @@ def parse(model: type[S], document: Document) -> S:
     if not isinstance(document.data, Mapping):
         raise UserError(f"{document.name}: expected keys and values, found {type(document.data).__name__}")
     try:
-        return model.model_validate_json(json.dumps(document.data))  # JSON's rules: a list may fill a tuple
+        return _validated(model, document.data)
     except ValidationError as error:
         lines = [_explain(problem, model, document) for problem in error.errors(include_url=False)]
         raise UserError("\n".join(lines)) from None
+
+
+def _validated(model: type[S], data: Any) -> S:
+    return model.model_validate_json(json.dumps(data))  # JSON's rules: a list may fill a tuple
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
@@ -157,8 +193,8 @@ def nearest(word: str, valid: Iterable[str]) -> str:
 
 def _explain(problem: Any, model: type[Settings], document: Document) -> str:
     path = _path_in_data(problem["loc"], document.data)
-    dotted = ".".join(map(str, path)) or "(top level)"
-    where = f"{document.place(path)}: {dotted}"
+    parts = [_cause(problem, model, document) or document.place(path), ".".join(map(str, path))]
+    where = ": ".join(filter(None, parts))
     if problem["type"] == "extra_forbidden":
         return f"{where}: unknown key; {nearest(str(path[-1]), _valid_keys(model, problem['loc'][:-1]))}"
     if problem["type"] == "union_tag_invalid":
@@ -172,6 +208,27 @@ def _explain(problem: Any, model: type[Settings], document: Document) -> str:
     found = problem["input"]
     shown = "" if isinstance(found, Mapping) else f" (found {type(found).__name__} {found!r:.80})"
     return f"{where}: {message[0].lower()}{message[1:]}{shown}"
+
+
+def _cause(problem: Any, model: type[Settings], document: Document) -> str:
+    """Return the overrides that make a problem, '' where it is there without any of them."""
+    every = document.overrides
+    if not every or _has_problem(model, document, every, problem):
+        return ""
+    found = [one for one in every if not _has_problem(model, document, [one], problem)]
+    return ", ".join(dict.fromkeys(one.label for one in found or every))
+
+
+def _has_problem(model: type[Settings], document: Document, left_out: Collection[Override], problem: Any) -> bool:
+    """Whether the data without some overrides has the same problem."""
+    try:
+        _validated(model, document.without(left_out))
+    except UserError:  # an override needs another one
+        return False
+    except ValidationError as error:
+        others = error.errors(include_url=False)
+        return any(all(one[key] == problem[key] for key in ("type", "loc", "msg")) for one in others)
+    return False
 
 
 def _path_in_data(loc: KeyPath, data: Any) -> KeyPath:

@@ -127,6 +127,34 @@ def test_bad_plans_are_refused_in_words(text: str, message: str) -> None:
         plan_from_yaml(text, "bad.yaml")
 
 
+@pytest.mark.parametrize(
+    ("assignments", "cause"),
+    [
+        (["optimizer.lr=fast"], "--set optimizer.lr=fast: optimizer.lr: "),
+        (["model.heads=5"], "--set model.heads=5: model: width "),
+        (["model={depth: x}"], "--set model={depth: x}: model.depth: "),
+        (["train.steps=7", "data.size_px=18"], "--set data.size_px=18: data.size_px (18) must be a multiple of 4"),
+        (
+            ["model.patch=5", "train.steps=7", "data.size_px=18"],
+            "--set model.patch=5, --set data.size_px=18: data.size",
+        ),
+        (["data.kind=store", "train.steps=7"], "--set data.kind=store: data.path: this key is required"),
+        (["data.kind=store", "data.path=DIR", "train.steps=x"], "--set train.steps=x: train.steps: "),
+        (["optimizer={lr: 1, lr2: 2}"], "--set optimizer={lr: 1, lr2: 2}: optimizer.lr2: unknown key"),
+    ],
+)
+def test_errors_after_an_override_name_it_and_no_line_of_the_recipe(assignments: list[str], cause: str) -> None:
+    with pytest.raises(UserError) as refused:
+        plan_from_document(recipes.find("plans", "pocket"), assignments)
+    assert str(refused.value).startswith(cause), refused.value
+
+
+def test_a_mistake_of_the_file_is_not_blamed_on_an_override() -> None:
+    with pytest.raises(UserError) as refused:
+        plan_from_yaml("seed: 1\nmodel: {width: 100, heads: 3}\n", "my.yaml", ["model.depth=4", "train.steps=8"])
+    assert str(refused.value).startswith("my.yaml, line 2: model: width (100)")
+
+
 @pytest.mark.parametrize("assignment", ["optimizer.lr", "=3", "optimizer..lr=3", "seed.deeper=3"])
 def test_bad_overrides_are_refused(assignment: str) -> None:
     with pytest.raises(UserError, match="--set"):

@@ -211,7 +211,7 @@ def _stored_study(out: Path) -> Study:
         raise UserError(f"{out / _STUDY} is not what `tintype ablate` wrote; take another --out")
     name, settings = document.data.pop("name"), read_settings(document, out)
     _note_tokenizers(out / _RESULTS)
-    return resolve(name, settings, _stored_baselines(settings, out))
+    return resolve(name, settings, _stored_baselines(settings, out), document.place)
 
 
 def _note_tokenizers(stored: Path) -> None:

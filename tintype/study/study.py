@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -21,7 +21,7 @@ from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.run import readiness_problems
 from tintype.plan import Application, Change, Plan, apply_techniques, check_arm, plan_from_document
 from tintype.settings import DataPart, Settings, plain
-from tintype.strict import Document, nearest, parse
+from tintype.strict import Document, KeyPath, nearest, parse
 from tintype.study.lineage import link_arms, with_parents
 from tintype.study.results import Role, arm_label
 from tintype.study.verdicts import AnalysisSettings, check_seeds, count_comparisons
@@ -213,7 +213,7 @@ def load_study(name: str, assignments: Sequence[str] = ()) -> Study:
     document = recipes.find("studies", name)
     for assignment in assignments:
         document.override(assignment)
-    return resolve(Path(name).stem, read_settings(document, Path(name).parent))
+    return resolve(Path(name).stem, read_settings(document, Path(name).parent), place=document.place)
 
 
 def read_settings(document: Document, folder: Path) -> StudySettings:
@@ -222,12 +222,21 @@ def read_settings(document: Document, folder: Path) -> StudySettings:
     return settings.model_copy(update={"evaluation": settings.evaluation.with_prompts_in(folder)})
 
 
-def resolve(name: str, settings: StudySettings, baselines: Mapping[str, Plan] | None = None) -> Study:
-    """The study with all its plans.
+Place = Callable[[KeyPath], str]
+"""Says where a key of a study stands: the line of its file, or the override on the command line."""
+
+
+def resolve(
+    name: str,
+    settings: StudySettings,
+    baselines: Mapping[str, Plan] | None = None,
+    place: Place = lambda path: "the study",
+) -> Study:
+    """Return the study with all its plans.
 
     `baselines` are given, by resolution, for a study that was begun: its recipe may have changed.
     """
-    baselines = baselines or _baselines(settings)
+    baselines = baselines or _baselines(settings, place)
     ordered = sorted(baselines.items(), key=lambda item: token_count(item[1]))
     for (first, plan), (second, other) in pairwise(ordered):
         if token_count(plan) == token_count(other):
@@ -238,7 +247,7 @@ def resolve(name: str, settings: StudySettings, baselines: Mapping[str, Plan] | 
     if len({plan.data.kind for plan in baselines.values()}) > 1:
         raise UserError("the resolutions have data of several kinds, which are scored differently; give all one kind")
     settings, fitted = settings.on(ordered[0][1].data)
-    arms = [arm for resolution, baseline in ordered for arm in _arms_at(resolution, baseline, settings)]
+    arms = [arm for resolution, baseline in ordered for arm in _arms_at(resolution, baseline, settings, place)]
     _refuse_twins(arms)
     study = Study(name, settings, tuple(arms), fitted.notes)
     if fitted.problems:
@@ -280,32 +289,45 @@ def _caption_problems(study: Study, trained: Collection[str] = ()) -> list[Probl
     return list(dict.fromkeys(found))
 
 
-def _baselines(settings: StudySettings) -> dict[str, Plan]:
-    """By resolution; without any, the one baseline is called ''."""
-    overrides = {one.name: (*settings.set, *one.set) for one in settings.resolutions} or {"": settings.set}
+def _baselines(settings: StudySettings, place: Place) -> dict[str, Plan]:
+    """Return the baselines by resolution; without any, the one baseline is called ''."""
+    own = _set_labels(settings.set, ("set",), place)
+    overrides = {"": own} if not settings.resolutions else {}
+    for index, one in enumerate(settings.resolutions):
+        overrides[one.name] = [*own, *_set_labels(one.set, ("resolutions", index, "set"), place)]
     plans = {}
-    for name, assignments in overrides.items():
+    for name, labelled in overrides.items():
+        assignments, options = [one for one, _ in labelled], [option for _, option in labelled]
         with _named(name):
-            plans[name] = plan_from_document(recipes.find("plans", settings.recipe), assignments)
+            plans[name] = plan_from_document(recipes.find("plans", settings.recipe), assignments, options)
     return plans
 
 
+def _set_labels(assignments: Sequence[str], path: KeyPath, place: Place) -> list[tuple[str, str]]:
+    """Pair each assignment with what stands before it in messages."""
+    return [(one, f"{place((*path, index))}: set ") for index, one in enumerate(assignments)]
+
+
+def _named(resolution: str) -> AbstractContextManager[None]:
+    """Name the resolution in what is refused at one of several."""
+    return _before_errors(f"at resolution '{resolution}': " if resolution else "")
+
+
 @contextmanager
-def _named(resolution: str) -> Iterator[None]:
-    """Names the resolution in what is refused at one of several."""
+def _before_errors(words: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if not resolution:
-            raise
-        raise UserError(f"at resolution '{resolution}': {error}") from None
+        raise UserError(f"{words}{error}") from None
 
 
-def _arms_at(resolution: str, baseline: Plan, settings: StudySettings) -> list[ArmPlan]:
+def _arms_at(resolution: str, baseline: Plan, settings: StudySettings, place: Place) -> list[ArmPlan]:
     arms = [ArmPlan(BASELINE, "baseline", (), {}, _seeded(baseline, settings.seeds), resolution)]
     if settings.control_seeds:
         arms.append(ArmPlan(CONTROL, "control", (), {}, _seeded(baseline, settings.control_seeds), resolution))
-    arms += [_resolve_arm(arm, baseline, settings.seeds, resolution) for arm in settings.arms]
+    for index, arm in enumerate(settings.arms):
+        with _before_errors(f"{place(('arms', index))}: arm '{arm.label}': "):
+            arms.append(_resolve_arm(arm, baseline, settings.seeds, resolution))
     with _named(resolution):
         return link_arms(arms)
 
@@ -333,22 +355,22 @@ def _resolve_arm(arm: ArmSettings, baseline: Plan, seeds: Sequence[int], resolut
     applications = tuple(map(Application.parse, arm.techniques))
     declared = set(map(_section, arm.set)).union(*(application.technique.seams for application in applications))
     with _named(resolution):
-        plan = plan_from_document(Document(f"arm '{arm.label}'", plain(baseline)), arm.set)
+        plan = plan_from_document(Document("the baseline", plain(baseline)), arm.set, ["set "] * len(arm.set))
         plan = apply_techniques(plan, arm.techniques)
-        changes = check_arm(f"arm '{arm.label}'", baseline, plan, declared)
-        _refuse_other_held_out(arm.label, baseline, plan)
+        changes = check_arm("it", baseline, plan, declared)
+        _refuse_other_held_out(baseline, plan)
     return ArmPlan(arm.label, "arm", applications, changes, _seeded(plan, seeds), resolution, arm.set)
 
 
-def _refuse_other_held_out(label: str, baseline: Plan, plan: Plan) -> None:
-    """All arms are scored against the same images."""
+def _refuse_other_held_out(baseline: Plan, plan: Plan) -> None:
+    """Refuse an arm that would be scored against other images than the baseline."""
     old, new = (plain(one.data.held_out(1)) for one in (baseline, plan))
     if old != new:
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         shown = "; ".join(f"{key}: {old.get(key)} for the baseline, {new.get(key)} for the arm" for key in keys)
         raise UserError(
-            f"arm '{label}' would be scored against other held-out images than the baseline ({shown}); put other "
-            "training data into a mixture, with the baseline's data as the source that is evaluated"
+            f"it would be scored against other held-out images than the baseline ({shown}); put other training data "
+            "into a mixture, with the baseline's data as the source that is evaluated"
         )
 
 

@@ -134,7 +134,7 @@ def test_an_arm_may_override_settings_of_the_baseline_before_its_techniques() ->
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        ("set: [optimizer.lr=3e-3]", "arm 'optimizer.lr=3e-3' changes nothing"),
+        ("set: [optimizer.lr=3e-3]", "arm 'optimizer.lr=3e-3': it changes nothing"),
         ("set: [optimizer.rl=3e-3]", "optimizer.rl: unknown key"),
         ("set: [optimizer.lr]", "write it as key.path=value"),
         ("set: [seed=3, optimizer.lr=1e-3]", "seed=3: seed, data, run are the same for all arms of a study"),
@@ -147,6 +147,48 @@ def test_bad_overrides_of_an_arm_are_refused_in_words(new: str, message: str) ->
     with pytest.raises(UserError) as refused:
         study(f"{TEXT}  - {new}\n")
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "arms:",
+            "set: [train.steps=9, train.batch=soon]\narms:",
+            "s.yaml, line 6: set train.batch=soon: train.batch: ",
+        ),
+        (
+            "arms:",
+            "set:\n  - train.steps=9\n  - model.heads=5\narms:",
+            "s.yaml, line 8: set model.heads=5: model: width",
+        ),
+        (
+            "  - name: both",
+            "  - set: [time.shift=x]\n  - name: both",
+            "line 8: arm 'time.shift=x': set time.shift=x: time.sh",
+        ),
+        ("clamp=0.1", "clampp=1", "s.yaml, line 8: arm 'both': technique x-prediction:clampp=1: clampp: unknown key"),
+        ("clamp=0.1, short", "clamp=0.1, x-prediction, short", "s.yaml, line 8: arm 'both': 'x-prediction' and "),
+        (
+            "name: both",
+            "name: both\n    set: [model.patch=5]",
+            "line 8: arm 'both': set model.patch=5: data.size_px (16)",
+        ),
+    ],
+)
+def test_errors_name_the_line_of_the_study_and_the_arm(old: str, new: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(TEXT.replace(old, new, 1))
+    with pytest.raises(UserError) as refused:
+        load_study(str(file))
+    assert message in str(refused.value) and "--set" not in str(refused.value)
+
+
+def test_errors_name_the_override_of_a_study(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^--set set=\[train.steps=soon\]: set train.steps=soon: train.steps: input "):
+        load_study("pocket", ["set=[train.steps=soon]"])
+    with pytest.raises(UserError, match=r"^--set evaluation.count=x: evaluation.count: input should be"):
+        load_study("pocket", ["evaluation.count=x"])
 
 
 RESOLUTIONS = """
