@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
+from tintype import recipes
 from tintype.data.captions import ColumnSettings
 from tintype.data.mixture.settings import MixtureSettings, in_words
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.flow.objective import VelocitySettings
 from tintype.losses.tuning import TuningAdversary
+from tintype.paths import locate
 from tintype.settings import (
     DataPart,
     DataSettings,
@@ -279,6 +281,14 @@ class Plan(Settings):
 
 def _ascend(numbers: Sequence[int]) -> bool:
     return all(one < other for one, other in pairwise(numbers))
+
+
+def read_plan(name: str, assignments: Sequence[str] = (), options: Sequence[str] | None = None) -> Plan:
+    """Return the plan of a recipe's name or file. What the file names is looked for beside it first."""
+    document = recipes.find("plans", name)
+    if name not in recipes.names("plans"):
+        document.data = locate(document.data, [Plan], Path(name).parent)
+    return plan_from_document(document, assignments, options)
 
 
 def plan_from_yaml(text: str, name: str, assignments: Sequence[str] = ()) -> Plan:

@@ -7,9 +7,9 @@ them); the plain settings live here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -34,6 +34,23 @@ class Settings(BaseModel):
     """Frozen, strict, and closed: an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class NamesFile:
+    """Marks a setting that names a file or folder to read, unless it is a word. `tintype.paths` finds it."""
+
+    is_word: Callable[[str], bool] = lambda text: False
+
+
+PathText = Annotated[str, NamesFile()]
+
+
+@dataclass(frozen=True)
+class KeysOf:
+    """Marks a mapping that holds some settings of one of these classes."""
+
+    classes: tuple[type[Settings], ...]
 
 
 class Part(Settings):

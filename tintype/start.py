@@ -9,7 +9,7 @@ from pydantic import Field
 
 from tintype.errors import UserError
 from tintype.pins import Pin
-from tintype.settings import Part, plain
+from tintype.settings import Part, PathText, plain
 
 
 class StartPart(Part):
@@ -38,7 +38,7 @@ class RunStart(StartPart):
     """Any run. What counts are the weights: `sha256` pins them, and then the folder is no part of the run's name."""
 
     kind: Literal["run"] = "run"
-    folder: str = Field(min_length=1, description="The folder of the other run")
+    folder: PathText = Field(min_length=1, description="The folder of the other run")
     sha256: Pin = Field(None, description="The first digits of the weights' hash: refuse any others")
 
     def in_hash(self) -> dict[str, Any]:

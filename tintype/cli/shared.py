@@ -62,10 +62,9 @@ def settings_of(model: type[S], name: str, assignments: list[str]) -> S:
 
 
 def plan_of(recipe: str, assignments: list[str], technique_specs: list[str]) -> Any:
-    from tintype import recipes
-    from tintype.plan import apply_techniques, plan_from_document
+    from tintype.plan import apply_techniques, read_plan
 
-    return apply_techniques(plan_from_document(recipes.find("plans", recipe), assignments), technique_specs)
+    return apply_techniques(read_plan(recipe, assignments), technique_specs)
 
 
 def any_plan(name: str) -> Any:

@@ -19,7 +19,7 @@ from tintype.generate import SamplerSettings
 from tintype.metrics import clip_score, scene_accuracy, throughput, validation
 from tintype.metrics.feature_metrics import FEATURE_METRICS, revisions
 from tintype.seams import ANY_VALUE, NOT_NEGATIVE, SHARE, Direction, Measured, Range
-from tintype.settings import Settings, plain
+from tintype.settings import NamesFile, Settings, plain
 from tintype.vision.encoders import EncoderChoice, EncoderPart, SceneEncoderSettings
 from tintype.vision.scene_encoder import scene_encoder_record
 
@@ -36,7 +36,7 @@ class Condition(Settings):
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Stands behind the metrics' names")
-    prompts: str = Field(
+    prompts: Annotated[str, NamesFile(is_caption)] = Field(
         "long", min_length=1, description="A kind of caption, or the path of a prompt file (.txt, .jsonl, .tsv)"
     )
     count: int | None = Field(

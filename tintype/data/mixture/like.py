@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from tintype.data.mixture.settings import MixtureSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
-from tintype.settings import DataPart, DataSettings, plain
+from tintype.settings import DataPart, DataSettings, KeysOf, plain
 from tintype.strict import Document, nearest, parse
 
-Given = dict[str, Any]
+Given = Annotated[dict[str, Any], KeysOf((DataSettings, StoreSettings, MixtureSettings))]
 """Settings of data as an option gives them: `data.style=photo,data.buckets=[[64,64],[48,80]]`."""
 _KINDS: dict[str, type[DataPart]] = {
     str(part.model_fields["kind"].default): part for part in (DataSettings, StoreSettings, MixtureSettings)

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from tintype.data.store.layout import is_store
 from tintype.pins import Pin
-from tintype.settings import DataPart, plain
+from tintype.settings import DataPart, PathText, plain
 
 
 def _tuples(value: Any) -> Any:
@@ -30,13 +30,13 @@ class StoreSettings(DataPart):
 
     kind: Literal["store"] = "store"
     size_px: int = Field(64, ge=16, le=1024, description="Width and height of the images")
-    path: str = Field(min_length=1, description="The folder of the store")
+    path: PathText = Field(min_length=1, description="The folder of the store")
     limit: int | None = Field(None, ge=1, description="Only the first so many training pictures")
     sha256: Pin = Field(None, description="The first digits of the store's identity: refuse any other")
     where: str | None = Field(
         None, min_length=1, description="Take only records of which this holds, of both splits: width >= 256"
     )
-    skip: str | None = Field(
+    skip: PathText | None = Field(
         None, min_length=1, description="A file with the hashes of records that are left out, of both splits"
     )
     skip_sha256: Pin = Field(None, description="The first digits of the skip list's identity: refuse any other")
