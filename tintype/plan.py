@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import pairwise
@@ -391,12 +391,89 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix: value}
 
 
+def short_diff(before: Plan, after: Plan, given: Collection[str] = ()) -> dict[str, Change]:
+    """Return the diff for people: a part that comes, goes or changes its kind is one entry.
+
+    Of its settings those are named that are not defaults, that differ between the kinds, or whose keys are `given`, the
+    options of techniques. `diff` has every setting, and is what plans are compared by.
+    """
+    sections = {name: _part_words(getattr(before, name), getattr(after, name), given) for name in Plan.model_fields}
+    if before.data.kind != after.data.kind:
+        sections["data"] = _data_words(before.data), _data_words(after.data)
+    shown: dict[str, Change] = {}
+    for key, change in diff(before, after).items():
+        section = key.partition(".")[0]
+        words = sections[section]
+        shown[key if words is None else section] = words or change
+    return shown
+
+
+def _data_words(data: DataPart) -> str:
+    if not isinstance(data, MixtureSettings):
+        return in_words(data)
+    sources = "; ".join(f"{name}: {source.words}" for name, source in data.sources.items())
+    return f"mixture, scored on {data.evaluate}: {sources}"
+
+
+def _part_words(old: Any, new: Any, given: Collection[str]) -> Change | None:
+    """Return the parts of a section in words where they are of other kinds; None where single settings differ."""
+    if isinstance(old, tuple) and isinstance(new, tuple):
+        if [type(part) for part in old] == [type(part) for part in new]:
+            return None
+        both = [part for part in old if part in new]
+        sides = [[part.kind if part in both else _in_words(part, given) for part in parts] for parts in (old, new)]
+        first, second = (", ".join(side) or "none" for side in sides)
+        return first, second
+    if type(old) is type(new) or not (isinstance(old, Settings | None) and isinstance(new, Settings | None)):
+        return None
+    first_keys, second_keys = (_flat(plain(part)) if part is not None else {} for part in (old, new))
+    differ = [key for key in first_keys if key in second_keys and first_keys[key] != second_keys[key]]
+    return _in_words(old, differ), _in_words(new, [*differ, *given])
+
+
+def _in_words(part: Settings | None, named: Collection[str]) -> str:
+    """Return the kind of a part, with its settings that are not their defaults and those that are named."""
+    if part is None:
+        return "off"
+    kind, settings = str(getattr(part, "kind", "on")), _chosen(part, None, named)
+    chosen = ", ".join(f"{key}={_setting_words(value)}" for key, value in settings.items() if key != "kind")
+    return f"{kind} ({chosen})" if chosen else kind
+
+
+def _setting_words(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _chosen(part: Settings, usual: Settings | None, named: Collection[str]) -> dict[str, Any]:
+    """Return dotted settings of a part that are not as in `usual`, by default its defaults, or that are named."""
+    found: dict[str, Any] = {}
+    values = plain(part)
+    for key, field in type(part).model_fields.items():
+        value = getattr(part, key)
+        default = getattr(usual, key) if usual is not None else field.get_default(call_default_factory=True)
+        below = [name.partition(".")[2] for name in named if name.startswith(f"{key}.")]
+        if value == default and key not in named and not below:
+            continue
+        if not isinstance(value, Settings):
+            found[key] = values[key]
+            continue
+        inside = _chosen(value, default if type(value) is type(default) else None, below)
+        if type(value) is not type(default) and "kind" in values[key]:
+            inside["kind"] = values[key]["kind"]
+        if "kind" in inside:
+            found[key] = inside.pop("kind")
+        found |= {f"{key}.{inner}": setting for inner, setting in inside.items()}
+    return found
+
+
 @dataclass(frozen=True)
 class Application:
     """A technique with the options that it is applied with."""
 
     technique: Technique
     options: Settings
+    given: tuple[str, ...] = ()
+    """The dotted keys of the options that were given."""
 
     @classmethod
     def parse(cls, spec: str) -> Application:
@@ -407,7 +484,8 @@ class Application:
         document = Document(f"technique {spec}", {})
         for assignment in assignments_in(rest):
             document.override(assignment, option=f"technique {name}:")
-        return cls(TECHNIQUES[name], parse(TECHNIQUES[name].options, document))
+        given = tuple(assignment.partition("=")[0].strip() for assignment in assignments_in(rest))
+        return cls(TECHNIQUES[name], parse(TECHNIQUES[name].options, document), given)
 
 
 def apply_techniques(plan: Plan, specs: Sequence[str]) -> Plan:

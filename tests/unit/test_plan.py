@@ -9,9 +9,20 @@ import pytest
 from tests.tiny import tiny_plan
 from tintype import recipes
 from tintype.errors import UserError
-from tintype.plan import Plan, apply_techniques, check_arm, diff, plan_from_document, plan_from_yaml
+from tintype.plan import (
+    Application,
+    Change,
+    Plan,
+    apply_techniques,
+    check_arm,
+    diff,
+    plan_from_document,
+    plan_from_yaml,
+    short_diff,
+)
 from tintype.settings import plain
 from tintype.strict import assignments_in, read_yaml, write_yaml
+from tintype.study.study import load_study
 from tintype.techniques import TECHNIQUES
 
 
@@ -185,6 +196,55 @@ def test_diff_shows_resolved_settings_only_where_they_differ() -> None:
         "ema.ramp": (None, True),
         "ema.every": (None, 1),
     }
+
+
+@pytest.mark.parametrize(
+    ("spec", "decisions"),
+    [
+        ("repa:teacher=scenes,hidden=32", {"losses": ("none", "repa (block=2, teacher=scenes, hidden=32)")}),
+        ("ema", {"ema": ("off", "on")}),
+        ("ema:decay=0.999", {"ema": ("off", "on (decay=0.999)")}),
+        ("x-prediction", {"objective": ("velocity", "x-prediction")}),
+        ("min-snr:gamma=5", {"weighting": ("off", "min-snr (gamma=5.0)")}),
+        ("short-captions", {"captions.column": ("long", "short")}),
+        (
+            "muon:lr=1e-3",
+            {"optimizer": ("adamw (lr=0.001, eps=1e-08)", "muon (lr=0.001, adamw.lr=0.001, adamw.eps=1e-08)")},
+        ),
+        (
+            "mixture:add.other.data.seed=9",
+            {
+                "data": (
+                    "scenes (count 24, style render, min_objects 1, max_objects 2, seed 0)",
+                    "mixture, scored on own: "
+                    "own: share 1 of scenes (count 24, style render, min_objects 1, max_objects 2, seed 0); "
+                    "other: share 1 of scenes (count 24, style render, min_objects 1, max_objects 2, seed 9)",
+                )
+            },
+        ),
+    ],
+)
+def test_the_short_diff_shows_what_a_technique_decides(spec: str, decisions: dict[str, Change]) -> None:
+    before, after = tiny_plan(), tiny_plan(techniques=[spec])
+    assert short_diff(before, after, Application.parse(spec).given) == decisions
+    assert len(diff(before, after)) >= len(decisions), "plans are compared by all of it"
+
+
+def test_the_short_diff_names_parts_that_stay_by_their_kind() -> None:
+    before = tiny_plan(techniques=["contrastive:weight=0.1"])
+    changed = apply_techniques(before, ["repa:teacher=scenes,hidden=32"])
+    assert short_diff(before, changed) == {
+        "losses": ("contrastive", "contrastive, repa (block=2, teacher=scenes, hidden=32)")
+    }
+    other = tiny_plan(techniques=["contrastive:weight=0.2"])
+    assert short_diff(before, other) == diff(before, other) == {"losses.0.weight": (0.1, 0.2)}
+
+
+@pytest.mark.parametrize("name", recipes.names("studies"))
+def test_no_arm_of_a_packaged_study_needs_more_than_a_few_lines(name: str) -> None:
+    for arm in load_study(name).arms:
+        assert len(arm.decisions) <= 4 and bool(arm.decisions) == bool(arm.changes)
+        assert not any(old is None and isinstance(new, dict) for old, new in arm.decisions.values())
 
 
 def test_an_empty_arm_and_a_stray_change_are_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -80,11 +80,17 @@ def plan_show(
 
 
 @plan_app.command("diff")
-def plan_diff(first: str, second: str) -> None:
+def plan_diff(
+    first: str,
+    second: str,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Every setting, also the defaults of parts that only one plan has")
+    ] = False,
+) -> None:
     """Compare two plans: recipes, plan files or run folders."""
-    from tintype.plan import diff
+    from tintype.plan import diff, short_diff
 
-    changes = diff(any_plan(first), any_plan(second))
+    changes = (diff if all_ else short_diff)(any_plan(first), any_plan(second))
     for key, (before, after) in changes.items():
         sys.stdout.write(f"{key}: {before} -> {after}\n")
     if not changes:

@@ -23,7 +23,7 @@ def main_prompts(protocol: Mapping[str, Any]) -> str:
 
 def reads_other_captions(changed: Iterable[str]) -> bool:
     """Whether an arm that changes these keys is trained on other captions; how many are dropped does not count."""
-    return any(key.startswith("captions.") and key != "captions.dropout" for key in changed)
+    return any(key.partition(".")[0] == "captions" and key != "captions.dropout" for key in changed)
 
 
 def kind_words(prompts: str) -> str:

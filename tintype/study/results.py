@@ -179,6 +179,9 @@ class Arm(_Data):
     techniques: list[str]
     papers: list[str]
     changes: list[Change]
+    """As people read them: a part that comes or goes is one change."""
+    all_changes: list[Change] = []
+    """Each setting that differs; empty in results from before, whose `changes` have them all."""
     runs: list[Run]
     comparisons: dict[str, Comparison]
     """By metric, with the baseline of the same resolution; empty for the baseline."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -21,7 +21,16 @@ from tintype.evaluation.data import Fitted, Problem, data_problems, fit_protocol
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.run import readiness_problems
 from tintype.paths import locate, locate_assignments, locate_options
-from tintype.plan import Application, Change, Plan, apply_techniques, check_arm, plan_from_document, read_plan
+from tintype.plan import (
+    Application,
+    Change,
+    Plan,
+    apply_techniques,
+    check_arm,
+    plan_from_document,
+    read_plan,
+    short_diff,
+)
 from tintype.settings import DataPart, NamesFile, Settings, plain
 from tintype.strict import Document, KeyPath, nearest, parse
 from tintype.study.lineage import link_arms, with_parents
@@ -197,6 +206,8 @@ class ArmPlan:
     resolution: str = ""
     """Empty in a study of one."""
     overrides: tuple[str, ...] = ()
+    decisions: dict[str, Change] = field(default_factory=dict)
+    """The changes for people: a part that comes or goes is one of them."""
 
     @property
     def label(self) -> str:
@@ -396,7 +407,8 @@ def _resolve_arm(arm: ArmSettings, baseline: Plan, seeds: Sequence[int], resolut
         plan = apply_techniques(plan, arm.techniques)
         changes = check_arm("it", baseline, plan, declared)
         _refuse_other_held_out(baseline, plan)
-    return ArmPlan(arm.label, "arm", applications, changes, _seeded(plan, seeds), resolution, arm.set)
+    decisions = short_diff(baseline, plan, [key for application in applications for key in application.given])
+    return ArmPlan(arm.label, "arm", applications, changes, _seeded(plan, seeds), resolution, arm.set, decisions)
 
 
 def _refuse_other_held_out(baseline: Plan, plan: Plan) -> None:

@@ -30,7 +30,7 @@ def show_arms(study: Study, console: Console) -> None:
     first = ["resolution"] if len(resolutions) > 1 else []
     table = Table(*first, "arm", "seeds", "what differs from the baseline", title=escape(study.settings.question))
     for arm in (arm for arms in resolutions for arm in arms):
-        changes = [f"{key}: {old} → {new}" for key, (old, new) in arm.changes.items()]
+        changes = [f"{key}: {old} → {new}" for key, (old, new) in arm.decisions.items()]
         nothing = "nothing (other seeds)" if arm.role == "control" else "–"
         seeds = ", ".join(str(plan.seed) for plan in arm.plans)
         if arm.role == "baseline":

@@ -21,7 +21,7 @@ import torch
 import tintype
 from tintype.errors import UserError
 from tintype.files import read_json, read_lines, write_json, write_text
-from tintype.plan import Plan, diff, plan_from_folder
+from tintype.plan import Plan, plan_from_folder, short_diff
 from tintype.train import fault
 from tintype.train.model_folder import refuse_training
 from tintype.world import ALONE, World
@@ -132,7 +132,7 @@ class RunFolder:
         there = plan_from_folder(self.path)
         if there.hash == plan.hash:
             return
-        changes = diff(there, plan)
+        changes = short_diff(there, plan)
         if there.seed != plan.seed:
             changes["seed"] = (there.seed, plan.seed)
         shown = "; ".join(f"{key}: {old} there, {new} here" for key, (old, new) in list(changes.items())[:6])
