@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from PIL import Image
 from torch import Tensor
 
 from tintype.errors import UserError
@@ -30,8 +33,9 @@ def sample_run(
     device: str | None = None,
     ema_length: float | None = None,
 ) -> list[Path]:
-    """Writes `count` images for each prompt and a contact sheet; returns the paths, the sheet last.
+    """Write `count` images for each prompt and a contact sheet of them; return the paths, the sheet last.
 
+    In a folder with images of other commands they are numbered after those; the same command writes its own again.
     Those of an average of another length carry it in their names. Ranks make batches in turn, the same ones as a
     process alone, and write their images; the first rank makes the sheet.
     """
@@ -52,24 +56,60 @@ def sample_run(
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
     repeated = [prompt for prompt in prompts for _ in range(count)]
-    behind = f"-ema-{average.length!r}" if average else ""
-    written = [out / f"{index:04d}{behind}.png" for index in range(len(repeated))]
+    ending = f"-ema-{average.length!r}.png" if average else ".png"
     details = {"run": str(run), "plan": parts.plan.hash, "step": step, "seed": seed}
     details |= {"ema_length": average.length} if average else {}
+    abouts = [{**details, "index": index, "size_px": size_px, **plain(settings)} for index in range(len(repeated))]
+    first_number = current().lead(_first_number(out, ending, list(zip(repeated, abouts, strict=True))))
+    written = [out / f"{first_number + index:04d}{ending}" for index in range(len(repeated))]
 
     def make(batch: tuple[int, int]) -> Tensor:
         first, last = batch
         images = generate(parts, repeated[first:last], settings, seed=seed, size_px=size_px, first_index=first)
         for index, image in enumerate(images, first):
-            about = {**details, "index": index, "size_px": size_px, **plain(settings)}
-            save_png(image, written[index], {"prompt": repeated[index], "tintype": json.dumps(about)})
+            save_png(image, written[index], {"prompt": repeated[index], "tintype": json.dumps(abouts[index])})
         return images
 
     images = current().share(cut(0, len(repeated), settings.batch), make)
-    sheet = out / f"contact-sheet{behind}.png"
+    sheet = out / f"contact-sheet{f'-{first_number:04d}' if first_number else ''}{ending}"
     if images is not None:
         save_png(contact_sheet(images), sheet)
     return [*written, sheet]
+
+
+Made = tuple[str, dict[str, Any]]
+"""What an image was made from: its prompt, and all that decides it."""
+
+
+def _first_number(out: Path, ending: str, images: Sequence[Made]) -> int:
+    """Return the number of the first image: where this command wrote it before, or after all that are there."""
+    there = {}
+    for path in out.glob(f"*{ending}"):
+        number = path.name.removesuffix(ending)
+        if number.isdecimal() and len(number) >= 4:
+            there[int(number)] = _read_made(path)
+    wanted = [_same(made) for made in images]
+
+    def fits(first: int) -> bool:
+        return all(there.get(first + index, made) == made for index, made in enumerate(wanted))
+
+    starts = sorted(number for number, made in there.items() if made == wanted[0])
+    return next((first for first in starts if fits(first)), max(there, default=-1) + 1)
+
+
+def _read_made(path: Path) -> Made | None:
+    """Return what an image was made from; None where the file does not say."""
+    try:
+        with Image.open(path) as image:
+            return _same((str(image.info["prompt"]), dict(json.loads(image.info["tintype"]))))
+    except (OSError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _same(made: Made) -> Made:
+    """Leave out what does not change the image: how the run's folder is spelt, and the batch."""
+    prompt, about = made
+    return prompt, {key: value for key, value in about.items() if key not in ("run", "batch")}
 
 
 def _read_prompts(path: Path) -> list[str]:

@@ -99,6 +99,33 @@ def test_pngs_carry_their_settings_and_a_contact_sheet_is_made(run: Path, tmp_pa
         assert '"seed": 4' in image.text["tintype"] and '"steps": 8' in image.text["tintype"]  # type: ignore[attr-defined]
 
 
+def test_images_of_another_command_are_numbered_after_those_that_are_there(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def names(*prompts: str, seed: int = 0, batch: int = 4, count: int = 1) -> list[str]:
+        settings = SETTINGS.model_copy(update={"batch": batch})
+        return [
+            path.name
+            for path in sample_run(run, list(prompts), None, out, settings, count=count, seed=seed, size_px=None)
+        ]
+
+    first, second = ["0000.png", "0001.png", "contact-sheet.png"], ["0002.png", "contact-sheet-0002.png"]
+    assert names("a", "b") == first
+    kept = {name: (out / name).read_bytes() for name in first}
+    assert names("c") == second
+    assert names("a", "b") == first and names("c") == second, "the same command writes the same files again"
+    assert names("c", seed=1) == ["0003.png", "contact-sheet-0003.png"]
+    assert {name: (out / name).read_bytes() for name in first} == kept
+    with Image.open(out / "contact-sheet-0003.png") as sheet, Image.open(out / "0003.png") as image:
+        assert sheet.tobytes() == image.tobytes(), "of this command's images only"
+    (out / "0003.png").write_bytes(b"no image")
+    assert names("c", seed=1) == ["0004.png", "contact-sheet-0004.png"], "what is not known is left as it is"
+    assert names("a", "b", batch=1) == first, "images do not depend on the batch"
+    (out / "0001.png").unlink()
+    assert names("a", "b") == first, "a command that was interrupted writes the rest"
+    assert names("a", "b", "c") == ["0005.png", "0006.png", "0007.png", "contact-sheet-0005.png"]
+
+
 def test_bad_sampling_requests(run: Path, tmp_path: Path) -> None:
     def ask(prompts: list[str], size_px: int | None = None, folder: Path = run) -> None:
         sample_run(folder, prompts, None, tmp_path / "out", SETTINGS, count=1, seed=0, size_px=size_px)

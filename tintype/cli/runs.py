@@ -87,7 +87,8 @@ def sample(
         device=device,
         ema_length=ema_length,
     )
-    say(console, f"images: {len(written) - 1}, all on {written[-1]}")
+    numbers = "" if written[0].name.startswith("0000") else f"; from {written[0].name}, after those that were there"
+    say(console, f"images: {len(written) - 1}, all on {written[-1]}{numbers}")
 
 
 @app.command()
