@@ -321,7 +321,10 @@ def _forget_other_kinds(section: str, data: Any) -> None:
 def plan_from_folder(folder: Path) -> Plan:
     """The plan of a run's folder."""
     if (folder / "study.yaml").is_file():
-        raise UserError(f"{folder} is a study; its runs are the folders in {folder / 'runs'}")
+        raise UserError(
+            f"{folder} is a study; choose one of its runs with --arm and --arm-seed, or give its folder in "
+            f"{folder / 'runs'}"
+        )
     file = folder / "plan.yaml"
     if not file.is_file():
         raise UserError(f"{folder} is not a run: it has no plan.yaml; `tintype train RECIPE --out {folder}` makes one")

@@ -14,7 +14,7 @@ from tintype.paths import _marks, find_beside, locate, locate_assignments, locat
 from tintype.plan import Plan, read_plan
 from tintype.settings import NamesFile, Settings, plain
 from tintype.strict import settings_in
-from tintype.study.lab import _claim, _stored_study
+from tintype.study.lab import _claim, stored_study
 from tintype.study.study import StudySettings, load_study
 from tintype.techniques import TECHNIQUES
 
@@ -121,7 +121,7 @@ def test_a_study_runs_from_any_directory(elsewhere: Path, tmp_path: Path, monkey
     (tmp_path / "out").mkdir()
     _claim(study, tmp_path / "out")
     monkeypatch.chdir(elsewhere / "plans")
-    stored = _stored_study(tmp_path / "out")
+    stored = stored_study(tmp_path / "out")
     assert [[plan.hash for plan in arm.plans] for arm in stored.arms] == [
         [plan.hash for plan in arm.plans] for arm in study.arms
     ]

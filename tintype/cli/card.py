@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from tintype.cli.shared import EmaLength, app, console, progress_console
+from tintype.cli.shared import Arm, ArmSeed, EmaLength, RunFolder, app, console, progress_console, run_of
 from tintype.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 @app.command()
 def card(
-    run: Annotated[Path, typer.Argument(help="Folder of a run")],
+    run: RunFolder,
+    arm: Arm = None,
+    arm_seed: ArmSeed = None,
     out: Annotated[
         Path | None, typer.Option(help="File to write, with its samples beside it; by default the card is printed")
     ] = None,
@@ -49,7 +51,7 @@ def card(
     if out is not None and out.is_dir():
         raise UserError(f"--out {out} is a folder; name the file: {out / 'README.md'}")
     made = make_card(
-        run,
+        run_of(run, arm, arm_seed),
         CardOptions(
             license=license_,
             library=cast("Library", library),

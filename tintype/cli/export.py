@@ -8,7 +8,7 @@ from typing import Annotated, Literal, cast
 import typer
 from rich.markup import escape
 
-from tintype.cli.shared import EmaLength, Out, Set, app, console, progress_console
+from tintype.cli.shared import Arm, ArmSeed, EmaLength, Out, RunFolder, Set, app, console, progress_console, run_of
 from tintype.errors import UserError
 
 _WEIGHTS = "raw or average; by default the average, where there is one"
@@ -16,7 +16,7 @@ _WEIGHTS = "raw or average; by default the average, where there is one"
 
 @app.command("export")
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a run")],
+    run: RunFolder,
     to: Annotated[
         str,
         typer.Option(
@@ -25,6 +25,8 @@ def export(
         ),
     ],
     out: Out,
+    arm: Arm = None,
+    arm_seed: ArmSeed = None,
     weights: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
     ema_length: EmaLength = None,
     dtype: Annotated[str, typer.Option(help="fp32 or bf16: the type of all weights")] = "fp32",
@@ -72,6 +74,7 @@ def export(
         raise UserError(f"{'--private' if private else '--yes'} is for --push; say where to")
     kind, chosen = cast(Literal["fp32", "bf16"], dtype), _weights(weights)
     card = CardOptions(license=license_, name=name, repo=push, base_model=base_model, with_captions=with_captions)
+    run = run_of(run, arm, arm_seed)
     if push is not None:
         _check_push(push, private, yes)
     with progress_console.status(escape(f"writing {out}")):

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 
 from tintype.cli.shared import (
+    Arm,
+    ArmSeed,
     Device,
     Json,
     Set,
@@ -19,6 +21,7 @@ from tintype.cli.shared import (
     plan_of,
     print_json,
     progress_console,
+    run_of,
 )
 from tintype.errors import UserError
 from tintype.terminal.lines import say
@@ -143,7 +146,11 @@ def _bench_data(plan: Any, steps: int, json_: bool) -> None:
 
 @app.command()
 def audit(
-    target: Annotated[str, typer.Argument(help="A recipe's name, the path of a plan, or the folder of a run")],
+    target: Annotated[
+        str, typer.Argument(help="A recipe's name, the path of a plan, or the folder of a run or, with --arm, a study")
+    ],
+    arm: Arm = None,
+    arm_seed: ArmSeed = None,
     steps: Annotated[int, typer.Option(min=1, help="Real steps to watch")] = 4,
     set_: Set = [],  # noqa: B006
     technique: Techniques = [],  # noqa: B006
@@ -155,21 +162,24 @@ def audit(
     from tintype.audit.run import audit_plan, audit_run
 
     of_run = Path(target).is_dir()
+    if not of_run and (arm is not None or arm_seed is not None):
+        raise UserError(f"--arm and --arm-seed choose a run of a study; {target} is no folder")
     if of_run and (set_ or technique):
         raise UserError(f"{target} is a run, which has its plan; --set and --technique are for recipes and plan files")
+    run = run_of(Path(target), arm, arm_seed) if of_run else None
     with progress_console.status("building") as status:
 
         def on_step(step: int) -> None:
             status.update(f"step {step + 1} of {steps}")
 
-        if of_run:
-            found = audit_run(Path(target), steps, device, on_step)
+        if run is not None:
+            found = audit_run(run, steps, device, on_step)
         else:
             chosen = [*set_, *([f"run.device={device}"] if device is not None else [])]
             found = audit_plan(plan_of(target, chosen, technique), steps, on_step)
     if json_:
         print_json(as_json(found))
     else:
-        show_audit(found, f"precision of {target}", console)
+        show_audit(found, f"precision of {run or target}", console)
     if found.exit_code:
         sys.exit(found.exit_code)

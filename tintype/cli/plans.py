@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
 from tintype.cli.shared import (
+    Arm,
+    ArmSeed,
     Commands,
     Json,
     Set,
@@ -17,12 +21,16 @@ from tintype.cli.shared import (
     any_plan,
     app,
     console,
+    is_study,
     plan_of,
     print_json,
 )
+from tintype.errors import UserError
 
 if TYPE_CHECKING:
     from tintype.settings import Settings
+
+_ANY_PLAN = "A recipe's name, the path of a plan, or the folder of a run or, with --arm, a study"
 
 plan_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Show, compare and describe plans.")
 app.add_typer(plan_app, name="plan")
@@ -70,31 +78,57 @@ def _options(options: type[Settings]) -> str:
 
 @plan_app.command("show")
 def plan_show(
-    recipe: str,
+    recipe: Annotated[str, typer.Argument(help=_ANY_PLAN)],
     set_: Set = [],  # noqa: B006
     technique: Techniques = [],  # noqa: B006
+    arm: Arm = None,
+    arm_seed: ArmSeed = None,
 ) -> None:
     """Print a plan with every default resolved."""
-    plan = plan_of(recipe, set_, technique)
+    of_folder = Path(recipe).is_dir()
+    if of_folder and (set_ or technique):
+        raise UserError(f"{recipe} has its plan; --set and --technique are for recipes and plan files")
+    _refuse_arm_without_study([recipe], arm, arm_seed)
+    plan = any_plan(recipe, arm, arm_seed) if of_folder else plan_of(recipe, set_, technique)
     sys.stdout.write(f"# hash: {plan.hash}\n{plan.to_yaml()}")
 
 
 @plan_app.command("diff")
 def plan_diff(
-    first: str,
-    second: str,
+    first: Annotated[str, typer.Argument(help=_ANY_PLAN)],
+    second: Annotated[
+        str | None, typer.Argument(help="Another one; by default, with a study, its baseline is compared with --arm")
+    ] = None,
+    arm: Arm = None,
+    arm_seed: ArmSeed = None,
     all_: Annotated[
         bool, typer.Option("--all", help="Every setting, also the defaults of parts that only one plan has")
     ] = False,
 ) -> None:
-    """Compare two plans: recipes, plan files or run folders."""
+    """Compare two plans: recipes, plan files, runs, or arms of studies."""
     from tintype.plan import diff, short_diff
 
-    changes = (diff if all_ else short_diff)(any_plan(first), any_plan(second))
+    _refuse_arm_without_study([first, second or ""], arm, arm_seed)
+    if second is None and (arm is None or not is_study(Path(first))):
+        raise UserError(f"plan diff {first}: give a second plan, or the folder of a study with --arm")
+    before = any_plan(first, arm, arm_seed) if second is not None else _baseline(first, arm)
+    after = any_plan(second or first, arm, arm_seed)
+    changes = (diff if all_ else short_diff)(before, after)
     for key, (before, after) in changes.items():
         sys.stdout.write(f"{key}: {before} -> {after}\n")
     if not changes:
         sys.stdout.write("the same, but for the seed and housekeeping at most\n")
+
+
+def _baseline(study: str, arm: str | None) -> Any:
+    """Return the plan of a study's baseline, at the resolution of an arm."""
+    _, at, resolution = (arm or "").rpartition(" @ ")
+    return any_plan(study, f"baseline{at}{resolution}" if at else "baseline")
+
+
+def _refuse_arm_without_study(names: Sequence[str], arm: str | None, seed: int | None) -> None:
+    if (arm is not None or seed is not None) and not any(is_study(Path(name)) for name in names):
+        raise UserError(f"--arm and --arm-seed choose a run of a study; {names[0]} is none")
 
 
 @plan_app.command("schema")

@@ -10,10 +10,13 @@ import typer
 from rich.console import Console
 
 from tintype.cli.shared import (
+    Arm,
+    ArmSeed,
     Device,
     EmaLength,
     Json,
     Out,
+    RunFolder,
     Set,
     Techniques,
     app,
@@ -21,6 +24,7 @@ from tintype.cli.shared import (
     plan_of,
     print_json,
     progress_console,
+    run_of,
     settings_of,
 )
 from tintype.errors import UserError
@@ -47,7 +51,7 @@ def train(
 
 @app.command()
 def sample(
-    run: Annotated[Path, typer.Argument(help="Folder of a run")],
+    run: RunFolder,
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts")] = None,
     out: Out = Path("samples"),
     prompt_file: Annotated[Path | None, typer.Option(help="A text file with one prompt on each line")] = None,
@@ -60,7 +64,9 @@ def sample(
     ] = (0.0, 1.0),
     unbias: Annotated[bool, typer.Option(help="Undo the bias of the run's own contrastive loss")] = False,
     method: Annotated[str, typer.Option(help="euler or heun")] = "euler",
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    arm: Arm = None,
+    arm_seed: ArmSeed = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the noise; --arm-seed is the run's")] = 0,
     size: Annotated[int | None, typer.Option(min=1, help="Width and height in pixels; by default as trained")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images made at a time")] = 16,
     ema_length: EmaLength = None,
@@ -74,9 +80,10 @@ def sample(
     from_t, to_t = guidance_interval
     guided = {"kind": guidance_kind, "scale": guidance, "from_t": from_t, "to_t": to_t, "unbias": unbias}
     values = {"method": method, "steps": steps, "guidance": guided, "batch": batch}
-    settings = parse(SamplerSettings, Document("sample", values))
+    places = {("method",): f"--method {method}", ("guidance",): f"--guidance-kind {guidance_kind}"}
+    settings = parse(SamplerSettings, Document("sample", values, dict(places)))
     written = sample_run(
-        run,
+        run_of(run, arm, arm_seed),
         list(prompts or []),
         prompt_file,
         out,
@@ -93,7 +100,9 @@ def sample(
 
 @app.command()
 def evaluate(
-    run: Annotated[Path | None, typer.Argument(help="Folder of a run")] = None,
+    run: Annotated[Path | None, typer.Argument(help="Folder of a run, or of a study with --arm")] = None,
+    arm: Arm = None,
+    arm_seed: ArmSeed = None,
     images: Annotated[Path | None, typer.Option(help="Score these pictures instead of a run")] = None,
     reference: Annotated[
         Path | None, typer.Option(help="What --images are compared with: pictures, or a file of --save-reference")
@@ -113,12 +122,14 @@ def evaluate(
         raise UserError("give the folder of a run, or --images A --reference B")
     if run is not None and save_reference is not None:
         raise UserError("--save-reference goes with --images and --reference; a run keeps its reference by itself")
+    if run is None and (arm is not None or arm_seed is not None):
+        raise UserError("--arm and --arm-seed choose a run of a study; --images have none")
     if run is None and ema_length is not None:
         raise UserError("--ema-length chooses among the weights of a run; --images have none")
     if images is not None and reference is not None:
         _evaluate_images(images, reference, save_reference, set_, device, json_)
     elif run is not None:
-        _evaluate_run(run, set_, ema_length, device, json_)
+        _evaluate_run(run_of(run, arm, arm_seed), set_, ema_length, device, json_)
 
 
 def _evaluate_run(run: Path, assignments: list[str], ema_length: float | None, device: str | None, json_: bool) -> None:
@@ -164,7 +175,11 @@ def _evaluate_images(
 
 @app.command()
 def ema(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that was trained with power-ema")],
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a run that was trained with power-ema, or of a study with --arm")
+    ],
+    arm: Arm = None,
+    arm_seed: ArmSeed = None,
     lengths: Annotated[
         str, typer.Option(help="Lengths of the weight average, as shares of the training")
     ] = "0.03,0.05,0.075,0.1,0.15,0.2,0.25",
@@ -182,6 +197,7 @@ def ema(
     from tintype.plan import plan_from_folder
     from tintype.terminal.runs import ema_with_progress, show_ema_curve
 
+    run = run_of(run, arm, arm_seed)
     data = plan_from_folder(run).data
     fitted = fit_protocol(settings_of(Protocol, "evaluation", set_), data)
     refuse(fitted.problems)

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
+from tintype.errors import UserError
 from tintype.terminal.encoding import EncodedConsole
+from tintype.terminal.lines import say
 
 if TYPE_CHECKING:
     from tintype.settings import Settings
 
 S = TypeVar("S", bound="Settings")
+_STUDY = "study.yaml"
 
 
 class Commands(TyperGroup):
@@ -49,6 +52,11 @@ EmaLength = Annotated[
     float | None,
     typer.Option(help="Use the weight average of this length, made of the snapshots of a run with power-ema"),
 ]
+RunFolder = Annotated[Path, typer.Argument(help="Folder of a run, or of a study with --arm")]
+Arm = Annotated[str | None, typer.Option("--arm", help="With the folder of a study: the run of this arm")]
+ArmSeed = Annotated[
+    int | None, typer.Option("--arm-seed", min=0, help="With --arm: the run of this seed; by default the arm's first")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 
@@ -67,10 +75,33 @@ def plan_of(recipe: str, assignments: list[str], technique_specs: list[str]) -> 
     return apply_techniques(read_plan(recipe, assignments), technique_specs)
 
 
-def any_plan(name: str) -> Any:
+def any_plan(name: str, arm: str | None = None, seed: int | None = None) -> Any:
+    """Return the plan of a recipe, a plan file, a run's folder, or an arm of a study's folder."""
     from tintype.plan import plan_from_folder
 
+    if is_study(Path(name)):
+        from tintype.study.choose_run import choose_run
+
+        return choose_run(Path(name), arm, seed).plan
     return plan_from_folder(Path(name)) if Path(name).is_dir() else plan_of(name, [], [])
+
+
+def run_of(folder: Path, arm: str | None, seed: int | None) -> Path:
+    """Return the folder of a run: this one, or that of an arm of the study in it."""
+    if not is_study(folder):
+        if arm is not None or seed is not None:
+            raise UserError(f"--arm and --arm-seed choose a run of a study; {folder} is none: it has no {_STUDY}")
+        return folder
+    from tintype.study.choose_run import choose_run
+
+    chosen = choose_run(folder, arm, seed)
+    found = chosen.trained_folder()
+    say(progress_console, f"arm '{chosen.arm}', seed {chosen.plan.seed}: {found}")
+    return found
+
+
+def is_study(folder: Path) -> bool:
+    return (folder / _STUDY).is_file()
 
 
 def print_json(value: Any) -> None:

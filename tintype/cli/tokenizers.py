@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 
 from tintype.cli.shared import (
+    Arm,
+    ArmSeed,
     Commands,
     Device,
     Json,
@@ -22,6 +24,7 @@ from tintype.cli.shared import (
     plan_of,
     print_json,
     progress_console,
+    run_of,
     settings_of,
 )
 from tintype.terminal.lines import say
@@ -104,8 +107,13 @@ def tokenizer_cache(
 
 @tokenizer_app.command("save")
 def tokenizer_save(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that tuned its tokenizer (technique repa-e)")],
+    run: Annotated[
+        Path,
+        typer.Argument(help="Folder of a run that tuned its tokenizer (technique repa-e), or of a study with --arm"),
+    ],
     out: Out,
+    arm: Arm = None,
+    arm_seed: ArmSeed = None,
     device: Device = None,
     json_: Json = False,
 ) -> None:
@@ -116,7 +124,7 @@ def tokenizer_save(
     from tintype.world import alone
 
     alone("tintype tokenizer save")
-    saved = save_tuned(run, out, device)
+    saved = save_tuned(run_of(run, arm, arm_seed), out, device)
     if json_:
         print_json(asdict(saved))
         return

@@ -103,7 +103,7 @@ def _trained(task: Task) -> bool:
 def report_study(out: Path, console: Console, without_data: bool = False) -> None:
     if not (out / _STUDY).is_file():
         raise UserError(f"{out} holds no study (no {_STUDY}); `tintype ablate STUDY --out DIR` makes one")
-    study = _stored_study(out)
+    study = stored_study(out)
     if loss := _loss_of_results(study, out):
         raise UserError(loss)
     _report(study, out, console, without_data)
@@ -140,7 +140,7 @@ def _runs_of(stored: Path) -> list[dict[str, Any]]:
 def _claim(study: Study, out: Path) -> None:
     """Makes the folder this study's. It may grow arms, seeds and resolutions; another baseline may not move in."""
     if (out / _STUDY).exists():
-        _refuse_another_baseline(study, _stored_study(out), out)
+        _refuse_another_baseline(study, stored_study(out), out)
     else:
         refuse_foreign(out, _STUDY)
     for resolution, plan in study.baselines.items():
@@ -204,7 +204,7 @@ def _keep_prompts(protocol: Protocol, out: Path) -> Protocol:
     return protocol.model_copy(update={"also": tuple(kept)})
 
 
-def _stored_study(out: Path) -> Study:
+def stored_study(out: Path) -> Study:
     """The study of a folder, with its baselines as they were resolved when the study began."""
     document = read_file(out / _STUDY)
     if not isinstance(document.data, dict) or not isinstance(document.data.get("name"), str):

@@ -15,7 +15,7 @@ from tests.tiny_clip import write, write_clip
 from tests.tiny_dino import write_dino
 from tintype.errors import UserError
 from tintype.metrics.throughput import images_per_s
-from tintype.study.lab import _claim, _stored_study, report_study, run_study
+from tintype.study.lab import _claim, report_study, run_study, stored_study
 from tintype.study.report import read_results
 from tintype.study.study import Study, load_study
 from tintype.train.folder import RunFolder
@@ -187,7 +187,7 @@ def test_a_study_without_any_finished_run_keeps_the_results_of_before(
     shutil.rmtree(finished / "runs")
     monkeypatch.setattr("tintype.study.lab.run_tasks", lambda *arguments: {})
     console = Console(record=True, width=400, file=io.StringIO())
-    run_study(_stored_study(finished), finished, 1, console)
+    run_study(stored_study(finished), finished, 1, console)
     assert "no report: " in console.export_text() and (finished / "results.json").read_bytes() == before
 
 
@@ -220,7 +220,7 @@ def test_a_study_keeps_the_baseline_of_each_resolution(tmp_path: Path) -> None:
     out.mkdir()
     _claim(study, out)
     scaled(tmp_path, plan=TINY.replace("depth: 3", "depth: 4"))  # the recipe changes later
-    there = _stored_study(out)
+    there = stored_study(out)
     assert there.baselines == study.baselines and [*there.baselines] == ["coarse", "fine"]
     assert [arm.label for arm in there.arms] == [arm.label for arm in study.arms]
     assert [arm.plans for arm in there.arms] == [arm.plans for arm in study.arms]
@@ -234,7 +234,7 @@ def test_a_study_may_grow_arms_seeds_and_resolutions(tmp_path: Path) -> None:
     places = "{name: fine, set: [model.patch=2]}, {name: coarse}, {name: finest, set: [model.patch=1]}"
     grown = scaled(tmp_path, f"resolutions=[{places}]", "seeds=[0,1,2]", "arms=[{techniques: [ema]}]")
     _claim(grown, out)
-    assert _stored_study(out).baselines == grown.baselines
+    assert stored_study(out).baselines == grown.baselines
     assert [*grown.baselines] == ["coarse", "fine", "finest"]
 
 
