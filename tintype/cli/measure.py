@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from tintype.cli import complete
 from tintype.cli.shared import (
+    AnyPlan,
     Arm,
     ArmSeed,
     Device,
@@ -32,11 +34,18 @@ if TYPE_CHECKING:
 
 @app.command()
 def bench(
-    recipe: Annotated[str, typer.Option(help="The plan to measure")] = "pocket",
+    recipe: Annotated[
+        str, typer.Option(help="The plan to measure: a recipe's name or a path", autocompletion=complete.recipe_names)
+    ] = "pocket",
     steps: Annotated[int, typer.Option(min=2, help="Training steps to time")] = 40,
     set_: Set = [],  # noqa: B006
     technique: Annotated[
-        list[str], typer.Option("--technique", help="Measure training alone, without and with this (repeatable)")
+        list[str],
+        typer.Option(
+            "--technique",
+            help="Measure training alone, without and with this (repeatable)",
+            autocompletion=complete.technique_names,
+        ),
     ] = [],  # noqa: B006
     tokens: Annotated[
         str | None, typer.Option(help="Measure training alone, at these numbers of image tokens: 256,1024")
@@ -146,9 +155,7 @@ def _bench_data(plan: Any, steps: int, json_: bool) -> None:
 
 @app.command()
 def audit(
-    target: Annotated[
-        str, typer.Argument(help="A recipe's name, the path of a plan, or the folder of a run or, with --arm, a study")
-    ],
+    target: AnyPlan,
     arm: Arm = None,
     arm_seed: ArmSeed = None,
     steps: Annotated[int, typer.Option(min=1, help="Real steps to watch")] = 4,

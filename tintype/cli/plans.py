@@ -11,7 +11,9 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
+from tintype.cli import complete
 from tintype.cli.shared import (
+    AnyPlan,
     Arm,
     ArmSeed,
     Commands,
@@ -30,10 +32,30 @@ from tintype.errors import UserError
 if TYPE_CHECKING:
     from tintype.settings import Settings
 
-_ANY_PLAN = "A recipe's name, the path of a plan, or the folder of a run or, with --arm, a study"
-
 plan_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Show, compare and describe plans.")
 app.add_typer(plan_app, name="plan")
+
+
+@app.command("recipes")
+def list_recipes(json_: Json = False) -> None:
+    """List the recipes: plans that come with tintype, for `train` and for studies."""
+    from tintype.terminal.recipes import recipe_rows, show_recipes
+
+    if json_:
+        print_json(recipe_rows())
+    else:
+        show_recipes(console)
+
+
+@app.command("studies")
+def list_studies(json_: Json = False) -> None:
+    """List the studies that come with tintype, for `ablate`."""
+    from tintype.terminal.recipes import show_studies, study_rows
+
+    if json_:
+        print_json(study_rows())
+    else:
+        show_studies(console)
 
 
 @app.command()
@@ -78,7 +100,7 @@ def _options(options: type[Settings]) -> str:
 
 @plan_app.command("show")
 def plan_show(
-    recipe: Annotated[str, typer.Argument(help=_ANY_PLAN)],
+    recipe: AnyPlan,
     set_: Set = [],  # noqa: B006
     technique: Techniques = [],  # noqa: B006
     arm: Arm = None,
@@ -95,9 +117,13 @@ def plan_show(
 
 @plan_app.command("diff")
 def plan_diff(
-    first: Annotated[str, typer.Argument(help=_ANY_PLAN)],
+    first: AnyPlan,
     second: Annotated[
-        str | None, typer.Argument(help="Another one; by default, with a study, its baseline is compared with --arm")
+        str | None,
+        typer.Argument(
+            help="Another one; by default, with a study, its baseline is compared with --arm",
+            autocompletion=complete.recipe_names,
+        ),
     ] = None,
     arm: Arm = None,
     arm_seed: ArmSeed = None,

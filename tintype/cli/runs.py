@@ -16,6 +16,7 @@ from tintype.cli.shared import (
     EmaLength,
     Json,
     Out,
+    Recipe,
     RunFolder,
     Set,
     Techniques,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name or the path of a plan")],
+    recipe: Recipe,
     out: Out,
     set_: Set = [],  # noqa: B006
     technique: Techniques = [],  # noqa: B006

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
+from tintype.cli import complete
 from tintype.errors import UserError
 from tintype.terminal.encoding import EncodedConsole
 from tintype.terminal.lines import say
@@ -45,7 +46,22 @@ progress_console = EncodedConsole(stderr=True, emoji=False)
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to")]
 Set = Annotated[list[str], typer.Option("--set", help="Override a setting: key.path=value (repeatable)")]
 Techniques = Annotated[
-    list[str], typer.Option("--technique", help="Apply a technique: name or name:key=value (repeatable)")
+    list[str],
+    typer.Option(
+        "--technique",
+        help="Apply a technique: name or name:key=value (repeatable)",
+        autocompletion=complete.technique_names,
+    ),
+]
+Recipe = Annotated[
+    str, typer.Argument(help="A recipe's name or the path of a plan", autocompletion=complete.recipe_names)
+]
+AnyPlan = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe's name, the path of a plan, or the folder of a run or, with --arm, a study",
+        autocompletion=complete.recipe_names,
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; by default as the run's plan says")]
 EmaLength = Annotated[

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tintype.cli import complete
 from tintype.cli.shared import (
     Json,
     Out,
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 @app.command()
 def ablate(
-    study: Annotated[str, typer.Argument(help="A study's name or the path of a study file")],
+    study: Annotated[
+        str,
+        typer.Argument(help="A study's name or the path of a study file", autocompletion=complete.study_names),
+    ],
     out: Out,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time")] = 1,
     set_: Annotated[

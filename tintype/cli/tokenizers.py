@@ -17,6 +17,7 @@ from tintype.cli.shared import (
     Device,
     Json,
     Out,
+    Recipe,
     Set,
     Techniques,
     app,
@@ -90,7 +91,7 @@ def tokenizer_train(
 
 @tokenizer_app.command("cache")
 def tokenizer_cache(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name or the path of a plan")],
+    recipe: Recipe,
     set_: Set = [],  # noqa: B006
     technique: Techniques = [],  # noqa: B006
     verify: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 
 from tintype.errors import UserError
@@ -25,3 +26,10 @@ def find(kind: str, name: str) -> Document:
         return read_file(path)
     singular = {"plans": "recipe", "studies": "study"}[kind]
     raise UserError(f"unknown {singular} '{name}'; {nearest(name, names(kind))} (or give the path of a .yaml file)")
+
+
+def describe(kind: str, name: str) -> str:
+    """Return the first sentence of the comment at the head of a packaged file."""
+    text = resources.files(__name__).joinpath(kind, f"{name}.yaml").read_text(encoding="utf-8")
+    head = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    return " ".join(line.removeprefix("#").strip() for line in head).partition(". ")[0].removesuffix(".")

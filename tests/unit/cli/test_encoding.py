@@ -16,6 +16,8 @@ COMMANDS = {
     "techniques": ["techniques"],
     "arms": ["ablate", "objectives-mini", "--out", "unused", "--dry-run"],
     "plan": ["plan", "diff", "pocket", "mini"],
+    "recipes": ["recipes"],
+    "studies": ["studies"],
     "power": ["power", str(ROOT / "studies" / "2026-11-15_routing-mini")],
     "a mistake": ["train", "wörk → \u4e2d.yaml", "--out", "unused"],
     "an unreadable name": ["train", "\udcff.yaml", "--out", "unused"],

@@ -1,0 +1,42 @@
+"""What shells complete: recipes, studies and techniques. Torch is not imported: a key press must not take seconds."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+TECHNIQUES = Path(__file__).parents[1] / "techniques"
+_NO_TECHNIQUES = ("__init__", "technique")
+_WIDTH = 80
+
+
+def recipe_names(incomplete: str) -> list[tuple[str, str]]:
+    return _packaged("plans", incomplete)
+
+
+def study_names(incomplete: str) -> list[tuple[str, str]]:
+    return _packaged("studies", incomplete)
+
+
+def technique_names(incomplete: str) -> list[tuple[str, str]]:
+    """Return the techniques with the first line of their files, `name: what it does`."""
+    files = [file for file in sorted(TECHNIQUES.glob("*.py")) if file.stem not in _NO_TECHNIQUES]
+    return _matching({file.stem.replace("_", "-"): _summary(file) for file in files}, incomplete)
+
+
+def _packaged(kind: str, incomplete: str) -> list[tuple[str, str]]:
+    from tintype import recipes
+
+    return _matching({name: recipes.describe(kind, name) for name in recipes.names(kind)}, incomplete)
+
+
+def _matching(described: Mapping[str, str], incomplete: str) -> list[tuple[str, str]]:
+    """Return names with a description that fits on one line, which shells need."""
+    found = {name: words for name, words in described.items() if name.startswith(incomplete)}
+    return [(name, textwrap.shorten(words, _WIDTH, placeholder=" ...")) for name, words in found.items()]
+
+
+def _summary(file: Path) -> str:
+    with file.open(encoding="utf-8") as lines:
+        return next(lines).strip().strip('"').partition(": ")[2].removesuffix(".")

@@ -1,0 +1,80 @@
+"""The lists of packaged recipes and studies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from tintype import recipes
+from tintype.model import Transformer
+from tintype.plan import Plan, read_plan
+from tintype.study.study import load_study
+from tintype.terminal.lines import say
+from tintype.text.words import WordsSettings
+
+
+def recipe_rows() -> list[dict[str, Any]]:
+    rows = []
+    for name in recipes.names("plans"):
+        plan = read_plan(name)
+        row = {"name": name, "description": recipes.describe("plans", name), "device": _device(plan)}
+        row |= {"size_px": plan.data.size_px}
+        row |= {"denoiser_parameters": _denoiser_parameters(plan), "steps": plan.train.steps, "batch": plan.train.batch}
+        rows.append(row)
+    return rows
+
+
+def study_rows() -> list[dict[str, Any]]:
+    rows = []
+    for name in recipes.names("studies"):
+        study = load_study(name)
+        row = {"name": name, "description": recipes.describe("studies", name), "question": study.settings.question}
+        row |= {"device": _device(study.arms[0].plans[0]), "recipe": study.settings.recipe}
+        row |= {"seeds": list(study.settings.seeds)}
+        row |= {"arms": [arm.label for arm in study.arms], "runs": sum(len(arm.plans) for arm in study.arms)}
+        rows.append(row)
+    return rows
+
+
+def show_recipes(console: Console) -> None:
+    numbers = [Column(head, justify="right", no_wrap=True) for head in ("px", "weights", "steps", "batch")]
+    table = Table(Column("recipe", no_wrap=True), "what it is", "device", *numbers)
+    for row in recipe_rows():
+        sizes = [str(row["size_px"]), _short(row["denoiser_parameters"]), f"{row['steps']:,}", str(row["batch"])]
+        words = row["description"].partition(": ")[0]  # the rest says what the other columns say
+        table.add_row(row["name"], escape(words), row["device"], *sizes)
+    console.print(table)
+
+
+def show_studies(console: Console) -> None:
+    table = Table(Column("study", no_wrap=True), "question", "device", "recipe", Column("runs", justify="right"))
+    for row in study_rows():
+        table.add_row(row["name"], escape(row["question"]), row["device"], row["recipe"], str(row["runs"]))
+    console.print(table)
+    say(console, "`tintype ablate STUDY --out DIR --dry-run` shows the arms of one", "dim")
+
+
+def _device(plan: Plan) -> str:
+    """Return what a recipe is meant for: compiled blocks pay on a GPU only."""
+    return "GPU" if plan.model.compile else "CPU"
+
+
+def _denoiser_parameters(plan: Plan) -> int | None:
+    """Return how many weights the denoiser has; None where only loading the text encoder tells."""
+    if not isinstance(plan.text, WordsSettings):
+        return None
+    settings = plan.model.model_copy(update={"compile": False})
+    with torch.device("meta"):
+        model = Transformer(settings, plan.tokenizer.compression.channels, plan.text.width)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _short(count: int | None) -> str:
+    """Return 1,177,215,744 as 1.2 B."""
+    if count is None:
+        return ""
+    return f"{count / 1e9:.2g} B" if count >= 1e9 else f"{count / 1e6:.2g} M"
