@@ -245,7 +245,7 @@ def refuse_stages(plan: Plan) -> None:
     if plan.train.stages:
         raise UserError(
             "train.stages: steps on images of several sizes have no one speed; measure each size by itself, with "
-            "--set train.stages=[] --set data.size_px=… and without resolution-stages"
+            '--set "train.stages=[]" --set data.size_px=… and without resolution-stages'
         )
 
 

@@ -10,6 +10,7 @@ from functools import partial, reduce
 from itertools import pairwise
 from operator import or_
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
@@ -199,7 +200,7 @@ class Plan(Settings):
             if height % unit or width % unit:
                 raise ValueError(
                     f"data.buckets: {height} × {width} is no multiple of {unit} (tokenizer stride × model.patch); "
-                    f"`tintype data shapes --size {self.data.size_px} --unit {unit}` prints some that are"
+                    f"`tintype data shapes --size {self.data.size_px:d} --unit {unit:d}` prints some that are"
                 )
         self._refuse_one_shape("data.buckets")
 
@@ -327,7 +328,9 @@ def plan_from_folder(folder: Path) -> Plan:
         )
     file = folder / "plan.yaml"
     if not file.is_file():
-        raise UserError(f"{folder} is not a run: it has no plan.yaml; `tintype train RECIPE --out {folder}` makes one")
+        raise UserError(
+            f"{folder} is not a run: it has no plan.yaml; `tintype train RECIPE --out {quote(str(folder))}` makes one"
+        )
     return stored_plan(file)
 
 

@@ -100,7 +100,7 @@ def data_export(
 
 
 Where = Annotated[
-    str | None, typer.Option("--where", help="Only records of which this holds, as in data.where: width >= 256")
+    str | None, typer.Option("--where", help='Only records of which this holds, as in data.where: "width >= 256"')
 ]
 Skip = Annotated[
     Path | None, typer.Option("--skip", help="A list of the hashes of records that are left out, as in data.skip")

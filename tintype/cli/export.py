@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Literal, cast
 
 import typer
@@ -121,7 +122,9 @@ def _push(out: Path, repo: str, private: bool, yes: bool) -> None:
     try:
         push_folder(out, repo, private, yes)
     except UserError as error:
-        raise UserError(f"{error}\nThe export in {out} is whole: `tintype push {out} --repo {repo}` sends it") from None
+        raise UserError(
+            f"{error}\nThe export in {out} is whole: `tintype push {quote(str(out))} --repo {quote(repo)}` sends it"
+        ) from None
 
 
 def _one_of(option: str, value: str, valid: tuple[str, ...]) -> None:
@@ -158,4 +161,4 @@ def import_(
     _say(f"{out}: a run of plan {imported.plan.hash} at step 0")
     for note in imported.notes:
         _say(f"note: {note}")
-    _say(f"`tintype train {out}/plan.yaml --out {out}` trains it on")
+    _say(f"`tintype train {quote(str(out / 'plan.yaml'))} --out {quote(str(out))}` trains it on")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -51,7 +52,7 @@ def push_folder(folder: Path, repo: str, private: bool, yes: bool) -> None:
     try:
         pushed = send(folder, repo, consent, private=private)
     except KeyboardInterrupt:
-        again = f"interrupted: `tintype push {folder} --repo {repo}` goes on"
+        again = f"interrupted: `tintype push {quote(str(folder))} --repo {quote(repo)}` resumes"
         console.print(again, soft_wrap=True, highlight=False, markup=False)
         sys.exit(INTERRUPTED)
     if pushed is None:

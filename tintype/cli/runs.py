@@ -112,7 +112,7 @@ def evaluate(
         Path | None, typer.Option(help="Keep the reference's features as FILE.safetensors")
     ] = None,
     set_: Annotated[
-        list[str], typer.Option("--set", help="Override the protocol: count=256, sampler.steps=20, encoders=[clip]")
+        list[str], typer.Option("--set", help='Override the protocol: count=256, sampler.steps=20, "encoders=[clip]"')
     ] = [],  # noqa: B006
     ema_length: EmaLength = None,
     device: Device = None,
@@ -186,7 +186,7 @@ def ema(
     ] = "0.03,0.05,0.075,0.1,0.15,0.2,0.25",
     metric: Annotated[str | None, typer.Option(help="What the curve shows; by default the protocol's first")] = None,
     set_: Annotated[
-        list[str], typer.Option("--set", help="Override the protocol: count=256, sampler.steps=20, encoders=[clip]")
+        list[str], typer.Option("--set", help='Override the protocol: count=256, sampler.steps=20, "encoders=[clip]"')
     ] = [],  # noqa: B006
     device: Device = None,
     json_: Json = False,

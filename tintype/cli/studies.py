@@ -31,7 +31,7 @@ def ablate(
     out: Out,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time")] = 1,
     set_: Annotated[
-        list[str], typer.Option("--set", help="Override the study: seeds=[0,1] or set=[optimizer.lr=2e-4]")
+        list[str], typer.Option("--set", help='Override the study: "seeds=[0,1]" or "set=[optimizer.lr=2e-4]"')
     ] = [],  # noqa: B006
     arm: Annotated[list[str], typer.Option("--arm", help="Only this arm (repeatable)")] = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the arms and stop")] = False,

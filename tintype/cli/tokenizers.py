@@ -146,7 +146,7 @@ def tokenizer_report(
     out: Out,
     data: Annotated[str, typer.Option(help="scenes, or a folder, .tar, .parquet file or store of pictures")] = "scenes",
     set_: Annotated[
-        list[str], typer.Option("--set", help="Override a setting: size_px=256, count=512, encoders=[inception]")
+        list[str], typer.Option("--set", help='Override a setting: size_px=256, count=512, "encoders=[inception]"')
     ] = [],  # noqa: B006
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
     json_: Json = False,

@@ -126,7 +126,8 @@ def _warnings(record: RunRecord, options: CardOptions) -> Iterator[str]:
         if record.older_evaluations:
             yield "none of the run's evaluations is of these weights, and the card has no scores"
         else:
-            yield f"the run was not evaluated, and the card has no scores; `tintype evaluate {record.path}` makes them"
+            command = f"`tintype evaluate {shlex.quote(str(record.path))}`"
+            yield f"the run was not evaluated, and the card has no scores; {command} makes them"
     for one in record.evaluations:
         if one.step != (now := record.weights_step):
             yield f"the scores are of step {one.step}, the weights of step {now}; evaluate the run again"

@@ -93,7 +93,7 @@ def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
             "writes a folder that can be published, and sends it"
         )
     if not (folder / CARD).is_file():
-        raise UserError(f"{folder} has no card; `tintype card RUN --out {folder / CARD}` writes one")
+        raise UserError(f"{folder} has no card; `tintype card RUN --out {shlex.quote(str(folder / CARD))}` writes one")
     hidden, files, own = [], [], bool(read_about(folder))
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 import torch
@@ -96,7 +97,10 @@ def load_trained(run: Path, weights: Weights | None, ema_length: float | None = 
     if weights == "raw" and ema_length is not None:
         raise UserError("--ema-length is of an average, and --weights raw is none; leave one of them out")
     if not checkpoint.steps(folder.checkpoints):
-        raise UserError(f"{run} was never trained: it has no checkpoint; `tintype train {run}/plan.yaml --out {run}`")
+        raise UserError(
+            f"{run} was never trained: it has no checkpoint; train it with "
+            f"`tintype train {quote(str(run / 'plan.yaml'))} --out {quote(str(run))}`"
+        )
     chosen: Weights = weights or ("raw" if plan.ema is None else "average")
     average = reconstruction(run, ema_length) if ema_length is not None else None
     parts, step = load_run(run, "cpu", average, raw=chosen == "raw")

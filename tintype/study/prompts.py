@@ -60,5 +60,6 @@ def one_kind_note(arms: Sequence[str], protocol: Mapping[str, Any], metrics: Col
     return (
         f"Scored on {kind_words(main_prompts(protocol))} only, though {', '.join(dict.fromkeys(arms))} "
         f"{'reads' if len(set(arms)) == 1 else 'read'} other captions than the baseline: what they lose may be owed to "
-        "prompts unlike their captions. Score short prompts too: evaluation.also=[{name: short, prompts: short}]"
+        "prompts unlike their captions. Score short prompts too: "
+        '--set "evaluation.also=[{name: short, prompts: short}]"'
     )

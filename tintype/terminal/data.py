@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tintype.data.store.export import Form, export_store, import_options
+from tintype.data.store.export import Form, export_store, quoted_import_options
 from tintype.data.store.importing import ImportOptions, import_pictures
 from tintype.data.store.importing import Progress as ImportProgress
 from tintype.data.store.inspect import Asked, inspect_store, write_skip_list
@@ -82,7 +82,7 @@ def export_with_progress(store: Path, form: Form, out: Path, split: Split | None
     files = "1 file" if exported.files == 1 else f"{exported.files:,} files"
     text = (
         f"{out}: {exported.rows:,} records in {files}; `tintype data import {shlex.quote(str(out))} "
-        f"{import_options(opened)} --out DIR` "
+        f"{quoted_import_options(opened)} --out DIR` "
     )
     say(console, text + "brings them back")
     return 0
@@ -114,7 +114,8 @@ def inspect_with_progress(
     if write_skip is not None:
         count = write_skip_list(write_skip, opened, found.groups)
         identity = read_skip_list(write_skip).identity
-        say(progress, f"{write_skip}: {count:,} entries; --set data.skip={write_skip} (skip_sha256 {identity[:12]})")
+        option = f"--set {shlex.quote(f'data.skip={write_skip}')}"
+        say(progress, f"{write_skip}: {count:,} entries; {option} (skip_sha256 {identity[:12]})")
     if out is None:
         return 0, found.result
     try:

@@ -206,7 +206,7 @@ class FrozenTextEncoder:
         if isinstance(most, int) and self.settings.max_tokens > most:
             raise UserError(
                 f"text.max_tokens is {self.settings.max_tokens}, but {self._words} reads {most} tokens at most; use "
-                f"--set text.max_tokens={most}"
+                f"--set text.max_tokens={most:d}"
             )
         if isinstance(depth, int) and self.settings.skip_layers >= depth:
             raise UserError(

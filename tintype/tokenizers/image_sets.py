@@ -151,7 +151,7 @@ def _read_all(path: Path, limit: int | None) -> list[Encoded]:
         if total > _MOST_BYTES:
             raise UserError(
                 f"{path}: the first {len(found):,} pictures take more than {_MOST_BYTES >> 30} GiB of memory as files; "
-                f"use the first so many: --set limit={len(found) // 2}"
+                f"use the first so many: --set limit={len(found) // 2:d}"
             )
     return found
 

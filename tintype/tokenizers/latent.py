@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from shlex import quote
 from typing import Annotated, Any, Literal
 
 import torch
@@ -104,7 +105,7 @@ class LatentPart(TokenizerPart):
             if ours != theirs:
                 raise UserError(
                     f"tokenizer.{name} is {ours}, but the autoencoder in {self.checkpoint.words} has {theirs}; "
-                    f"use --set tokenizer.{name}={theirs}, or other weights"
+                    f"use --set {quote(f'tokenizer.{name}={theirs}')}, or other weights"
                 )
 
     def normalisation(self, stated: Callable[[], Normalisation]) -> Normalisation:

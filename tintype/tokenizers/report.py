@@ -110,7 +110,7 @@ def _refuse_indivisible(name: str, tokenizer: Tokenizer, size_px: int) -> None:
         nearest = size_px // tokenizer.stride_px * tokenizer.stride_px or tokenizer.stride_px
         raise UserError(
             f"size_px is {size_px}, but '{name}' takes multiples of {tokenizer.stride_px} px; "
-            f"use --set size_px={nearest}, or another multiple that suits all of them"
+            f"use --set size_px={nearest:d}, or another multiple that suits all of them"
         )
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from torch import Tensor
 
@@ -91,4 +92,4 @@ def newest_good(path: Path, state: TrainState | None = None) -> tuple[dict[str, 
             sys.stderr.write(
                 f"note: the checkpoint of step {step} in {path} is damaged ({error}); trying the one before\n"
             )
-    raise UserError(f"{path} has no whole checkpoint yet; `tintype train RECIPE --out {path}` trains it")
+    raise UserError(f"{path} has no whole checkpoint yet; `tintype train RECIPE --out {quote(str(path))}` trains it")

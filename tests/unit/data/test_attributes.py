@@ -18,7 +18,7 @@ from tintype.cli import app
 from tintype.data.store import writer
 from tintype.data.store.attributes import Attribute, MisfitError, Value, fit, read_attributes
 from tintype.data.store.columns import add_column
-from tintype.data.store.export import Form, export_store, import_options
+from tintype.data.store.export import Form, export_store, quoted_import_options
 from tintype.data.store.histograms import histogram
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import ABOUT, Store, open_store
@@ -120,7 +120,7 @@ def test_attributes_are_part_of_the_identity(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", ["webdataset", "parquet"])
 def test_an_export_comes_in_again_as_the_same_store(tmp_path: Path, store: Store, to: Form) -> None:
     export_store(store, to, tmp_path / "out", None, Interrupt())
-    said = import_options(store).split()
+    said = quoted_import_options(store).split()
     asked = dict(one.split("=") for one in said if "=attribute_" in one)
     options = ImportOptions(split_column="split", attributes=read_attributes(asked))
     again = imported(tmp_path / "out", tmp_path / "again", options)

@@ -216,7 +216,7 @@ def read_split(value: str | None) -> Split | None:
     return next((split for split in SPLITS if split == value), None)
 
 
-def import_options(store: Store) -> str:
+def quoted_import_options(store: Store) -> str:
     """What brings an export back in with the same captions, attributes and splits."""
     captions = [("--caption", f"{name}=caption_{name}") for name in store.captions]
     attributes = [("--attribute", f"{name}=attribute_{name}:{kind}") for name, kind in store.attributes.items()]

@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
@@ -287,7 +288,9 @@ def _opened(path: Path, written_ns: int) -> Store:
 def _read_about(path: Path) -> AboutStore:
     file = path / ABOUT
     if not file.is_file():
-        raise UserError(f"{path} is no store (it has no {ABOUT}); `tintype data import SOURCE --out {path}` makes one")
+        raise UserError(
+            f"{path} is no store (it has no {ABOUT}); `tintype data import SOURCE --out {quote(str(path))}` makes one"
+        )
     try:
         return AboutStore.model_validate_json(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValidationError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from shlex import quote
 from typing import Any, Literal
 
 from tintype.data.store.texts import has_html
@@ -56,8 +57,8 @@ def _of_splits(result: dict[str, Any]) -> list[dict[str, Any]]:
     found, splits, total = [], result["splits"], result["records"]
     same, store = result["duplicates"], result["store"]
     mend = (
-        f"`tintype data inspect {store} --write-skip skip.txt`, then `--set data.skip=skip.txt` in training: of each "
-        "group one record stays"
+        f"`tintype data inspect {quote(str(store))} --write-skip skip.txt`, then `--set data.skip=skip.txt` in "
+        "training: of each group one record stays"
     )
     if same["leaking"]:
         title = f"{_s(same['leaking'], 'training picture')} also in the evaluation split"

@@ -1,0 +1,130 @@
+"""Commands in documents, help and messages can be pasted into any shell: zsh reads unquoted brackets as a pattern."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.test_help import ALL
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "studies").glob("*/README.md")])
+SOURCES = sorted((ROOT / "tintype").rglob("*.py"))
+PLANS = sorted((ROOT / "tintype" / "recipes").rglob("*.yaml"))
+SHELL = ("sh", "bash", "zsh", "console")
+GLOBS = "[]{}*?()<>"
+COMMAND = r"(?:\$ )?(?:tintype|torchrun|pip|python|make) "
+UNKNOWN = "\0"
+"""Stands for a value that a message has at run time and that no function quoted."""
+
+
+def unquoted(command: str) -> str:
+    """The characters of a command that a shell reads as more than text."""
+    found, quote, escaped = [], "", False
+    for letter in command:
+        if escaped or (letter == "\\" and quote != "'"):
+            escaped = not escaped
+        elif quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in GLOBS + UNKNOWN:
+            found.append(letter)
+    return "".join(found) + quote
+
+
+def commands_in(text: str) -> Iterator[str]:
+    """Commands of shell blocks, and inline code that begins with a command or an option."""
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            if language in SHELL or (not language and re.match(COMMAND, line)):
+                yield re.sub(r"\$\(.*?\)", "X", line.partition(" #")[0].strip().removeprefix("$ "))
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    for code in re.findall(r"`([^`]+)`", prose):
+        if re.match(f"{COMMAND}|--[a-z]", code):
+            yield " ".join(code.split())
+
+
+def options_in(text: str) -> Iterator[str]:
+    """Options with their values in running text: up to the next space outside quotes."""
+    for option in re.findall(r"""--(?:set|technique|where)[ =](?:"[^"]*"|'[^']*'|[^\s`])+""", text):
+        yield option.rstrip(".,;:)")
+
+
+def texts_in(source: str) -> Iterator[str]:
+    """The strings of a Python file but its docstrings; values that come at run time are UNKNOWN, or X where quoted."""
+    tree = ast.parse(source)
+    documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    inside |= {id(node.format_spec) for node in ast.walk(tree) if isinstance(node, ast.FormattedValue)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr) and id(node) not in inside:
+            yield "".join(map(shown, node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents | inside:
+            yield node.value
+
+
+def shown(part: ast.expr) -> str:
+    if isinstance(part, ast.Constant):
+        return str(part.value)
+    assert isinstance(part, ast.FormattedValue)
+    quoted = isinstance(part.value, ast.Call) and "quote" in ast.unparse(part.value.func)
+    number = part.format_spec is not None and ast.unparse(part.format_spec).strip("f'\"") in ("d", "g")
+    return "X" if quoted or number else UNKNOWN
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_commands_in_documents_are_quoted(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    found = [*commands_in(text), *options_in(re.sub(r"^```(?!sh).*?^```", "", text, flags=re.MULTILINE | re.DOTALL))]
+    assert not [command for command in found if unquoted(command)]
+
+
+def settings_in(text: str) -> Iterator[str]:
+    """Settings in prose that have a list as their value, with the quotes around them."""
+    if " " in text:
+        yield from re.findall(r"""["']?\b[a-z_]+(?:\.[a-z_]+)*=\[[^"'\s]+(?:\s[^"']*)?["']?""", text)
+
+
+def test_commands_in_messages_are_quoted() -> None:
+    wrong = [
+        (str(file.relative_to(ROOT)), command.replace(UNKNOWN, "{…}"))
+        for file in SOURCES
+        for text in texts_in(file.read_text(encoding="utf-8"))
+        for command in (*commands_in(text), *options_in(text), *settings_in(text))
+        if unquoted(command)
+    ]
+    assert not wrong
+
+
+def test_commands_in_comments_of_recipes_are_quoted() -> None:
+    for file in PLANS:
+        comments = " ".join(re.findall(r"^#(.*)", file.read_text(encoding="utf-8"), re.MULTILINE))
+        assert not [command for command in (*commands_in(comments), *options_in(comments)) if unquoted(command)], file
+
+
+def test_examples_of_values_in_help_are_quoted() -> None:
+    for path, command in ALL.items():
+        for parameter in command.params:
+            for word in re.findall(r"""(?:"[^"]*"|[^\s"])+""", parameter.help or ""):
+                assert "=" not in word or not unquoted(word.strip(",;()")), (path, word)
+
+
+def test_what_a_shell_would_read_is_found() -> None:
+    assert unquoted("tintype evaluate run --set encoders=[clip]") == "[]"
+    assert unquoted("tintype evaluate run --set \"encoders=[clip]\" --x='{a}' \\[") == ""
+    assert unquoted('tintype evaluate "run') == '"'
+    assert list(commands_in("```sh\ntintype a [x]  # y?\n```\n`--set a=[1]` and `plain[0]`")) == [
+        "tintype a [x]",
+        "--set a=[1]",
+    ]
+    assert list(options_in('use --set a=[1], or --set "b=[2]" or --technique x:y=1.')) == [
+        "--set a=[1]",
+        '--set "b=[2]"',
+        "--technique x:y=1",
+    ]
+    assert list(texts_in('x = f"train {run}", f"{quote(run)} {n:d}"')) == [f"train {UNKNOWN}", "X X"]
