@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tests.unit.cli.test_help import ALL
 from tintype import recipes
 from tintype.cli import app, complete
+from tintype.cli.shared import console
 from tintype.techniques import TECHNIQUES
 
 LISTS = {"recipes": recipes.names("plans"), "studies": recipes.names("studies"), "techniques": list(TECHNIQUES)}
@@ -26,7 +27,7 @@ def rows(command: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize(("command", "names"), LISTS.items(), ids=LISTS)
 def test_lists_name_everything(command: str, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(console, "_width", 200)
     shown = CliRunner().invoke(app, [command]).output
     assert list(rows(command)) == names
     for name, row in rows(command).items():
