@@ -42,7 +42,8 @@ def commands_in(text: str) -> Iterator[str]:
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             if language in SHELL or (not language and re.match(COMMAND, line)):
-                yield re.sub(r"\$\(.*?\)", "X", line.partition(" #")[0].strip().removeprefix("$ "))
+                command = line.partition(" #")[0].strip().removeprefix("$ ")
+                yield re.sub(r"\$\(.*?\)| > \S+$", " X", command)
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     for code in re.findall(r"`([^`]+)`", prose):
         if re.match(f"{COMMAND}|--[a-z]", code):

@@ -76,13 +76,13 @@ def sample(
     """Generate images from prompts: PNGs with their settings inside, and a contact sheet."""
     from tintype.generate import SamplerSettings
     from tintype.sample import sample_run
-    from tintype.strict import Document, parse
+    from tintype.strict import Document, KeyPath, parse
 
     from_t, to_t = guidance_interval
     guided = {"kind": guidance_kind, "scale": guidance, "from_t": from_t, "to_t": to_t, "unbias": unbias}
     values = {"method": method, "steps": steps, "guidance": guided, "batch": batch}
-    places = {("method",): f"--method {method}", ("guidance",): f"--guidance-kind {guidance_kind}"}
-    settings = parse(SamplerSettings, Document("sample", values, dict(places)))
+    places: dict[KeyPath, str] = {("method",): f"--method {method}", ("guidance",): f"--guidance-kind {guidance_kind}"}
+    settings = parse(SamplerSettings, Document("sample", values, places))
     written = sample_run(
         run_of(run, arm, arm_seed),
         list(prompts or []),

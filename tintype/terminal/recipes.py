@@ -18,26 +18,36 @@ from tintype.text.words import WordsSettings
 
 
 def recipe_rows() -> list[dict[str, Any]]:
-    rows = []
-    for name in recipes.names("plans"):
-        plan = read_plan(name)
-        row = {"name": name, "description": recipes.describe("plans", name), "device": _device(plan)}
-        row |= {"size_px": plan.data.size_px}
-        row |= {"denoiser_parameters": _denoiser_parameters(plan), "steps": plan.train.steps, "batch": plan.train.batch}
-        rows.append(row)
-    return rows
+    plans = {name: read_plan(name) for name in recipes.names("plans")}
+    return [
+        {
+            "name": name,
+            "description": recipes.describe("plans", name),
+            "device": _device(plan),
+            "size_px": plan.data.size_px,
+            "denoiser_parameters": _denoiser_parameters(plan),
+            "steps": plan.train.steps,
+            "batch": plan.train.batch,
+        }
+        for name, plan in plans.items()
+    ]
 
 
 def study_rows() -> list[dict[str, Any]]:
-    rows = []
-    for name in recipes.names("studies"):
-        study = load_study(name)
-        row = {"name": name, "description": recipes.describe("studies", name), "question": study.settings.question}
-        row |= {"device": _device(study.arms[0].plans[0]), "recipe": study.settings.recipe}
-        row |= {"seeds": list(study.settings.seeds)}
-        row |= {"arms": [arm.label for arm in study.arms], "runs": sum(len(arm.plans) for arm in study.arms)}
-        rows.append(row)
-    return rows
+    studies = {name: load_study(name) for name in recipes.names("studies")}
+    return [
+        {
+            "name": name,
+            "description": recipes.describe("studies", name),
+            "question": study.settings.question,
+            "device": _device(study.arms[0].plans[0]),
+            "recipe": study.settings.recipe,
+            "seeds": list(study.settings.seeds),
+            "arms": [arm.label for arm in study.arms],
+            "runs": sum(len(arm.plans) for arm in study.arms),
+        }
+        for name, study in studies.items()
+    ]
 
 
 def show_recipes(console: Console) -> None:

@@ -136,7 +136,7 @@ def test_a_study_records_the_commands_that_worked_on_it(finished: Path, monkeypa
     monkeypatch.setattr("tintype.study.lab.run_tasks", lambda *arguments: {})  # nothing is left to run
     first, second = ["tintype", "ablate", "a study.yaml"], ["tintype", "ablate", "a study.yaml", "--jobs", "2"]
     for argv in (first, second, first):
-        assert run_study(_stored_study(finished), finished, 1, Console(quiet=True), argv) == 0
+        assert run_study(stored_study(finished), finished, 1, Console(quiet=True), argv) == 0
     report_study(finished, Console(quiet=True))
     commands = read_results(finished).commands
     assert [command.argv for command in commands] == [first, second]
