@@ -3,7 +3,9 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,3 +25,12 @@ def no_armed_faults() -> object:
     yield
     fault.disarm()
     return None
+
+
+@pytest.fixture(autouse=True)
+def own_signal_handlers() -> Iterator[None]:
+    """Undo what `main` leaves to the end of its process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
+progress_console = Console(stderr=True, emoji=False)
+"""For all that is no result: stdout stays clean for `--json`. On ranks that do not lead it is quiet."""
+
 
 def number(value: float | None, form: str = ".4g") -> str:
     return "" if value is None else format(value, form)

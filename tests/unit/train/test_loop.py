@@ -13,11 +13,11 @@ from torch import Tensor
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tests.tiny_dino import write_dino
+from tintype import signals
 from tintype.data.order import ids_at
 from tintype.data.scenes.source import SceneSource, scene_source
 from tintype.errors import UserError
 from tintype.train import checkpoint, loop
-from tintype.train import interrupt as interrupt_module
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt, watch_signals
 from tintype.train.load import load_run
@@ -165,7 +165,7 @@ def test_a_signal_that_comes_twice_at_once_counts_once(monkeypatch: pytest.Monke
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         assert (interrupt.signal, exits) == (signal.SIGTERM, [])
-        monkeypatch.setattr(interrupt_module, "_SAME_SIGNAL_S", 0.0)
+        monkeypatch.setattr(signals, "_SAME_SIGNAL_S", 0.0)
         signal.raise_signal(signal.SIGTERM)
         assert exits == [143]
 

@@ -1,0 +1,266 @@
+"""Progress of a command on stderr: bars on a terminal, lines of plain text in a log."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event, Thread
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, ProgressColumn, Task, TaskID
+from rich.progress import Progress as RichProgress
+from rich.table import Column
+from rich.text import Text
+
+from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted
+from tintype.terminal.lines import progress_console
+
+if TYPE_CHECKING:
+    from tintype.train.interrupt import Interrupt
+
+LOG_EVERY_S = 9.0
+"""A log gets a line at least every ten seconds; one second is spare for a thread that wakes up late."""
+_SPEED_WINDOW_S = 30.0
+_ROUNDING = 1e-6
+"""Fifty fiftieths of an image are one."""
+
+
+def shows_bars(console: Console) -> bool:
+    """Whether it is a terminal. FORCE_COLOR makes rich take a file for one."""
+    return console.is_interactive and console.file.isatty()
+
+
+class Heartbeat:
+    """Write `line()` to a log every `LOG_EVERY_S` seconds, whatever the main thread does. Of several, the one that
+    began last writes. Terminals and ranks that do not lead get nothing."""
+
+    _running: ClassVar[list[Heartbeat]] = []
+
+    def __init__(self, console: Console, line: Callable[[], str]) -> None:
+        self._console, self._line = console, line
+        self._ended = Event()
+        self._thread = Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._running.append(self)
+        if not self._console.quiet and not shows_bars(self._console):
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()  # nothing is written after the end
+        self._running.remove(self)
+
+    def write(self) -> None:
+        """Write one line now. A log that is gone does not end the command."""
+        if not self._console.quiet and not shows_bars(self._console):
+            with suppress(OSError):
+                self._console.file.write(self._line() + "\n")
+                self._console.file.flush()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(LOG_EVERY_S):
+            if self._running[-1] is self:
+                self.write()
+
+
+class Bar:
+    """One thing under way: what it is, how far it is, and how fast it goes."""
+
+    def __init__(self, doing: str, total: float | None, unit: str) -> None:
+        self.unit = unit
+        self._begin(doing)
+        self.total = total
+
+    def _begin(self, doing: str) -> None:
+        self.doing, self.note = doing, ""
+        self.done, self.total = 0.0, None
+        self._samples: deque[tuple[float, float]] = deque()
+
+    def show(self, doing: str | None, done: float | None, total: float | None, note: str | None) -> None:
+        """Another `doing` begins anew: the speed of one part says nothing about the next."""
+        if doing is not None and doing != self.doing:
+            self._begin(doing)
+        self.total = self.total if total is None else total
+        self.note = self.note if note is None else note
+        if done is not None:
+            self.done = done
+            self._add_sample()
+
+    def _add_sample(self) -> None:
+        now = time.monotonic()
+        self._samples.append((now, self.done))
+        while len(self._samples) > 2 and self._samples[1][0] < now - _SPEED_WINDOW_S:
+            self._samples.popleft()
+
+    @property
+    def per_s(self) -> float | None:
+        """Speed of the last half minute, or between the last two reports where these are rarer."""
+        if len(self._samples) < 2:
+            return None
+        (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (last_s - first_s) if last > first and last_s > first_s else None
+
+    @property
+    def percent(self) -> str:
+        return "" if not self.total else f"{math.floor(100 * min(1.0, self.done / self.total) + _ROUNDING)}%"
+
+    @property
+    def left(self) -> str:
+        speed = self.per_s
+        if self.total is None or speed is None or self.done > self.total - _ROUNDING:
+            return ""
+        return f"{duration((self.total - self.done) / speed)} left"
+
+    @property
+    def count(self) -> str:
+        if not self.unit or (self.total is None and not self.done):
+            return ""
+        whole = f"{math.floor(self.done + _ROUNDING):,}"
+        return f"{whole} {self.unit}" if self.total is None else f"{whole} of {self.total:,.0f} {self.unit}"
+
+    @property
+    def speed(self) -> str:
+        """Only of images: those of a step are counted by the trainer, which knows what to leave out."""
+        return f"{short(self.per_s)} images/s" if self.unit == "images" and self.per_s is not None else ""
+
+    @property
+    def words(self) -> str:
+        return " · ".join(filter(None, [self.count, self.note, self.speed]))
+
+
+class Progress:
+    """What a command is doing and how far it is, on one bar or several.
+
+    In a log it is one line at the start, at least every ten seconds, and at the end. The lines come from a thread: a
+    step, a compilation or a download that takes minutes is not silent.
+
+    `kept` says what an interrupted command keeps and how to resume it. `interrupt` is that of a loop that watches for
+    signals itself: once one has come, the command is shown as stopping.
+    """
+
+    def __init__(
+        self,
+        doing: str,
+        total: float | None = None,
+        unit: str = "images",
+        *,
+        kept: str | Callable[[], str] = NOTHING_HARMED,
+        interrupt: Interrupt | None = None,
+        console: Console = progress_console,
+    ) -> None:
+        self._console, self._kept, self._interrupt = console, kept, interrupt
+        self._began_s = time.monotonic()
+        self._drawn = _bars_on(console)
+        self._rows: dict[str, tuple[Bar, TaskID]] = {}
+        self._heartbeat = Heartbeat(console, self._line)
+        self._add("", Bar(doing, total, unit))
+
+    def __enter__(self) -> Self:
+        if shows_bars(self._console):
+            self._drawn.start()
+        self._heartbeat.__enter__()
+        self._heartbeat.write()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._heartbeat.__exit__()
+        if self._drawn.live.is_started:  # else it would print an empty line
+            self._drawn.stop()
+        if error is None:
+            self._heartbeat.write()
+        elif isinstance(error, Interrupted) and error.kept is None:
+            error.kept = self._kept if isinstance(self._kept, str) else self._kept()
+
+    def show(
+        self,
+        doing: str | None = None,
+        done: float | None = None,
+        total: float | None = None,
+        note: str | None = None,
+        *,
+        row: str = "",
+    ) -> None:
+        """What is left out stays as it is. A new `doing` begins at 0, without a total. A `row` of its own is added."""
+        if row not in self._rows:
+            self._add(row, Bar(doing or row, None, ""))
+        bar, task = self._rows[row]
+        bar.show(doing, done, total, note)
+        self._drawn.update(task, completed=bar.done, total=bar.total)
+
+    def remove(self, row: str) -> None:
+        if found := self._rows.pop(row, None):
+            self._drawn.remove_task(found[1])
+
+    def console_for_lines(self, console: Console) -> Console:
+        """Where a line for `console` goes while bars are drawn: above them, if it is a terminal too."""
+        return self._console if shows_bars(self._console) and console.is_terminal else console
+
+    def _add(self, row: str, bar: Bar) -> None:
+        self._rows[row] = bar, self._drawn.add_task("", total=bar.total, bar=bar, stopping=self._stopping)
+
+    def _stopping(self) -> bool:
+        return self._interrupt is not None and self._interrupt.signal is not None
+
+    def _line(self) -> str:
+        elapsed_s = time.monotonic() - self._began_s
+        (first, _), *others = list(self._rows.values())
+        percent = f"({first.percent})" if first.percent and first.count else first.percent
+        parts = [" ".join(filter(None, [first.count, percent])), first.note, first.speed]
+        parts += [f"after {duration(elapsed_s)}" if elapsed_s >= 1 else "", first.left]
+        parts += ["stopping" if self._stopping() else ""]
+        known = " · ".join(filter(None, parts))
+        lines = [f"{first.doing}: {known}" if known else first.doing]
+        return "; ".join([*lines, *(f"{bar.doing}: {bar.words}" for bar, _ in others)])
+
+
+class _Words(ProgressColumn):
+    def __init__(self, words: Callable[[Task], str]) -> None:
+        super().__init__(Column(no_wrap=True))
+        self._words = words
+
+    def render(self, task: Task) -> Text:
+        return Text(self._words(task))
+
+
+def _bars_on(console: Console) -> RichProgress:
+    return RichProgress(
+        _Words(lambda task: str(task.fields["bar"].doing)),
+        BarColumn(bar_width=16),
+        _Words(lambda task: f"{task.fields['bar'].percent:>4}"),
+        _Words(lambda task: "stopping" if task.fields["stopping"]() else str(task.fields["bar"].words)),
+        _Words(lambda task: str(task.fields["bar"].left)),
+        console=console,
+        transient=True,
+        redirect_stdout=False,  # it would end up on stderr
+    )
+
+
+def speed_note(loss: float | None, images_per_s: float | None) -> str:
+    known = [f"loss {loss:.4f}"] if loss is not None else []
+    known += [f"{short(images_per_s)} images/s"] if images_per_s is not None else []
+    return " · ".join(known)
+
+
+def duration(seconds: float) -> str:
+    """45 s, 3 min 20 s, 2 h 05 min: what a reader wants to know of it."""
+    whole = math.ceil(seconds)
+    minutes, left_s = divmod(whole, 60)
+    if whole < 60:
+        return f"{whole} s"
+    if minutes < 60:
+        return f"{minutes} min {left_s:02d} s" if minutes < 10 else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"
+
+
+def short(number: float | None) -> str:
+    if number is None:
+        return ""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
