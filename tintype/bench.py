@@ -52,9 +52,17 @@ DENSE, AGAIN = "dense", "dense again"
 """The plan as it is, measured before the techniques and once more after them."""
 
 
+OnPart = Callable[[str, int, int], None]
+"""Progress passed to the callback: the part that is measured next, how many are done, and of how many. After the last
+one the name is empty."""
+
+
 @exact_fp32()
-def measure(plan: Plan, steps: int) -> dict[str, Any]:
+def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: None) -> dict[str, Any]:
     refuse_stages(plan)
+    names = ["preparing", f"training, {steps} steps", "sampling", *(f"rendering {style}" for style in STYLES)]
+    begin = _count_parts(names, on_part)
+    begin()
     parts = build_parts(plan)
     parts.ready()
     state = new_state(parts)
@@ -64,14 +72,21 @@ def measure(plan: Plan, steps: int) -> dict[str, Any]:
     for _ in range(_WARM_UP_STEPS):
         update(parts, state, clock)
     clock.read()
+    begin()
     for _ in range(steps):
         update(parts, state, clock)
     seconds, split = clock.read()
+    begin()
     images = steps * plan.train.batch
     total = max(seconds, sum(split.values()))  # a host's time can run beside a GPU's
     sampler = SamplerSettings(steps=10)
     captions = _some_captions(parts, sampler.batch)
     sampling_s = _seconds(lambda: generate(parts, captions, sampler, seed=0, size_px=plan.data.size_px), parts.device)
+    rendering = {}
+    for style in STYLES:
+        begin()
+        rendering[style] = _render_rate(style, parts.device)
+    on_part("", len(names), len(names))
     return {
         "environment": environment(parts.device),
         "plan": plan.hash,
@@ -79,8 +94,19 @@ def measure(plan: Plan, steps: int) -> dict[str, Any]:
         "train_images_per_s": images / seconds,
         "time_split": {name: value / total for name, value in split.items()},
         "sample_images_per_s_at_10_steps": len(captions) / sampling_s,
-        "render_images_per_s_at_64_px": {style: _render_rate(style, parts.device) for style in STYLES},
+        "render_images_per_s_at_64_px": rendering,
     }
+
+
+def _count_parts(names: Sequence[str], on_part: OnPart) -> Callable[[], None]:
+    """Return a function that reports the next part each time it is called."""
+    numbered = iter(enumerate(names))
+
+    def begin() -> None:
+        done, name = next(numbered)
+        on_part(name, done, len(names))
+
+    return begin
 
 
 def _some_captions(parts: Parts, count: int) -> list[str]:
@@ -172,7 +198,7 @@ def compare(
     tokens: Sequence[int],
     batches: Sequence[int],
     steps: int,
-    on_row: Callable[[str], None] = lambda name: None,
+    on_row: OnPart = lambda part, done, total: None,
 ) -> dict[str, Any]:
     """Training speed of the plan and of the plan with each technique, at each number of image tokens and each batch.
 
@@ -192,10 +218,11 @@ def compare(
     for _, case in cases:
         refuse_stages(case)
     rows = []
-    for name, case in cases:
+    for done, (name, case) in enumerate(cases):
         row = Row(_tokens(case), case.data.size_px, case.train.batch, name, case.tuning is not None)
-        on_row(_title(row))
+        on_row(_title(row), done, len(cases))
         rows.append(_measured(row, case, steps))
+    on_row("", len(cases), len(cases))
     _free()
     return {
         "environment": environment(choose_device(plan.run.device)),

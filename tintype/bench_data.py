@@ -7,6 +7,7 @@ Nothing is kept on the device, however small the store is: what is measured is w
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,10 +15,10 @@ from typing import Any
 
 import torch
 
-from tintype.bench import StepClock, refuse_stages
+from tintype.bench import OnPart, StepClock, refuse_stages
 from tintype.data.decoding.threads import usual_threads
 from tintype.data.sources import open_order
-from tintype.data.store.importing import ImportOptions, import_pictures
+from tintype.data.store.importing import ImportOptions, Progress, import_pictures
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
@@ -48,7 +49,7 @@ class Loading:
 
 
 @exact_fp32()
-def measure_data(plan: Plan, steps: int) -> dict[str, Any]:
+def measure_data(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: None) -> dict[str, Any]:
     """The loader alone, with one thread and with all; then training on it."""
     if not isinstance(plan.data, StoreSettings):
         raise UserError(
@@ -57,9 +58,16 @@ def measure_data(plan: Plan, steps: int) -> dict[str, Any]:
         )
     refuse_stages(plan)
     device = choose_device(plan.run.device)
+    counts = sorted({1, usual_threads()})
+    on_part("reading the store", 0, len(counts) + 2)
     _loading(plan, plan.data, steps, usual_threads(), device)  # from the disk, which is not what is measured
-    loadings = [_loading(plan, plan.data, steps, threads, device) for threads in sorted({1, usual_threads()})]
+    loadings = []
+    for number, threads in enumerate(counts, 1):
+        on_part(f"decoding with {threads} threads", number, len(counts) + 2)
+        loadings.append(_loading(plan, plan.data, steps, threads, device))
+    on_part(f"training, {steps} steps", len(counts) + 1, len(counts) + 2)
     training = _training(plan, plan.data, steps, device)
+    on_part("", len(counts) + 2, len(counts) + 2)
     return {
         "environment": environment(device),
         "plan": plan.hash,
@@ -105,11 +113,11 @@ def _training(plan: Plan, data: StoreSettings, steps: int, device: torch.device)
     return {"images_per_s": steps * plan.train.batch / (whole_s - waited_s), "data_share": waited_s / whole_s}
 
 
-def measure_import(source: Path) -> dict[str, Any]:
+def measure_import(source: Path, on_progress: Callable[[Progress], None] = lambda progress: None) -> dict[str, Any]:
     """`tintype data import` of the source, with its usual options, into a folder that goes again."""
     with TemporaryDirectory() as folder:
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        outcome = import_pictures(source, Path(folder) / "store", ImportOptions(), Interrupt())
+        outcome = import_pictures(source, Path(folder) / "store", ImportOptions(), Interrupt(), on_progress)
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     assert outcome.about is not None
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,14 @@ def sample_run(
     size_px: int | None,
     device: str | None = None,
     ema_length: float | None = None,
+    on_images: Callable[[float, int], None] = lambda done, total: None,
 ) -> list[Path]:
     """Write `count` images for each prompt and a contact sheet of them; return the paths, the sheet last.
 
     In a folder with images of other commands they are numbered after those; the same command writes its own again.
     Those of an average of another length carry it in their names. Ranks make batches in turn, the same ones as a
-    process alone, and write their images; the first rank makes the sheet.
+    process alone, and write their images; the first rank makes the sheet. `on_images` gets the images that are done,
+    those of the batch under way in part, and the number of all.
     """
     prompts = [*prompts, *(_read_prompts(prompt_file) if prompt_file else [])]
     if not prompts:
@@ -63,9 +65,17 @@ def sample_run(
     first_number = current().lead(_first_number(out, ending, list(zip(repeated, abouts, strict=True))))
     written = [out / f"{first_number + index:04d}{ending}" for index in range(len(repeated))]
 
+    done = 0.0
+
+    def count_step(images: int) -> None:
+        nonlocal done
+        done += images * current().size / settings.steps  # the other ranks are as far as this one
+        on_images(min(done, len(repeated)), len(repeated))
+
     def make(batch: tuple[int, int]) -> Tensor:
         first, last = batch
-        images = generate(parts, repeated[first:last], settings, seed=seed, size_px=size_px, first_index=first)
+        place = {"seed": seed, "size_px": size_px, "first_index": first}
+        images = generate(parts, repeated[first:last], settings, **place, on_step=count_step)
         for index, image in enumerate(images, first):
             save_png(image, written[index], {"prompt": repeated[index], "tintype": json.dumps(abouts[index])})
         return images

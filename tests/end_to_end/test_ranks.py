@@ -66,20 +66,22 @@ def test_two_processes_train_are_stopped_and_go_on(tmp_path: Path) -> None:
     plan, out = tmp_path / "plan.yaml", tmp_path / "run"
     plan.write_text(tiny_plan("train.steps=4000", "run.distribution.kind=fsdp", techniques=["muon"]).to_yaml())
     command = ["-m", "tintype", "train", str(plan), "--out", str(out)]
-    going = subprocess.Popen([*TORCHRUN, *command], stdout=subprocess.PIPE, text=True, env=environment())
+    going = subprocess.Popen(
+        [*TORCHRUN, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
     deadline = time.monotonic() + 60
     while not list(out.glob("checkpoints/step-*")) and time.monotonic() < deadline:
         time.sleep(0.1)
     going.send_signal(signal.SIGTERM)
-    said, _ = going.communicate(timeout=60)
+    _, said = going.communicate(timeout=60)
     stopped = checkpoint.steps(out / "checkpoints")[-1]
-    assert f"interrupted: saved at step {stopped}" in said and said.count("interrupted") == 1
+    assert f"interrupted: saved at step {stopped}" in said and said.count("interrupted:") == 1
     plan.write_text(plan.read_text().replace("steps: 4000", f"steps: {stopped + 2}"))
     (out / "plan.yaml").write_text(plan.read_text())
     ended = launch(*command)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip().startswith(f"trained {stopped + 2} steps in {out}\nnext: tintype evaluate {out}")
-    assert ended.stdout.count("next:") == 1, "one rank talks"
+    first, second = ended.stdout.splitlines()
+    assert first.startswith(f"trained {stopped + 2} steps in {out}: final loss ") and second.startswith("next: ")
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, stopped + 3))
 

@@ -165,7 +165,8 @@ def test_ctrl_c_saves_every_run_and_says_how_to_go_on(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stdout + stderr
-    assert stdout.count("interrupted · saved at step") == 2 and "run the same command to go on" in stdout
+    assert stdout.count("interrupted · saved at step") == 2
+    assert stderr.splitlines()[-1].startswith("interrupted: 0 of ") and "run the same command to resume" in stderr
     assert "Traceback" not in stdout + stderr
     assert len(list(out.glob("runs/*/checkpoints/step-*"))) == 2
 

@@ -45,12 +45,13 @@ def test_the_bench_samples_captions_of_a_store_however_few_and_however_they_are_
 
 
 def test_techniques_are_compared_with_the_plan_itself_at_each_number_of_tokens() -> None:
-    seen: list[str] = []
-    result = compare(tiny_plan(), ["tread", "ema"], [16, 64], [], 2, seen.append)
+    seen: list[tuple[str, int, int]] = []
+    result = compare(tiny_plan(), ["tread", "ema"], [16, 64], [], 2, lambda *part: seen.append(part))
     rows = result["rows"]
     names = ["dense", "tread", "ema", "dense again"]
     assert [(row["tokens"], row["size_px"], row["batch"]) for row in rows] == [(16, 16, 4)] * 4 + [(64, 32, 1)] * 4
-    assert [row["technique"] for row in rows] == names * 2 and seen[1] == "16 tokens, batch 4, tread"
+    assert [row["technique"] for row in rows] == names * 2 and seen[1] == ("16 tokens, batch 4, tread", 1, 8)
+    assert seen[-1] == ("", 8, 8)
     for row in rows:
         dense = rows[0] if row["tokens"] == 16 else rows[4]
         assert row["times_dense"] == row["images_per_s"] / dense["images_per_s"]

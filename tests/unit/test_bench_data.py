@@ -33,7 +33,7 @@ def test_a_core_of_its_own_is_reckoned_from_the_time_of_the_cpu() -> None:
 def test_an_import_is_measured_and_leaves_nothing_behind(tmp_path: Path) -> None:
     source = captioned(tmp_path / "few.parquet", 6)
     result = CliRunner().invoke(app, ["bench", "--import", str(source)])
-    assert result.output.startswith("6 images (0 set aside): ") and list(tmp_path.iterdir()) == [source]
+    assert result.stdout.startswith("6 images (0 set aside): ") and list(tmp_path.iterdir()) == [source]
     found = measure_import(source)
     assert found["images"] == 6 and found["images_per_s_per_core"] == pytest.approx(1000 / found["cpu_ms_per_image"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Annotated
 
@@ -18,10 +19,13 @@ import tintype
 from tintype.cli import runs, studies, plans, measure, data, tokenizers, export, card, push  # noqa: F401
 
 # isort: on
-from tintype.cli.shared import app, console, progress_console
+from tintype.cli.shared import app, console
 from tintype.errors import UserError
+from tintype.signals import handle_signals
 from tintype.terminal.encoding import print_on_any_encoding
-from tintype.terminal.lines import say
+from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted, leave, raise_interrupted
+from tintype.terminal.lines import progress_console, say
+from tintype.terminal.progress import Heartbeat, duration
 
 __all__ = ["app", "main"]
 
@@ -31,6 +35,7 @@ LAUNCHED = "TORCHELASTIC_RUN_ID"
 
 def main() -> None:
     print_on_any_encoding()
+    handle_signals(raise_interrupted)  # to the end of the process: a signal often comes twice
     try:
         if LAUNCHED in os.environ:
             _run_as_rank()
@@ -39,6 +44,8 @@ def main() -> None:
     except UserError as error:
         _say_error(str(error))
         sys.exit(2)
+    except Interrupted as stopped:
+        leave(stopped.number, stopped.kept or NOTHING_HARMED)
 
 
 def _run_as_rank() -> None:
@@ -51,8 +58,10 @@ def _run_as_rank() -> None:
 
 
 def _run(say_error: Callable[[str], None]) -> None:
+    began_s = time.monotonic()
     try:
-        app()
+        with Heartbeat(progress_console, lambda: f"working: after {duration(time.monotonic() - began_s)}"):
+            app()
     except UserError as error:
         say_error(str(error))
         sys.exit(2)
@@ -61,7 +70,7 @@ def _run(say_error: Callable[[str], None]) -> None:
     except (OSError, SafetensorError) as error:  # a full disk, a missing permission: nothing that was whole is lost
         name = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        say_error(f"{reason}{name}. Mend this, then run the same command again to go on")
+        say_error(f"{reason}{name}. Fix this, then run the same command again to resume")
         sys.exit(2)
 
 

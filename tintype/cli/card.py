@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from tintype.cli.shared import Arm, ArmSeed, EmaLength, RunFolder, app, console, progress_console, run_of
+from tintype.cli.shared import Arm, ArmSeed, EmaLength, RunFolder, app, console, run_of
 from tintype.errors import UserError
+from tintype.terminal.lines import progress_console
 
 if TYPE_CHECKING:
     from tintype.export.model_card import Library

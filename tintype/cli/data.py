@@ -15,7 +15,6 @@ from tintype.cli.shared import (
     app,
     console,
     print_json,
-    progress_console,
 )
 from tintype.errors import UserError
 
@@ -76,9 +75,7 @@ def data_import(
         limit=limit,
         sizing=Sizing(short_px, min_px, quality),
     )
-    code = import_with_progress(source, out, options, console)
-    if code:
-        sys.exit(code)
+    import_with_progress(source, out, options, console)
 
 
 @data_app.command("export")
@@ -94,9 +91,7 @@ def data_export(
     from tintype.world import alone
 
     alone("tintype data export")
-    code = export_with_progress(store, read_form(to), out, read_split(split), console)
-    if code:
-        sys.exit(code)
+    export_with_progress(store, read_form(to), out, read_split(split), console)
 
 
 Where = Annotated[
@@ -185,9 +180,7 @@ def data_recaption(
     prices = Prices(price_per_million_input, price_per_million_output)
     choice = Choice(read_split(split), only_empty, limit)
     task = Task(column, asking, choice, tries, prices, overwrite, anew)
-    code = recaption_with_progress(store, task, captioner, console)
-    if code:
-        sys.exit(code)
+    recaption_with_progress(store, task, captioner, console)
 
 
 @data_app.command("shapes")
@@ -216,12 +209,13 @@ def data_show(
     """Say what a store holds; with --check whether it is as it was written, with --where and --skip what is left."""
     from tintype.data.store.layout import SPLITS, open_store
     from tintype.data.store.selection import select
+    from tintype.terminal.data import check_with_progress
 
     opened = open_store(store)
     selection = select(opened, where, skip, options="--")
     left = {str(split): len(selection.rows(opened, split)) for split in SPLITS}
     if check:
-        opened.check()
+        check_with_progress(opened)
     filtered = where is not None or skip is not None
     missing = opened.missing()
     if json_:
@@ -296,9 +290,7 @@ def data_inspect(
             f"--write-skip {write_skip}: a text file is written; give it another name, skip.txt for example"
         )
     asked = Asked(distance, samples, seed)
-    code, result = inspect_with_progress(store, asked, where, skip, out, write_skip, console, progress_console)
-    if code:
-        sys.exit(code)
+    result = inspect_with_progress(store, asked, where, skip, out, write_skip)
     if json_:
         print_json(result)
     elif out is not None:

@@ -7,11 +7,12 @@ from shlex import quote
 from typing import Annotated, Literal, cast
 
 import typer
-from rich.markup import escape
 
-from tintype.cli.shared import Arm, ArmSeed, EmaLength, Out, RunFolder, Set, app, console, progress_console, run_of
+from tintype.cli.shared import Arm, ArmSeed, EmaLength, Out, RunFolder, Set, app, console, run_of
 from tintype.errors import UserError
+from tintype.terminal.progress import Progress
 
+_NOTHING_WRITTEN = "nothing was written; run the same command again"
 _WEIGHTS = "raw or average; by default the average, where there is one"
 
 
@@ -78,7 +79,7 @@ def export(
     run = run_of(run, arm, arm_seed)
     if push is not None:
         _check_push(push, private, yes)
-    with progress_console.status(escape(f"writing {out}")):
+    with Progress(f"writing {out}", kept=_NOTHING_WRITTEN):
         if to == "diffusers":
             exported = export_pipeline(run, out, chosen, kind, card, ema_length)
         elif to == "tintype":
@@ -93,7 +94,7 @@ def export(
         from tintype.export.parity import measure
         from tintype.export.trained import load_trained
 
-        with progress_console.status("sampling with both"):
+        with Progress("sampling with both", kept=f"{out} is whole; its check was not finished"):
             fresh = load_trained(run, chosen, ema_length)
             figures = measure(fresh.parts, out, about)
         for figure in figures:
@@ -112,7 +113,7 @@ def _check_push(repo: str, private: bool, yes: bool) -> None:
 
     check_name(repo)
     refuse_unasked(yes)
-    with progress_console.status(f"looking at {repo}"):
+    with Progress(f"looking at {repo}", kept=_NOTHING_WRITTEN):
         open_door(repo, private=private)
 
 
@@ -156,7 +157,7 @@ def import_(
     from tintype.world import alone
 
     alone("tintype import")
-    with progress_console.status(escape(f"reading {source}")):
+    with Progress(f"reading {source}", kept=_NOTHING_WRITTEN):
         imported = import_model(source, out, set_, _weights(weights))
     _say(f"{out}: a run of plan {imported.plan.hash} at step 0")
     for note in imported.notes:

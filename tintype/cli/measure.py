@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from tintype.cli import complete
 from tintype.cli.shared import (
@@ -22,11 +21,11 @@ from tintype.cli.shared import (
     console,
     plan_of,
     print_json,
-    progress_console,
     run_of,
 )
 from tintype.errors import UserError
 from tintype.terminal.lines import say
+from tintype.terminal.progress import Progress
 
 if TYPE_CHECKING:
     pass
@@ -89,9 +88,17 @@ def bench(
         return
     if metrics:
         sizes, device = (768, 1024, 2048), choose_device(plan.run.device)
-        result = {f"seconds, 10,000 × {size}": time_feature_metrics(10_000, size, device) for size in sizes}
+        result = {}
+        with _measuring() as bars:
+            for number, size in enumerate(sizes):
+
+                def on_part(part: str, done: int, total: int, number: int = number) -> None:
+                    bars.show(None, number * total + done, len(sizes) * total, part)
+
+                result[f"seconds, 10,000 × {size}"] = time_feature_metrics(10_000, size, device, on_part)
     else:
-        result = measure(plan, steps)
+        with _measuring() as bars:
+            result = measure(plan, steps, lambda part, done, total: bars.show(None, done, total, part))
     if json_:
         print_json(result)
         return
@@ -100,6 +107,10 @@ def bench(
         rounded = {key: f"{v:.3g}" if isinstance(v, float) else v for key, v in inner.items()}
         shown = ", ".join(f"{key} {v}".strip() for key, v in rounded.items())
         say(console, f"{name}: {shown}")
+
+
+def _measuring() -> Progress:
+    return Progress("measuring", unit="parts", kept="nothing was measured; run the same command again")
 
 
 def _whole_numbers(option: str, value: str | None, example: str) -> list[int]:
@@ -116,8 +127,10 @@ def _bench_training(
 ) -> None:
     from tintype.bench import compare, show
 
-    with Console(stderr=True).status("measuring") as status:
-        result = compare(plan, techniques, tokens, batches, steps, lambda row: status.update(f"measuring: {row}"))
+    with _measuring() as bars:
+        result = compare(
+            plan, techniques, tokens, batches, steps, lambda row, done, total: bars.show(None, done, total, row)
+        )
     if json_:
         print_json(result)
         return
@@ -127,8 +140,8 @@ def _bench_training(
 def _bench_import(source: Path, json_: bool) -> None:
     from tintype.bench_data import measure_import
 
-    with Console(stderr=True).status("importing"):
-        result = measure_import(source)
+    with Progress("importing", kept="nothing was kept; run the same command again") as bars:
+        result = measure_import(source, lambda now: bars.show(None, now.done, now.total))
     if json_:
         print_json(result)
         return
@@ -144,8 +157,8 @@ def _bench_import(source: Path, json_: bool) -> None:
 def _bench_data(plan: Any, steps: int, json_: bool) -> None:
     from tintype.bench_data import measure_data, sentences
 
-    with Console(stderr=True).status("measuring"):
-        result = measure_data(plan, steps)
+    with _measuring() as bars:
+        result = measure_data(plan, steps, lambda part, done, total: bars.show(None, done, total, part))
     if json_:
         print_json(result)
         return
@@ -174,16 +187,17 @@ def audit(
     if of_run and (set_ or technique):
         raise UserError(f"{target} is a run, which has its plan; --set and --technique are for recipes and plan files")
     run = run_of(Path(target), arm, arm_seed) if of_run else None
-    with progress_console.status("building") as status:
+    with Progress("loading", kept="an audit writes nothing; run the same command again", unit="steps") as bars:
 
         def on_step(step: int) -> None:
-            status.update(f"step {step + 1} of {steps}")
+            bars.show("auditing", step, steps)
 
         if run is not None:
             found = audit_run(run, steps, device, on_step)
         else:
             chosen = [*set_, *([f"run.device={device}"] if device is not None else [])]
             found = audit_plan(plan_of(target, chosen, technique), steps, on_step)
+        bars.show("auditing", found.seen.steps, steps)
     if json_:
         print_json(as_json(found))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -13,11 +14,12 @@ from rich.table import Table
 
 from tintype.cli.shared import app, console
 from tintype.errors import UserError
+from tintype.terminal.interrupts import Interrupted
+from tintype.terminal.lines import progress_console
+from tintype.terminal.progress import Heartbeat, duration
 
 if TYPE_CHECKING:
     from tintype.export.push import Destination, Upload
-
-INTERRUPTED = 130
 
 
 @app.command()
@@ -49,12 +51,14 @@ def push_folder(folder: Path, repo: str, private: bool, yes: bool) -> None:
         _show(upload, destination)
         return yes or typer.confirm("Send it?", default=False)
 
+    # On a terminal the hub draws bars of its own.
+    began_s = time.monotonic()
     try:
-        pushed = send(folder, repo, consent, private=private)
-    except KeyboardInterrupt:
-        again = f"interrupted: `tintype push {quote(str(folder))} --repo {quote(repo)}` resumes"
-        console.print(again, soft_wrap=True, highlight=False, markup=False)
-        sys.exit(INTERRUPTED)
+        with Heartbeat(progress_console, lambda: f"sending {folder}: after {duration(time.monotonic() - began_s)}"):
+            pushed = send(folder, repo, consent, private=private)
+    except Interrupted as stopped:
+        stopped.kept = f"`tintype push {quote(str(folder))} --repo {quote(repo)}` resumes"
+        raise
     if pushed is None:
         console.print("nothing was sent", highlight=False)
         sys.exit(1)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from tintype.cli.shared import (
     Arm,
@@ -24,7 +22,6 @@ from tintype.cli.shared import (
     console,
     plan_of,
     print_json,
-    progress_console,
     run_of,
     settings_of,
 )
@@ -45,9 +42,7 @@ def train(
     """Train one plan. Running it again goes on where it stopped, or says that it is done."""
     from tintype.terminal.runs import train_with_progress
 
-    code = train_with_progress(plan_of(recipe, set_, technique), out, console)
-    if code:
-        sys.exit(code)
+    train_with_progress(plan_of(recipe, set_, technique), out, console)
 
 
 @app.command()
@@ -77,24 +72,27 @@ def sample(
     from tintype.generate import SamplerSettings
     from tintype.sample import sample_run
     from tintype.strict import Document, KeyPath, parse
+    from tintype.terminal.progress import Progress
 
     from_t, to_t = guidance_interval
     guided = {"kind": guidance_kind, "scale": guidance, "from_t": from_t, "to_t": to_t, "unbias": unbias}
     values = {"method": method, "steps": steps, "guidance": guided, "batch": batch}
     places: dict[KeyPath, str] = {("method",): f"--method {method}", ("guidance",): f"--guidance-kind {guidance_kind}"}
     settings = parse(SamplerSettings, Document("sample", values, places))
-    written = sample_run(
-        run_of(run, arm, arm_seed),
-        list(prompts or []),
-        prompt_file,
-        out,
-        settings,
-        count=count,
-        seed=seed,
-        size_px=size,
-        device=device,
-        ema_length=ema_length,
-    )
+    with Progress("loading the run", kept=f"images of whole batches are in {out}; run the same command again") as bars:
+        written = sample_run(
+            run_of(run, arm, arm_seed),
+            list(prompts or []),
+            prompt_file,
+            out,
+            settings,
+            count=count,
+            seed=seed,
+            size_px=size,
+            device=device,
+            ema_length=ema_length,
+            on_images=lambda done, total: bars.show("sampling", done, total),
+        )
     numbers = "" if written[0].name.startswith("0000") else f"; from {written[0].name}, after those that were there"
     say(console, f"images: {len(written) - 1}, all on {written[-1]}{numbers}")
 
@@ -138,14 +136,15 @@ def _evaluate_run(run: Path, assignments: list[str], ema_length: float | None, d
     from tintype.evaluation.run import evaluate as score
     from tintype.evaluation.run import protocol_of
     from tintype.plan import plan_from_folder
-    from tintype.terminal.bars import sampling_progress
+    from tintype.terminal.progress import Progress
     from tintype.terminal.runs import show_evaluation
     from tintype.train.reconstruct import reconstruction
 
     protocol = settings_of(Protocol, "evaluation", assignments)
     average = reconstruction(run, ema_length) if ema_length is not None else None
-    with sampling_progress(progress_console) as on_step:
-        result = score(run, protocol, on_step, device, average)
+    kept = f"whole shards of sampled images are in {run / 'evaluation'}; run the same command to resume"
+    with Progress("loading the run", kept=kept) as bars:
+        result = score(run, protocol, lambda now: bars.show(now.doing, now.done, now.total), device, average)
     if json_:
         print_json(result)
         return
@@ -158,15 +157,16 @@ def _evaluate_images(
     images: Path, reference: Path, saved: Path | None, assignments: list[str], device: str | None, json_: bool
 ) -> None:
     from tintype.evaluation.images import ImageProtocol, evaluate_images, image_definitions
-    from tintype.terminal.bars import image_progress
+    from tintype.terminal.progress import Progress
     from tintype.terminal.runs import show_evaluation
     from tintype.train.parts import choose_device
     from tintype.world import alone
 
     alone("tintype evaluate --images")
     protocol = settings_of(ImageProtocol, "evaluation", assignments)
-    with image_progress(Console(stderr=True)) as on_images:
-        result = evaluate_images(images, reference, protocol, choose_device(device or "auto"), saved, on_images)
+    kept = "features of the reference are cached once they are whole; run the same command again"
+    with Progress(f"reading {images}", kept=kept) as bars:
+        result = evaluate_images(images, reference, protocol, choose_device(device or "auto"), saved, bars.show)
     if json_:
         print_json(result)
         return
@@ -193,21 +193,19 @@ def ema(
 ) -> None:
     """Score a run with weight averages of several lengths. Running it again goes on where it stopped."""
     from tintype.evaluation.data import fit_protocol, refuse
-    from tintype.evaluation.ema_curve import check_metric, read_lengths
+    from tintype.evaluation.ema_curve import Curve, check_metric, read_lengths
     from tintype.evaluation.protocol import Protocol
     from tintype.plan import plan_from_folder
-    from tintype.terminal.runs import ema_with_progress, show_ema_curve
+    from tintype.terminal.runs import score_lengths_with_progress, show_ema_curve
 
     run = run_of(run, arm, arm_seed)
     data = plan_from_folder(run).data
     fitted = fit_protocol(settings_of(Protocol, "evaluation", set_), data)
     refuse(fitted.problems)
-    protocol = fitted.protocol
-    wanted = check_metric(protocol, metric, data.of_scenes)
-    curve, code = ema_with_progress(run, read_lengths(lengths), protocol, wanted, progress_console, device)
-    if json_:
-        print_json(curve.as_json())
-    else:
-        show_ema_curve(curve, console)
-    if code:
-        sys.exit(code)
+    wanted = check_metric(fitted.protocol, metric, data.of_scenes)
+    curve = Curve(run, read_lengths(lengths), fitted.protocol, wanted, of_scenes=data.of_scenes)
+    try:
+        score_lengths_with_progress(curve, device)
+    finally:
+        if curve.points:  # those of an interrupted command too
+            print_json(curve.as_json()) if json_ else show_ema_curve(curve, console)

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from tintype.cli import complete
 from tintype.errors import UserError
 from tintype.terminal.encoding import EncodedConsole
-from tintype.terminal.lines import say
+from tintype.terminal.lines import progress_console, say
 
 if TYPE_CHECKING:
     from tintype.settings import Settings
@@ -41,7 +41,6 @@ app = typer.Typer(
 )
 
 console = EncodedConsole(emoji=False)  # `a:b:` is no picture of a letter
-progress_console = EncodedConsole(stderr=True, emoji=False)
 
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to")]
 Set = Annotated[list[str], typer.Option("--set", help="Override a setting: key.path=value (repeatable)")]

@@ -102,10 +102,11 @@ def calibrate(
     """Simulate studies in which the truth is known, and measure how often the statistics are wrong."""
     from tintype.study.calibration import calibrate as simulate
     from tintype.study.calibration import write_calibration
+    from tintype.terminal.progress import Progress
     from tintype.world import alone
 
     alone("tintype calibrate")
-    with console.status("simulating") as status:
-        found = simulate(studies, lambda name: status.update(f"simulating: {name}"))
+    with Progress("simulating", unit="cells", kept="nothing was written; run the same command again") as bars:
+        found = simulate(studies, lambda name, done, total: bars.show(None, done, total, name))
     for path in write_calibration(out, found):
         say(console, str(path))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from tintype.cli.shared import (
     Arm,
@@ -24,7 +22,6 @@ from tintype.cli.shared import (
     console,
     plan_of,
     print_json,
-    progress_console,
     run_of,
     settings_of,
 )
@@ -52,14 +49,18 @@ def encoder_train(
     device: Annotated[str, typer.Option()] = "cpu",
 ) -> None:
     """Train the scene encoder anew and measure it."""
-    from tintype.terminal.bars import step_progress
+    from tintype.terminal.progress import Progress
     from tintype.train.parts import choose_device
     from tintype.vision.train_scene_encoder import train as train_encoder
     from tintype.world import alone
 
     alone("tintype encoder train")
     choose_device(device)
-    with step_progress(Console(stderr=True), steps) as on_step:
+    with Progress("training", steps, "steps", kept="nothing was saved; run the same command again") as bars:
+
+        def on_step(step: int, loss: float) -> None:
+            bars.show(None, step + 1, note=f"loss {loss:.4f}" if step + 1 < steps else "measuring")
+
         record = train_encoder(out, seed, steps, batch, device, on_step)
     print_json(record)
 
@@ -84,9 +85,7 @@ def tokenizer_train(
     alone("tintype tokenizer train")
     given = [] if data is None else [f"data={json.dumps(data)}"]
     settings = settings_of(Training, "training", [*set_, *given])
-    code = train_vae_with_progress(settings, out, choose_device(device), console)
-    if code:
-        sys.exit(code)
+    train_vae_with_progress(settings, out, choose_device(device), console)
 
 
 @tokenizer_app.command("cache")
@@ -101,9 +100,7 @@ def tokenizer_cache(
     """Encode all training images of a plan once, for all runs with run.latents=disk. Running it again goes on."""
     from tintype.terminal.tokenizers import cache_with_progress
 
-    code = cache_with_progress(plan_of(recipe, set_, technique), verify, console, progress_console)
-    if code:
-        sys.exit(code)
+    cache_with_progress(plan_of(recipe, set_, technique), verify, console)
 
 
 @tokenizer_app.command("save")
@@ -121,11 +118,13 @@ def tokenizer_save(
     """Write the autoencoder that a run has tuned as a frozen tokenizer, with its statistics, for any other plan."""
     from dataclasses import asdict
 
+    from tintype.terminal.progress import Progress
     from tintype.tokenizers.save_tuned import save_tuned
     from tintype.world import alone
 
     alone("tintype tokenizer save")
-    saved = save_tuned(run_of(run, arm, arm_seed), out, device)
+    with Progress(f"writing {out}"):
+        saved = save_tuned(run_of(run, arm, arm_seed), out, device)
     if json_:
         print_json(asdict(saved))
         return
@@ -152,7 +151,7 @@ def tokenizer_report(
     json_: Json = False,
 ) -> None:
     """Compare tokenizers on any pictures: quality, compression, speed, latents and pictures, in one HTML file."""
-    from tintype.terminal.bars import image_progress
+    from tintype.terminal.progress import Progress
     from tintype.terminal.tokenizers import show_tokenizers
     from tintype.tokenizers.report import ReportSettings, report_tokenizers
     from tintype.train.parts import choose_device
@@ -160,8 +159,8 @@ def tokenizer_report(
 
     alone("tintype tokenizer report")
     settings = settings_of(ReportSettings, "report", [*set_, f"data={json.dumps(data)}"])
-    with image_progress(progress_console) as on_images:
-        result = report_tokenizers(tokenizers, settings, out, choose_device(device), on_images)
+    with Progress("loading the tokenizers", kept="no report was written; run the same command again") as bars:
+        result = report_tokenizers(tokenizers, settings, out, choose_device(device), bars.show)
     if json_:
         print_json(result)
         return

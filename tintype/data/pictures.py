@@ -45,21 +45,25 @@ class Encoded:
     stem: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pictures:
     """A set that can be gone through many times; `limit` keeps to the first so many."""
 
     path: Path
     encoded: Callable[[], Iterator[Encoded]]
     limit: int | None = None
+    _fingerprint: tuple[str, int] | None = None
 
-    def fingerprint(self) -> tuple[str, int]:
-        """SHA-256 over the content of the pictures, in order; and how many there are."""
-        total, count = hashlib.sha256(), 0
-        for one in islice(self.encoded(), self.limit):
-            total.update(hashlib.sha256(one.content).digest())
-            count += 1
-        return total.hexdigest(), count
+    def fingerprint(self, on_images: Callable[[int], None] = lambda images: None) -> tuple[str, int]:
+        """Return the SHA-256 over the content of the images, in order, and how many there are. Read once."""
+        if self._fingerprint is None:
+            total, count = hashlib.sha256(), 0
+            for one in islice(self.encoded(), self.limit):
+                total.update(hashlib.sha256(one.content).digest())
+                count += 1
+                on_images(1)
+            self._fingerprint = total.hexdigest(), count
+        return self._fingerprint
 
     def __iter__(self) -> Iterator[Tensor]:
         """uint8 [3, H, W], decoded a little ahead by several threads."""

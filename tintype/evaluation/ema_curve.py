@@ -6,19 +6,15 @@ Every score is kept in the run's folder as any other evaluation is: what was int
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Definition, Protocol, definitions
-from tintype.evaluation.run import evaluate
+from tintype.evaluation.run import Scoring, evaluate
 from tintype.strict import nearest
 from tintype.train.reconstruct import MOST_RESIDUAL, Reconstruction, reconstruction, try_reconstruction
-
-
-class StoppedError(Exception):
-    """Scoring was asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +76,8 @@ class Curve:
         }
 
 
-def score_lengths(curve: Curve, on_step: Callable[[float, float], None], device: str | None = None) -> None:
-    """Scores each length that the snapshots can represent. `on_step` is told the length and the share that is done.
+def score_lengths(curve: Curve, on_progress: Callable[[float, Scoring], None], device: str | None = None) -> None:
+    """Score each length that the snapshots can represent. `on_progress` gets the length and the share of all lengths.
 
     All lengths are looked at before the first is scored.
     """
@@ -92,12 +88,11 @@ def score_lengths(curve: Curve, on_step: Callable[[float, float], None], device:
         reconstruction(curve.run, nearest_one.length)  # says why not
     for index, average in enumerate(found):
 
-        def tell(done: int, total: int, index: int = index, average: Reconstruction = average) -> None:
-            on_step(average.length, (index + done / max(1, total)) / len(found))
+        def report(now: Scoring, index: int = index, average: Reconstruction = average) -> None:
+            on_progress(average.length, replace(now, share=(index + now.share) / len(found)))
 
-        tell(0, 1)
         usable = average.residual <= MOST_RESIDUAL
-        result = evaluate(curve.run, curve.protocol, tell, device, average) if usable else None
+        result = evaluate(curve.run, curve.protocol, report, device, average) if usable else None
         curve.points.append(Point(average.length, average.residual, result))
 
 

@@ -44,7 +44,8 @@ from tintype.settings import Settings, plain
 from tintype.vision.encoders import EncoderChoice, InceptionSettings
 from tintype.vision.lpips import SMALLEST_PX, lpips
 
-OnImages = Callable[[int], None]
+OnImages = Callable[[str, int, int | None], None]
+"""Progress passed to the callback: what is done, how many images it has seen, and of how many, where that is known."""
 
 
 class ImageProtocol(Settings):
@@ -88,7 +89,7 @@ def evaluate_images(
     protocol: ImageProtocol,
     device: torch.device,
     save_reference: Path | None = None,
-    on_images: OnImages = lambda images: None,
+    on_images: OnImages = lambda doing, done, total: None,
 ) -> dict[str, Any]:
     """The metrics of the pictures in `images` against those in `reference`, or against a saved reference."""
     began = time.perf_counter()
@@ -96,21 +97,28 @@ def evaluate_images(
     _refuse_conflicts(protocol, saved, save_reference)
     fake = open_pictures(images, protocol.limit)
     real = None if saved else open_pictures(reference, protocol.limit)
+    for one in (fake, real):
+        if one is not None:
+            one.fingerprint(_progress(on_images, f"reading {one.path}"))
     measured: dict[str, Measured] = {}
     encoders: dict[str, dict[str, str]] = {}
     for settings in protocol.encoders:
+        on_images(f"loading the encoder {settings.title}", 0, None)
         encoder = settings.build(device)
         found = _reference(reference, real, encoder, on_images)
-        made = picture_features(fake, encoder, on_images, keep=False)
+        encoding = _progress(on_images, f"encoding {images} with {encoder.name}", fake.fingerprint()[1])
+        made = picture_features(fake, encoder, encoding, keep=False)
         if save_reference:
             write_reference(save_reference, found)
+        on_images(f"comparing ({encoder.name})", 0, None)
         copy_N = copy_numbers(made.digests or ())
         pair = FeaturePair(made.feature_MF, Reference(found.feature_MF, device), copy_N=copy_N)
         for kind in protocol.metrics:
             measured[f"{kind}_{encoder.name}"] = FEATURE_METRICS[kind](pair)
         encoders[encoder.name] = {"identity": encoder.identity, "definition": encoder.definition}
     if real is not None and protocol.paired:
-        measured |= reconstruction(fake, real, device, _pair_copies(made, found))
+        on_pairs = _progress(on_images, "comparing pairs", fake.fingerprint()[1])
+        measured |= reconstruction(fake, real, device, _pair_copies(made, found), on_pairs)
     if bad := nonfinite(measured):
         raise UserError(f"{images} against {reference}: not finite: {', '.join(bad)}")
     meanings = image_definitions(protocol)
@@ -128,16 +136,28 @@ def evaluate_images(
 
 def _reference(path: Path, pictures: Pictures | None, encoder: Encoder, on_images: OnImages) -> ImageFeatures:
     if pictures is not None:
-        return picture_features(pictures, encoder, on_images)
+        encoding = _progress(on_images, f"encoding {path} with {encoder.name}", pictures.fingerprint()[1])
+        return picture_features(pictures, encoder, encoding)
     found = read_reference(path)
     refuse_other_encoder(found.about, encoder, path)
-    on_images(len(found.feature_MF))
     return found
 
 
 def _pair_copies(made: ImageFeatures, found: ImageFeatures) -> Tensor | None:
     """Number the pairs of images by their content; None where all differ."""
     return copy_numbers(list(zip(made.digests or (), found.digests or (), strict=False)))
+
+
+def _progress(on_images: OnImages, doing: str, total: int | None = None) -> Callable[[int], None]:
+    """Return a function that takes the number of images of each batch and reports their sum."""
+    done = 0
+
+    def count(images: int) -> None:
+        nonlocal done
+        done += images
+        on_images(doing, done, total)
+
+    return count
 
 
 def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path | None) -> None:
@@ -155,7 +175,11 @@ def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path
 
 
 def reconstruction(
-    fake: Pictures, real: Pictures, device: torch.device, copy_N: Tensor | None = None
+    fake: Pictures,
+    real: Pictures,
+    device: torch.device,
+    copy_N: Tensor | None = None,
+    on_pairs: Callable[[int], None] = lambda pairs: None,
 ) -> dict[str, Measured]:
     """PSNR, SSIM and LPIPS of image i against reference i. `copy_N` numbers the pairs by their content."""
     values: dict[str, list[Tensor]] = {name: [] for name in _RECONSTRUCTION}
@@ -170,6 +194,7 @@ def reconstruction(
         values["psnr"].append(psnr(a_BCHW, b_BCHW))
         values["ssim"].append(ssim(a_BCHW, b_BCHW))
         values["lpips"].append(lpips(a_BCHW, b_BCHW, device).cpu())
+        on_pairs(1)
     return _summary({name: torch.cat(each) for name, each in values.items()}, copy_N)
 
 

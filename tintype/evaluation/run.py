@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -58,6 +58,42 @@ class Scorecard:
     warnings: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """Progress passed to the callback: images of the part under way, and the share of the evaluation that is done."""
+
+    doing: str
+    done: float
+    total: int | None
+    share: float
+
+
+OnScoring = Callable[[Scoring], None]
+
+
+class _Counter:
+    """Count images: once for each step of the sampler, once for each encoder that looks at them."""
+
+    def __init__(self, work: int, on_progress: OnScoring) -> None:
+        self._work, self._on_progress = work, on_progress
+        self._worked, self._ranks = 0, current().size
+
+    def begin(self, doing: str, total: int | None = None) -> None:
+        self._doing, self._total, self._done = doing, total, 0.0
+        self._report()
+
+    def count(self, images: int, steps: int = 1) -> None:
+        """Count images that one of so many steps was made of; the other ranks are as far as this one."""
+        self._worked = min(self._worked + images * self._ranks, self._work)
+        self._done += images * self._ranks / steps
+        self._report()
+
+    def _report(self) -> None:
+        share = self._worked / self._work if self._work else 1.0
+        done = self._done if self._total is None else min(self._done, self._total)
+        self._on_progress(Scoring(self._doing, done, self._total, share))
+
+
 def readiness_problems(protocol: Protocol, data: Iterable[DataPart], device: torch.device) -> list[Problem]:
     """List all that keeps a protocol from working: data that it does not fit, missing prompt files and weights.
 
@@ -98,16 +134,17 @@ def check_ready(protocol: Protocol, data: Iterable[DataPart] = ()) -> None:
 def evaluate(
     path: Path,
     protocol: Protocol,
-    on_step: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnScoring = lambda scoring: None,
     device: str | None = None,
     average: Reconstruction | None = None,
 ) -> dict[str, Any]:
     """Score a run's newest checkpoint, or an average made of its snapshots.
 
-    Settings of the protocol that were not given follow from the run's data. Images are made once; `on_step` gets the
-    progress. Ranks share the work; the first has the numbers, writes the result and broadcasts it.
+    Settings of the protocol that were not given follow from the run's data. Images are made once; `on_progress` gets
+    the progress. Ranks share the work; the first has the numbers, writes the result and broadcasts it.
     """
     world = current()
+    on_progress(Scoring("loading the run", 0, None, 0.0))
     protocol, notes = _fitted(path, protocol)
     known: dict[str, Any] | None = world.lead(_known(path, protocol, device, average) if world.leads else None)
     if known is not None:
@@ -127,10 +164,11 @@ def evaluate(
     except OSError as error:
         raise UserError(f"cannot write to {stored.parent}: {error.strerror}") from None
     samples = [_samples(path, step, parts.plan.data, protocol, sampling, name) for sampling in protocol.conditions]
-    count = _progress(protocol, samples, on_step)
+    counter = _Counter(_work(protocol, samples), on_progress)
+    counter.begin("sampling", sum(last - first for one in samples for first, last in one.missing()))
     for one in samples:
-        one.make(parts, count)
-    card = _score(parts, protocol, samples, count)
+        one.make(parts, partial(counter.count, steps=one.sampling.sampler.steps))
+    card = _score(parts, protocol, samples, counter)
     card.warnings += notes
     real = _real_accuracy(parts, protocol)
     if not world.leads:
@@ -262,20 +300,11 @@ def _repeat(values: Sequence[str], times: int) -> list[str]:
     return [value for value in values for _ in range(times)]
 
 
-def _progress(
-    protocol: Protocol, samples: Sequence[Samples], on_step: Callable[[int, int], None]
-) -> Callable[[int], None]:
-    """Counts images: once for each step of the sampler, once for each encoder that looks at them."""
+def _work(protocol: Protocol, samples: Sequence[Samples]) -> int:
+    """Return what a `_Counter` will have counted at the end."""
     made = sum((last - first) * one.sampling.sampler.steps for one in samples for first, last in one.missing())
     seen = sum(len(one) for one in samples for _, looks in _looks(protocol, one.sampling) if looks)
-    done, total, ranks = 0, made + seen, current().size
-
-    def count(images: int) -> None:
-        nonlocal done
-        done = min(done + images * ranks, total)  # the others are as far as this one
-        on_step(done, total)
-
-    return count
+    return made + seen
 
 
 def _looks(protocol: Protocol, sampling: Sampling) -> list[tuple[Any, bool]]:
@@ -283,16 +312,18 @@ def _looks(protocol: Protocol, sampling: Sampling) -> list[tuple[Any, bool]]:
     return [(encoder, sampling.distances or encoder.reads_text) for encoder in protocol.encoders]
 
 
-def _score(parts: Parts, protocol: Protocol, samples: Sequence[Samples], count: Callable[[int], None]) -> Scorecard:
+def _score(parts: Parts, protocol: Protocol, samples: Sequence[Samples], counter: _Counter) -> Scorecard:
     """Every rank looks at its share of the images; the first fills in the numbers."""
     card = Scorecard()
     for one in samples:
+        counter.begin("checking the images")
         if current().leads:
             card.warnings += _duplicates(one)  # the first pass, which checks the shards
         _score_accuracy(card, parts, protocol, one)
         for settings, looks in _looks(protocol, one.sampling):
             if looks:
-                _score_features(card, parts, protocol, settings, one, count)
+                _score_features(card, parts, protocol, settings, one, counter)
+    counter.begin("validation loss")
     _score_validation(card, parts, protocol)
     card.warnings += warnings_of(card.measured, definitions(protocol, parts.plan.data.of_scenes))
     return card
@@ -304,11 +335,14 @@ def _score_features(
     protocol: Protocol,
     settings: Any,
     samples: Samples,
-    count: Callable[[int], None],
+    counter: _Counter,
 ) -> None:
+    counter.begin(f"loading the encoder {settings.title}")
     encoder = settings.build(parts.device)
     card.encoders[encoder.name] = _about(settings, encoder)
-    fake_NF = shared_features(encoder, samples.blocks(BLOCK), samples.read, count)
+    counter.begin(f"encoding with {encoder.name}", len(samples))
+    fake_NF = shared_features(encoder, samples.blocks(BLOCK), samples.read, counter.count)
+    counter.begin(f"comparing with the reference ({encoder.name})")
     distances = samples.sampling.distances
     reference = data_reference(parts.plan.data, protocol, encoder, parts.device) if distances else None
     if fake_NF is None:

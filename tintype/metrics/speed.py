@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,13 +12,19 @@ from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair, Reference
 
 
-def time_feature_metrics(n: int, f: int, device: torch.device | str) -> dict[str, float]:
+def time_feature_metrics(
+    n: int,
+    f: int,
+    device: torch.device | str,
+    on_part: Callable[[str, int, int], None] = lambda part, done, total: None,
+) -> dict[str, float]:
     """Seconds for each metric with its error, on n fake and n real images of f features.
 
     The metrics are timed one after another on one pair, as an evaluation takes them: a part that several share is paid
     for by `reference` (all that depends on the real images alone) or by the first metric that needs it.
     """
-    device = torch.device(device)
+    device, total = torch.device(device), 1 + len(FEATURE_METRICS)
+    on_part(f"reference, {f} features", 0, total)
     real_MF, fake_NF = _features(n, f, device, 0), _features(n, f, device, 1) + 0.1
     seconds: dict[str, float] = {}
     torch.linalg.eigh(torch.eye(8, dtype=torch.float64, device=device))  # the library's own start is not a metric's
@@ -26,10 +33,12 @@ def time_feature_metrics(n: int, f: int, device: torch.device | str) -> dict[str
     _ = reference.spread, reference.sigma2, reference.own
     seconds["reference"] = _now(device) - began
     pair = FeaturePair(fake_NF, reference)
-    for kind, metric in FEATURE_METRICS.items():
+    for done, (kind, metric) in enumerate(FEATURE_METRICS.items(), 1):
+        on_part(f"{kind}, {f} features", done, total)
         began = _now(device)
         metric(pair)
         seconds[kind] = _now(device) - began
+    on_part("", total, total)
     seconds["total"] = sum(seconds.values())
     return seconds
 

@@ -174,7 +174,9 @@ def tolerance(share: float, count: int) -> float:
     return 3 * math.sqrt(share * (1 - share) / count)
 
 
-def calibrate(studies: int = STUDIES, on_cell: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
+def calibrate(
+    studies: int = STUDIES, on_cell: Callable[[str, int, int], None] = lambda name, done, total: None
+) -> dict[str, Any]:
     """All numbers of docs/calibration.json. By default it takes two to three minutes on one core."""
     found: dict[str, Any] = {
         "studies": studies,
@@ -185,17 +187,22 @@ def calibrate(studies: int = STUDIES, on_cell: Callable[[str], None] = lambda na
         "power": [],
         "coverage": [],
     }
-    for cell, analysis in _false_verdict_cells():
-        on_cell(f"false verdicts, {analysis.test}, {cell.shape}, {cell.seeds} seeds")
+    errors, powers = list(_false_verdict_cells()), list(_power_cells())
+    covered = [Cell(seeds, shape) for shape in SHAPES for seeds in (3, 5, 8, 12)]
+    total = len(errors) + len(powers) + len(covered)
+    number = iter(range(total))
+    for cell, analysis in errors:
+        on_cell(f"false verdicts, {analysis.test}, {cell.shape}, {cell.seeds} seeds", next(number), total)
         rates = asdict(false_verdicts(cell, analysis, studies))
         found["false_verdicts"].append({"test": analysis.test, **asdict(cell), **rates})
-    for cell, analysis in _power_cells():
-        on_cell(f"power, {analysis.test}, {cell.seeds} seeds")
+    for cell, analysis in powers:
+        on_cell(f"power, {analysis.test}, {cell.seeds} seeds", next(number), total)
         share = share_found(cell, analysis, studies)
         found["power"].append({"test": analysis.test, **asdict(cell), "found": share})
-    for cell in (Cell(seeds, shape) for shape in SHAPES for seeds in (3, 5, 8, 12)):
-        on_cell(f"coverage, {cell.shape}, {cell.seeds} seeds")
+    for cell in covered:
+        on_cell(f"coverage, {cell.shape}, {cell.seeds} seeds", next(number), total)
         found["coverage"].append({**asdict(cell), **coverage(cell, studies)})
+    on_cell("", total, total)
     return found
 
 

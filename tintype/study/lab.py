@@ -26,7 +26,9 @@ from tintype.study.report import write_report
 from tintype.study.results import Command, TokenizerInfo
 from tintype.study.runner import Message, Task, run_tasks, tasks_of
 from tintype.study.study import Study, StudySettings, check_study, read_settings, resolve
+from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import say
+from tintype.terminal.progress import Progress
 from tintype.terminal.studies import StudyDisplay, show_verdicts
 from tintype.tokenizers.latent_cache import why_uncacheable
 from tintype.tokenizers.small_vae import note_compression
@@ -43,15 +45,16 @@ def run_study(study: Study, out: Path, jobs: int, console: Console, argv: Sequen
 
     `argv` is the command line as it was given, for the report; empty where the study was not started by one.
     """
-    with locked(out), watch_signals() as interrupt:
+    with locked(out):
         tasks = tasks_of(study, out)
-        check_study(study, {task.plan.hash for task in tasks if _trained(task)})
-        _claim(study, out)
-        _note_command(argv, out)
-        _check_latents_folder([task.plan for task in tasks])
-        _check_parents(tasks)
-        _fetch_weights(tasks)
-        with StudyDisplay(console, len(tasks)) as display:
+        with Progress("checking the data and the weights", kept="no run was started; run the same command again"):
+            check_study(study, {task.plan.hash for task in tasks if _trained(task)})
+            _claim(study, out)
+            _note_command(argv, out)
+            _check_latents_folder([task.plan for task in tasks])
+            _check_parents(tasks)
+            _fetch_weights(tasks)
+        with watch_signals() as interrupt, StudyDisplay(console, len(tasks), interrupt) as display:
             last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, display.on_message)
         failed = [message for message in last.values() if message.state in ("diverged", "failed")]
         _say_failures(failed, console)
@@ -59,9 +62,10 @@ def run_study(study: Study, out: Path, jobs: int, console: Console, argv: Sequen
             console.print(f"no report: {loss}", style="yellow", markup=False, soft_wrap=True, highlight=False)
         else:
             _report(study, out, console)
-    if interrupt.signal is not None:
-        console.print("interrupted: run the same command to go on", highlight=False)
-        return interrupt.exit_code
+    done = sum(message.state == "done" for message in last.values())
+    if interrupt.signal is not None and done + len(failed) < len(tasks):
+        kept = f"{done} of {len(tasks)} runs are done, those that had begun are saved"
+        leave(interrupt.signal, f"{kept}; run the same command to resume")
     return 1 if failed else 0
 
 
@@ -224,10 +228,12 @@ def _note_tokenizers(stored: Path) -> None:
 
 
 def _report(study: Study, out: Path, console: Console, without_data: bool = False) -> None:
-    results = collect(study, out)
-    if without_data:
-        results = without_places(results.without_data())
-    path = write_report(results, out)
+    with Progress("reading the runs", kept="the runs are unchanged; run the same command again") as bars:
+        results = collect(study, out)
+        bars.show("writing the report")
+        if without_data:
+            results = without_places(results.without_data())
+        path = write_report(results, out)
     show_verdicts(results, console)
     say(console, f"report: {path.resolve()}")
     if without_data:

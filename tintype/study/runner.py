@@ -26,7 +26,7 @@ from tintype.data.decoding.threads import share_cores
 from tintype.errors import DivergedError, UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.reference import held_out
-from tintype.evaluation.run import evaluate
+from tintype.evaluation.run import Scoring, evaluate
 from tintype.files import write_text
 from tintype.metrics.validation import velocity_errors
 from tintype.plan import Plan
@@ -221,16 +221,16 @@ def _run(task: Task, protocol: Protocol, parent: int, interrupt: Interrupt, send
         share = 0.8 * progress.step / progress.steps
         send(Message(task.key, "training", share, "", progress.step, progress.loss, progress.images_per_s))
 
-    def on_step(done: int, total: int) -> None:
+    def on_scoring(now: Scoring) -> None:
         if os.getppid() != parent or interrupt.signal is not None:
             raise _StoppedError
-        send(Message(task.key, "scoring", 0.8 + 0.2 * done / total, "", task.plan.train.steps))
+        send(Message(task.key, "scoring", 0.8 + 0.2 * now.share, "", task.plan.train.steps))
 
     try:
         outcome = train(task.plan, task.folder, interrupt, on_progress, partial(_probe, protocol))
         if not outcome.finished:
             return Message(task.key, "interrupted", text=f"saved at step {outcome.step}", step=outcome.step)
-        result = evaluate(task.folder, protocol, on_step)
+        result = evaluate(task.folder, protocol, on_scoring)
     except _StoppedError:
         return Message(task.key, "interrupted", text="while scoring")
     except DivergedError as error:

@@ -14,35 +14,31 @@ from tintype.data.store.importing import ImportOptions, import_pictures
 from tintype.data.store.importing import Progress as ImportProgress
 from tintype.data.store.inspect import Asked, inspect_store, write_skip_list
 from tintype.data.store.inspect_html import to_html
-from tintype.data.store.layout import Split, open_store
+from tintype.data.store.layout import Split, Store, open_store
 from tintype.data.store.selection import read_skip_list, select
 from tintype.data.store.writer import QUARANTINE
 from tintype.errors import UserError
 from tintype.evaluation.data import held_out_note
 from tintype.files import write_text
-from tintype.terminal.bars import bars_on
-from tintype.terminal.lines import say
+from tintype.terminal.interrupts import leave
+from tintype.terminal.lines import progress_console, say
+from tintype.terminal.progress import Progress
 from tintype.train.interrupt import watch_signals
 
 
-def import_with_progress(source: Path, out: Path, options: ImportOptions, console: Console) -> int:
-    """Imports pictures into a store with a progress bar; returns the exit code."""
-    began, first = time.monotonic(), 0
-    with watch_signals() as interrupt, bars_on(console) as bars:
-        bar = bars.add_task("importing", total=None, note="")
+def import_with_progress(source: Path, out: Path, options: ImportOptions, console: Console) -> None:
+    """Import images into a store and show how far it is."""
+    began, first = time.monotonic(), -1
+    with watch_signals() as interrupt, Progress("importing", interrupt=interrupt) as bars:
 
-        def on_progress(progress: ImportProgress) -> None:
+        def on_progress(now: ImportProgress) -> None:
             nonlocal first
-            first = first if bars.tasks[0].total else progress.done
-            speed = (progress.done - first) / max(time.monotonic() - began, 1e-9)
-            aside = f" · {progress.quarantined:,} set aside" if progress.quarantined else ""
-            note = f"{progress.done:,} of {progress.total:,} · {speed:.0f} images/s{aside}"
-            bars.update(bar, completed=progress.done, total=progress.total, note=note)
+            first = now.done if first < 0 else first
+            bars.show(None, now.done, now.total, f"{now.quarantined:,} set aside" if now.quarantined else "")
 
         outcome = import_pictures(source, out, options, interrupt, on_progress)
     if outcome.about is None:
-        say(console, f"interrupted: {outcome.done:,} records are kept; run the same command to go on")
-        return interrupt.exit_code
+        leave(interrupt.signal, f"{outcome.done:,} records are kept; run the same command to resume")
     about, seconds = outcome.about, time.monotonic() - began
     counts = ", ".join(f"{count:,} {split}" for split, count in about.counts.items())
     speed = "" if outcome.already_done else f" ({(outcome.done - first) / seconds:.0f} images/s)"
@@ -63,29 +59,21 @@ def import_with_progress(source: Path, out: Path, options: ImportOptions, consol
             say(console, f"note: the split {split} is empty", "yellow")
     if note := held_out_note(about.counts["eval"]):
         say(console, f"note: {note}", "yellow")
-    return 0
 
 
-def export_with_progress(store: Path, form: Form, out: Path, split: Split | None, console: Console) -> int:
-    """Writes a store's records in another form with a progress bar; returns the exit code."""
+def export_with_progress(store: Path, form: Form, out: Path, split: Split | None, console: Console) -> None:
+    """Write a store's records in another form and show how far it is."""
     opened = open_store(store)
-    with watch_signals() as interrupt, bars_on(console) as bars:
-        bar = bars.add_task("exporting", total=None, note="")
-
-        def on_progress(done: int, total: int) -> None:
-            bars.update(bar, completed=done, total=total, note=f"{done:,} of {total:,}")
-
-        exported = export_store(opened, form, out, split, interrupt, on_progress)
+    with watch_signals() as interrupt, Progress("exporting", interrupt=interrupt) as bars:
+        exported = export_store(opened, form, out, split, interrupt, lambda done, total: bars.show(None, done, total))
     if exported.stopped:
-        say(console, "interrupted: nothing was exported")
-        return interrupt.exit_code
+        leave(interrupt.signal, "nothing was exported; run the same command again")
     files = "1 file" if exported.files == 1 else f"{exported.files:,} files"
     text = (
         f"{out}: {exported.rows:,} records in {files}; `tintype data import {shlex.quote(str(out))} "
         f"{quoted_import_options(opened)} --out DIR` "
     )
     say(console, text + "brings them back")
-    return 0
 
 
 def inspect_with_progress(
@@ -95,35 +83,39 @@ def inspect_with_progress(
     skip: Path | None,
     out: Path | None,
     write_skip: Path | None,
-    console: Console,
-    progress: Console,
-) -> tuple[int, dict[str, Any]]:
-    """Looks at a store and writes its page, where `out` is given; returns the exit code and the numbers."""
+) -> dict[str, Any]:
+    """Inspect a store and write its page, where `out` is given; return the numbers."""
     opened, began = open_store(store), time.monotonic()
     selection = select(opened, where, skip, options="--")
-    with watch_signals() as interrupt, bars_on(progress) as bars:
-        bar = bars.add_task("looking", total=None, note="")
-
-        def on_progress(done: int, total: int) -> None:
-            bars.update(bar, completed=done, total=total, note=f"{done:,} of {total:,}")
-
-        found = inspect_store(opened, selection, asked, lambda: interrupt.signal is not None, on_progress)
+    with watch_signals() as interrupt, Progress("looking", interrupt=interrupt) as bars:
+        found = inspect_store(
+            opened,
+            selection,
+            asked,
+            lambda: interrupt.signal is not None,
+            lambda done, total: bars.show(None, done, total),
+        )
     if found is None:
-        say(console, "interrupted: run the same command to go on")
-        return interrupt.exit_code, {}
+        leave(interrupt.signal, "the images seen so far are kept; run the same command to resume")
     if write_skip is not None:
         count = write_skip_list(write_skip, opened, found.groups)
         identity = read_skip_list(write_skip).identity
         option = f"--set {shlex.quote(f'data.skip={write_skip}')}"
-        say(progress, f"{write_skip}: {count:,} entries; {option} (skip_sha256 {identity[:12]})")
+        say(progress_console, f"{write_skip}: {count:,} entries; {option} (skip_sha256 {identity[:12]})")
     if out is None:
-        return 0, found.result
+        return found.result
     try:
         write_text(out, to_html(opened, found))
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
     for problem in found.result["problems"]:
         style = "red" if problem["severity"] == "alarm" else "yellow"
-        say(progress, problem["title"], style)
-    say(progress, f"{out}: {found.result['records']:,} records in {time.monotonic() - began:.1f} s")
-    return 0, found.result
+        say(progress_console, problem["title"], style)
+    say(progress_console, f"{out}: {found.result['records']:,} records in {time.monotonic() - began:.1f} s")
+    return found.result
+
+
+def check_with_progress(store: Store) -> None:
+    """Read all of a store, and refuse it where it is not as it was written."""
+    with Progress("checking", kept="nothing was changed; run the same command again") as bars:
+        store.check(lambda done: bars.show(None, done, len(store)))

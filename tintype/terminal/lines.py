@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
-progress_console = Console(stderr=True, emoji=False)
+from tintype.terminal.encoding import EncodedConsole
+
+progress_console = EncodedConsole(stderr=True, emoji=False)
 """For all that is no result: stdout stays clean for `--json`. On ranks that do not lead it is quiet."""
 
 

@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from rich.console import Console
 
 from tintype.data.recaption import work as recaptioning
 from tintype.data.recaption.asking import Captioner
-from tintype.terminal.bars import bars_on
+from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import say
+from tintype.terminal.progress import Progress
 from tintype.train.interrupt import watch_signals
 
 
-def recaption_with_progress(store: Path, task: recaptioning.Task, captioner: Captioner, console: Console) -> int:
-    """Adds captions with a progress bar; returns the exit code."""
-    began = time.monotonic()
-    with watch_signals() as interrupt, bars_on(console) as bars:
-        bar = bars.add_task("captioning", total=None, note="")
+def recaption_with_progress(store: Path, task: recaptioning.Task, captioner: Captioner, console: Console) -> None:
+    """Add captions and show how far it is."""
+    with watch_signals() as interrupt, Progress("captioning", interrupt=interrupt) as bars:
 
-        def on_progress(progress: recaptioning.Progress) -> None:
-            speed = progress.new / max(time.monotonic() - began, 1e-9)
-            note = f"{progress.done:,} of {progress.total:,} · {speed:,.1f} images/s · {_tokens(progress)}"
-            bars.update(bar, completed=progress.done, total=progress.total, note=note)
+        def on_progress(now: recaptioning.Progress) -> None:
+            bars.show(None, now.done, now.total, _tokens(now))
 
         outcome = recaptioning.recaption(store, task, captioner, interrupt, on_progress)
-    progress = outcome.progress
+    reached = outcome.progress
     if outcome.already_done:
         say(console, f"{store}: the captions {task.column} were added before")
-        return 0
-    speed = f", {progress.new / outcome.seconds:,.1f} images/s" if progress.new else ""
-    text = f"{progress.done:,} pictures, {progress.new:,} of them now{speed}; {_tokens(progress)}"
+        return
+    speed = f", {reached.new / outcome.seconds:,.1f} images/s" if reached.new else ""
+    text = f"{reached.done:,} images, {reached.new:,} of them now{speed}; {_tokens(reached)}"
     if outcome.about is None:
-        state = "interrupted" if interrupt.signal is not None else "a trial; no captions are added yet"
-        go_on = "the same command" if interrupt.signal is not None else "the same command without --limit"
-        say(console, f"{state}: {text}. The answers are kept; {go_on} goes on")
+        if interrupt.signal is None:
+            say(console, f"a trial; no captions are added yet: {text}. The answers are kept")
         for source, caption in outcome.examples.items():
             say(console, f"{source}: {caption}", "dim")
-        return interrupt.exit_code if interrupt.signal is not None else 0
+        if interrupt.signal is not None:
+            leave(interrupt.signal, f"{text}; the answers are kept, run the same command to resume")
+        say(console, "the same command without --limit resumes")
+        return
     added = outcome.about.find_added(task.column)
     assert added is not None
     say(console, f"{store}: captions {task.column} added; {text}; sha256 {outcome.about.identity[:12]}")
@@ -55,7 +53,6 @@ def recaption_with_progress(store: Path, task: recaptioning.Task, captioner: Cap
     if changed := {name: made_by["counts"][name] for name in ("cleaned", "shortened") if made_by["counts"][name]}:
         text = "note: of the answers " + ", ".join(f"{count:,} were {name}" for name, count in changed.items())
         say(console, text)
-    return 0
 
 
 def _tokens(progress: recaptioning.Progress) -> str:

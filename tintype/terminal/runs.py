@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,35 @@ from rich.table import Table
 
 from tintype.data.sources import open_held_out
 from tintype.evaluation.data import held_out_note
-from tintype.evaluation.ema_curve import Curve, StoppedError, score_lengths
-from tintype.evaluation.protocol import Definition, Protocol
-from tintype.plan import Plan, plan_from_folder
-from tintype.terminal.bars import bars_on, speed_note
+from tintype.evaluation.ema_curve import Curve, score_lengths
+from tintype.evaluation.protocol import Definition
+from tintype.evaluation.run import Scoring
+from tintype.metrics.throughput import images_per_s
+from tintype.plan import Plan
+from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import number, say
+from tintype.terminal.progress import Progress, duration, short, speed_note
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt, watch_signals
+from tintype.train.interrupt import watch_signals
 from tintype.train.loop import Progress as TrainProgress
 from tintype.train.loop import train
-from tintype.world import current
+
+_SCENE_PROMPT = "a red ball"
 
 
-def train_with_progress(plan: Plan, out: Path, console: Console) -> int:
-    """Trains with a progress bar; returns the exit code."""
+def train_with_progress(plan: Plan, out: Path, console: Console) -> None:
+    """Train, show how far it is, and print what was reached and what to do next."""
     show_warnings(plan, console)
-    with watch_signals() as interrupt, bars_on(console) as bars:
-        bar = bars.add_task("training", total=plan.train.steps, note="")
+    began_s, first_step = time.monotonic(), 0
+    with (
+        watch_signals() as interrupt,
+        Progress("training", plan.train.steps, "steps", interrupt=interrupt) as bars,
+    ):
 
-        def on_progress(progress: TrainProgress) -> None:
-            speed = speed_note(progress.loss, progress.images_per_s)
-            bars.update(bar, completed=progress.step, note=f"step {progress.step} of {progress.steps}{speed}")
+        def on_progress(now: TrainProgress) -> None:
+            nonlocal first_step
+            first_step = now.step if now.loss is None else first_step
+            bars.show(None, now.step, now.steps, speed_note(now.loss, now.images_per_s))
 
         outcome = train(plan, out, interrupt, on_progress)
     for event in RunFolder(out).events():
@@ -46,15 +54,23 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> int:
                 "the one before was used",
                 "yellow",
             )
+    if not outcome.finished:
+        kept = f"saved at step {outcome.step}" if outcome.step else "before the first step"
+        leave(interrupt.signal, f"{kept}; run the same command to resume")
     if outcome.already_done:
         say(console, f"{out} is done: all {outcome.step} steps were trained before")
-    elif outcome.finished:
-        say(console, f"trained {outcome.step} steps in {out}")
-        say_next(plan, out, console)
     else:
-        say(console, f"interrupted: saved at step {outcome.step}; run the same command to go on")
-        return interrupt.exit_code
-    return 0
+        lines = [line for line in RunFolder(out).metrics() if line["step"] > first_step]
+        say(console, _trained_words(out, outcome.step, lines, time.monotonic() - began_s))
+    say_next(plan, out, console)
+
+
+def _trained_words(out: Path, steps: int, lines: Sequence[dict[str, Any]], seconds: float) -> str:
+    """`lines` are those of this command: the speed of an earlier one may be another machine's."""
+    last = lines[-1] if lines else {}
+    loss = f"final loss {last['loss']:.4f}" if last.get("loss") is not None else ""
+    speed = f"{short(images_per_s(lines))} images/s" if lines else ""
+    return ", ".join(filter(None, [f"trained {steps:,} steps in {out}: {loss}", duration(seconds), speed]))
 
 
 def show_warnings(plan: Plan, console: Console, arm: str = "") -> None:
@@ -65,13 +81,13 @@ def show_warnings(plan: Plan, console: Console, arm: str = "") -> None:
 
 def say_next(plan: Plan, out: Path, console: Console) -> None:
     """Name the commands that work on a trained run, and what its data is too small for."""
-    folder = shlex.quote(str(out))
-    note = ""
+    run = shlex.quote(str(out))
     if not plan.data.of_scenes and plan.data.at_hand:
         note = held_out_note(len(open_held_out(plan.data, 1, torch.device("cpu"))))
-    if note:
-        say(console, f"note: {note}", "yellow")
-    say(console, f'next: tintype evaluate {folder}, or tintype sample {folder} "PROMPT" --out DIR')
+        if note:
+            say(console, f"note: {note}", "yellow")
+    prompt = _SCENE_PROMPT if plan.data.of_scenes else "PROMPT"
+    say(console, f'next: tintype sample {run} "{prompt}", or tintype evaluate {run}')
 
 
 def show_evaluation(title: str, result: dict[str, Any], meanings: Mapping[str, Definition], console: Console) -> None:
@@ -100,29 +116,19 @@ def show_evaluation(title: str, result: dict[str, Any], meanings: Mapping[str, D
         console.print(f"training time by part: {shares}", highlight=False)
 
 
-def ema_with_progress(
-    run: Path, lengths: Sequence[float], protocol: Protocol, metric: str, console: Console, device: str | None
-) -> tuple[Curve, int]:
-    """Scores the lengths with a progress bar; returns what is known of the curve and the exit code."""
-    curve = Curve(run, lengths, protocol, metric, of_scenes=plan_from_folder(run).data.of_scenes)
-    # Of several ranks none may stop while others wait for it: there a signal ends them all.
-    watched = watch_signals() if current().size == 1 else nullcontext(Interrupt())
-    with watched as interrupt, bars_on(console) as bars:
-        bar = bars.add_task("EMA lengths", total=1, note="")
+def score_lengths_with_progress(curve: Curve, device: str | None) -> None:
+    """Score the lengths of a curve and show how far it is."""
 
-        def on_step(length: float, share: float) -> None:
-            if interrupt.signal is not None:
-                raise StoppedError
-            bars.update(bar, completed=share, note=f"scoring length {length:g}")
+    def kept() -> str:
+        return f"{len(curve.points)} of {len(curve.lengths)} lengths are scored; run the same command to resume"
 
-        try:
-            score_lengths(curve, on_step, device)
-        except StoppedError:
-            say(
-                console,
-                f"interrupted: {len(curve.points)} of {len(lengths)} lengths are done; run the same command to go on",
-            )
-    return curve, interrupt.exit_code if interrupt.signal is not None else 0
+    with Progress("scoring EMA lengths", len(curve.lengths), "lengths", kept=kept) as bars:
+
+        def on_progress(length: float, now: Scoring) -> None:
+            images = f", {now.done:.0f} of {now.total} images" if now.total else ""
+            bars.show(None, now.share * len(curve.lengths), note=f"length {length:g}: {now.doing}{images}")
+
+        score_lengths(curve, on_progress, device)
 
 
 def show_ema_curve(curve: Curve, console: Console) -> None:

@@ -6,7 +6,6 @@ import math
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import TaskID
 from rich.table import Table
 
 from tintype.evaluation.protocol import definitions
@@ -16,9 +15,10 @@ from tintype.study.report import findings
 from tintype.study.results import Arm, Comparison, MetricInfo, Results, Trend
 from tintype.study.runner import Message
 from tintype.study.study import ArmPlan, Study
-from tintype.terminal.bars import bars_on, speed_note
 from tintype.terminal.lines import say
+from tintype.terminal.progress import Progress, speed_note
 from tintype.terminal.runs import show_warnings
+from tintype.train.interrupt import Interrupt
 
 _VERDICT_STYLE = {"better": "green", "worse": "red", "not shown": "dim", "identical": "dim"}
 """All other verdicts are yellow."""
@@ -54,40 +54,41 @@ def _where(arm: ArmPlan | Arm) -> str:
 
 
 class StudyDisplay:
-    """One bar for the study and one for each run under way; a line for each run that ends."""
+    """Progress of the study and of each run under way; a line for each run that ends."""
 
-    def __init__(self, console: Console, total: int) -> None:
-        self._bars = bars_on(console)
-        self._console = console
+    def __init__(self, console: Console, total: int, interrupt: Interrupt) -> None:
+        self._progress = Progress("study", total, "", interrupt=interrupt)
+        self._console = self._progress.console_for_lines(console)
         self._shares: dict[tuple[str, int], float] = {}
-        self._rows: dict[tuple[str, int], TaskID] = {}
         self._total = total
         self._ended = 0
+        self._count()
 
     def __enter__(self) -> StudyDisplay:
-        self._bars.start()
-        self._all = self._bars.add_task(f"study, {self._total} runs", total=100 * self._total, note="")
+        self._progress.__enter__()
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._bars.stop()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._progress.__exit__(kind, error, trace)
+
+    def _count(self) -> None:
+        self._progress.show(None, sum(self._shares.values()), note=f"{self._ended} of {self._total} runs are done")
 
     def on_message(self, message: Message) -> None:
         arm, seed = message.key
-        if message.key not in self._rows:
-            self._rows[message.key] = self._bars.add_task(f"{escape(arm)} · seed {seed}", total=None, note="")
-        row = self._rows[message.key]
+        row = f"{arm}, seed {seed}"
         self._shares[message.key] = max(message.share, self._shares.get(message.key, 0.0))
-        self._bars.update(self._all, completed=int(100 * sum(self._shares.values())))
         if message.state in ("training", "scoring"):
-            note = " · scoring" if message.state == "scoring" else speed_note(message.loss, message.images_per_s)
-            self._bars.update(row, completed=int(100 * message.share), total=100, note=f"step {message.step}{note}")
+            what = "scoring" if message.state == "scoring" else speed_note(message.loss, message.images_per_s)
+            note = " · ".join(filter(None, [f"step {message.step:,}", what]))
+            self._progress.show(None, message.share, 1.0, note, row=row)
+            self._count()
             return
-        self._bars.remove_task(row)
-        del self._rows[message.key]
+        self._progress.remove(row)
         self._ended += 1
+        self._count()
         last_line = message.text.strip().splitlines()[-1] if message.text.strip() else ""
-        say(self._console, f"[{self._ended}/{self._total}] {arm}, seed {seed}: {message.state} · {last_line}")
+        say(self._console, f"[{self._ended}/{self._total}] {row}: {message.state} · {last_line}")
 
 
 def show_verdicts(results: Results, console: Console) -> None:

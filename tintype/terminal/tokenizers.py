@@ -12,8 +12,9 @@ from rich.table import Table
 
 from tintype.plan import Plan
 from tintype.rows import gigabytes
-from tintype.terminal.bars import bars_on, speed_note
+from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import number, say
+from tintype.terminal.progress import Progress, speed_note
 from tintype.tokenizers import train_small_vae
 from tintype.tokenizers.fill_cache import fill_cache
 from tintype.train.interrupt import watch_signals
@@ -21,19 +22,20 @@ from tintype.train.interrupt import watch_signals
 
 def train_vae_with_progress(
     settings: train_small_vae.Training, out: Path, device: torch.device, console: Console
-) -> int:
-    """Trains a small-vae with a progress bar; returns the exit code."""
-    with watch_signals() as interrupt, bars_on(console) as bars:
-        bar = bars.add_task("training", total=settings.steps, note="")
+) -> None:
+    """Train a small-vae and show how far it is."""
+    with (
+        watch_signals() as interrupt,
+        Progress("training", settings.steps, "steps", interrupt=interrupt) as bars,
+    ):
 
-        def on_progress(progress: train_small_vae.Progress) -> None:
-            speed = speed_note(progress.loss, progress.images_per_s)
-            bars.update(bar, completed=progress.step, note=f"step {progress.step} of {settings.steps}{speed}")
+        def on_progress(now: train_small_vae.Progress) -> None:
+            bars.show(None, now.step, note=speed_note(now.loss, now.images_per_s))
 
         outcome = train_small_vae.train(settings, out, device, interrupt, on_progress)
     if outcome.record is None:
-        say(console, f"interrupted: saved at step {outcome.step}; run the same command to go on")
-        return interrupt.exit_code
+        kept = f"saved at step {outcome.step}" if outcome.step else "before the first step"
+        leave(interrupt.signal, f"{kept}; run the same command to resume")
     trained = outcome.record.trained
     state = "was trained before" if outcome.already_done else f"trained {outcome.step} steps"
     quality = f"PSNR {trained['psnr_db']:.2f} dB on {trained['held_out']} held-out pictures"
@@ -41,18 +43,12 @@ def train_vae_with_progress(
     if dead := trained["dead_channels"]:
         text = f"note: {len(dead)} of {settings.vae.channels} channels carry nothing; lower kl_weight or vae.channels"
         say(console, text, "yellow")
-    return 0
 
 
-def cache_with_progress(plan: Plan, verify: bool, console: Console, progress: Console) -> int:
-    """Fills the cache of a plan's latents with a progress bar; returns the exit code."""
-    with watch_signals() as interrupt, bars_on(progress) as bars:
-        bar = bars.add_task("encoding", total=None, note="")
-
-        def on_images(done: int, total: int) -> None:
-            bars.update(bar, completed=done, total=total, note=f"{done:,} of {total:,} images")
-
-        filled = fill_cache(plan, interrupt, verify, on_images)
+def cache_with_progress(plan: Plan, verify: bool, console: Console) -> None:
+    """Fill the cache of a plan's latents and show how far it is."""
+    with watch_signals() as interrupt, Progress("encoding", interrupt=interrupt) as bars:
+        filled = fill_cache(plan, interrupt, verify, lambda done, total: bars.show(None, done, total))
     count = f"{filled.there:,} of {filled.images:,}" if filled.there < filled.images else f"{filled.images:,}"
     parts = [f"{count} images, {gigabytes(filled.size_bytes)}"]
     if filled.encoded:
@@ -63,9 +59,7 @@ def cache_with_progress(plan: Plan, verify: bool, console: Console, progress: Co
         parts.append(f"{filled.changed:,} images had changed")
     say(console, f"{filled.folder}: {'; '.join(parts)}")
     if interrupt.signal is not None:
-        say(console, "interrupted: run the same command to go on")
-        return interrupt.exit_code
-    return 0
+        leave(interrupt.signal, f"{filled.there:,} images are cached; run the same command to resume")
 
 
 def show_tokenizers(result: dict[str, Any], console: Console) -> None:

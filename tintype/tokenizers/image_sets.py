@@ -35,7 +35,8 @@ _HELD_OUT_ORDER = 0
 _HELD_OUT_SHARE = 5
 _RENDERED_TOGETHER = 128
 
-OnImages = Callable[[int], None]
+OnImages = Callable[[str, int, int], None]
+"""Progress passed to the callback: what is done, how many images it has seen, and of how many."""
 
 
 class SceneSettings(Settings):
@@ -176,7 +177,7 @@ def scene_images(settings: SceneSettings, size_px: int, count: int, device: torc
 
 
 def measured_images(
-    data: str, size_px: int, count: int, device: torch.device, on_images: OnImages = lambda images: None
+    data: str, size_px: int, count: int, device: torch.device, on_images: OnImages = lambda doing, done, total: None
 ) -> tuple[Tensor, int]:
     """At most so many pictures, uint8 [N, 3, size, size] on the CPU, and how many the set holds.
 
@@ -184,7 +185,7 @@ def measured_images(
     """
     if data == SCENES:
         image_NCHW = scene_images(SceneSettings(), size_px, count, device).cpu()
-        on_images(count)
+        on_images("rendering", count, count)
         return image_NCHW, count
     encoded = _measured(Path(data).expanduser())
     total = sum(1 for _ in encoded())
@@ -199,7 +200,7 @@ def measured_images(
     wanted = ((index, one) for index, one in enumerate(encoded()) if index in chosen)
     for index, image_CHW in map_ahead(lambda item: (item[0], middle(item[1])), wanted):
         found[chosen[index]] = image_CHW
-        on_images(1)
+        on_images("reading", len(found), len(chosen))
     if len(found) < 2:
         raise UserError(f"{data} holds {len(found)} pictures; a report needs at least two")
     return torch.stack([found[place] for place in range(len(found))]), total

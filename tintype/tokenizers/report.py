@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def report_tokenizers(
     settings: ReportSettings,
     out: Path,
     device: torch.device,
-    on_images: OnImages = lambda images: None,
+    on_images: OnImages = lambda doing, done, total: None,
 ) -> dict[str, Any]:
     """Measures every tokenizer, writes the two files, and returns what `results.json` holds."""
     parts = dict(zip(tokenizer_names(specs), map(read_tokenizer, specs), strict=True))
@@ -84,11 +85,14 @@ def report_tokenizers(
         _refuse_indivisible(name, tokenizer, settings.size_px)
     with locked(out):
         image_NCHW, total = measured_images(settings.data, settings.size_px, settings.count, device, on_images)
+        count = len(image_NCHW)
+        on_images("loading the encoders", 0, count)
         judge = Judge(image_NCHW, settings, device)
         rows, trips = [], []
         for name, tokenizer in built.items():
-            trip = round_trip(tokenizer, image_NCHW, settings.batch, device)
-            on_images(len(image_NCHW))
+            on_batch = partial(on_images, f"encoding and decoding with {name}")
+            trip = round_trip(tokenizer, image_NCHW, settings.batch, device, on_batch)
+            on_images(f"measuring {name}", 0, count)
             rows.append(_row(name, parts[name], trip, judge, settings, total))
             trips.append(trip.image_NCHW[: settings.shown])
         result = {
@@ -114,7 +118,13 @@ def _refuse_indivisible(name: str, tokenizer: Tokenizer, size_px: int) -> None:
         )
 
 
-def round_trip(tokenizer: Tokenizer, image_NCHW: Tensor, batch: int, device: torch.device) -> RoundTrip:
+def round_trip(
+    tokenizer: Tokenizer,
+    image_NCHW: Tensor,
+    batch: int,
+    device: torch.device,
+    on_images: Callable[[int, int], None] = lambda done, total: None,
+) -> RoundTrip:
     """Encodes and decodes. Speeds leave out the first batch, which is done twice, and the way to the device."""
     sum_C = square_C = torch.zeros(tokenizer.channels, dtype=torch.float64)
     made: list[Tensor] = []
@@ -133,6 +143,7 @@ def round_trip(tokenizer: Tokenizer, image_NCHW: Tensor, batch: int, device: tor
         z_BCHW = z_BCHW.double().cpu()
         sum_C, square_C = sum_C + z_BCHW.sum(dim=(0, 2, 3)), square_C + z_BCHW.square().sum(dim=(0, 2, 3))
         shape = (z_BCHW.shape[1], z_BCHW.shape[2], z_BCHW.shape[3])
+        on_images(int(position_B[-1]) + 1, len(image_NCHW))
     count = len(image_NCHW)
     mean_C = sum_C / (count * shape[1] * shape[2])
     std_C = (square_C / (count * shape[1] * shape[2]) - mean_C.square()).clamp_min(0).sqrt()

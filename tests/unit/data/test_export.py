@@ -151,7 +151,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 def test_the_command_says_how_to_bring_it_back(tmp_path: Path) -> None:
     store = tiny_store(tmp_path, 6)
     said = io.StringIO()
-    assert export_with_progress(store, "webdataset", tmp_path / "my tars", None, Console(file=said)) == 0
+    export_with_progress(store, "webdataset", tmp_path / "my tars", None, Console(file=said))
     assert "6 records in 1 file" in said.getvalue()
     assert f"`tintype data import '{tmp_path / 'my tars'}' --caption" in said.getvalue()
     assert "--caption long=caption_long --caption short=caption_short --split-column split" in said.getvalue()

@@ -18,9 +18,9 @@ from tintype import cli
 from tintype.errors import UserError
 from tintype.evaluation import ema_curve
 from tintype.evaluation import run as scoring
-from tintype.evaluation.ema_curve import Curve, StoppedError, check_metric, read_lengths, score_lengths
+from tintype.evaluation.ema_curve import Curve, check_metric, read_lengths, score_lengths
 from tintype.evaluation.protocol import Protocol
-from tintype.evaluation.run import evaluate
+from tintype.evaluation.run import Scoring, evaluate
 from tintype.strict import parse, read_yaml
 from tintype.terminal.runs import show_ema_curve
 from tintype.train import checkpoint
@@ -48,13 +48,17 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
-def silent(length: float, share: float) -> None:
+class StoppedError(Exception):
     pass
 
 
-def scored(run: Path, *lengths: float, on_step: Callable[[float, float], None] = silent) -> Curve:
+def silent(length: float, now: Scoring) -> None:
+    pass
+
+
+def scored(run: Path, *lengths: float, on_progress: Callable[[float, Scoring], None] = silent) -> Curve:
     curve = Curve(run, lengths, PROTOCOL, "validation_loss")
-    score_lengths(curve, on_step)
+    score_lengths(curve, on_progress)
     return curve
 
 
@@ -108,12 +112,12 @@ def test_the_curve_has_its_best_point(run: Path) -> None:
 
 
 def test_an_interrupted_curve_goes_on_with_the_next_length(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(length: float, share: float) -> None:
-        if share > 0.67:
+    def stop(length: float, now: Scoring) -> None:
+        if now.share > 0.67:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        scored(run, 0.05, 0.1, 0.2, on_step=stop)
+        scored(run, 0.05, 0.1, 0.2, on_progress=stop)
     loads: list[float] = []
 
     def noted(path: Path, device: str | None, average: Reconstruction) -> Any:
@@ -122,7 +126,7 @@ def test_an_interrupted_curve_goes_on_with_the_next_length(run: Path, monkeypatc
 
     monkeypatch.setattr(scoring, "load_run", noted)
     shares: list[float] = []
-    curve = scored(run, 0.05, 0.1, 0.2, on_step=lambda length, share: shares.append(share))
+    curve = scored(run, 0.05, 0.1, 0.2, on_progress=lambda length, now: shares.append(now.share))
     assert loads == [0.2] and len(curve.points) == 3
     assert shares == sorted(shares) and shares[-1] == 1
 

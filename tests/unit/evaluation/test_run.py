@@ -17,7 +17,7 @@ from tests.tiny_clip import write_clip
 from tintype.errors import UserError
 from tintype.evaluation import samples as sampling
 from tintype.evaluation.protocol import Protocol, definitions
-from tintype.evaluation.run import check_ready, evaluate, read_result, result_file
+from tintype.evaluation.run import Scoring, check_ready, evaluate, read_result, result_file
 from tintype.seams import Measured
 from tintype.strict import parse, read_yaml
 from tintype.train.interrupt import Interrupt
@@ -123,10 +123,15 @@ def test_a_metric_added_later_needs_no_new_sampling(scored: Scored, monkeypatch:
 
 
 def test_progress_reaches_its_total(scored: Scored) -> None:
-    told: list[tuple[int, int]] = []
+    seen: list[Scoring] = []
     text = scored.text.replace("sampler: {steps: 2", "sampler: {steps: 3")
-    evaluate(scored.run, protocol_of(text), lambda done, total: told.append((done, total)))
-    assert told[-1][0] == told[-1][1] and len({total for _, total in told}) == 1
+    evaluate(scored.run, protocol_of(text), seen.append)
+    shares = [now.share for now in seen]
+    assert shares == sorted(shares) and (shares[0], shares[-1]) == (0, 1)
+    last = {now.doing: now for now in seen}
+    assert {now.done for now in last.values() if now.total is None} == {0}
+    assert all(now.done == pytest.approx(now.total) for now in last.values() if now.total is not None)
+    assert last["sampling"].total and last["encoding with scenes"].total
 
 
 def test_repeated_images_come_with_a_note(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:

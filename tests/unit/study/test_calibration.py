@@ -84,11 +84,12 @@ def test_the_figure_and_the_numbers_are_written(tmp_path: Path, monkeypatch: pyt
     cells = [(Cell(3), STUDENT), (Cell(5), PERMUTATION)]  # the whole grid takes minutes
     monkeypatch.setattr(calibration, "_false_verdict_cells", lambda: iter(cells))
     monkeypatch.setattr(calibration, "_power_cells", lambda: iter(cells))
-    said: list[str] = []
-    found = calibrate(2, said.append)
+    said: list[tuple[str, int, int]] = []
+    found = calibrate(2, lambda name, done, total: said.append((name, done, total)))
     numbers, figure = calibration.write_calibration(tmp_path, found)
     assert json.loads(numbers.read_text()) == found
-    assert len(said) == sum(len(found[part]) for part in ("false_verdicts", "power", "coverage"))
+    count = sum(len(found[part]) for part in ("false_verdicts", "power", "coverage"))
+    assert [done for _, done, _ in said] == list(range(count + 1)) and {total for *_, total in said} == {count}
     root = ElementTree.fromstring(figure.read_text())
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "nan" not in figure.read_text() and "5 seeds, pairing 0.4: never" in figure.read_text()

@@ -45,14 +45,15 @@ def test_train_then_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (tmp_path / "out" / "report.html").exists()
 
 
-def test_a_stopped_training_says_how_to_go_on(
+def test_a_stopped_training_says_how_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stopped = train_small_vae.Outcome(7, None)
     monkeypatch.setattr(train_small_vae, "train", lambda *arguments: stopped)
-    code = train_vae_with_progress(Training(), tmp_path, torch.device("cpu"), Console())
-    assert code == 128  # and the signal's number, where one came
-    assert "saved at step 7; run the same command to go on" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as left:
+        train_vae_with_progress(Training(), tmp_path, torch.device("cpu"), Console())
+    assert left.value.code == 128  # and the signal's number, where one came
+    assert "interrupted: saved at step 7; run the same command to resume" in capsys.readouterr().err
 
 
 def test_mistakes_are_the_users_to_mend(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from shlex import quote
@@ -244,8 +244,8 @@ class Store:
         """A record in messages."""
         return f"{self.path}, row {row} ({self._value('source', row)})"
 
-    def check(self) -> None:
-        """Reads everything, and refuses a store whose content is not what its identity says."""
+    def check(self, on_records: Callable[[int], None] = lambda done: None) -> None:
+        """Read everything, and refuse a store whose content is not what its identity says."""
         for part in (part for column in self.about.added for part in column.parts):
             _check_hash(self.path / part.name, part.sha256)
         identity = Identity()
@@ -253,6 +253,7 @@ class Store:
             self.encoded(row)
             texts, known = self.captions_of(row), self.attributes_of(row)
             identity.add(self._value("sha256", row), self._value("split", row), texts, known)
+            on_records(row + 1)
         if identity.hexdigest() != self.identity:
             raise UserError(
                 f"{self.path} is damaged: its records give the identity {identity.hexdigest()[:12]}…, and {ABOUT} says "

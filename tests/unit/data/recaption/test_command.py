@@ -54,7 +54,7 @@ def test_captions_are_added_and_told(shell: Shell, store: Path, server: CaptionS
     assert code == 0 and "a trial" in out and "A dog." in out, err
     code, out, err = shell(*asked, "--prompt", "short")
     assert code == 0, err
-    assert "captions vlm added; 6 pictures" in out and "cost 0.00096" in out
+    assert "captions vlm added; 6 images" in out and "cost 0.00096" in out
     assert "1 captions are empty (1 refusal)" in out and "5 were cleaned" in out
     assert server.asked[0]["messages"][0]["content"][1]["text"] == PROMPTS["short"]
     assert server.asked[0]["max_tokens"] == 96

@@ -1,0 +1,420 @@
+"""Every long command shows progress in a log, and says what is kept when a signal stops it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from tests.caption_server import caption_server
+from tests.tiny import TINY, tiny_plan
+from tests.tiny_export import pixel_plan, text_settings, write_run
+from tests.tiny_store import captioned, tiny_store
+from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
+from tests.tiny_vae import write_tiny_vae
+from tintype import __main__ as program
+from tintype import bench, cli
+from tintype.data.scenes import draw_scenes
+from tintype.data.scenes.render import render
+from tintype.images import save_png
+from tintype.metrics import speed
+from tintype.study import calibration
+from tintype.study.calibration import Cell
+from tintype.study.lab import _claim
+from tintype.study.study import load_study
+from tintype.terminal.progress import Progress
+from tintype.tokenizers import report as tokenizer_report
+from tintype.train.interrupt import Interrupt
+from tintype.train.loop import train
+from tintype.vision import train_scene_encoder
+
+AT_ONCE = {"card", "data shapes", "plan diff", "plan schema", "plan show", "power", "recipes", "studies", "techniques"}
+"""Commands that only read a few small files."""
+
+
+@dataclass(frozen=True)
+class Things:
+    """What commands work on. `out` is a folder of the test's own; the rest is there for all tests."""
+
+    shared: Path
+    out: Path
+    server: str = ""
+
+    def __truediv__(self, name: str) -> Path:
+        return self.shared / name
+
+
+@dataclass(frozen=True)
+class Long:
+    """A long command: its arguments, a pattern of one of its lines in a log, and what an interrupted one says."""
+
+    arguments: Callable[[Things], list[Any]]
+    line: str
+    kept: str
+    raises: str = ""
+    """A function that the command calls under way, where the signal comes if no progress is reported."""
+    at: int = 1
+    """The report of progress at which the signal comes."""
+
+
+SMALL = ["--set", "count=8", "--set", "also=[]", "--set", "reference_count=8", "--set", "validation_count=4"]
+SMALL += ["--set", "metrics=[fd]", "--set", "sampler.steps=2", "--set", "sampler.batch=4"]
+VAE = ["size_px=16", "vae.width=8", "vae.blocks=1", "vae.stride_px=4", "vae.channels=2", "scenes.count=8"]
+VAE = [word for one in [*VAE, "held_out=4", "steps=3", "batch=4"] for word in ("--set", one)]
+IMAGES = ["--set", "encoders=[scenes]", "--set", "metrics=[fd]"]
+RESUME = "run the same command to resume"
+AGAIN = "run the same command again"
+
+COMMANDS: dict[str, Long] = {
+    "train": Long(
+        lambda the: ["train", the / "plan.yaml", "--out", the.out / "run"],
+        r"training: 3 of 6 steps \(50%\) · loss \d\.\d+ · [\d.,]+ images/s · .*\d+ s left",
+        rf"saved at step 2; {RESUME}",
+        at=4,
+    ),
+    "sample": Long(
+        lambda the: ["sample", the / "run", "a red ball", "--out", the.out, "--count", 4, "--steps", 2, "--batch", 2],
+        r"sampling: 3 of 4 images \(75%\) · [\d.,]+ images/s · .*\d+ s left",
+        rf"images of whole batches are in .*; {AGAIN}",
+    ),
+    "evaluate": Long(
+        lambda the: ["evaluate", the / "run", *SMALL, "--json"],
+        r"sampling: 6 of 8 images \(75%\) · [\d.,]+ images/s · .*\d+ s left",
+        rf"whole shards of sampled images are in .*evaluation; {RESUME}",
+        at=3,
+    ),
+    "evaluate --images": Long(
+        lambda the: ["evaluate", "--images", the / "a", "--reference", the / "b", *IMAGES, "--json"],
+        r"encoding .*/a with scenes: 10 of 10 images \(100%\)",
+        rf"features of the reference are cached once they are whole; {AGAIN}",
+    ),
+    "ema": Long(
+        lambda the: ["ema", the / "run", "--lengths", "0.1,0.15", *SMALL, "--json"],
+        r"scoring EMA lengths: 1 of 2 lengths \(\d+%\) · length 0.15: sampling, \d of 8 images · .*\d+ s left",
+        rf"0 of 2 lengths are scored; {RESUME}",
+    ),
+    "report": Long(
+        lambda the: ["report", the / "study"],
+        r"writing the report",
+        rf"the runs are unchanged; {AGAIN}",
+    ),
+    "calibrate": Long(
+        lambda the: ["calibrate", "--out", the.out, "--studies", 2],
+        r"simulating: 1 of 18 cells \(5%\) · power, .*\d+ s left",
+        rf"nothing was written; {AGAIN}",
+    ),
+    "bench": Long(
+        lambda the: ["bench", "--recipe", the / "plan.yaml", "--steps", 2, "--json"],
+        r"measuring: 2 of 5 parts \(40%\) · sampling · .*\d+ s left",
+        rf"nothing was measured; {AGAIN}",
+    ),
+    "bench --technique": Long(
+        lambda the: ["bench", "--recipe", the / "plan.yaml", "--steps", 2, "--technique", "ema", "--json"],
+        r"measuring: 2 of 3 parts \(66%\) · 16 tokens, batch 4, dense again · .*\d+ s left",
+        rf"nothing was measured; {AGAIN}",
+    ),
+    "bench --metrics": Long(
+        lambda the: ["bench", "--recipe", the / "plan.yaml", "--metrics", "--json"],
+        r"measuring: 1 of \d+ parts \(\d+%\) · fd, 4 features · .*\d+ s left",
+        rf"nothing was measured; {AGAIN}",
+    ),
+    "bench --data": Long(
+        lambda the: [
+            *("bench", "--recipe", the / "plan.yaml", "--steps", 2, "--data", "--json", "--set", "data.kind=store"),
+            *("--set", f"data={{kind: store, path: {the / 'store'}, size_px: 16}}"),
+        ],
+        r"measuring: 1 of \d parts \(\d+%\) · decoding with 1 threads",
+        rf"nothing was measured; {AGAIN}",
+    ),
+    "bench --import": Long(
+        lambda the: ["bench", "--import", the / "source.parquet", "--json"],
+        r"importing: 6 of 12 images \(50%\) · [\d.,]+ images/s · .*\d+ s left",
+        rf"nothing was kept; {AGAIN}",
+    ),
+    "audit": Long(
+        lambda the: ["audit", the / "plan.yaml", "--steps", 3, "--json"],
+        r"auditing: 2 of 3 steps \(66%\) · .*\d+ s left",
+        rf"an audit writes nothing; {AGAIN}",
+    ),
+    "data import": Long(
+        lambda the: ["data", "import", the / "source.parquet", "--out", the.out / "store"],
+        r"importing: 6 of 12 images \(50%\) · [\d.,]+ images/s · .*\d+ s left",
+        rf"\d+ records are kept; {RESUME}",
+        at=4,
+    ),
+    "data export": Long(
+        lambda the: ["data", "export", the / "store", "--to", "parquet", "--out", the.out / "exported"],
+        r"exporting: 10 of 20 images \(50%\) · [\d.,]+ images/s · .*\d+ s left",
+        rf"nothing was exported; {AGAIN}",
+    ),
+    "data inspect": Long(
+        lambda the: ["data", "inspect", the / "store", "--out", the.out / "page.html", "--json"],
+        r"looking: 10 of 20 images \(50%\) · [\d.,]+ images/s · .*\d+ s left",
+        rf"the images seen so far are kept; {RESUME}",
+    ),
+    "data recaption": Long(
+        lambda the: [
+            *("data", "recaption", the / "added", "--column", the.out.name, "--server", the.server, "--model", "m"),
+            *("--concurrency", 1),
+        ],
+        r"captioning: 3 of 6 images \(50%\) · .* tokens · [\d.,]+ images/s · .*\d+ s left",
+        rf"\d images, \d of them now.*; the answers are kept, {RESUME}",
+        at=3,
+    ),
+    "data show": Long(
+        lambda the: ["data", "show", the / "store", "--check", "--json"],
+        r"checking: 10 of 20 images \(50%\) · [\d.,]+ images/s · .*\d+ s left",
+        rf"nothing was changed; {AGAIN}",
+    ),
+    "tokenizer train": Long(
+        lambda the: ["tokenizer", "train", "--out", the.out / "vae", "--device", "cpu", *VAE],
+        r"training: 2 of 3 steps \(66%\)",
+        rf"saved at step 1; {RESUME}",
+        at=2,
+    ),
+    "tokenizer cache": Long(
+        lambda the: [
+            *("tokenizer", "cache", the / "plan.yaml", "--set", "data.count=64"),
+            *("--technique", f"tokenizer:to.kind=small-vae,to.folder={the / 'vae'}"),
+        ],
+        r"encoding: 32 of 64 images \(50%\) · [\d.,]+ images/s · .*\d+ s left",
+        rf"16 images are cached; {RESUME}",
+    ),
+    "tokenizer save": Long(
+        lambda the: ["tokenizer", "save", the / "tuned", "--out", the.out / "saved", "--json"],
+        r"writing .*/saved",
+        rf"no file is left half written; {AGAIN}",
+        "tintype.tokenizers.save_tuned.load_run",
+    ),
+    "tokenizer report": Long(
+        lambda the: [
+            *("tokenizer", "report", "pixels", "--out", the.out, "--device", "cpu", "--json"),
+            *("--set", "size_px=16", "--set", "count=8", "--set", "shown=1", "--set", "batch=2"),
+        ],
+        r"encoding and decoding with pixels: 4 of 8 images \(50%\) · [\d.,]+ images/s · .*\d+ s left",
+        rf"no report was written; {AGAIN}",
+    ),
+    "encoder train": Long(
+        lambda the: ["encoder", "train", "--out", the.out, "--steps", 3, "--batch", 4],
+        r"training: 2 of 3 steps \(66%\) · loss \d+\.\d+ · .*\d+ s left",
+        rf"nothing was saved; {AGAIN}",
+    ),
+    "export": Long(
+        lambda the: ["export", the / "prx", "--to", "safetensors", "--out", the.out / "model.safetensors"],
+        r"writing .*/model.safetensors",
+        rf"nothing was written; {AGAIN}",
+        "tintype.export.single_file.load_trained",
+    ),
+    "import": Long(
+        lambda the: ["import", the / "model.safetensors", "--out", the.out / "run", "--set", *text_settings("t5")],
+        r"reading .*/model.safetensors",
+        rf"nothing was written; {AGAIN}",
+        "tintype.export.import_run.read_foreign",
+    ),
+}
+ELSEWHERE = {
+    "ablate": "tests/unit/terminal/test_progress.py and tests/end_to_end/test_study.py: it starts processes",
+    "push": "`test_a_stopped_push_says_how_to_resume`: it needs a hub",
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("things")
+    (folder / "plan.yaml").write_text(TINY)
+    train(tiny_plan("train.steps=16", techniques=["power-ema"]), folder / "run", Interrupt())
+    tiny_store(folder, 20)
+    captioned(folder / "source.parquet", 12)
+    tiny_store(folder, 6, "added")
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        for index, image in enumerate(render(draw_scenes(0, range(10), "eval"), 16, ord(name), range(10))):
+            save_png(image, folder / name / f"{index}.png")
+    write_tiny_vae(folder / "vae")
+    train(tuned_plan("train.steps=1", techniques=[NO_PERCEPTUAL]), folder / "tuned", Interrupt())
+    study = folder / "study.yaml"
+    study.write_text(f"question: q\nrecipe: {folder / 'plan.yaml'}\nseeds: [0]\narms: [{{techniques: [ema]}}]\n")
+    (folder / "study").mkdir()
+    _claim(load_study(str(study)), folder / "study")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with caption_server() as started:
+        yield started.url
+
+
+@pytest.fixture(scope="module")
+def model(shared: Path) -> Path:
+    """A run that can be exported, and its denoiser as a file."""
+    pytest.importorskip("transformers")
+    from tintype.export.single_file import export_file
+
+    write_run(shared / "prx", pixel_plan("t5"))
+    export_file(shared / "prx", shared / "model.safetensors")
+    return shared
+
+
+@pytest.fixture
+def things(shared: Path, server: str, tmp_path: Path, request: pytest.FixtureRequest) -> Things:
+    if request.node.callspec.params["name"] in ("export", "import"):
+        request.getfixturevalue("model")
+    return Things(shared, tmp_path, server)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What no option makes small; and a cache of the test's own, in which nothing is done yet."""
+    monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(bench, "_RENDER_COUNT", 8)
+    cells = [(Cell(3), calibration._STUDENT)]
+    monkeypatch.setattr(calibration, "_false_verdict_cells", lambda: iter(cells))
+    monkeypatch.setattr(calibration, "_power_cells", lambda: iter(cells))
+    monkeypatch.setattr(train_scene_encoder, "measure", lambda *arguments: {})
+    monkeypatch.setattr(tokenizer_report, "at_hand", lambda known: False)
+    timed = speed.time_feature_metrics
+    monkeypatch.setattr(speed, "time_feature_metrics", lambda n, f, device, on_part: timed(40, 4, device, on_part))
+
+
+class Shell:
+    """Runs commands in this process, as the console script does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        self._monkeypatch.setattr(sys, "argv", ["tintype", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = self._capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(monkeypatch, capsys)
+
+
+def on_each_report(monkeypatch: pytest.MonkeyPatch, act: Callable[[Progress], None]) -> None:
+    """Act whenever a command reports progress, as the clock does every ten seconds."""
+    show = Progress.show
+
+    def shown(self: Progress, *arguments: Any, **options: Any) -> None:
+        show(self, *arguments, **options)
+        act(self)
+
+    monkeypatch.setattr(Progress, "show", shown)
+
+
+def names_of(app: typer.Typer) -> set[str]:
+    commands: Any = typer.main.get_command(app)
+
+    def walk(group: Any, before: str) -> Iterator[str]:
+        for name, command in group.commands.items():
+            yield from walk(command, f"{before}{name} ") if hasattr(command, "commands") else [f"{before}{name}"]
+
+    return set(walk(commands, ""))
+
+
+def test_each_command_answers_at_once_or_shows_progress() -> None:
+    long = {name.partition(" --")[0] for name in COMMANDS} | set(ELSEWHERE)
+    assert not long & AT_ONCE
+    assert names_of(cli.app) == long | AT_ONCE
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_log_says_how_far_a_command_is(
+    name: str, things: Things, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_each_report(monkeypatch, lambda bars: bars._heartbeat.write())
+    long = COMMANDS[name]
+    code, out, err = shell(*long.arguments(things))
+    assert code == 0, err
+    lines = err.splitlines()
+    assert any(re.match(long.line, line) for line in lines), err
+    assert "\x1b" not in err and "" not in lines
+    if "--json" in long.arguments(things):
+        json.loads(out)
+
+
+@pytest.mark.parametrize(("name", "number"), [(name, 2 if index % 2 else 15) for index, name in enumerate(COMMANDS)])
+def test_an_interrupted_command_says_what_is_kept(
+    name: str, number: int, things: Things, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long, reports = COMMANDS[name], 0
+
+    def stop(*arguments: object, **options: object) -> None:
+        nonlocal reports
+        reports += 1
+        if long.raises or reports == long.at:
+            signal.raise_signal(number)
+
+    if long.raises:
+        monkeypatch.setattr(long.raises, stop)
+    else:
+        on_each_report(monkeypatch, stop)
+    if name == "evaluate":  # one that was scored before is only read
+        things = Things(Path(shutil.copytree(things.shared / "run", things.out / "copy" / "run")).parent, things.out)
+        shutil.rmtree(things / "run" / "evaluation", ignore_errors=True)
+    code, out, err = shell(*long.arguments(things))
+    assert code == 128 + number, out + err
+    assert re.fullmatch(f"interrupted: {long.kept}", err.splitlines()[-1]), err
+    assert err.count("interrupted:") == 1 and "Traceback" not in out + err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_answers_at_once_is_interrupted_alike(
+    number: int, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "app", lambda: signal.raise_signal(number))
+    code, out, err = shell("techniques")
+    assert (code, out) == (128 + number, "")
+    assert err == "interrupted: no file is left half written; run the same command again\n"
+
+
+def test_a_stopped_push_says_how_to_resume(tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tintype.export.push.collect", lambda folder: signal.raise_signal(signal.SIGINT))
+    code, _, err = shell("push", tmp_path, "--repo", "me/model", "--yes")
+    assert (code, err) == (130, f"interrupted: `tintype push {tmp_path} --repo me/model` resumes\n")
+
+
+@pytest.mark.parametrize("name", ["train"])
+def test_after_training_the_result_and_the_next_commands_are_printed(name: str, things: Things, shell: Shell) -> None:
+    run = things.out / "a run"
+    code, out, err = shell("train", things / "plan.yaml", "--out", run)
+    assert code == 0, err
+    done, following = out.splitlines()
+    assert re.fullmatch(
+        rf"trained 6 steps in {re.escape(str(run))}: final loss \d\.\d{{4}}, \d+ s, [\d.,]+ images/s", done
+    )
+    sample, evaluate = following.removeprefix("next: tintype ").split(", or tintype ")
+    code, out, err = shell(*shlex.split(sample), "--steps", 1, "--out", things.out / "samples")
+    assert code == 0, err
+    code, out, err = shell(*shlex.split(evaluate), *SMALL)
+    assert code == 0, err
+    code, out, _ = shell("train", things / "plan.yaml", "--out", run)
+    assert "all 6 steps were trained before" in out and following in out
+
+
+def test_a_signal_during_the_imports_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As `main` of the command line does not handle them yet."""
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(cli, "main", lambda: signal.raise_signal(signal.SIGINT))
+    program.main()
+    assert codes == [130]
+    assert capfd.readouterr().err == "interrupted: nothing was begun; run the same command again\n"

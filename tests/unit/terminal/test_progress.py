@@ -1,0 +1,216 @@
+"""Progress is a bar on a terminal, and a line at least every ten seconds in a log."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import select
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tintype.study.runner import Message
+from tintype.terminal import progress as progress_module
+from tintype.terminal.interrupts import Interrupted
+from tintype.terminal.progress import Bar, Heartbeat, Progress, duration
+from tintype.terminal.studies import StudyDisplay
+from tintype.train.interrupt import Interrupt
+
+
+@pytest.fixture
+def log() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def console(log: io.StringIO) -> Console:
+    return Console(file=log)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "LOG_EVERY_S", 0.01)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The time, which the test sets."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    yield now
+    monkeypatch.undo()
+
+
+def wait_for(log: io.StringIO, lines: int) -> None:
+    deadline = time.monotonic() + 10
+    while log.getvalue().count("\n") < lines and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert log.getvalue().count("\n") >= lines
+
+
+def test_a_log_is_not_silent_for_ten_seconds() -> None:
+    assert progress_module.LOG_EVERY_S < 10
+
+
+@pytest.mark.usefixtures("often")
+def test_lines_come_while_one_operation_takes_long_and_end_with_it(console: Console, log: io.StringIO) -> None:
+    with Progress("loading the network", console=console):
+        wait_for(log, 4)
+    ended = log.getvalue()
+    time.sleep(0.05)
+    assert log.getvalue() == ended
+    assert set(ended.splitlines()) == {"loading the network"} and "\x1b" not in ended
+
+
+def test_a_line_says_what_how_far_how_fast_and_how_long(console: Console, log: io.StringIO, clock: list[float]) -> None:
+    with Progress("training", 1000, "steps", console=console) as bars:
+        bars.show(None, 200, note="loss 0.5")  # a resumed run: what came before says nothing about the speed
+        clock[0] += 10
+        bars.show(None, 300)
+        bars._heartbeat.write()
+        clock[0] += 70
+        bars.show(None, 1000)
+    assert log.getvalue().splitlines() == [
+        "training: 0 of 1,000 steps (0%)",
+        "training: 300 of 1,000 steps (30%) · loss 0.5 · after 10 s · 1 min 10 s left",
+        "training: 1,000 of 1,000 steps (100%) · loss 0.5 · after 1 min 20 s",
+    ]
+
+
+def test_the_speed_is_that_of_the_part_under_way(console: Console, log: io.StringIO, clock: list[float]) -> None:
+    with Progress("sampling", console=console) as bars:
+        for done in (0, 10):
+            bars.show("sampling", done, 10)
+            clock[0] += 1
+        bars.show("encoding", 0, 100)
+        bars._heartbeat.write()
+        clock[0] += 1
+        bars.show("encoding", 50, 100)
+        bars._heartbeat.write()
+    lines = log.getvalue().splitlines()
+    assert lines[1] == "encoding: 0 of 100 images (0%) · after 2 s"
+    assert lines[2] == "encoding: 50 of 100 images (50%) · 50 images/s · after 3 s · 1 s left"
+
+
+def test_fractions_of_images_add_up(clock: list[float]) -> None:
+    bar = Bar("sampling", 1, "images")
+    for step in range(1, 51):
+        bar.show(None, sum([0.02] * step), None, None)
+        clock[0] += 1
+    assert sum([0.02] * 50) != 1, "else nothing is tried"
+    assert (bar.count, bar.percent, bar.left) == ("1 of 1 images", "100%", "")
+
+
+def test_the_time_left_follows_the_last_half_minute(clock: list[float]) -> None:
+    """A compilation in the first step says nothing about the others."""
+    bar = Bar("training", 1000, "steps")
+    for done, seconds in ((0, 60), (1, 1)):
+        bar.show(None, done, None, None)
+        clock[0] += seconds
+    for done in range(2, 100):
+        bar.show(None, done, None, None)
+        clock[0] += 1
+    assert bar.per_s == pytest.approx(1)
+    slow = Bar("training", 10, "steps")
+    for done in range(3):
+        slow.show(None, done, None, None)
+        clock[0] += 100
+    assert slow.left == "13 min left"
+
+
+def test_a_mistake_is_no_end(console: Console, log: io.StringIO) -> None:
+    with pytest.raises(ValueError, match="broken"), Progress("training", 10, "steps", console=console) as bars:
+        bars.show(None, 5)
+        raise ValueError("broken")
+    assert log.getvalue().splitlines() == ["training: 0 of 10 steps (0%)"]
+
+
+@pytest.mark.usefixtures("often")
+def test_ranks_that_do_not_lead_are_quiet(log: io.StringIO) -> None:
+    with Progress("training", console=Console(file=log, quiet=True)):
+        time.sleep(0.05)
+    assert log.getvalue() == ""
+
+
+@pytest.mark.usefixtures("often")
+def test_of_two_that_run_the_inner_one_is_heard(console: Console, log: io.StringIO) -> None:
+    with Heartbeat(console, lambda: "outer"):
+        with Progress("inner", console=console):
+            wait_for(log, 4)
+        inner = log.getvalue()
+        wait_for(log, inner.count("\n") + 2)
+    assert set(inner.splitlines()) == {"inner"}
+    assert set(log.getvalue()[len(inner) :].splitlines()) == {"outer"}
+
+
+def test_a_log_that_is_gone_does_not_end_the_command() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with Progress("training", console=Console(file=Gone())) as bars:
+        bars.show(None, 1)
+
+
+@pytest.mark.parametrize("name", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_a_file_gets_no_control_codes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
+    with (tmp_path / "log").open("w") as file, Progress("training", 4, "steps", console=Console(file=file)) as bars:
+        bars.show(None, 2)
+    assert (tmp_path / "log").read_text() == "training: 0 of 4 steps (0%)\ntraining: 2 of 4 steps (50%)\n"
+
+
+@pytest.mark.usefixtures("often")
+def test_a_terminal_gets_a_bar_with_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    mine, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        interrupt = Interrupt()
+        bars = Progress("a [red] arm", 4, "steps", console=Console(file=terminal, width=120), interrupt=interrupt)
+        with bars:
+            bars.show(None, 2, note="loss 0.5")
+            bars._drawn.refresh()
+            interrupt.signal = 2
+            bars._drawn.refresh()
+        shown = ""
+        while "\x1b[?25h" not in shown and select.select([mine], [], [], 5)[0]:
+            shown += os.read(mine, 1 << 16).decode()
+    os.close(mine)
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
+    assert "a [red] arm" in plain and "50%" in plain and "2 of 4 steps · loss 0.5" in plain and "stopping" in plain
+    assert "━" in plain and "arm: 2 of 4" not in plain
+    assert "\x1b[?25h" in shown, "the cursor is shown again"
+
+
+def test_what_is_kept_travels_with_the_signal(console: Console) -> None:
+    done = 0
+    with pytest.raises(Interrupted) as stopped, Progress("x", kept=lambda: f"{done} are kept", console=console):
+        done = 3
+        raise Interrupted(2)
+    assert stopped.value.kept == "3 are kept"
+
+
+def test_a_study_says_in_a_log_how_far_its_runs_are(capsys: pytest.CaptureFixture[str], log: io.StringIO) -> None:
+    with StudyDisplay(Console(file=log), 4, Interrupt()) as display:
+        display.on_message(Message(("ema", 0), "training", 0.4, "", 50, 0.25, 310.0))
+        display._progress._heartbeat.write()
+        display.on_message(Message(("ema", 0), "done", 1.0, "fd_scenes 3"))
+    first, second, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("study: 0%")
+    assert second.startswith("study: 10% · 0 of 4 runs are done")
+    assert second.endswith("; ema, seed 0: step 50 · loss 0.2500 · 310 images/s")
+    assert last.startswith("study: 25% · 1 of 4 runs are done") and "ema" not in last
+    assert log.getvalue() == "[1/4] ema, seed 0: done · fd_scenes 3\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "1 s"), (59, "59 s"), (59.5, "1 min 00 s"), (640, "10 min"), (7500, "2 h 05 min"), (180_000, "2 days 2 h")],
+)
+def test_durations_are_read_at_a_glance(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
