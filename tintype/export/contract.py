@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 from tintype.errors import UserError
@@ -77,14 +77,16 @@ def check_single_file(plan: Plan, run: Path | None = None) -> None:
 def _refuse(what: str, reasons: Sequence[Reason], run: Path | None) -> None:
     if not reasons:
         return
-    folder = "RUN" if run is None else shlex.quote(str(run))
+    folder = Path("RUN") if run is None else run
     listed = "".join(f"\n- {reason.text}" for reason in reasons)
-    ways = [f"`tintype export {folder} --to tintype --out DIR` writes this run as it is; tintype samples and pushes it"]
+    ways = [
+        f"`tintype export {quote(str(folder))} --to tintype --out DIR` writes this run as it is; tintype samples and "
+        "pushes it"
+    ]
     if all(reason.option for reason in reasons):
         options = " ".join(dict.fromkeys(reason.option for reason in reasons))
-        ways.append(
-            f"`tintype train {folder}/plan.yaml {options} --out DIR` trains this plan so that it can be exported"
-        )
+        train = f"tintype train {quote(str(folder / 'plan.yaml'))} "
+        ways.append(f"`{train}{options} --out DIR` trains this plan so that it can be exported")
     ways.append(f"the recipes {' and '.join(_RECIPES)} train models that diffusers opens")
     raise UserError(f"{what}:{listed}\nWhat works:" + "".join(f"\n- {way}" for way in ways))
 
@@ -143,7 +145,7 @@ def _of_space(plan: Plan, pipeline: Pipeline) -> list[Reason]:
                 Reason(
                     f"objective.clamp is {clamp}, and PRXPixelPipeline divides by max(t, {PIXEL_CLAMP}): samples would "
                     "differ in steps with t below",
-                    f"--set objective.clamp={PIXEL_CLAMP}",
+                    f"--set objective.clamp={PIXEL_CLAMP:g}",
                 )
             ]
         return []

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import importlib
 import re
-import shlex
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rich.filesize import decimal
@@ -88,12 +88,12 @@ def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
         held = (folder / "plan.yaml").is_file() and holds(plan_from_folder(folder))
         form = "diffusers" if held else "tintype"
         raise UserError(
-            f"{folder} is the folder of a run: its plan and logs have paths of this machine, and its checkpoints the "
-            f"optimizer's state. `tintype export {shlex.quote(str(folder))} --to {form} --out DIR --push {repo}` "
+            f"{folder} is the folder of a run: its plan and logs have paths of this machine, and its checkpoints "
+            f"optimizer state. `tintype export {quote(str(folder))} --to {quote(form)} --out DIR --push {quote(repo)}` "
             "writes a folder that can be published, and sends it"
         )
     if not (folder / CARD).is_file():
-        raise UserError(f"{folder} has no card; `tintype card RUN --out {shlex.quote(str(folder / CARD))}` writes one")
+        raise UserError(f"{folder} has no card; `tintype card RUN --out {quote(str(folder / CARD))}` writes one")
     hidden, files, own = [], [], bool(read_about(folder))
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from tintype.errors import UserError
@@ -42,5 +43,6 @@ def refuse_training(folder: Path) -> None:
         weights = ",weights=average" if about["weights"] == "average" else ""
         raise UserError(
             f"{folder} is an exported model without the state of its training and cannot be resumed. Start a new run "
-            f"from its weights: tintype train {folder}/plan.yaml --technique sft:from={folder}{weights} --out DIR"
+            f"from its weights: tintype train {quote(str(folder / 'plan.yaml'))} "
+            f"--technique {quote(f'sft:from={folder}{weights}')} --out DIR"
         )

@@ -53,12 +53,12 @@ def completed(words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("tintype train p", ["pocket", "prx-jit-1024"]),
-        ("tintype tokenizer cache m", ["mini"]),
-        ("tintype audit m", ["mini"]),
-        ("tintype plan show m", ["mini"]),
-        ("tintype plan diff pocket m", ["mini"]),
-        ("tintype bench --recipe m", ["mini"]),
+        ("tintype train p", ["pocket", "pocket-diffusers", "prx-jit-1024"]),
+        ("tintype tokenizer cache m", ["mini", "mini-diffusers"]),
+        ("tintype audit m", ["mini", "mini-diffusers"]),
+        ("tintype plan show m", ["mini", "mini-diffusers"]),
+        ("tintype plan diff pocket m", ["mini", "mini-diffusers"]),
+        ("tintype bench --recipe m", ["mini", "mini-diffusers"]),
         ("tintype ablate routing", ["routing", "routing-mini"]),
         ("tintype train pocket --technique x", ["x-prediction"]),
         ("tintype bench --technique fp", ["fp32", "fp8"]),

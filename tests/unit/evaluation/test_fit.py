@@ -100,7 +100,7 @@ def test_training_on_few_images_ends_with_what_can_be_done(titled: Path, tmp_pat
     (tmp_path / "plan.yaml").write_text(plan_of(titled, "captions.column=title").to_yaml())
     answer = CliRunner().invoke(app, ["train", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "a run")])
     assert "note: the store holds out" in answer.stdout and "--eval-share" in answer.stdout
-    assert f"next: tintype evaluate '{tmp_path}/a run'" in answer.stdout
+    assert f"tintype evaluate '{tmp_path}/a run'" in answer.stdout
 
 
 def test_all_that_cannot_work_is_one_message_with_the_overrides(titled: Path, tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def uncorrected(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def printed(plan: Plan, out: Path) -> str:
     console = Console(width=400, file=io.StringIO())
-    assert train_with_progress(plan, out, console) == 0
+    train_with_progress(plan, out, console)
     return text_of(console)
 
 

@@ -385,7 +385,7 @@ def test_a_command_that_answers_at_once_is_interrupted_alike(
 
 
 def test_a_stopped_push_says_how_to_resume(tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tintype.export.push.collect", lambda folder: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("tintype.export.push.collect", lambda folder, repo: signal.raise_signal(signal.SIGINT))
     code, _, err = shell("push", tmp_path, "--repo", "me/model", "--yes")
     assert (code, err) == (130, f"interrupted: `tintype push {tmp_path} --repo me/model` resumes\n")
 
