@@ -135,6 +135,56 @@ def test_a_group_of_both_splits_keeps_the_evaluation_record_and_comes_first() ->
     assert found == [Group((4, 2, 3), 1, True), Group((0, 1), 1, False)]
 
 
+def plain_groups(
+    rows: NDArray[np.int64], looks: Looks, is_eval: NDArray[np.bool_], most_bits: int
+) -> set[tuple[int, ...]]:
+    """All with all."""
+    left, found = sorted(rows.tolist(), key=lambda row: (not is_eval[row], row)), set()
+    while left:
+        first = left[0]
+        bits = bit_counts(looks.hash[left] ^ looks.hash[first])
+        near = (bits <= most_bits) & duplicates._like_in_colour(looks.colours[left], looks.colours[first])
+        found |= {tuple(row for row, ours in zip(left, near, strict=True) if ours)} if near.sum() > 1 else set()
+        left = [row for row, ours in zip(left, near, strict=True) if not ours]
+    return found
+
+
+def linked(count: int, seed: int) -> Looks:
+    """Hashes of which each is near the next, so that a chain links all, and few colours."""
+    draws = np.random.default_rng(seed)
+    steps = np.bitwise_or.reduce(np.uint64(1) << draws.integers(0, 64, (count, 2), dtype=np.uint64), axis=1)
+    colours = np.repeat(draws.integers(0, 4, (count, 1), dtype=np.uint8) * 80, 192, axis=1)
+    nothing = np.zeros(count, np.uint8)
+    return Looks(np.bitwise_xor.accumulate(steps), colours, nothing, nothing)
+
+
+def test_groups_are_those_of_comparing_all_with_all() -> None:
+    for seed, most_bits in ((0, 4), (1, 8), (2, 0)):
+        looks = linked(300, seed)
+        looks.hash[::7] = looks.hash[0]
+        rows = np.flatnonzero(np.arange(300) % 11 != 3)
+        is_eval = np.arange(300) % 5 == 1
+        groups = find_groups(rows, looks, np.arange(300).astype("U64"), is_eval, most_bits)
+        assert {group.rows for group in groups} == plain_groups(rows, looks, is_eval, most_bits)
+        assert groups == sorted(groups, key=lambda group: (not group.leaks, group.rows)) and len(groups) > 0
+
+
+def test_the_colours_of_a_chain_are_compared_with_those_near_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All with all would be 2,000,000 pairs for 2,000 images."""
+    compared, like = [], duplicates._like_in_colour
+
+    def counted(colours_NK: NDArray[np.uint8], first_K: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        compared.append(len(colours_NK))
+        return like(colours_NK, first_K)
+
+    monkeypatch.setattr(duplicates, "_like_in_colour", counted)
+    looks = linked(2000, 0)
+    pairs = len(near_pairs(np.unique(looks.hash), 4))
+    assert pairs > 1990, "a chain links all"
+    find_groups(np.arange(2000), looks, np.arange(2000).astype("U64"), np.zeros(2000, np.bool_), 4)
+    assert sum(compared) <= pairs
+
+
 def test_a_picture_that_cannot_be_read_is_named() -> None:
     with pytest.raises(UserError, match="x cannot be read as an image"):
         look(Encoded("x", picture(0)[:200]))
