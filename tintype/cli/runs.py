@@ -113,10 +113,13 @@ def evaluate(
         list[str], typer.Option("--set", help='Override the protocol: count=256, sampler.steps=20, "encoders=[clip]"')
     ] = [],  # noqa: B006
     ema_length: EmaLength = None,
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Read what symbolic links lead to outside the folder of --images")
+    ] = False,
     device: Device = None,
     json_: Json = False,
 ) -> None:
-    """Score a run, or any set of pictures against another: a folder, a .tar or a .parquet file each."""
+    """Score a run, or any set of images against another: a folder, a .tar or a .parquet file each."""
     if (run is None) == (images is None) or (images is None) != (reference is None):
         raise UserError("give the folder of a run, or --images A --reference B")
     if run is not None and save_reference is not None:
@@ -125,8 +128,10 @@ def evaluate(
         raise UserError("--arm and --arm-seed choose a run of a study; --images have none")
     if run is None and ema_length is not None:
         raise UserError("--ema-length chooses among the weights of a run; --images have none")
+    if run is not None and follow_links:
+        raise UserError("--follow-links is of the folders of --images and --reference; a run has none")
     if images is not None and reference is not None:
-        _evaluate_images(images, reference, save_reference, set_, device, json_)
+        _evaluate_images(images, reference, save_reference, set_, follow_links, device, json_)
     elif run is not None:
         _evaluate_run(run_of(run, arm, arm_seed), set_, ema_length, device, json_)
 
@@ -154,7 +159,13 @@ def _evaluate_run(run: Path, assignments: list[str], ema_length: float | None, d
 
 
 def _evaluate_images(
-    images: Path, reference: Path, saved: Path | None, assignments: list[str], device: str | None, json_: bool
+    images: Path,
+    reference: Path,
+    saved: Path | None,
+    assignments: list[str],
+    follow_links: bool,
+    device: str | None,
+    json_: bool,
 ) -> None:
     from tintype.evaluation.images import ImageProtocol, evaluate_images, image_definitions
     from tintype.terminal.progress import Progress
@@ -166,7 +177,8 @@ def _evaluate_images(
     protocol = settings_of(ImageProtocol, "evaluation", assignments)
     kept = "features of the reference are cached once they are whole; run the same command again"
     with Progress(f"reading {images}", kept=kept) as bars:
-        result = evaluate_images(images, reference, protocol, choose_device(device or "auto"), saved, bars.show)
+        chosen = choose_device(device or "auto")
+        result = evaluate_images(images, reference, protocol, chosen, saved, bars.show, follow_links)
     if json_:
         print_json(result)
         return

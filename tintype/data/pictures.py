@@ -8,28 +8,40 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from tintype.data.decoding.threads import decoding_pool, usual_threads
+from tintype.data.folders import files_in
+from tintype.data.image_file import (
+    LIMITS,
+    MOST_PIXELS_AT_ONCE,
+    BadImageError,
+    open_image,
+    pixels_stated,
+    read_file,
+    too_large,
+)
 from tintype.data.store.layout import is_store, open_store
 from tintype.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".bmp", ".ppm", ".tif", ".tiff", ".gif")
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "YCbCr")
 """Kinds of pixels that have an exact meaning in eight bits."""
-_MOST_PIXELS = 1 << 26
 _AHEAD = 16
 _TAR_BLOCK = 512
+_STRIP_PIXELS = 1 << 22
+_END: Final = object()
 
 
 A = TypeVar("A")
@@ -70,16 +82,17 @@ class Pictures:
         return (image_CHW for _, image_CHW in self.named())
 
     def named(self) -> Iterator[tuple[Encoded, Tensor]]:
-        return map_ahead(lambda one: (one, decode(one)), islice(self.encoded(), self.limit))
+        encoded = islice(self.encoded(), self.limit)
+        return map_ahead(lambda one: (one, decode(one)), encoded, lambda one: pixels_stated(one.content))
 
 
-def open_pictures(path: Path, limit: int | None = None) -> Pictures:
-    """A folder (looked through to its leaves, by name), a `.tar`, a `.parquet` file, a folder of such files, or a store
-    (both its splits)."""
+def open_pictures(path: Path, limit: int | None = None, follow_links: bool = False) -> Pictures:
+    """Open a folder (read to its leaves, by name), a `.tar`, a `.parquet` file, a folder of such files, or a store
+    (both its splits). A link that leads out of a folder is refused unless `follow_links`."""
     if is_store(path):
         return Pictures(path, lambda: open_store(path).all_encoded(), limit)
     if path.is_dir():
-        return Pictures(path, _folder_reader(path), limit)
+        return Pictures(path, _folder_reader(path, follow_links), limit)
     if not path.exists():
         raise UserError(f"{path} does not exist; give a folder of images, a .tar or a .parquet file")
     if path.suffix.lower() not in _SETS:
@@ -88,10 +101,9 @@ def open_pictures(path: Path, limit: int | None = None) -> Pictures:
     return Pictures(path, lambda: reader(path), limit)
 
 
-def _folder_reader(path: Path) -> Callable[[], Iterator[Encoded]]:
-    shown = [file for file in path.rglob("*") if not any(p.startswith(".") for p in file.relative_to(path).parts)]
+def _folder_reader(path: Path, follow_links: bool) -> Callable[[], Iterator[Encoded]]:
     by_kind: dict[str, list[Path]] = {}
-    for file in sorted(file for file in shown if file.is_file()):
+    for file in files_in(path, follow_links=follow_links):
         suffix = file.suffix.lower()
         if suffix in SUFFIXES or suffix in _SETS:
             by_kind.setdefault("pictures" if suffix in SUFFIXES else suffix, []).append(file)
@@ -101,7 +113,7 @@ def _folder_reader(path: Path) -> Callable[[], Iterator[Encoded]]:
         raise UserError(f"{path} holds {' and '.join(by_kind)} files; give a folder with one kind, or one of the files")
     kind, files = next(iter(by_kind.items()))
     if kind == "pictures":
-        return lambda: (Encoded(str(file), file.read_bytes(), file.stem) for file in files)
+        return lambda: (Encoded(str(file), read_file(file), file.stem) for file in files)
     return lambda: (one for file in files for one in _SETS[kind](file))
 
 
@@ -111,7 +123,11 @@ def _read_tar(path: Path) -> Iterator[Encoded]:
     try:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
-                if member.isfile() and Path(member.name).suffix.lower() in SUFFIXES:
+                if not member.isdir() and Path(member.name).suffix.lower() in SUFFIXES:
+                    if not member.isreg() or member.issparse():
+                        raise UserError(f"{path}:{member.name} is a link or no plain file; put the image itself there")
+                    if member.size > LIMITS.bytes:
+                        raise BadImageError(too_large(f"{path}:{member.name}", member.size, LIMITS.bytes))
                     content = tar.extractfile(member)
                     assert content is not None
                     yield Encoded(f"{path}:{member.name}", content.read(), Path(member.name).stem)
@@ -151,11 +167,10 @@ def _read_parquet(path: Path) -> Iterator[Encoded]:
         if "image" not in file.schema_arrow.names:
             names = ", ".join(file.schema_arrow.names)
             raise UserError(f"{path} has no column 'image'; its columns are {names}")
-        row = 0
-        for batch in file.iter_batches(batch_size=_AHEAD, columns=["image"]):
-            for value in batch.column(0).to_pylist():
-                yield Encoded(f"{path}, row {row}", _image_bytes(value, path, row))
-                row += 1
+        for row, batch in enumerate(file.iter_batches(batch_size=1, columns=["image"])):
+            if batch.nbytes > LIMITS.bytes:
+                raise BadImageError(too_large(f"{path}, row {row}", batch.nbytes, LIMITS.bytes))
+            yield Encoded(f"{path}, row {row}", _image_bytes(batch.column(0)[0].as_py(), path, row))
     except ArrowException as error:
         raise UserError(f"{path} cannot be read as a Parquet file: {error}") from None
 
@@ -185,33 +200,56 @@ _SETS: dict[str, Callable[[Path], Iterator[Encoded]]] = {
 
 
 def decode(one: Encoded) -> Tensor:
-    """uint8 [3, H, W] in RGB. Bounded before any pixel is decoded; refused where eight opaque bits cannot hold it."""
+    """Return uint8 [3, H, W] in RGB. Size and format are checked before any pixel is decoded."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(one.content))
-            if image.width * image.height > _MOST_PIXELS:
-                raise UserError(f"{one.name} has {image.width} × {image.height} pixels; the most is {_MOST_PIXELS}")
-            if image.mode not in _MODES:
-                raise UserError(f"{one.name} has pixels of the kind {image.mode}; convert it to 8 bits a channel first")
-            if image.has_transparency_data and min(image.convert("RGBA").getchannel("A").tobytes()) < 255:
-                raise UserError(f"{one.name} is transparent in places; put it on a background first")
-            pixels_HWC = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = "its format is not known" if isinstance(error, UnidentifiedImageError) else error
-        raise UserError(
-            f"{one.name} cannot be read as an image: {reason}. Mend or remove it; none is skipped"
-        ) from None
-    return torch.from_numpy(pixels_HWC.transpose(2, 0, 1).copy())  # numpy turns it in half of torch's time
+        with open_image(one.content, one.name) as image:
+            return pixels_of(image, one.name)
+    except BadImageError as error:
+        raise BadImageError(f"{error}. Fix or remove it; no image is skipped") from None
 
 
-def map_ahead(function: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
-    """`map` in order, with a bounded number of items under way."""
+def pixels_of(image: Image.Image, name: str) -> Tensor:
+    """Return uint8 [3, H, W] in RGB; raise where eight opaque bits a channel cannot hold the image."""
+    if image.mode not in _MODES:
+        raise BadImageError(f"{name} has pixels of the kind {image.mode}; convert it to 8 bits a channel first")
+    if image.has_transparency_data and min(image.convert("RGBA").getchannel("A").tobytes()) < 255:
+        raise BadImageError(f"{name} is transparent in places; put it on a background first")
+    return _channels_first(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _channels_first(image: Image.Image) -> Tensor:
+    """Copy the pixels; of a large image strip by strip, since Pillow hands them out through two copies."""
+    width, height = image.size
+    strip = max(1, _STRIP_PIXELS // width)
+    if height <= strip:
+        return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())  # numpy takes half of torch's time
+    pixels_CHW = np.empty((3, height, width), np.uint8)
+    for top in range(0, height, strip):
+        bottom = min(top + strip, height)
+        pixels_CHW[:, top:bottom] = np.asarray(image.crop((0, top, width, bottom))).transpose(2, 0, 1)
+    return torch.from_numpy(pixels_CHW)
+
+
+def map_ahead(
+    function: Callable[[A], B],
+    items: Iterable[A],
+    pixels: Callable[[A], int] = lambda item: 0,
+    most_pixels: int = MOST_PIXELS_AT_ONCE,
+) -> Iterator[B]:
+    """Map in order, a few items ahead in threads.
+
+    `pixels` says how many pixels are decoded for an item. From when an item is begun until its result is asked for they
+    count; no item is begun that would bring them above `most_pixels`, unless it is the only one.
+    """
     source = iter(items)
     with decoding_pool(usual_threads()) as pool:
-        under_way = [pool.submit(function, item) for item in islice(source, _AHEAD)]
-        while under_way:
-            done = under_way.pop(0)
-            for item in islice(source, 1):
-                under_way.append(pool.submit(function, item))
-            yield done.result()
+        begun: deque[tuple[Future[B], int]] = deque()
+        waiting = next(source, _END)
+        while begun or waiting is not _END:
+            while waiting is not _END and len(begun) < _AHEAD:
+                size = pixels(cast("A", waiting))
+                if begun and size + sum(other for _, other in begun) > most_pixels:
+                    break
+                begun.append((pool.submit(function, cast("A", waiting)), size))
+                waiting = next(source, _END)
+            yield begun.popleft()[0].result()

@@ -90,13 +90,14 @@ def evaluate_images(
     device: torch.device,
     save_reference: Path | None = None,
     on_images: OnImages = lambda doing, done, total: None,
+    follow_links: bool = False,
 ) -> dict[str, Any]:
     """The metrics of the pictures in `images` against those in `reference`, or against a saved reference."""
     began = time.perf_counter()
     saved = reference.suffix == ".safetensors"
     _refuse_conflicts(protocol, saved, save_reference)
-    fake = open_pictures(images, protocol.limit)
-    real = None if saved else open_pictures(reference, protocol.limit)
+    fake = open_pictures(images, protocol.limit, follow_links)
+    real = None if saved else open_pictures(reference, protocol.limit, follow_links)
     for one in (fake, real):
         if one is not None:
             one.fingerprint(_progress(on_images, f"reading {one.path}"))

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tintype import rng
 from tintype.data.fit import crop, refuse_small, shrunk, square
+from tintype.data.image_file import pixels_stated
 from tintype.data.order import ids_at
 from tintype.data.pictures import Encoded, decode, map_ahead, open_pictures
 from tintype.data.scenes.source import SceneSource, Split
@@ -198,7 +199,8 @@ def measured_images(
 
     found: dict[int, Tensor] = {}
     wanted = ((index, one) for index, one in enumerate(encoded()) if index in chosen)
-    for index, image_CHW in map_ahead(lambda item: (item[0], middle(item[1])), wanted):
+    cut = map_ahead(lambda item: (item[0], middle(item[1])), wanted, lambda item: pixels_stated(item[1].content))
+    for index, image_CHW in cut:
         found[chosen[index]] = image_CHW
         on_images("reading", len(found), len(chosen))
     if len(found) < 2:

@@ -82,7 +82,9 @@ def test_counts_sizes_and_captions_are_told(tmp_path: Path) -> None:
     assert result["origins"] == [{"name": "a.parquet", "records": 4}]
     assert result["set_aside"] == {
         "records": 1,
-        "reasons": [{"reason": "it cannot be read as an image: its format is not known", "records": 1}],
+        "reasons": [
+            {"reason": "it cannot be read as an image: it is not JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF", "records": 1}
+        ],
     }
     assert (result["sizes"]["width"]["min"], result["sizes"]["width"]["median"]) == (64, 90)
     assert result["sizes"]["at_least"] == [{"px": 32, "records": 4}, {"px": 64, "records": 4}]

@@ -4,11 +4,13 @@ import io
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from tintype.data import pictures
 from tintype.data.pictures import open_pictures
 from tintype.errors import UserError
 
@@ -78,6 +80,14 @@ def test_grey_and_transparent_pictures_become_rgb(tmp_path: Path) -> None:
     Image.new("RGBA", (4, 4), (1, 2, 3, 255)).save(tmp_path / "b.png")
     grey, colour = pixels(tmp_path)
     assert grey.unique().tolist() == [77] and colour[:, 0, 0].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("strip", [1, 16, 40, 1 << 22])
+def test_an_image_that_is_copied_in_strips_is_the_same(strip: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "_STRIP_PIXELS", strip)
+    content = picture(3, (8, 11))
+    expected = torch.from_numpy(np.array(Image.open(io.BytesIO(content)))).permute(2, 0, 1)
+    assert torch.equal(pictures.decode(pictures.Encoded("a", content)), expected)
 
 
 def test_a_tar_that_was_cut_between_members_is_not_a_smaller_set(tmp_path: Path) -> None:

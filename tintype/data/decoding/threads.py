@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from contextlib import contextmanager
+from threading import Barrier, Condition
 
 import torch
 
@@ -39,6 +41,26 @@ def decoding_pool(threads: int) -> ThreadPoolExecutor:
     all_there.wait()
     torch.set_num_threads(own)
     return pool
+
+
+class PixelBudget:
+    """Bounds the pixels that threads decode at a time. One image is always decoded, however large."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._used, self._changed = most, 0, Condition()
+
+    @contextmanager
+    def take(self, pixels: int) -> Iterator[None]:
+        """Wait until there is room for an image of so many pixels."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._used or self._used + pixels <= self._most)
+            self._used += pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= pixels
+                self._changed.notify_all()
 
 
 def _alone() -> None:

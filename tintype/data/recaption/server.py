@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from PIL import Image
 
+from tintype.data.image_file import open_image
 from tintype.data.pictures import Encoded, decode
 from tintype.data.recaption.asking import Asking, Pull, Question, Reply
 from tintype.errors import UserError
@@ -325,9 +326,9 @@ def _shut(connected: Any) -> None:
 def data_url(picture: Encoded) -> str:
     """The picture as it is stored, or as PNG where a server may not know its form."""
     content = picture.content
-    image = Image.open(io.BytesIO(content))
-    form = image.format or "?"
-    if form not in _AT_ONCE or image.mode not in ("RGB", "L"):
+    with open_image(content, picture.name) as image:
+        form, mode = image.format or "?", image.mode
+    if form not in _AT_ONCE or mode not in ("RGB", "L"):
         buffer = io.BytesIO()
         pixels_HWC = decode(picture).permute(1, 2, 0).contiguous().numpy()
         Image.fromarray(pixels_HWC).save(buffer, "PNG")

@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import io
-import struct
-import zlib
 from dataclasses import dataclass
 
 from PIL import Image
 from torch import Tensor
 
 from tintype.data.fit import shrunk
-from tintype.data.pictures import Encoded, decode
+from tintype.data.image_file import LIMITS, BadImageError, Limits, open_image
+from tintype.data.pictures import pixels_of
 from tintype.data.store.doors import Item
-from tintype.errors import UserError
 
 _ORIENTATION = 0x0112
-_OF_BROKEN_FILES = (
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-    zlib.error,
-)
-"""What Pillow's readers raise besides what `decode` knows, when the bytes are not what they expect."""
 
 
 @dataclass(frozen=True)
@@ -56,28 +40,33 @@ class Picture:
 @dataclass(frozen=True)
 class Refused:
     reason: str
+    bad: bool = True
+    """False where it is fine, and the user asked to leave out such images."""
 
 
-def prepare(item: Item, sizing: Sizing) -> Picture | Refused:
+def prepare(item: Item, sizing: Sizing, limits: Limits = LIMITS) -> Picture | Refused:
     if item.content is None:
         return Refused(item.problem)
     try:
-        image_CHW = decode(Encoded(item.source, item.content))
-        turned, moving = _about(item.content)
-    except UserError as error:
-        return Refused(str(error).removesuffix(". Mend or remove it; none is skipped"))
-    except _OF_BROKEN_FILES as error:
-        return Refused(f"{item.source} cannot be read as an image: {type(error).__name__}: {error}")
-    if moving:
-        return Refused("it is animated, or has several pages; take one picture out of it first")
+        with open_image(item.content, item.source, limits) as image:
+            if _is_animated(image):
+                return Refused("it is animated, or has several pages; take one picture out of it first")
+            image_CHW, turned = pixels_of(image, item.source), _orientation(image)
+    except BadImageError as error:
+        return Refused(str(error))
     image_CHW, changed = _upright(image_CHW, turned), turned != 1
     short = min(image_CHW.shape[1:])
     if sizing.min_px is not None and short < sizing.min_px:
-        return Refused(f"its short side has {short} px, fewer than {sizing.min_px}")
+        return Refused(f"its short side has {short} px, fewer than {sizing.min_px}", bad=False)
     if sizing.short_px is not None and short > sizing.short_px:
         image_CHW, changed = shrunk(image_CHW, sizing.short_px), True
     content = _jpeg(image_CHW, sizing.quality) if changed else item.content
     height, width = image_CHW.shape[1:]
+    if width * height > LIMITS.pixels or len(content) > LIMITS.bytes:
+        return Refused(
+            f"it has {width} × {height} pixels in {len(content):,} bytes; an image of a store has at most "
+            f"{LIMITS.pixels:,} pixels and {LIMITS.bytes:,} bytes: shrink it with --short-px"
+        )
     pixels = hashlib.sha256(f"{width}x{height}".encode())
     pixels.update(image_CHW.contiguous().numpy().data)
     return Picture(content, width, height, hashlib.sha256(content).hexdigest(), pixels.hexdigest())
@@ -91,15 +80,15 @@ def _upright(image_CHW: Tensor, orientation: int) -> Tensor:
     return image_CHW.flip(axes).contiguous() if axes or orientation >= 5 else image_CHW
 
 
-def _about(content: bytes) -> tuple[int, bool]:
-    """How EXIF says it is to be turned, and whether it moves or has several pages.
-
-    A photograph with a preview or a map of depths behind it (MPO) is still one picture.
-    """
-    image = Image.open(io.BytesIO(content))
+def _orientation(image: Image.Image) -> int:
+    """Return how EXIF says the image is to be turned."""
     turned = image.getexif().get(_ORIENTATION, 1)
-    moving = image.format != "MPO" and bool(getattr(image, "is_animated", False))
-    return (turned if isinstance(turned, int) and 1 <= turned <= 8 else 1), moving
+    return turned if isinstance(turned, int) and 1 <= turned <= 8 else 1
+
+
+def _is_animated(image: Image.Image) -> bool:
+    """Return whether it has several frames or pages. A photograph with a preview or a depth map (MPO) is one image."""
+    return image.format != "MPO" and bool(getattr(image, "is_animated", False))
 
 
 def _jpeg(image_CHW: Tensor, quality: int) -> bytes:

@@ -16,11 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from PIL import Image
-
+from tintype.data.image_file import open_image
 from tintype.data.store.attributes import Kind, Value, arrow_type
 from tintype.data.store.layout import ROW_TEXTS, SPLITS, Split, Store
 from tintype.errors import UserError
+from tintype.files import flush
 from tintype.train.folder import locked
 from tintype.train.interrupt import Interrupt
 
@@ -36,7 +36,6 @@ _ENDINGS = {
     "JPEG": "jpg",
     "MPO": "jpg",
     "PNG": "png",
-    "PPM": "ppm",
     "TIFF": "tif",
     "WEBP": "webp",
 }
@@ -93,7 +92,11 @@ def export_store(
             _clear(work)
             files = _WRITERS[form](work, _columns(store), watched())
             (work / ".lock").unlink()
+            for file in work.iterdir():
+                flush(file)
+            flush(work)
             work.replace(out)
+            flush(out.parent)
         except _StoppedError:
             shutil.rmtree(work)
             return Exported(0, 0, stopped=True)
@@ -124,8 +127,9 @@ def _row(store: Store, row: int, number: int) -> Row:
     about = store.about_row(row)
     captions = {f"caption_{name}": text for name, text in store.captions_of(row).items()}
     attributes = {f"attribute_{name}": value for name, value in store.attributes_of(row).items()}
-    form = Image.open(io.BytesIO(content)).format or "?"
-    return Row(number, content, _ENDINGS.get(form, form.lower()), {**captions, **attributes, **about})
+    with open_image(content, store.name(row)) as image:
+        ending = _ENDINGS[image.format or ""]
+    return Row(number, content, ending, {**captions, **attributes, **about})
 
 
 def _parts(rows: Iterator[Row]) -> Iterator[Iterator[Row]]:
@@ -149,11 +153,6 @@ def _write_tars(work: Path, columns: Mapping[str, Kind], rows: Iterator[Row]) ->
     for part in _parts(rows):
         with tarfile.open(work / f"{files:05d}.tar", "w", format=tarfile.GNU_FORMAT) as tar:
             for row in part:
-                if row.ending not in _ENDINGS.values():
-                    raise UserError(
-                        f"record {row.number} is a picture of the format {row.ending}, which the tars have no ending "
-                        "for; export --to parquet"
-                    )
                 _add(tar, f"{row.number:09d}.{row.ending}", row.content)
                 _add(
                     tar,

@@ -16,8 +16,8 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
-from PIL import Image
 
+from tintype.data.image_file import open_image
 from tintype.data.pictures import Encoded, map_ahead
 from tintype.data.store.attributes import Value
 from tintype.data.store.duplicates import Group
@@ -102,14 +102,14 @@ def _said(value: Value) -> str:
 
 
 def _thumbnails(store: Store, rows: list[int]) -> dict[int, str]:
-    return dict(zip(rows, map_ahead(lambda row: _uri(store.encoded(row)), rows), strict=True))
+    return dict(zip(rows, map_ahead(lambda row: _uri(store.encoded(row)), rows, store.pixels), strict=True))
 
 
 def _uri(one: Encoded) -> str:
     """Written anew from pixels: nothing else that a file may hold gets into the page."""
-    image = Image.open(io.BytesIO(one.content))
-    image.draft("RGB", (_THUMB_PX, _THUMB_PX))
-    small = image.convert("RGB")
+    with open_image(one.content, one.name) as image:
+        image.draft("RGB", (_THUMB_PX, _THUMB_PX))
+        small = image.convert("RGB")
     small.thumbnail((_THUMB_PX, _THUMB_PX))
     content = io.BytesIO()
     small.save(content, "JPEG", quality=82)

@@ -203,6 +203,10 @@ class Store:
         """Width and height of every row."""
         return self._all("width"), self._all("height")
 
+    def pixels(self, row: int) -> int:
+        """Return how many pixels the image of a row has."""
+        return int(self._value("width", row)) * int(self._value("height", row))
+
     def column(self, name: str) -> Any:
         """One column of all records, as it lies in the shards: nothing is copied."""
         import pyarrow

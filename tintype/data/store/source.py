@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from tintype.data.decoding.processes import decoders
-from tintype.data.decoding.threads import usual_threads
+from tintype.data.decoding.threads import PixelBudget, usual_threads
 from tintype.data.fit import covering
+from tintype.data.image_file import MOST_PIXELS_AT_ONCE
 from tintype.data.order import ids_at
 from tintype.data.pictures import decode
 from tintype.data.resident import Resident, resident_bytes
@@ -67,6 +68,7 @@ class StoreSource:
         if split == "train" and not len(self._rows):
             raise UserError(f"{self._store.path} has no training pictures; import it with a smaller --eval-share")
         _refuse_small(self._store, self._rows, settings.size_px)
+        self._decoding = PixelBudget(MOST_PIXELS_AT_ONCE)
         self.bucket_N = _buckets(self._store, self._rows, settings) if settings.buckets else None
         self.identity: str | None = selection.identity(self._store)
         self.columns = frozenset(self._store.captions)
@@ -112,11 +114,13 @@ class StoreSource:
         return self._shapes[0 if self.bucket_N is None else int(self.bucket_N[id_])]
 
     def _write(self, id_: int, out_CHW: Tensor) -> None:
-        one = self._store.encoded(int(self._rows[id_]))
-        if self.decoders is not None:
-            self.decoders.cover(one, out_CHW)
-        else:
-            out_CHW.copy_(covering(decode(one), *out_CHW.shape[1:]))
+        row = int(self._rows[id_])
+        one = self._store.encoded(row)
+        with self._decoding.take(self._store.pixels(row)):
+            if self.decoders is not None:
+                self.decoders.cover(one, out_CHW)
+            else:
+                out_CHW.copy_(covering(decode(one), *out_CHW.shape[1:]))
 
 
 @lru_cache(maxsize=8)

@@ -19,8 +19,8 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
-from PIL import Image
 
+from tintype.data.image_file import BadImageError, open_image, read_file
 from tintype.seams import ANY_VALUE
 from tintype.study.report import charts, findings, numerals
 from tintype.study.results import SPEED, Arm, Comparison, MetricInfo, Results, Run, Trend
@@ -435,9 +435,9 @@ def _image(folder: Path, paths: list[str], index: int) -> _Image:
     if index >= len(paths):
         return _Image(None)
     try:
-        with Image.open(folder / paths[index], formats=("PNG", "JPEG", "WEBP")) as file:
+        with open_image(read_file(folder / paths[index]), paths[index]) as file:
             image = file.convert("RGB")
-    except (OSError, ValueError, Image.DecompressionBombError):
+    except (OSError, BadImageError):
         return _Image(None)
     small = max(image.size) <= _LARGEST_PREVIEW_PX / 2
     image.thumbnail((_LARGEST_PREVIEW_PX, _LARGEST_PREVIEW_PX))

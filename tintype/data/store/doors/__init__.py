@@ -1,7 +1,8 @@
 """The doors through which pictures come into a store: one file for each form in which sets lie on disks.
 
 A door knows its columns before it is gone through, and gives items in a fixed order, from any place. To add one, write
-a file with an `open_…(path)` that returns a `Door`, or None where the path is nothing for it, and name it in `_DOORS`.
+a file with an `open_…(path, reading)` that returns a `Door`, or None where the path is nothing for it, and name it in
+`_doors`. A door reads no image of more bytes than `reading` allows, and follows no link out of the folder.
 """
 
 from __future__ import annotations
@@ -11,7 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from tintype.data.image_file import LIMITS, Limits
 from tintype.errors import UserError
+
+MOST_TEXT_BYTES = 1 << 22
+"""Of a caption or a JSON object beside an image."""
+MOST_TABLE_BYTES = 1 << 30
+"""Of a metadata file or an index, which is read as a whole."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a source is read."""
+
+    limits: Limits = LIMITS
+    follow_links: bool = False
+    """Whether to read what lies outside the folder, where links lead there."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +81,6 @@ def usual_captions(columns: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def files_in(folder: Path, suffixes: Sequence[str] | None = None) -> list[Path]:
-    """The files at any depth by name, but for hidden ones."""
-    shown = [file for file in folder.rglob("*") if not any(p.startswith(".") for p in file.relative_to(folder).parts)]
-    return sorted(file for file in shown if file.is_file() and (suffixes is None or file.suffix.lower() in suffixes))
-
-
 def first_folder(file: Path, source: Path) -> str | None:
     """The first folder on the way to a file, for splits that lie so."""
     parts = file.relative_to(source).parts
@@ -87,14 +97,15 @@ def fingerprint(files: Sequence[Path]) -> list[list[str | int]]:
     return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
 
-def open_door(path: Path) -> Door:
+def open_door(path: Path, reading: Reading | None = None) -> Door:
     from tintype.data.store.doors.scenes import open_scenes
 
     if (scenes := open_scenes(path)) is not None:
         return scenes
     if not path.exists():
         raise UserError(f"{path} does not exist; give {KNOWN}")
-    opened = [door for knock in _doors() if (door := knock(path)) is not None]
+    reading = reading or Reading()
+    opened = [door for open_ in _doors() if (door := open_(path, reading)) is not None]
     if not opened:
         raise UserError(f"{path} holds nothing that can be imported; give {KNOWN}")
     if len(opened) > 1:
@@ -108,7 +119,7 @@ KNOWN = (
 )
 
 
-def _doors() -> list[Callable[[Path], Door | None]]:
+def _doors() -> list[Callable[[Path, Reading], Door | None]]:
     from tintype.data.store.doors.folder import open_folder
     from tintype.data.store.doors.mds import open_mds
     from tintype.data.store.doors.metadata import open_metadata

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tintype.data.folders import files_in
+from tintype.data.image_file import BadImageError, read_file
 from tintype.data.pictures import SUFFIXES
 from tintype.data.store.attributes import add_kinds
-from tintype.data.store.doors import Item, files_in, fingerprint, first_folder
+from tintype.data.store.doors import MOST_TEXT_BYTES, Item, Reading, fingerprint, first_folder
 from tintype.data.store.doors.beside import (
     FOLDER,
     PLAIN,
@@ -26,19 +28,20 @@ from tintype.data.store.doors.metadata import is_metadata
 from tintype.errors import UserError
 
 
-def open_folder(path: Path) -> FolderDoor | None:
+def open_folder(path: Path, reading: Reading) -> FolderDoor | None:
     if not path.is_dir():
         return None
-    files = files_in(path)
+    files = files_in(path, follow_links=reading.follow_links)
     pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
     if not pictures or any(is_metadata(file) for file in files):
         return None
-    return FolderDoor(path, pictures, {file for file in files if file.suffix.lower() in (".txt", ".json")})
+    beside = {file for file in files if file.suffix.lower() in (".txt", ".json")}
+    return FolderDoor(path, pictures, beside, reading.limits.bytes)
 
 
 class FolderDoor:
-    def __init__(self, path: Path, pictures: Sequence[Path], beside: set[Path]) -> None:
-        self._path, self._pictures, self._beside = path, pictures, beside
+    def __init__(self, path: Path, pictures: Sequence[Path], beside: set[Path], most_bytes: int) -> None:
+        self._path, self._pictures, self._beside, self._most_bytes = path, pictures, beside, most_bytes
         stems = {picture.with_suffix("") for picture in pictures}
         if len(stems) < len(pictures):
             raise UserError(f"{path} has two pictures of one name, {_twin(pictures)}: their captions would be the same")
@@ -65,19 +68,21 @@ class FolderDoor:
         try:
             found = self._values_of(picture, {*columns, *attributes})
             texts = {**dict.fromkeys(columns), **strings_in({column: found[column] for column in columns})}
-            return Item(source, picture.read_bytes(), texts, values={column: found[column] for column in attributes})
-        except (OSError, UnreadableError) as error:
+            content = read_file(picture, self._most_bytes)
+            return Item(source, content, texts, values={column: found[column] for column in attributes})
+        except (OSError, UnreadableError, BadImageError) as error:
             return Item(source, None, {}, f"it or its caption cannot be read: {error}")
 
     def _values_of(self, picture: Path, columns: set[str]) -> dict[str, Any]:
         found: dict[str, Any] = {**dict.fromkeys(columns), FOLDER: first_folder(picture, self._path)}
         entries = picture.with_suffix(".json")
         if entries in self._beside and columns - self._texts - {FOLDER}:
-            known = entries_of(entries.read_bytes(), entries.name)
+            known = entries_of(read_file(entries, MOST_TEXT_BYTES), entries.name)
             found.update({key: value for key, value in known.items() if key != FOLDER or isinstance(value, str)})
         for column in self._texts & columns:
             file = picture.with_suffix(".txt" if column == PLAIN else f".{column}.txt")
-            found[column] = text_of(file.read_bytes(), file.name) if file in self._beside else None
+            there = file in self._beside
+            found[column] = text_of(read_file(file, MOST_TEXT_BYTES), file.name) if there else None
         return found
 
 
@@ -86,8 +91,8 @@ def _entries(files: Iterator[Path]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for file in files:
         try:
-            add_kinds(found, entries_of(file.read_bytes(), file.name))
-        except (OSError, UnreadableError):
+            add_kinds(found, entries_of(read_file(file, MOST_TEXT_BYTES), file.name))
+        except (OSError, UnreadableError, BadImageError):
             continue
     return found
 

@@ -20,8 +20,19 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import BaseModel, Field, ValidationError
 
+from tintype.data.folders import check_inside
+from tintype.data.image_file import Limits, read_file, too_large
 from tintype.data.store.attributes import kinds_in
-from tintype.data.store.doors import Item, fingerprint, first_folder, leads_out, usual_captions
+from tintype.data.store.doors import (
+    MOST_TABLE_BYTES,
+    MOST_TEXT_BYTES,
+    Item,
+    Reading,
+    fingerprint,
+    first_folder,
+    leads_out,
+    usual_captions,
+)
 from tintype.data.store.doors.beside import FOLDER, UnreadableError, entries_of, strings_in, text_of
 from tintype.errors import UserError
 
@@ -84,18 +95,19 @@ class _Place:
         return self.folder / self.shard.zip_data.basename if self.shard.zip_data and not plain.is_file() else plain
 
 
-def open_mds(path: Path) -> MdsDoor | None:
+def open_mds(path: Path, reading: Reading) -> MdsDoor | None:
     if not path.is_dir():
         return None
     found = [file for file in (path / _INDEX, *sorted(path.glob(f"[!.]*/{_INDEX}"))) if _is_index(file)]
     if found and found[0].parent == path:
         found = found[:1]  # one above the others names their shards too
-    return MdsDoor(path, found) if found else None
+    return MdsDoor(path, found, reading) if found else None
 
 
 class MdsDoor:
-    def __init__(self, path: Path, indices: Sequence[Path]) -> None:
+    def __init__(self, path: Path, indices: Sequence[Path], reading: Reading) -> None:
         self._path, self._indices = path, indices
+        check_inside(path, indices, reading.follow_links)
         self._places = [
             _Place(index.parent, first_folder(index.parent / shard.raw_data.basename, path), shard)
             for index in indices
@@ -103,10 +115,12 @@ class MdsDoor:
         ]
         for place in self._places:
             _check(place)
+        check_inside(path, [place.path for place in self._places], reading.follow_links)
         encodings = self._places[0].shard.encodings()
         if other := next((place for place in self._places if place.shard.encodings() != encodings), None):
             raise UserError(f"{other.path} has other columns than {self._places[0].path}")
         self._image, self._encodings = _image_column(encodings, path), encodings
+        self._most_bytes = _most_bytes(encodings, self._image, reading.limits)
         first = self._first_entries() if "json" in encodings.values() else {}
         entries = strings_in(first)
         texts = [name for name, encoding in encodings.items() if encoding in (*_TEXTS, "int", "json")]
@@ -123,14 +137,16 @@ class MdsDoor:
     def items(self, columns: Sequence[str], first: int, attributes: Sequence[str] = ()) -> Iterator[Item]:
         for place in self._places:
             if first < place.shard.samples:
-                for number, sample in _samples(place, first):
+                for number, sample in _samples(place, first, self._most_bytes):
                     yield self._item(place, number, sample, columns, attributes)
             first = max(0, first - place.shard.samples)
 
     def _item(
-        self, place: _Place, number: int, sample: bytes, columns: Sequence[str], attributes: Sequence[str]
+        self, place: _Place, number: int, sample: bytes | str, columns: Sequence[str], attributes: Sequence[str]
     ) -> Item:
         source = f"{place.path.relative_to(self._path)}, sample {number}"
+        if isinstance(sample, str):
+            return Item(source, None, {}, sample)
         try:
             parts = _parts(place.shard, sample)
             asked = [*columns, *attributes]
@@ -151,7 +167,8 @@ class MdsDoor:
         if place is None:
             return {}
         try:
-            parts = _parts(place.shard, next(_samples(place, 0))[1])
+            sample = next(_samples(place, 0, self._most_bytes))[1]
+            parts = _parts(place.shard, sample if isinstance(sample, bytes) else b"")
             found = [_values(name, "json", parts[name]) for name, kind in self._encodings.items() if kind == "json"]
         except UnreadableError:
             return {}
@@ -163,7 +180,7 @@ def _is_index(file: Path) -> bool:
     if not file.is_file():
         return False
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_file(file, MOST_TABLE_BYTES))
     except (OSError, ValueError, RecursionError):
         return any(file.parent.glob("*.mds*"))
     return isinstance(found, dict) and "shards" in found
@@ -171,7 +188,7 @@ def _is_index(file: Path) -> bool:
 
 def _read_index(file: Path) -> _Index:
     try:
-        index = _Index.model_validate_json(file.read_bytes())
+        index = _Index.model_validate_json(read_file(file, MOST_TABLE_BYTES))
     except (OSError, ValidationError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else None
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else error
@@ -217,6 +234,8 @@ def _open(place: _Place) -> io.BufferedIOBase:
     size = place.shard.raw_data.bytes
     if place.path == place.folder / place.shard.raw_data.basename:
         return place.path.open("rb")
+    if size > MOST_TABLE_BYTES:
+        raise UserError(f"{too_large(str(place.path), size, MOST_TABLE_BYTES)} when unpacked; unpack the shards first")
     try:
         with pyarrow.input_stream(str(place.path), compression=_codec(place)) as stream:
             content = stream.read(size + 1)
@@ -227,12 +246,23 @@ def _open(place: _Place) -> io.BufferedIOBase:
     return io.BytesIO(content)
 
 
-def _samples(place: _Place, first: int) -> Iterator[tuple[int, bytes]]:
+def _most_bytes(encodings: Mapping[str, str], image: str, limits: Limits) -> int:
+    """Return the most that a sample may have: of its image, which may be raw pixels, and of its other columns."""
+    raw_bytes = limits.pixels * max(depth for depth, _ in _RAW_MODES.values())
+    return (raw_bytes if encodings[image] == "pil" else limits.bytes) + len(encodings) * MOST_TEXT_BYTES
+
+
+def _samples(place: _Place, first: int, most_bytes: int) -> Iterator[tuple[int, bytes | str]]:
+    """Yield the number and the bytes of each sample, or why it is not read."""
     with _open(place) as file:
         offsets = _offsets(file, place)
         for number in range(first, place.shard.samples):
-            file.seek(int(offsets[number]))
-            yield number, file.read(int(offsets[number + 1]) - int(offsets[number]))
+            start, size = int(offsets[number]), int(offsets[number + 1]) - int(offsets[number])
+            if size > most_bytes:
+                yield number, too_large("it", size, most_bytes)
+                continue
+            file.seek(start)
+            yield number, file.read(size)
 
 
 def _offsets(file: io.BufferedIOBase, place: _Place) -> NDArray[np.uint32]:

@@ -15,11 +15,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tintype.data.folders import check_inside, files_in
+from tintype.data.image_file import read_file
 from tintype.data.pictures import SUFFIXES
 from tintype.data.store.attributes import kinds_in
-from tintype.data.store.doors import Item, files_in, fingerprint, first_folder, leads_out, usual_captions
+from tintype.data.store.doors import (
+    MOST_TABLE_BYTES,
+    MOST_TEXT_BYTES,
+    Item,
+    Reading,
+    fingerprint,
+    first_folder,
+    leads_out,
+    usual_captions,
+)
 from tintype.data.store.doors.beside import FOLDER, strings_in
-from tintype.data.store.doors.table import IMAGE, kinds, parquet_file, parquet_rows
+from tintype.data.store.doors.table import IMAGE, TooLarge, kinds, parquet_file, parquet_rows
 from tintype.errors import UserError
 
 _NAME = "file_name"
@@ -52,21 +63,21 @@ def is_metadata(file: Path) -> bool:
     return file.name in _READERS
 
 
-def open_metadata(path: Path) -> MetadataDoor | None:
+def open_metadata(path: Path, reading: Reading) -> MetadataDoor | None:
     if not path.is_dir():
         return None
-    files = files_in(path)
+    files = files_in(path, follow_links=reading.follow_links)
     metadata = [file for file in files if is_metadata(file)]
     pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
     others = [file for file in files if file.suffix.lower() in (".tar", ".parquet", ".mds", ".arrow")]
     if not metadata or (not pictures and set(others) - set(metadata)):
         return None
-    return MetadataDoor(path, metadata, pictures)
+    return MetadataDoor(path, metadata, pictures, reading)
 
 
 class MetadataDoor:
-    def __init__(self, path: Path, metadata: Sequence[Path], pictures: Sequence[Path]) -> None:
-        self._path, self._files = path, [*metadata, *pictures]
+    def __init__(self, path: Path, metadata: Sequence[Path], pictures: Sequence[Path], reading: Reading) -> None:
+        self._path, self._files, self._reading = path, [*metadata, *pictures], reading
         folders = [file.parent for file in metadata]
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
             raise UserError(f"{twice} has several metadata files; leave one of them")
@@ -109,15 +120,16 @@ class MetadataDoor:
         try:
             if not file.is_file():
                 return Item(source, None, {}, f"{row.place} names it, and there is no such file")
+            check_inside(self._path, [file], self._reading.follow_links)
             values = {column: known.get(column) for column in attributes}
-            return Item(source, file.read_bytes(), texts, values=values)
-        except OSError as error:
+            return Item(source, read_file(file, self._reading.limits.bytes), texts, values=values)
+        except (OSError, UserError) as error:
             return Item(source, None, {}, f"it cannot be read: {error}")
 
 
 def _text(file: Path) -> str:
     """Bytes that are not UTF-8 are kept as what they are, and refused with the row that they stand in."""
-    return file.read_bytes().decode("utf-8-sig", "surrogateescape")
+    return read_file(file, MOST_TABLE_BYTES).decode("utf-8-sig", "surrogateescape")
 
 
 def _read_jsonl(file: Path) -> Iterator[_Row]:
@@ -156,8 +168,12 @@ def _read_csv(file: Path) -> Iterator[_Row]:
 
 def _read_parquet(file: Path) -> Iterator[_Row]:
     columns = kinds([parquet_file(file).schema_arrow])
-    for number, values in parquet_rows(file, list(columns)):
-        yield _Row(f"{file.name}, row {number}", {name: _decoded(value) for name, value in values.items()})
+    for number, values in parquet_rows(file, list(columns), MOST_TEXT_BYTES):
+        place = f"{file.name}, row {number}"
+        if large := next((value for value in values.values() if isinstance(value, TooLarge)), None):
+            yield _Row(place, problem=str(large))
+        else:
+            yield _Row(place, {name: _decoded(value) for name, value in values.items()})
 
 
 def _decoded(value: Any) -> Any:

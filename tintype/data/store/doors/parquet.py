@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tintype.data.store.doors import Item, files_in, fingerprint, usual_captions
+from tintype.data.folders import files_in
+from tintype.data.store.doors import Item, Reading, fingerprint, usual_captions
 from tintype.data.store.doors.metadata import is_metadata
 from tintype.data.store.doors.table import image_column, item, kinds, parquet_file, parquet_rows, text_columns
 from tintype.errors import UserError
 
 
-def open_parquet(path: Path) -> ParquetDoor | None:
+def open_parquet(path: Path, reading: Reading) -> ParquetDoor | None:
     """A file, or a folder with such files at any depth, in the order of their names."""
     if path.is_file():
-        return ParquetDoor([path]) if path.suffix.lower() == ".parquet" else None
-    files = [file for file in files_in(path, (".parquet",)) if not is_metadata(file)]
-    return ParquetDoor(files) if files else None
+        return ParquetDoor([path], reading.limits.bytes) if path.suffix.lower() == ".parquet" else None
+    files = [file for file in files_in(path, (".parquet",), reading.follow_links) if not is_metadata(file)]
+    return ParquetDoor(files, reading.limits.bytes) if files else None
 
 
 class ParquetDoor:
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = files
+    def __init__(self, files: Sequence[Path], most_bytes: int) -> None:
+        self._files, self._most_bytes = files, most_bytes
         schemas = [parquet_file(file).schema_arrow for file in files]
         self._image, self.columns = image_column(schemas[0], str(files[0])), text_columns(schemas[0])
         for file, schema in zip(files, schemas, strict=True):
@@ -41,6 +42,6 @@ class ParquetDoor:
             count = parquet_file(file).metadata.num_rows
             if first < count:
                 wanted = list(dict.fromkeys([self._image, *columns, *attributes]))
-                for row, values in parquet_rows(file, wanted, first):
+                for row, values in parquet_rows(file, wanted, self._most_bytes, first):
                     yield item(values, self._image, columns, attributes, f"{file.name}, row {row}")
             first = max(0, first - count)

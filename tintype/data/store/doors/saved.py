@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tintype.data.store.doors import Item, fingerprint, usual_captions
+from tintype.data.folders import check_inside
+from tintype.data.image_file import read_file
+from tintype.data.store.doors import MOST_TABLE_BYTES, Item, Reading, fingerprint, usual_captions
 from tintype.data.store.doors.beside import FOLDER
 from tintype.data.store.doors.table import image_column, item, kinds, rows, text_columns
 from tintype.errors import UserError
@@ -30,19 +32,20 @@ class _Stream:
     rows: int
 
 
-def open_saved(path: Path) -> SavedDoor | None:
+def open_saved(path: Path, reading: Reading) -> SavedDoor | None:
     if (path / _DICT).is_file():
         names = _json(path / _DICT).get("splits")
         if not isinstance(names, list) or not names or not all(_is_name(name) for name in names):
             raise UserError(f"{path / _DICT} names no splits")
-        return SavedDoor(path, {name: path / name for name in names})
-    return SavedDoor(path, {None: path}) if (path / _STATE).is_file() else None
+        return SavedDoor(path, {name: path / name for name in names}, reading)
+    return SavedDoor(path, {None: path}, reading) if (path / _STATE).is_file() else None
 
 
 class SavedDoor:
-    def __init__(self, path: Path, folders: dict[str | None, Path]) -> None:
-        self._path = path
+    def __init__(self, path: Path, folders: dict[str | None, Path], reading: Reading) -> None:
+        self._path, self._most_bytes = path, reading.limits.bytes
         files = [(name, file) for name, folder in folders.items() for file in _data_files(folder)]
+        check_inside(path, [file for _, file in files], reading.follow_links)
         self._streams: list[_Stream] = []
         self._image, self._table, schemas = "", list[str](), []
         for name, file in files:
@@ -79,7 +82,7 @@ class SavedDoor:
             for batch in batches:
                 start = max(0, first - row)
                 wanted = batch.select([column for column in asked if column in batch.schema.names]).slice(start)
-                for number, values in enumerate(rows(wanted), row + start):
+                for number, values in enumerate(rows(wanted, self._most_bytes), row + start):
                     values[FOLDER] = values.get(FOLDER, (stream.folder or "").encode())
                     place = f"{stream.path.relative_to(self._path)}, row {number}"
                     yield item(values, self._image, columns, attributes, place)
@@ -123,7 +126,7 @@ def _is_name(name: Any) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_file(path, MOST_TABLE_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(found, dict):

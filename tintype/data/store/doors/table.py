@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tintype.data.image_file import too_large
 from tintype.data.store.attributes import kind_of_arrow
 from tintype.data.store.doors import Item
 from tintype.errors import UserError
 
 IMAGE = "image"
-_ROWS = 64
 
 
 def image_column(schema: Any, place: str) -> str:
@@ -34,17 +35,39 @@ def kinds(schemas: Sequence[Any]) -> dict[str, set[str]]:
     return {name: {one[name] for one in each} for name in (each[0] if each else ()) if all(name in one for one in each)}
 
 
-def rows(batch: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a batch. Texts are bytes until their own row is read: one that is not UTF-8 spoils no other."""
-    columns = [column.cast(_as_bytes(column.type)) for column in batch.columns]
-    for column in columns:
-        column.validate(full=True)  # offsets that point elsewhere would be followed
+@dataclass(frozen=True)
+class TooLarge:
+    """A value that is not read."""
+
+    bytes: int
+    most: int
+
+    def __str__(self) -> str:
+        return too_large("it", self.bytes, self.most)
+
+
+def rows(batch: Any, most_bytes: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a batch, one at a time: a dictionary with one large value may stand for any number of them.
+
+    Texts are bytes until their own row is read: one that is not UTF-8 spoils no other. For a value of more than
+    `most_bytes` a `TooLarge` is given.
+    """
     for row in range(batch.num_rows):
-        yield {name: column[row].as_py() for name, column in zip(batch.schema.names, columns, strict=True)}
+        one = batch.slice(row, 1)
+        yield {name: _value(column, most_bytes) for name, column in zip(one.schema.names, one.columns, strict=True)}
+
+
+def _value(column: Any, most_bytes: int) -> Any:
+    column = column.cast(_as_bytes(column.type))
+    column.validate(full=True)  # offsets that point elsewhere would be followed
+    return TooLarge(column.nbytes, most_bytes) if column.nbytes > most_bytes else column[0].as_py()
 
 
 def item(values: dict[str, Any], image: str, texts: Sequence[str], attributes: Sequence[str], place: str) -> Item:
     found = values[image]
+    for column in (image, *texts, *attributes):
+        if isinstance(values[column], TooLarge):
+            return Item(place, None, {}, f"its column {column} is too large: {values[column]}")
     content = found.get("bytes") if isinstance(found, dict) else found
     path = found.get("path") if isinstance(found, dict) else None
     source = f"{place}, {path.decode(errors='replace')}" if isinstance(path, bytes) and path else place
@@ -90,8 +113,13 @@ def _has_bytes(kind: Any) -> bool:
     return bool(types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
 
 
-def parquet_rows(path: Path, columns: Sequence[str], first: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a file with their numbers, from `first` on; texts are bytes."""
+def parquet_rows(
+    path: Path, columns: Sequence[str], most_bytes: int, first: int = 0
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the rows of a file with their numbers, from `first` on; texts are bytes.
+
+    A batch is one row: what a row of a compressed file holds is known only when it is read.
+    """
     from pyarrow import ArrowException
 
     file = parquet_file(path)
@@ -104,8 +132,8 @@ def parquet_rows(path: Path, columns: Sequence[str], first: int = 0) -> Iterator
         else:
             row += count
     try:
-        for batch in file.iter_batches(batch_size=_ROWS, row_groups=groups, columns=list(columns)):
-            for values in rows(batch):
+        for batch in file.iter_batches(batch_size=1, row_groups=groups, columns=list(columns)):
+            for values in rows(batch, most_bytes):
                 if row >= first:
                     yield row, values
                 row += 1

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tintype.data.folders import files_in
+from tintype.data.image_file import too_large
 from tintype.data.pictures import SUFFIXES, refuse_cut, refuse_rest
 from tintype.data.store.attributes import add_kinds
-from tintype.data.store.doors import Item, files_in, fingerprint, leads_out
+from tintype.data.store.doors import MOST_TEXT_BYTES, Item, Reading, fingerprint, leads_out
 from tintype.data.store.doors.beside import (
     PLAIN,
     UnreadableError,
@@ -29,7 +31,6 @@ from tintype.data.store.doors.beside import (
 from tintype.errors import UserError
 
 _JSON = "json"
-_MOST_TEXT = 1 << 22
 _PLAIN_FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
 
@@ -59,17 +60,17 @@ class _Sample:
         return f"{self.tar.name}:{self.name}"
 
 
-def open_webdataset(path: Path) -> WebDatasetDoor | None:
+def open_webdataset(path: Path, reading: Reading) -> WebDatasetDoor | None:
     """A file, or a folder with such files at any depth, in the order of their names."""
     if path.is_file():
-        return WebDatasetDoor([path]) if path.suffix.lower() == ".tar" else None
-    files = files_in(path, (".tar",))
-    return WebDatasetDoor(files) if files else None
+        return WebDatasetDoor([path], reading.limits.bytes) if path.suffix.lower() == ".tar" else None
+    files = files_in(path, (".tar",), reading.follow_links)
+    return WebDatasetDoor(files, reading.limits.bytes) if files else None
 
 
 class WebDatasetDoor:
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = files
+    def __init__(self, files: Sequence[Path], most_bytes: int) -> None:
+        self._files, self._most_bytes = files, most_bytes
         texts: set[str] = set()
         kinds: dict[str, set[str]] = {}
         self._samples: list[_Sample] = []
@@ -105,18 +106,18 @@ class WebDatasetDoor:
             found = self._values_of(sample, {*columns, *attributes})
             texts = {**dict.fromkeys(columns), **strings_in({column: found[column] for column in columns})}
             values = {column: found[column] for column in attributes}
-            return Item(f"{sample.source}.{picture}", _read(sample, picture), texts, values=values)
+            return Item(f"{sample.source}.{picture}", _read(sample, picture, self._most_bytes), texts, values=values)
         except UnreadableError as error:
-            return Item(sample.source, None, {}, f"its caption cannot be read: {error}")
+            return Item(sample.source, None, {}, f"it or its caption cannot be read: {error}")
 
     def _values_of(self, sample: _Sample, columns: set[str]) -> dict[str, Any]:
         found: dict[str, Any] = dict.fromkeys(columns)
         if _JSON in sample.members and columns - self._texts:
-            entries = entries_of(_read(sample, _JSON, _MOST_TEXT), _JSON)
+            entries = entries_of(_read(sample, _JSON, MOST_TEXT_BYTES), _JSON)
             found.update({key: value for key, value in entries.items() if key not in self._texts})
         for ending in sample.members:
             if (column := _column(ending)) in columns and column is not None:
-                found[column] = text_of(_read(sample, ending, _MOST_TEXT), ending)
+                found[column] = text_of(_read(sample, ending, MOST_TEXT_BYTES), ending)
         return found
 
 
@@ -177,15 +178,15 @@ def _add_entries(kinds: dict[str, set[str]], samples: Sequence[_Sample]) -> None
     for sample in samples:
         if _JSON in sample.members:
             try:
-                add_kinds(kinds, entries_of(_read(sample, _JSON, _MOST_TEXT), _JSON))
+                add_kinds(kinds, entries_of(_read(sample, _JSON, MOST_TEXT_BYTES), _JSON))
             except UnreadableError:
                 continue
 
 
-def _read(sample: _Sample, ending: str, most: int | None = None) -> bytes:
+def _read(sample: _Sample, ending: str, most: int) -> bytes:
     member = sample.members[ending]
-    if most is not None and member.size > most:
-        raise UnreadableError(f"{ending} has {member.size:,} bytes; the most is {most:,}")
+    if member.size > most:
+        raise UnreadableError(too_large(ending, member.size, most))
     with sample.tar.open("rb") as file:
         file.seek(member.start)
         return file.read(member.size)

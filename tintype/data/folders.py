@@ -1,0 +1,63 @@
+"""List the files of a folder that somebody else may have filled: a symbolic link must not lead out of it.
+
+A link to a file in the folder is followed. A link to a folder in the folder is passed over, since its files are listed
+where they lie. A link that leads out of the folder is refused, unless the user says that it is meant.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tintype.errors import UserError
+
+
+def files_in(folder: Path, suffixes: Sequence[str] | None = None, follow_links: bool = False) -> list[Path]:
+    """Return the files at any depth by name, without hidden ones; raise where a link leads out of the folder."""
+    root = _real(folder)
+    found: list[Path] = []
+    outside: list[Path] = []
+    seen = {root}
+    for place, folders, files in os.walk(folder, followlinks=follow_links):
+        links = [Path(place, name) for name in _shown(folders) if Path(place, name).is_symlink()]
+        leaving = [link for link in links if leaves(link, root)]
+        new = {_real(link): link.name for link in leaving if _real(link) not in seen}  # a link may lead to one above it
+        seen.update(new)
+        folders[:] = [name for name in _shown(folders) if Path(place, name) not in links or name in new.values()]
+        paths = [Path(place, name) for name in _shown(files)]
+        outside += leaving + [path for path in paths if path.is_symlink() and leaves(path, root)]
+        found += [path for path in paths if path.is_file() and (suffixes is None or path.suffix.lower() in suffixes)]
+    if outside and not follow_links:
+        raise _refusal(folder, outside)
+    return sorted(found)
+
+
+def leaves(path: Path, root: Path) -> bool:
+    """Return whether a path leads out of the folder `root`, which has no links in its own path."""
+    return not _real(path).is_relative_to(root)
+
+
+def check_inside(folder: Path, files: Sequence[Path], follow_links: bool) -> None:
+    """Raise where one of the files that a data set names is a link that leads out of its folder."""
+    root = _real(folder)
+    if not follow_links and (outside := [file for file in files if leaves(file, root)]):
+        raise _refusal(folder, outside)
+
+
+def _refusal(folder: Path, outside: Sequence[Path]) -> UserError:
+    first = min(outside)
+    others = f" and {len(outside) - 1:,} more are links that lead" if len(outside) > 1 else " is a link that leads"
+    return UserError(
+        f"{first}{others} out of {folder} (to {_real(first)}). Put the files themselves there (`cp -rL` copies them); "
+        "or pass --follow-links, where the command has it, to read what the links lead to"
+    )
+
+
+def _real(path: Path) -> Path:
+    """Return the path without links; unlike `Path.resolve`, also of links that lead to themselves."""
+    return Path(os.path.realpath(path))
+
+
+def _shown(names: Sequence[str]) -> list[str]:
+    return [name for name in names if not name.startswith(".")]

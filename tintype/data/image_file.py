@@ -1,0 +1,117 @@
+"""Open image files: the only place in the package that calls Pillow's opener.
+
+Pillow knows some forty formats. One of them, EPS, starts Ghostscript, whatever the file is called. So only formats with
+a plain decoder are accepted, and what a file states about its size is checked before any pixel is decoded.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from PIL import Image, UnidentifiedImageError
+
+from tintype.errors import UserError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+"""Accepted formats. JPEG includes MPO: a photograph with a preview after it."""
+NAMES = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
+PILLOW_MOST_PIXELS = 178_956_970
+"""Pillow itself refuses images with more pixels."""
+MOST_PIXELS_AT_ONCE = 100_000_000
+"""Pixels decoded at a time, by all threads. One image is always decoded, however large."""
+_OF_BROKEN_FILES = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
+"""What Pillow's readers raise when the bytes are not what they expect."""
+
+# `open_image` has a stricter limit, and says which image exceeds it.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that one image may have. What a store holds is within the default limits."""
+
+    bytes: int = 64 << 20
+    pixels: int = 1 << 26
+
+
+LIMITS = Limits()
+
+
+class BadImageError(UserError):
+    """An image that is damaged, too large or of a format that is not accepted; the message names it."""
+
+
+@contextmanager
+def open_image(content: bytes, name: str, limits: Limits = LIMITS) -> Iterator[Image.Image]:
+    """Yield the image with its header read; raise `BadImageError`, also where its pixels cannot be decoded."""
+    if len(content) > limits.bytes:
+        raise BadImageError(too_large(name, len(content), limits.bytes))
+    try:
+        with Image.open(io.BytesIO(content), formats=_formats()) as image:
+            if image.width * image.height > limits.pixels:
+                raise BadImageError(
+                    f"{name} has {image.width} × {image.height} pixels; the most is {limits.pixels}: shrink it first"
+                )
+            yield image
+    except UnidentifiedImageError:
+        raise BadImageError(f"{name} cannot be read as an image: it is not {NAMES}") from None
+    except _OF_BROKEN_FILES as error:
+        raise BadImageError(f"{name} cannot be read as an image: {_reason(error)}") from None
+
+
+def pixels_stated(content: bytes) -> int:
+    """Return the number of pixels that the header states; 0 where it cannot be read or exceeds Pillow's own limit."""
+    try:
+        with Image.open(io.BytesIO(content), formats=_formats()) as image:
+            return image.width * image.height
+    except _OF_BROKEN_FILES:
+        return 0
+
+
+def read_file(path: Path, most: int = LIMITS.bytes) -> bytes:
+    """Return the content of a file; raise `BadImageError` before it is read where it has more than `most` bytes."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(most + 1) if size <= most else b""
+    if max(size, len(content)) > most:
+        raise BadImageError(too_large(path.name, max(size, len(content)), most))
+    return content
+
+
+def too_large(name: str, size: int, most: int) -> str:
+    return f"{name} has {size:,} bytes; the most is {most:,}"
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Return the accepted formats that this build of Pillow has: AVIF is missing from some."""
+    Image.init()
+    return tuple(one for one in FORMATS if one in Image.OPEN)
+
+
+def _reason(error: Exception) -> str:
+    known = isinstance(error, OSError | SyntaxError | ValueError | Image.DecompressionBombError)
+    return str(error) if known and str(error) else f"{type(error).__name__}: {error}"
