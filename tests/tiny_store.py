@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ def tried(
     interrupt: Interrupt | None = None,
 ) -> Outcome:
     told = on_progress or (lambda progress: None)
-    return import_pictures(source, out, options or ImportOptions(), interrupt or Interrupt(), told)
+    options = replace(options or ImportOptions(), most_bad=1.0)  # of so few, one is many
+    return import_pictures(source, out, options, interrupt or Interrupt(), told)
 
 
 def tiny_store(folder: Path, count: int = 60, name: str = "store", eval_share: float = 0.4) -> Path:

@@ -21,6 +21,7 @@ from PIL import Image
 from pyarrow import parquet
 from typer.testing import CliRunner
 
+import tintype.files
 from tests import sets
 from tests.shared import shared
 from tests.tiny_store import imported, parquet_of, picture
@@ -28,9 +29,11 @@ from tests.unit.data.test_doors import animated, bomb, sixteen, sixteen_of_colou
 from tests.unit.data.test_store import quarantine
 from tintype.cli import app
 from tintype.data.store import writer
-from tintype.data.store.importing import ImportOptions
+from tintype.data.store.encode import Sizing
+from tintype.data.store.importing import ImportOptions, import_pictures, read_share
 from tintype.data.store.layout import open_store
 from tintype.errors import UserError
+from tintype.train.interrupt import Interrupt
 
 ROOT = Path(__file__).parents[2]
 GOOD = 5
@@ -59,11 +62,11 @@ def turned() -> bytes:
 
 
 CASES = {
-    "zero bytes": Case(b"", reason="cannot be read as an image: its format is not known"),
+    "zero bytes": Case(b"", reason="cannot be read as an image: it is not JPEG, PNG"),
     "truncated jpeg": Case(picture(2, form="jpeg")[:-40], reason="cannot be read as an image: image file is truncated"),
     "truncated png": Case(picture(3)[:-60], reason="cannot be read as an image"),
     "truncated webp": Case(picture(3, form="webp")[:-60], reason="cannot be read as an image"),
-    "html for an image": Case(b"<html>404</html>", reason="its format is not known"),
+    "html for an image": Case(b"<html>404</html>", reason="it is not JPEG, PNG"),
     "cmyk": Case(cmyk()),
     "16 bits, grey": Case(sixteen(), reason="convert it to 8 bits a channel first"),
     "16 bits, colours": Case(sixteen_of_colour()),
@@ -107,7 +110,8 @@ def in_tar(folder: Path, cases: Sequence[Case]) -> Path:
 
 
 def command(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["data", "import", *arguments])
+    """Of so few records, one bad one is more than 5%."""
+    return CliRunner().invoke(app, ["data", "import", "--most-bad", "50%", *arguments])
 
 
 @pytest.mark.parametrize("write", [in_parquet, in_folder, in_tar])
@@ -210,7 +214,7 @@ for fault, begin in FAULTS.items():
         with open(f"{folder}/{fault}.log", "w") as log:
             os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
             begin()
-            sys.argv[:] = ["tintype", "data", "import", source, "--out", f"{folder}/{fault}"]
+            sys.argv[:] = ["tintype", "data", "import", source, "--out", f"{folder}/{fault}", "--most-bad", "50%"]
             main()
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -243,6 +247,107 @@ def test_a_full_disk_a_signal_and_a_kill_leave_no_store_and_the_same_command_goe
         assert store.identity == whole.identity and store.about.quarantined == len(quarantine(tmp_path / fault)) == 1
         store.check()
     assert not list(tmp_path.glob(".*"))
+
+
+def broken_of(folder: Path, bad: int, count: int) -> Path:
+    images = [b"broken" if index < bad else picture(index % 7) for index in range(count)]
+    return parquet_of(folder / f"{bad}.parquet", images, caption=[f"number {index}" for index in range(count)])
+
+
+@pytest.mark.parametrize("options", [[], ["--most-bad", "0.05"]])
+def test_more_bad_records_than_the_ceiling_are_refused(tmp_path: Path, options: list[str]) -> None:
+    out = tmp_path / "store"
+    done = CliRunner().invoke(app, ["data", "import", str(broken_of(tmp_path, 90, 100)), "--out", str(out), *options])
+    said = str(done.exception)
+    assert isinstance(done.exception, UserError) and not out.exists()
+    assert "6 of the first 6 records are bad: more than --most-bad 5% of all 100" in said
+    assert "90.parquet, row 0: 90.parquet, row 0 cannot be read as an image" in said and "row 3" not in said
+    assert "with a larger share, such as --most-bad 100%" in said and f"{tmp_path / '.store.importing'}" in said
+
+
+def test_a_share_of_just_the_ceiling_is_taken_and_one_more_is_not(tmp_path: Path) -> None:
+    five, six = broken_of(tmp_path, 5, 100), broken_of(tmp_path, 6, 100)
+    assert CliRunner().invoke(app, ["data", "import", str(five), "--out", str(tmp_path / "a")]).exit_code == 0
+    done = CliRunner().invoke(app, ["data", "import", str(six), "--out", str(tmp_path / "b")])
+    assert isinstance(done.exception, UserError) and "6 of the first 6 records are bad" in str(done.exception)
+
+
+def test_a_refused_import_resumes_with_a_larger_share_and_not_without(tmp_path: Path) -> None:
+    """The control too: with the ceiling at 100% all broken images are let by."""
+    images = [picture(index) if index < 10 else b"broken" for index in range(20)]
+    source = parquet_of(tmp_path / "a.parquet", images, caption=["words"] * 20)
+    asked = ["data", "import", str(source), "--out", str(tmp_path / "store")]
+    first, again = (str(CliRunner().invoke(app, asked).exception) for _ in range(2))
+    assert "2 of the first 12 records are bad" in first and first == again
+    done: list[int] = []
+    seen = ImportOptions(most_bad=1.0)
+    import_pictures(source, tmp_path / "store", seen, Interrupt(), lambda progress: done.append(progress.done))
+    assert done[0] == 12 and done[-1] == 20, "it resumed"
+    about = open_store(tmp_path / "store").about
+    assert about.quarantined == 10 and sum(about.counts.values()) == 10
+
+
+def test_images_that_the_user_leaves_out_are_not_bad(tmp_path: Path) -> None:
+    images = [picture(index, (24, 20) if index < 15 else (64, 64)) for index in range(20)]
+    source = parquet_of(tmp_path / "a.parquet", images, caption=["words"] * 20)
+    options = ImportOptions(sizing=Sizing(min_px=32))
+    about = import_pictures(source, tmp_path / "store", options, Interrupt()).about
+    assert about is not None and about.quarantined == 15 and sum(about.counts.values()) == 5
+
+
+@pytest.mark.parametrize("value", ["5", "-1%", "101%", "many", "nan", ""])
+def test_a_share_is_written_as_one(value: str) -> None:
+    with pytest.raises(UserError, match=r"such as 5% or 0\.05"):
+        read_share("--most-bad", value)
+
+
+class Disk:
+    """Watches what is flushed to the disk and what is renamed, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[tuple[str, str]] = []
+        fsync, replace = os.fsync, Path.replace
+
+        def watched_fsync(descriptor: int) -> None:
+            self.events.append(("flush", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
+            fsync(descriptor)
+
+        def watched_replace(path: Path, target: Path) -> Path:
+            self.events.append(("rename", str(path)))
+            return replace(path, target)
+
+        monkeypatch.setattr(os, "fsync", watched_fsync)
+        monkeypatch.setattr(Path, "replace", watched_replace)
+
+    def unsafe(self, work: Path, store: Path) -> set[str]:
+        """Return the store's files that were renamed, or named by the store, before they were on the disk."""
+        commit = self.events.index(("rename", str(work)))
+        flushed = {name for kind, name in self.events[:commit] if kind == "flush"}
+        temporary = {f".{Path(name).name.split('.writing-')[0].lstrip('.')}" for name in flushed if ".writing-" in name}
+        names = {file.name for file in store.iterdir()}
+        late = {name for name in names if f".{name}" not in temporary and str(work / name) not in flushed}
+        late |= set() if str(work) in flushed else {"the folder"}
+        after = {name for kind, name in self.events[commit:] if kind == "flush"}
+        return late | (set() if str(store.parent) in after else {"the rename"})
+
+
+def test_all_is_on_the_disk_before_the_rename_that_makes_it_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "SHARD_ROWS", 4)
+    images = [picture(index) for index in range(9)] + [b"broken"]
+    source = parquet_of(tmp_path / "a.parquet", images, caption=["words"] * 10)
+    disk = Disk(monkeypatch)
+    imported(source, tmp_path / "store")
+    files = sorted(file.name for file in (tmp_path / "store").iterdir())
+    assert files == ["quarantine.jsonl", *(f"shard-{index:05d}.arrow" for index in range(3)), "store.json"]
+    assert disk.unsafe(tmp_path / ".store.importing", tmp_path / "store") == set()
+    disk.events.clear()
+    for module in (writer, tintype.files):  # control
+        monkeypatch.setattr(module, "flush", lambda path: None)
+    imported(source, tmp_path / "other")
+    late = disk.unsafe(tmp_path / ".other.importing", tmp_path / "other")
+    assert late == {*files, "the folder", "the rename"}
 
 
 def real_entries(name: str, count: int) -> list[sets.Entry]:

@@ -53,11 +53,24 @@ def data_import(
     min_px: Annotated[int | None, typer.Option(min=1, help="Set pictures with a smaller short side aside")] = None,
     quality: Annotated[int, typer.Option(min=1, max=100, help="Of the JPEG of pictures that are changed")] = 95,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many records")] = None,
+    most_bad: Annotated[
+        str, typer.Option(help="The share of records that may be bad; with more the import is refused")
+    ] = "5%",
+    most_bytes: Annotated[int, typer.Option(min=1, help="Of an image file; a larger one is bad")] = 64 << 20,
+    most_pixels: Annotated[int, typer.Option(min=1, max=178_956_970, help="Of an image; a larger one is bad")] = 1
+    << 26,
+    most_pixels_at_once: Annotated[
+        int, typer.Option(min=1, help="Decoded at a time, 12 bytes of memory each; large images wait for each other")
+    ] = 100_000_000,
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Read what symbolic links lead to outside the folder")
+    ] = False,
 ) -> None:
-    """Bring pictures, captions and attributes into a store. Running it again goes on, or says that it is done."""
+    """Bring images, captions and attributes into a store. Running it again resumes, or says that it is done."""
+    from tintype.data.image_file import Limits
     from tintype.data.store.attributes import read_attributes
     from tintype.data.store.encode import Sizing
-    from tintype.data.store.importing import ImportOptions, read_pairs, read_splits
+    from tintype.data.store.importing import ImportOptions, read_pairs, read_share, read_splits
     from tintype.terminal.data import import_with_progress
     from tintype.world import alone
 
@@ -74,6 +87,10 @@ def data_import(
         eval_share=0.1 if eval_share is None else eval_share,
         limit=limit,
         sizing=Sizing(short_px, min_px, quality),
+        limits=Limits(most_bytes, most_pixels),
+        most_pixels_at_once=most_pixels_at_once,
+        most_bad=read_share("--most-bad", most_bad),
+        follow_links=follow_links,
     )
     import_with_progress(source, out, options, console)
 

@@ -16,9 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tintype.data.image_file import LIMITS, MOST_PIXELS_AT_ONCE, Limits, pixels_stated
 from tintype.data.pictures import map_ahead
 from tintype.data.store.attributes import Attribute, MisfitError, Settled, Value, check_names, fit, settle
-from tintype.data.store.doors import Door, Item, open_door
+from tintype.data.store.doors import Door, Item, Reading, open_door
 from tintype.data.store.encode import Picture, Refused, Sizing, prepare
 from tintype.data.store.layout import ABOUT, SPLITS, AboutStore, Split, is_store, open_store, refuse_built_in
 from tintype.data.store.texts import unfit
@@ -33,6 +34,8 @@ _SPLIT_NAMES: dict[str, Split] = {
     **dict.fromkeys(("eval", "evaluation", "test", "val", "valid", "validation", "dev"), "eval"),
 }
 
+_SHOWN_REASONS = 3
+
 
 @dataclass(frozen=True)
 class ImportOptions:
@@ -46,6 +49,13 @@ class ImportOptions:
     eval_share: float = 0.1
     limit: int | None = None
     sizing: Sizing = field(default_factory=Sizing)
+    limits: Limits = LIMITS
+    """Of an image as it lies in the source."""
+    most_pixels_at_once: int = MOST_PIXELS_AT_ONCE
+    """Decoded by all threads at a time."""
+    most_bad: float = 0.05
+    """The share of records that may be bad; with more the import is refused."""
+    follow_links: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ def import_pictures(
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Outcome:
     """Stores the source's pictures from wherever an earlier try stopped. Returns unfinished when a signal came."""
-    door = open_door(source)
+    door = open_door(source, Reading(options.limits, options.follow_links))
     captions = _captions(door, options.captions, source)
     attributes = _attributes(door, options.attributes, captions, source)
     _check_split_column(door, options.split_column, source)
@@ -90,9 +100,11 @@ def import_pictures(
         known = list(dict.fromkeys(one.column for one in attributes.values()))
         items = islice(door.items(columns, writer.done, known), total - writer.done)
         on_progress(Progress(writer.done, total, writer.quarantined))
-        for item, picture in _prepared(items, options.sizing):
+        _check_bad(writer, options.most_bad, total)
+        for item, picture in _prepared(items, options):
             _store(item, picture, captions, attributes, splitter, writer)
             on_progress(Progress(writer.done, total, writer.quarantined))
+            _check_bad(writer, options.most_bad, total)
             if interrupt.signal is not None:
                 break
         writer.keep()
@@ -112,8 +124,34 @@ def _tidied(work: Path) -> Iterator[None]:
         raise
 
 
-def _prepared(items: Iterator[Item], sizing: Sizing) -> Iterator[tuple[Item, Picture | Refused]]:
-    return map_ahead(lambda item: (item, prepare(item, sizing)), items)
+def _prepared(items: Iterator[Item], options: ImportOptions) -> Iterator[tuple[Item, Picture | Refused]]:
+    def cost(item: Item) -> int:
+        """Bytes count too: few pixels may lie in a large file."""
+        content = item.content or b""
+        return max(pixels_stated(content), len(content))
+
+    return map_ahead(
+        lambda item: (item, prepare(item, options.sizing, options.limits)), items, cost, options.most_pixels_at_once
+    )
+
+
+def _check_bad(writer: Writer, most_bad: float, total: int) -> None:
+    """Raise as soon as more records are bad than may be of all. What is done is kept for a rerun."""
+    if writer.bad <= most_bad * total:
+        return
+    writer.keep()
+    reasons = "; ".join(writer.first_bad(_SHOWN_REASONS))
+    raise UserError(
+        f"{writer.bad:,} of the first {writer.done:,} records are bad: more than --most-bad {100 * most_bad:.3g}% of "
+        f"all {total:,}. The first: {reasons}. {writer.quarantine} has all so far. No store was made. If they may be "
+        f"left out, run the same command with a larger share, such as --most-bad {_next_share(writer)}: it resumes. If "
+        f"the source is wrong, fix it, remove {writer.quarantine.parent}, and import again"
+    )
+
+
+def _next_share(writer: Writer) -> str:
+    """Return a round share that the records so far do not exceed."""
+    return f"{min(100, -(-writer.bad * 100 // writer.done // 10) * 10 or 10)}%"
 
 
 def _store(
@@ -126,7 +164,7 @@ def _store(
 ) -> None:
     """One item into the store, or into the quarantine."""
     if isinstance(picture, Refused):
-        writer.refuse(item.source, picture.reason)
+        writer.refuse(item.source, picture.reason, picture.bad)
         return
     texts = {name: (item.texts[column] or "").strip() for name, column in captions.items()}
     if lacking := [f"{name} (column {captions[name]})" for name, text in texts.items() if not text]:
@@ -236,10 +274,14 @@ def _request(
     attributes: Mapping[str, Settled],
     options: ImportOptions,
 ) -> dict[str, Any]:
-    """All that decides what is stored. Of an import without attributes it is what it was before there were any."""
+    """Return all that decides what is stored; without later additions at their defaults, as earlier versions wrote."""
     files = json.dumps(door.fingerprint)
     asked = {**asdict(options), "captions": dict(captions), "splits": dict(options.splits)}
     asked["attributes"] = {name: asdict(one) for name, one in attributes.items()}
+    for name in ("most_pixels_at_once", "most_bad", "follow_links"):  # say how, not what
+        del asked[name]
+    if options.limits == LIMITS:
+        del asked["limits"]
     if not attributes:
         del asked["attributes"]
     return {
@@ -270,6 +312,18 @@ def read_pairs(option: str, values: Sequence[str], example: str) -> dict[str, st
             raise UserError(f"{option}: {name} is given twice; give it once")
         found[name] = other
     return found
+
+
+def read_share(option: str, value: str) -> float:
+    """Return the share that `5%` or `0.05` says."""
+    number = value.strip().removesuffix("%")
+    try:
+        share = float(number) / (100 if value.strip().endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UserError(f"{option} {value}: write a share of 0% to 100%, such as 5% or 0.05")
+    return share
 
 
 def read_splits(values: Sequence[str]) -> dict[str, Split]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tintype.data.store.layout import (
     schema,
 )
 from tintype.errors import UserError
-from tintype.files import write_bytes, write_json, write_text
+from tintype.files import flush, write_bytes
 
 SHARD_BYTES, SHARD_ROWS = 64 << 20, 4096
 QUARANTINE = "quarantine.jsonl"
@@ -65,6 +66,8 @@ class _Kept(BaseModel):
     shards: list[Shard] = []
     quarantined: int = 0
     quarantine_bytes: int = 0
+    bad: int = 0
+    """Those of the quarantined that the user did not ask to leave out."""
 
 
 class Writer:
@@ -81,6 +84,7 @@ class Writer:
             self._take_in(open_shard(work / shard.name))
         self._rows: list[dict[str, Any]] = []
         self._refused: list[str] = []
+        self._bad = self._kept.bad
         self._bytes, self._new_items = 0, 0
 
     @property
@@ -91,6 +95,15 @@ class Writer:
     @property
     def quarantined(self) -> int:
         return self._kept.quarantined + len(self._refused)
+
+    @property
+    def bad(self) -> int:
+        """Quarantined items that the user did not ask to leave out."""
+        return self._bad
+
+    @property
+    def quarantine(self) -> Path:
+        return self._work / QUARANTINE
 
     def first_seen(self) -> dict[str, tuple[Split, str]]:
         """By its pixels, the split and the source of each picture that is stored."""
@@ -103,9 +116,17 @@ class Writer:
         if self._bytes >= SHARD_BYTES or len(self._rows) >= SHARD_ROWS:
             self.keep()
 
-    def refuse(self, source: str, reason: str) -> None:
-        self._refused.append(json.dumps({"source": source, "reason": reason}, ensure_ascii=False) + "\n")
+    def refuse(self, source: str, reason: str, bad: bool = True) -> None:
+        asked = {} if bad else {"asked": True}
+        self._refused.append(json.dumps({"source": source, "reason": reason, **asked}, ensure_ascii=False) + "\n")
+        self._bad += bad
         self._new_items += 1
+
+    def first_bad(self, count: int) -> list[str]:
+        """Return source and reason of the first bad items among those that are kept."""
+        with self.quarantine.open(encoding="utf-8") as file:
+            bad = (said for said in map(json.loads, file) if "asked" not in said)
+            return [f"{said['source']}: {said['reason']}" for said in islice(bad, count)]
 
     def keep(self) -> None:
         """Writes what has come in since the last time, and then how far that is."""
@@ -115,16 +136,18 @@ class Writer:
         refused = "".join(self._refused).encode(errors="backslashreplace")
         try:
             shards = [*kept.shards, self._write_shard(len(kept.shards))] if self._rows else kept.shards
-            with (self._work / QUARANTINE).open("ab") as file:
+            with self.quarantine.open("ab") as file:
                 file.write(refused)
+            flush(self.quarantine)  # all is on the disk before what counts it
             self._kept = _Kept(
                 request=kept.request,
                 items=self.done,
                 shards=shards,
                 quarantined=self.quarantined,
                 quarantine_bytes=kept.quarantine_bytes + len(refused),
+                bad=self._bad,
             )
-            write_json(self._work / _PROGRESS, self._kept.model_dump())
+            write_bytes(self._work / _PROGRESS, self._kept.model_dump_json(indent=1).encode(), durable=True)
         except OSError as error:
             self._kept = kept
             raise self._no_room(error) from error
@@ -145,12 +168,14 @@ class Writer:
             attributes=dict(self._attributes),
         )
         try:
-            write_text(self._work / ABOUT, about.to_json())
+            write_bytes(self._work / ABOUT, about.to_json().encode(), durable=True)
             (self._work / _PROGRESS).unlink()
             (self._work / ".lock").unlink(missing_ok=True)
             if not kept.quarantined:
                 (self._work / QUARANTINE).unlink()
+            flush(self._work)
             self._work.replace(out)
+            flush(out.parent)
         except OSError as error:
             raise self._no_room(error) from error
         return about
@@ -164,7 +189,7 @@ class Writer:
             writer.write_batch(batch)
         content = sink.getvalue().to_pybytes()
         name = f"shard-{index:05d}.arrow"
-        write_bytes(self._work / name, content)
+        write_bytes(self._work / name, content, durable=True)
         self._take_in(batch)
         return Shard(name=name, rows=batch.num_rows, bytes=len(content))
 
