@@ -480,6 +480,12 @@ class RunSettings(Settings):
     """Housekeeping. It cannot change what is learnt, so it is left out of the plan's hash and of an arm's diff."""
 
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    threads: int = Field(
+        1,
+        ge=1,
+        description="Threads that compute, where the device is the CPU. Results are bit-exact for one number of them, "
+        "so it depends neither on the machine nor on --jobs; a run alone on a machine is faster with more",
+    )
     save_every_steps: int = Field(1000, ge=1)
     keep_checkpoints: int = Field(2, ge=2, description="At least two, so that damage to one loses little")
     log_every_steps: int = Field(10, ge=1)

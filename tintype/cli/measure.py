@@ -65,7 +65,7 @@ def bench(
     of training; or the speed of the metrics; or that of decoding pictures."""
     from tintype.bench import measure
     from tintype.metrics.speed import time_feature_metrics
-    from tintype.train.parts import choose_device
+    from tintype.train.parts import choose_device, cpu_threads
     from tintype.world import alone
 
     alone("tintype bench")
@@ -86,18 +86,17 @@ def bench(
         counts, batches = _whole_numbers("--tokens", tokens, "256,1024"), _whole_numbers("--batch", batch, "32,256")
         _bench_training(plan, technique, counts, batches, steps, json_)
         return
-    if metrics:
-        sizes, device = (768, 1024, 2048), choose_device(plan.run.device)
-        result = {}
-        with _measuring() as bars:
+    with _measuring() as bars, cpu_threads(plan.run):
+        if metrics:
+            sizes, device = (768, 1024, 2048), choose_device(plan.run.device)
+            result = {}
             for number, size in enumerate(sizes):
 
                 def on_part(part: str, done: int, total: int, number: int = number) -> None:
                     bars.show(None, number * total + done, len(sizes) * total, part)
 
                 result[f"seconds, 10,000 × {size}"] = time_feature_metrics(10_000, size, device, on_part)
-    else:
-        with _measuring() as bars:
+        else:
             result = measure(plan, steps, lambda part, done, total: bars.show(None, done, total, part))
     if json_:
         print_json(result)
@@ -126,8 +125,9 @@ def _bench_training(
     plan: Any, techniques: list[str], tokens: list[int], batches: list[int], steps: int, json_: bool
 ) -> None:
     from tintype.bench import compare, show
+    from tintype.train.parts import cpu_threads
 
-    with _measuring() as bars:
+    with _measuring() as bars, cpu_threads(plan.run):
         result = compare(
             plan, techniques, tokens, batches, steps, lambda row, done, total: bars.show(None, done, total, row)
         )
@@ -156,8 +156,9 @@ def _bench_import(source: Path, json_: bool) -> None:
 
 def _bench_data(plan: Any, steps: int, json_: bool) -> None:
     from tintype.bench_data import measure_data, sentences
+    from tintype.train.parts import cpu_threads
 
-    with _measuring() as bars:
+    with _measuring() as bars, cpu_threads(plan.run):
         result = measure_data(plan, steps, lambda part, done, total: bars.show(None, done, total, part))
     if json_:
         print_json(result)

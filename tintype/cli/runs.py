@@ -18,6 +18,7 @@ from tintype.cli.shared import (
     RunFolder,
     Set,
     Techniques,
+    Threads,
     app,
     console,
     plan_of,
@@ -117,6 +118,7 @@ def evaluate(
         bool, typer.Option("--follow-links", help="Read what symbolic links lead to outside the folder of --images")
     ] = False,
     device: Device = None,
+    threads: Threads = None,
     json_: Json = False,
 ) -> None:
     """Score a run, or any set of images against another: a folder, a .tar or a .parquet file each."""
@@ -130,13 +132,22 @@ def evaluate(
         raise UserError("--ema-length chooses among the weights of a run; --images have none")
     if run is not None and follow_links:
         raise UserError("--follow-links is of the folders of --images and --reference; a run has none")
+    if run is None and threads is not None:
+        raise UserError("--threads goes with a run; for --images set OMP_NUM_THREADS")
     if images is not None and reference is not None:
         _evaluate_images(images, reference, save_reference, set_, follow_links, device, json_)
     elif run is not None:
-        _evaluate_run(run_of(run, arm, arm_seed), set_, ema_length, device, json_)
+        _evaluate_run(run_of(run, arm, arm_seed), set_, ema_length, device, threads, json_)
 
 
-def _evaluate_run(run: Path, assignments: list[str], ema_length: float | None, device: str | None, json_: bool) -> None:
+def _evaluate_run(
+    run: Path,
+    assignments: list[str],
+    ema_length: float | None,
+    device: str | None,
+    threads: int | None,
+    json_: bool,
+) -> None:
     from tintype.evaluation.protocol import Protocol, definitions
     from tintype.evaluation.run import evaluate as score
     from tintype.evaluation.run import protocol_of
@@ -149,7 +160,7 @@ def _evaluate_run(run: Path, assignments: list[str], ema_length: float | None, d
     average = reconstruction(run, ema_length) if ema_length is not None else None
     kept = f"whole shards of sampled images are in {run / 'evaluation'}; run the same command to resume"
     with Progress("loading the run", kept=kept) as bars:
-        result = score(run, protocol, lambda now: bars.show(now.doing, now.done, now.total), device, average)
+        result = score(run, protocol, lambda now: bars.show(now.doing, now.done, now.total), device, average, threads)
     if json_:
         print_json(result)
         return
@@ -201,6 +212,7 @@ def ema(
         list[str], typer.Option("--set", help='Override the protocol: count=256, sampler.steps=20, "encoders=[clip]"')
     ] = [],  # noqa: B006
     device: Device = None,
+    threads: Threads = None,
     json_: Json = False,
 ) -> None:
     """Score a run with weight averages of several lengths. Running it again goes on where it stopped."""
@@ -217,7 +229,7 @@ def ema(
     wanted = check_metric(fitted.protocol, metric, data.of_scenes)
     curve = Curve(run, read_lengths(lengths), fitted.protocol, wanted, of_scenes=data.of_scenes)
     try:
-        score_lengths_with_progress(curve, device)
+        score_lengths_with_progress(curve, device, threads)
     finally:
         if curve.points:  # those of an interrupted command too
             print_json(curve.as_json()) if json_ else show_ema_curve(curve, console)

@@ -63,6 +63,9 @@ AnyPlan = Annotated[
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; by default as the run's plan says")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Threads on a CPU; by default the run's (run.threads). Others move last bits")
+]
 EmaLength = Annotated[
     float | None,
     typer.Option(help="Use the weight average of this length, made of the snapshots of a run with power-ema"),

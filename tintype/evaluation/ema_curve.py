@@ -76,10 +76,15 @@ class Curve:
         }
 
 
-def score_lengths(curve: Curve, on_progress: Callable[[float, Scoring], None], device: str | None = None) -> None:
+def score_lengths(
+    curve: Curve,
+    on_progress: Callable[[float, Scoring], None],
+    device: str | None = None,
+    threads: int | None = None,
+) -> None:
     """Score each length that the snapshots can represent. `on_progress` gets the length and the share of all lengths.
 
-    All lengths are looked at before the first is scored.
+    All lengths are checked before the first is scored.
     """
     found = [try_reconstruction(curve.run, length) for length in curve.lengths]
     curve.step = found[0].step
@@ -92,7 +97,7 @@ def score_lengths(curve: Curve, on_progress: Callable[[float, Scoring], None], d
             on_progress(average.length, replace(now, share=(index + now.share) / len(found)))
 
         usable = average.residual <= MOST_RESIDUAL
-        result = evaluate(curve.run, curve.protocol, report, device, average) if usable else None
+        result = evaluate(curve.run, curve.protocol, report, device, average, threads) if usable else None
         curve.points.append(Point(average.length, average.residual, result))
 
 

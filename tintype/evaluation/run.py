@@ -36,7 +36,7 @@ from tintype.strict import Document, parse
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run, weights_words
-from tintype.train.parts import Parts, choose_device
+from tintype.train.parts import Parts, choose_device, cpu_threads
 from tintype.train.reconstruct import Reconstruction
 from tintype.vision.encoders import READ_TOGETHER, EncoderPart, forget_encoders, scene_features
 from tintype.vision.scene_encoder import SceneReading
@@ -137,11 +137,13 @@ def evaluate(
     on_progress: OnScoring = lambda scoring: None,
     device: str | None = None,
     average: Reconstruction | None = None,
+    threads: int | None = None,
 ) -> dict[str, Any]:
     """Score a run's newest checkpoint, or an average made of its snapshots.
 
     Settings of the protocol that were not given follow from the run's data. Images are made once; `on_progress` gets
-    the progress. Ranks share the work; the first has the numbers, writes the result and broadcasts it.
+    the progress. Ranks share the work; the first has the numbers, writes the result and broadcasts it. On a CPU it
+    computes with the run's number of threads, or `threads`.
     """
     world = current()
     on_progress(Scoring("loading the run", 0, None, 0.0))
@@ -166,11 +168,12 @@ def evaluate(
     samples = [_samples(path, step, parts.plan.data, protocol, sampling, name) for sampling in protocol.conditions]
     counter = _Counter(_work(protocol, samples), on_progress)
     counter.begin("sampling", sum(last - first for one in samples for first, last in one.missing()))
-    for one in samples:
-        one.make(parts, partial(counter.count, steps=one.sampling.sampler.steps))
-    card = _score(parts, protocol, samples, counter)
+    with cpu_threads(parts.plan.run, threads):
+        for one in samples:
+            one.make(parts, partial(counter.count, steps=one.sampling.sampler.steps))
+        card = _score(parts, protocol, samples, counter)
+        real = _real_accuracy(parts, protocol)
     card.warnings += notes
-    real = _real_accuracy(parts, protocol)
     if not world.leads:
         scored: dict[str, Any] = world.lead()
         return scored

@@ -108,7 +108,7 @@ def run_tasks(
     tasks: Sequence[Task], protocol: Protocol, jobs: int, interrupt: Interrupt, on_message: Callable[[Message], None]
 ) -> dict[tuple[str, int], Message]:
     """Runs the tasks in `jobs` processes; returns the last word on each task that was begun."""
-    threads = max(1, torch.get_num_threads() // jobs)
+    threads = max(1, torch.get_num_threads() // jobs)  # the host's beside a GPU; on a CPU runs take their own number
     waiting, last = list(tasks), dict[tuple[str, int], Message]()
     jobs = min(jobs, len(tasks))
     workers = [_start_worker(slot, jobs, threads, protocol) for slot in range(jobs)]

@@ -116,7 +116,7 @@ def show_evaluation(title: str, result: dict[str, Any], meanings: Mapping[str, D
         console.print(f"training time by part: {shares}", highlight=False)
 
 
-def score_lengths_with_progress(curve: Curve, device: str | None) -> None:
+def score_lengths_with_progress(curve: Curve, device: str | None, threads: int | None = None) -> None:
     """Score the lengths of a curve and show how far it is."""
 
     def kept() -> str:
@@ -128,7 +128,7 @@ def score_lengths_with_progress(curve: Curve, device: str | None) -> None:
             images = f", {now.done:.0f} of {now.total} images" if now.total else ""
             bars.show(None, now.share * len(curve.lengths), note=f"length {length:g}: {now.doing}{images}")
 
-        score_lengths(curve, on_progress, device)
+        score_lengths(curve, on_progress, device, threads)
 
 
 def show_ema_curve(curve: Curve, console: Console) -> None:

@@ -15,7 +15,7 @@ from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.tokenizers.latent_cache import KeptLatents, keep_latents, why_uncacheable
 from tintype.train.interrupt import Interrupt
-from tintype.train.parts import choose_device
+from tintype.train.parts import choose_device, cpu_threads
 from tintype.transfer import send
 from tintype.world import World, current
 
@@ -58,7 +58,8 @@ def fill_cache(
         tokenizer = plan.tokenizer.build(device)
         kept = keep_latents(plan, tokenizer, open_source(plan.data, "train", device), device, batch)
     began = time.perf_counter()
-    encoded, changed = _fill(kept, world, interrupt, verify, on_images)
+    with cpu_threads(plan.run):
+        encoded, changed = _fill(kept, world, interrupt, verify, on_images)
     seconds = time.perf_counter() - began
     kept.rows.flush()
     totals = [sum(numbers) for numbers in zip(*world.tell([encoded, changed]), strict=True)]

@@ -14,7 +14,7 @@ from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.latents import check_latents
-from tintype.train.parts import Parts, build_parts, exact_fp32
+from tintype.train.parts import Parts, build_parts, cpu_threads, exact_fp32
 from tintype.train.prepare import get_ready, prepare_images
 from tintype.train.resume import resume
 from tintype.train.snapshots import take_snapshot
@@ -57,7 +57,7 @@ def train(
     """Trains the plan in a folder from wherever it stopped. Returns unfinished when a signal came."""
     world = current()
     folder = RunFolder(path, world)
-    with folder.claim(plan), exact_fp32():
+    with folder.claim(plan), exact_fp32(), cpu_threads(plan.run):
         if checkpoint.tidy(folder.checkpoints, world) == plan.train.steps:
             return Outcome(plan.train.steps, finished=True, already_done=True)
         parts = build_parts(plan)

@@ -36,7 +36,7 @@ from tintype.seams import (
     Tokenizer,
     Weighting,
 )
-from tintype.settings import DataPart, PrecisionSettings
+from tintype.settings import DataPart, PrecisionSettings, RunSettings
 from tintype.text.frozen import FrozenTextEncoder
 from tintype.text.kept import KeptText
 from tintype.tokenizers.adversary import Adversary
@@ -161,6 +161,21 @@ def exact_fp32(exact: bool = True) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = before
+
+
+@contextmanager
+def cpu_threads(run: RunSettings, threads: int | None = None) -> Iterator[None]:
+    """Compute on the CPU with the run's number of threads, or `threads`: another number adds sums in another order.
+
+    On a GPU torch's own number stays: runs are not bit-exact there.
+    """
+    before = torch.get_num_threads()
+    if choose_device(run.device).type == "cpu":
+        torch.set_num_threads(threads or run.threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def choose_device(name: str) -> torch.device:

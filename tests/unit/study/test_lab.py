@@ -4,21 +4,27 @@ import io
 import json
 import shutil
 from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 from rich.console import Console
 
-from tests.tiny import TINY
+from tests.tiny import TINY, tiny_plan
 from tests.tiny_clip import write, write_clip
 from tests.tiny_dino import write_dino
 from tintype.errors import UserError
+from tintype.evaluation.run import evaluate
 from tintype.metrics.throughput import images_per_s
+from tintype.plan import plan_from_folder
 from tintype.study.lab import _claim, report_study, run_study, stored_study
 from tintype.study.report import read_results
 from tintype.study.study import Study, load_study
 from tintype.train.folder import RunFolder
+from tintype.train.interrupt import Interrupt
+from tintype.train.loop import train
 
 STUDY = """
 question: Does it follow a benchmark's prompts?
@@ -110,6 +116,52 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished(once: Path, tmp_path: Path) -> Path:
     """A study of one run, that a test may change."""
     return Path(shutil.copytree(once, tmp_path / "out"))
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(folder: Path) -> bytes:
+    return (folder / "checkpoints" / "step-000000006" / "state.safetensors").read_bytes()
+
+
+def scores(folder: Path) -> dict[str, float]:
+    (file,) = folder.glob("evaluation/*/result.json")
+    return {name: value for name, value in json.loads(file.read_text())["metrics"].items() if name != "images_per_s"}
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_the_number_of_jobs_changes_no_bit_of_a_run(once: Path, tmp_path: Path) -> None:
+    """Nor do the threads that torch takes by itself. With other numbers of threads most tensors of this plan differ."""
+    study = load_study(str(once.parent / "study.yaml"), ["seeds=[0,1]"])
+    assert run_study(study, tmp_path / "out", 2, Console(quiet=True)) == 0
+    (alone,) = (once / "runs").iterdir()
+    beside = tmp_path / "out" / "runs" / alone.name
+    assert trained(beside) == trained(alone) and scores(beside) == scores(alone)
+    assert json.loads((beside / "environment.json").read_text())["threads"] == 1
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_a_plan_trained_and_scored_alone_has_the_bits_of_the_run_of_a_study(once: Path, tmp_path: Path) -> None:
+    (run,) = (once / "runs").iterdir()
+    train(plan_from_folder(run), tmp_path / "run", Interrupt())
+    evaluate(tmp_path / "run", stored_study(once).settings.evaluation)
+    assert trained(tmp_path / "run") == trained(run) and scores(tmp_path / "run") == scores(run)
+    assert torch.get_num_threads() == 4, "the caller's number is back"
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_a_run_computes_with_the_threads_of_its_plan(tmp_path: Path) -> None:
+    one, three = tiny_plan("train.steps=2"), tiny_plan("train.steps=2", "run.threads=3")
+    assert one.hash == three.hash, "it is housekeeping: a run may go on with another number"
+    seen: list[int] = []
+    train(three, tmp_path, Interrupt(), probe=lambda parts: {"threads": seen.append(torch.get_num_threads()) or 0.0})
+    assert seen == [3]
 
 
 def test_a_report_can_leave_the_data_out(finished: Path) -> None:

@@ -26,7 +26,7 @@ from tests.unit.study.example_results import (
     with_failed_run,
 )
 from tintype.study.report import charts, findings, numerals, read_results, svg, write_report
-from tintype.study.report.markdown import escaped
+from tintype.study.report.markdown import escaped, to_markdown
 from tintype.study.results import Arm, Change, Command, Curve, EncoderInfo, Results, Run, TokenizerInfo
 from tintype.study.trends import NO_RUNS, NOT_POSITIVE
 from tintype.terminal.studies import show_verdicts
@@ -463,6 +463,12 @@ def test_a_study_with_nothing_measured_still_has_a_report(results: Results, tmp_
     ]
     page = _page(results.model_copy(update={"arms": empty, "prompts": [], "reference": {}}), tmp_path)
     assert "12 of 12 runs have no result" in page.text and "No events." in page.text
+
+
+def test_both_reports_say_on_what_the_runs_computed_and_what_is_bit_exact(results: Results, tmp_path: Path) -> None:
+    said = "The runs computed on A CPU × 2, with 2 CPU threads each. On one kind of CPU"
+    assert said in findings.repeatability(results) and said in to_markdown(results)
+    assert said in _page(results, tmp_path).text
 
 
 _NOTHING = {

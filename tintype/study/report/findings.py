@@ -503,6 +503,20 @@ def made_with(results: Results) -> dict[str, str]:
     return {key: words for key, words in facts.items() if words or key == "command"}
 
 
+def repeatability(results: Results) -> str:
+    """Say which of the study's results the same plan gives again to the bit; empty where the device is not known."""
+    found = environment(results)
+    if "device" not in found:
+        return ""
+    threads = " or ".join(found.get("threads", ["an unknown number of"]))
+    plural = "" if threads == "1" else "s"
+    return (
+        f"The runs computed on {' and '.join(found['device'])}, with {threads} CPU thread{plural} each. On one kind of "
+        "CPU the same plan, seed, threads and torch give the same bits. On a GPU the same seed need not give the "
+        "same run."
+    )
+
+
 def events(results: Results) -> list[tuple[Arm, Run, dict[str, Any]]]:
     return [(arm, run, event) for arm in results.arms for run in arm.runs for event in run.events]
 

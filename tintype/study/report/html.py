@@ -80,6 +80,7 @@ def _page(results: Results, folder: Path) -> dict[str, Any]:
         "cards": findings.distinct_arms(results),
         "papers": {arm.name: [(paper, _link(paper)) for paper in arm.papers] for arm in results.arms},
         "environment": findings.environment(results),
+        "repeatability": findings.repeatability(results),
         "events": [(arm, run, event, findings.event_details(event)) for arm, run, event in findings.events(results)],
     }
 

@@ -319,6 +319,8 @@ def _definitions(results: Results) -> Iterator[str]:
 def _environment(results: Results) -> Iterator[str]:
     yield "## Environment\n"
     yield from _table(["What", "Value"], ([key, "; ".join(v)] for key, v in findings.environment(results).items()))
+    if said := findings.repeatability(results):
+        yield f"\n{said}"
 
 
 def _events(results: Results) -> Iterator[str]:
