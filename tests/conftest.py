@@ -10,12 +10,32 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.other_rounding import OtherRounding
+
 torch.set_num_threads(1)  # results are bit-exact for one thread count, and tests run side by side
 
 
 _CACHE = tempfile.mkdtemp(prefix="tintype-tests-")
 os.environ["TINTYPE_CACHE"] = _CACHE  # nothing of the user's is read or written
 atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--other-rounding", type=int, metavar="SEED", help="round like another machine in every test")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--other-rounding") is not None:
+        for item in items:
+            if isinstance(item, pytest.Function) and "other_rounding" not in item.fixturenames:
+                item.fixturenames.append("other_rounding")
+
+
+@pytest.fixture
+def other_rounding(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Round like another machine: for tests that compare two computations of the same numbers."""
+    with OtherRounding(request.config.getoption("--other-rounding") or 0):
+        yield
 
 
 @pytest.fixture(autouse=True)

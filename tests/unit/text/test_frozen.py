@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tests import tiny_text
+from tests.bounds import distance, network_bound
 from tests.tiny import tiny_plan
 from tests.tiny_text import MAX_TOKENS, WIDTH, write_text_encoder
 from tintype.errors import UserError
@@ -77,16 +78,19 @@ def far(first: list[Tensor], second: list[Tensor]) -> float:
     return max(float((one - other).abs().max()) for one, other in zip(first, second, strict=True))
 
 
+@pytest.mark.usefixtures("other_rounding")
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_gives_the_token_states_of_transformers(kind: str) -> None:
     captions = [caption for caption in CAPTIONS if caption]
-    model = tiny_text.model(kind)
+    tower = tower_of(kind, tiny_text.model(kind))
     found = texts_of(encoder_of(kind).encode(captions))
-    assert far(found, theirs(kind, captions, tower_of(kind, model))) < 1e-5
+    bound = network_bound(tower, torch.cat(found))
+    assert far(found, theirs(kind, captions, tower)) < bound
     for caption, one in zip(captions, found, strict=True):
-        assert far([one], theirs(kind, [caption], tower_of(kind, model))) < 1e-6
+        assert far([one], theirs(kind, [caption], tower)) < bound
 
 
+@pytest.mark.usefixtures("other_rounding")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_caption_is_the_same_alone_and_beside_a_long_one(kind: str) -> None:
     encoder = encoder_of(kind)
@@ -94,7 +98,7 @@ def test_a_caption_is_the_same_alone_and_beside_a_long_one(kind: str) -> None:
     assert torch.equal(single[0], texts_of(encoder.encode(["a red ball", LONG]))[0])
     for grouping in (by_length, evenly):  # as a GPU does it
         beside = texts_of(spread(encoder.packed(["a red ball", LONG], grouping), [0], MAX_TOKENS, CPU))
-        assert far(single, beside) < 1e-5
+        assert far(single, beside) < network_bound(encoder._network, single[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,10 +112,12 @@ def test_every_batch_has_one_length_and_every_caption_a_token(kind: str) -> None
     assert torch.equal(tokens.tokens_BLC[:4], tokens.tokens_BLC[4:])
 
 
+@pytest.mark.usefixtures("other_rounding")
 @pytest.mark.parametrize("kind", ["clip", "qwen3-vl", "t5"])
 def test_an_earlier_layer_is_taken_before_the_last_norm(kind: str) -> None:
+    tower = tower_of(kind, tiny_text.model(kind))
     found = texts_of(encoder_of(kind, skip_layers=1).encode(["a red ball"]))
-    assert far(found, theirs(kind, ["a red ball"], tower_of(kind, tiny_text.model(kind)), layer=-2)) < 1e-6
+    assert far(found, theirs(kind, ["a red ball"], tower, layer=-2)) < network_bound(tower, found[0])
 
 
 def save_alone(kind: str, folder: Path) -> Path:
@@ -134,12 +140,17 @@ def save_alone(kind: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("other_rounding")
 @pytest.mark.parametrize("kind", ["t5gemma/composite", "t5gemma/tower", "t5", "qwen3-vl", "clip"])
 def test_a_tower_saved_alone_is_the_same_encoder(kind: str, tmp_path: Path) -> None:
     name = kind.split("/")[0]
     whole, apart = encoder_of(name), encoder_of(name, save_alone(kind, tmp_path))
     assert apart.identity == whole.identity
-    assert torch.equal(apart.encode(CAPTIONS).tokens_BLC, whole.encode(CAPTIONS).tokens_BLC)
+    weights = whole._network.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in apart._network.state_dict().items())
+    found, wanted = (texts_of(encoder.encode(CAPTIONS)) for encoder in (apart, whole))
+    # Not the same bits: tensors lie elsewhere in another file, and some CPUs' libraries round by the alignment.
+    assert far(found, wanted) < network_bound(whole._network, torch.cat(wanted))
 
 
 def test_a_tower_of_a_pipeline_with_the_composite_config_is_read_too(tmp_path: Path) -> None:
@@ -237,6 +248,7 @@ def test_cleaned_captions_are_read_cleaned() -> None:
     assert left.token_ids([dirty]) != left.token_ids([plain])
 
 
+@pytest.mark.usefixtures("other_rounding")
 def test_the_denoiser_does_not_see_the_padding() -> None:
     folder = write_text_encoder("minilm")
     text = f'text={{"kind":"minilm","weights":"{folder}","max_tokens":%d}}'
@@ -248,7 +260,8 @@ def test_the_denoiser_does_not_see_the_padding() -> None:
                 parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(parameter.numel()))
         captions = ["a red ball", ""]
         usual = long.velocity(x_BCHW, t_B, long.text.encode(captions))
-        assert float((short.velocity(x_BCHW, t_B, short.text.encode(captions)) - usual).abs().max()) < 1e-5
+        fewer = short.velocity(x_BCHW, t_B, short.text.encode(captions))
+        assert distance(fewer, usual) < network_bound(long.denoiser, usual)
         padded = long.text.encode(captions)
         noise = torch.where(padded.mask_BL[..., None], padded.tokens_BLC, 100.0)
         assert torch.equal(long.velocity(x_BCHW, t_B, TextTokens(noise, padded.mask_BL)), usual)
