@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import RankError, run_ranks
+from tests.ranks import TIMEOUT_S, RankError, run_ranks
 
 
 def _sum_of_squared_ranks(scale: float) -> tuple[int, float, torch.Tensor]:
@@ -36,16 +36,14 @@ def _fail_on_rank_one() -> None:
 def _die_on_rank_one() -> None:
     if dist.get_rank() == 1:
         os._exit(3)
-    time.sleep(60)
+    time.sleep(2 * TIMEOUT_S)  # who waits for it hears of the time-out instead
 
 
 def test_a_failure_is_told_with_its_traceback_and_stops_the_others() -> None:
-    began = time.monotonic()
     with pytest.raises(RankError, match=r"rank 1 of 2:(.|\n)*_fail_on_rank_one(.|\n)*ValueError: rank one has had"):
         run_ranks(2, _fail_on_rank_one)
     with pytest.raises(RankError, match="rank 1 of 2:\nthe process ended without a word"):
         run_ranks(2, _die_on_rank_one)
-    assert time.monotonic() - began < 30
 
 
 def _sleep_on_rank_zero() -> None:
