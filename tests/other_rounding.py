@@ -41,7 +41,7 @@ _FUNCTIONS = {getattr(torch.ops.aten, name) for name in _FUNCTION_NAMES}
 
 class OtherRounding(TorchDispatchMode):
     def __init__(self, seed: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seed = seed
 
     @classmethod

@@ -3,8 +3,8 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from datetime import UTC, datetime, timedelta
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from tintype.study.study import Study, load_study
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
+from tintype.train.parts import Parts
 
 STUDY = """
 question: Does it follow a benchmark's prompts?
@@ -160,7 +161,12 @@ def test_a_run_computes_with_the_threads_of_its_plan(tmp_path: Path) -> None:
     one, three = tiny_plan("train.steps=2"), tiny_plan("train.steps=2", "run.threads=3")
     assert one.hash == three.hash, "it is housekeeping: a run may go on with another number"
     seen: list[int] = []
-    train(three, tmp_path, Interrupt(), probe=lambda parts: {"threads": seen.append(torch.get_num_threads()) or 0.0})
+
+    def probe(parts: Parts) -> dict[str, float]:
+        seen.append(torch.get_num_threads())
+        return {}
+
+    train(three, tmp_path, Interrupt(), probe=probe)
     assert seen == [3]
 
 

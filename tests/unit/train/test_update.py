@@ -226,7 +226,7 @@ class Counting(TorchDispatchMode):
 def test_the_clock_accounts_for_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = build_parts(tiny_plan())
     state = new_state(parts)
-    with Counting() as operations:
+    with Counting() as operations:  # type: ignore[no-untyped-call]
         monkeypatch.setattr("tintype.train.clock.time", SimpleNamespace(perf_counter=lambda: operations.count))
         watch = clock()
         update(parts, state, watch)
