@@ -139,7 +139,7 @@ def relies_on() -> Iterator[Claim]:
         f"It is right on {100 * min(accuracies):.1f}% of what the evaluation asks about real 64 px renders",
         holds=len(accuracies) == 1,
     )
-    yield Quote(f"A run killed at any of {measured.kill_points()} tried points ends bit-identical")
+    yield Quote(f"a run killed at any of {measured.kill_points()} tried points ends bit-identical")
 
 
 PAGES: dict[str, Callable[[], Iterable[Claim]]] = {"README.md": page}
