@@ -166,10 +166,11 @@ class LatentTokenizer:
             return torch.cat([self._moments(some_BCHW) for some_BCHW in image_BCHW.split(most)])
 
     def _moments(self, image_BCHW: Tensor) -> Tensor:
+        """Contiguous, as cached ones are: the layout decides in which order later kernels add."""
         found = self._posterior(image_BCHW)
         if found.std_BCHW is None or not self._sampled:
-            return self._normalisation.apply(found.mean_BCHW.float())
-        return torch.cat([found.mean_BCHW.float(), found.std_BCHW.float()], dim=1)
+            return self._normalisation.apply(found.mean_BCHW.float()).contiguous()
+        return torch.cat([found.mean_BCHW.float(), found.std_BCHW.float()], dim=1).contiguous()
 
     def drawn(self, moment_BCHW: Tensor, draws: Draws) -> Tensor:
         if not self._sampled:
