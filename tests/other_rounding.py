@@ -7,8 +7,10 @@ library approximates, in float64 too, and replaces the rounding error by another
 
 - The new error is that of this machine, times a random factor of up to `AMPLITUDE` in either direction. A sum that is
   exact (of small integers, of zeros, of one term) stays exact, as on every machine.
-- The factors are a function of the seed, the operation and its shapes. So the same operation on the same values gives
-  the same bits, as on every machine, and the rows of a batch of two are not the bits of a batch of one.
+- The factors are a function of the seed, the operation, its shapes and the column. So the same operation on the same
+  values gives the same bits, as on every machine, and the rows of a batch of two are not the bits of a batch of one.
+  A row of a batch has the same bits wherever it stands in it: frozen networks, which always get batches of one size on
+  a CPU, rely on that, and the kernels of all CPUs that were tried do so.
 
 It works for fp32, in this process, and for operations outside compiled code.
 """
@@ -32,10 +34,12 @@ _SUM_NAMES = """
     native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
     native_batch_norm native_batch_norm_backward _fused_rms_norm _fused_rms_norm_backward
     _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data
-    upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
 """.split()  # noqa: SIM905
 _SUMS = {getattr(torch.ops.aten, name) for name in _SUM_NAMES if hasattr(torch.ops.aten, name)}
-_FUNCTION_NAMES = "exp log sin cos tanh sigmoid gelu gelu_backward silu silu_backward rsqrt pow erf".split()  # noqa: SIM905
+_FUNCTION_NAMES = """
+    exp log sin cos tanh sigmoid gelu gelu_backward silu silu_backward rsqrt pow erf
+    upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
+""".split()  # noqa: SIM905
 _FUNCTIONS = {getattr(torch.ops.aten, name) for name in _FUNCTION_NAMES}
 
 
@@ -71,7 +75,9 @@ class OtherRounding(TorchDispatchMode):
 
 
 def _factor(found: Tensor, draw: torch.Generator) -> Tensor:
-    return AMPLITUDE * (2 * torch.rand(found.shape, generator=draw) - 1)
+    """The same for every row."""
+    shape = (1, *found.shape[1:]) if found.dim() else ()
+    return AMPLITUDE * (2 * torch.rand(shape, generator=draw) - 1)
 
 
 def _rounded(found: Tensor, exact: Tensor, factor: Tensor) -> Tensor:
