@@ -37,4 +37,4 @@ def network_bound(network: nn.Module, output: Tensor, dtype: torch.dtype = torch
 
 def distance(one: Tensor, other: Tensor) -> float:
     """Return the largest difference of two elements."""
-    return float((one - other).abs().max())
+    return float((one - other).detach().abs().max())

@@ -199,7 +199,8 @@ def test_a_scale_that_is_not_stated_is_not_taken_from_a_default_of_diffusers(kin
     given = built(kind, weights=folder, scale=2.0, shift=0.5).encode(pictures(2), draws(2))
     with torch.no_grad():
         raw = RAW[CLASSES[kind][0]](network(kind), pictures(2).float() / 127.5 - 1)
-    assert torch.allclose(given, (raw - 0.5) * 2, atol=1e-5)
+    expected = (raw - 0.5) * 2
+    assert distance(given, expected) < network_bound(network(kind).encoder, expected)
 
 
 def test_a_missing_shift_is_none_and_means_by_channel_go_before_both(tmp_path: Path) -> None:
@@ -207,11 +208,13 @@ def test_a_missing_shift_is_none_and_means_by_channel_go_before_both(tmp_path: P
     scale = network("flux1").config.scaling_factor
     with torch.no_grad():
         raw = RAW["AutoencoderKL"](network("flux1"), pictures(2).float() / 127.5 - 1)
-    assert torch.allclose(built("flux1", weights=bare).encode(pictures(2), draws(2)), raw * scale, atol=1e-6)
+    found = built("flux1", weights=bare).encode(pictures(2), draws(2))
+    assert distance(found, raw * scale) < network_bound(network("flux1").encoder, raw * scale)
     mean, std = [0.1, -0.2, 0.3, 0.0], [0.5, 1.0, 2.0, 4.0]
     stated = changed_copy("e2e-flux", tmp_path / "e2e", lambda c: c.update(latents_mean=mean, latents_std=std))
     expected = (raw - torch.tensor(mean).view(1, 4, 1, 1)) / torch.tensor(std).view(1, 4, 1, 1)
-    assert torch.allclose(built("e2e-flux", weights=stated).encode(pictures(2), draws(2)), expected, atol=1e-6)
+    found = built("e2e-flux", weights=stated).encode(pictures(2), draws(2))
+    assert distance(found, expected) < network_bound(network("e2e-flux").encoder, expected)
 
 
 def test_missing_statistics_of_flux_2_are_named(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.bounds import network_bound
 from tests.tiny_clip import write
 from tests.tiny_dino import dino_model
 from tintype.data.scenes.source import SceneSource
@@ -64,8 +65,8 @@ def test_kept_tokens_are_the_teachers_in_fp16(kind: Kind, teacher: Teacher) -> N
     found = asked(tokens, 3, 5, 3, 23)
     plain = teacher.tokens(source().images([3, 5, 3, 23]))
     assert found.dtype == torch.float32 and not found.requires_grad
-    torch.testing.assert_close(found, plain, atol=1e-3, rtol=1e-3)
-    assert torch.equal(found, plain.half().float())
+    assert torch.equal(found, found.half().float())
+    torch.testing.assert_close(found, plain, rtol=2**-10, atol=network_bound(dino_model(), plain))
 
 
 @pytest.mark.parametrize("kind", KINDS)
