@@ -62,18 +62,22 @@ def texts_in(source: str) -> Iterator[str]:
     documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     inside |= {id(node.format_spec) for node in ast.walk(tree) if isinstance(node, ast.FormattedValue)}
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and "quote(" in ast.unparse(node.value)]
+    quoted = {ast.unparse(target) for node in assigned for target in node.targets}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr) and id(node) not in inside:
-            yield "".join(map(shown, node.values))
+            yield "".join(shown(part, quoted) for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents | inside:
             yield node.value
 
 
-def shown(part: ast.expr) -> str:
+def shown(part: ast.expr, names: set[str]) -> str:
+    """A piece of an f-string. A value is quoted by a function, or its name says so."""
     if isinstance(part, ast.Constant):
         return str(part.value)
     assert isinstance(part, ast.FormattedValue)
-    quoted = isinstance(part.value, ast.Call) and "quote" in ast.unparse(part.value.func)
+    called = part.value.func if isinstance(part.value, ast.Call) else part.value
+    quoted = ast.unparse(called) in names or "quote" in ast.unparse(called)
     number = part.format_spec is not None and ast.unparse(part.format_spec).strip("f'\"") in ("d", "g")
     return "X" if quoted or number else UNKNOWN
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.tiny import TINY
 from tests.tiny_vae import write_tiny_vae
+from tintype.evaluation.protocol import Protocol
 from tintype.paths import _marks, find_beside, locate, locate_assignments, locate_options
 from tintype.plan import Plan, read_plan
 from tintype.settings import NamesFile, Settings, plain
@@ -48,10 +49,11 @@ def test_only_settings_that_name_files_are_found(elsewhere: Path) -> None:
     assert json.loads(found[1].partition("=")[2]) == {"kind": "store", "path": str(elsewhere / "short words")}
     same = ["captions.column=store", "data.where=store", "optimizer.lr=3", "data.path", "run.latents_folder=store"]
     assert locate_assignments(same, [Plan], elsewhere) == tuple(same)
-    also = [{"prompts": "long", "method": "euler"}, {"prompts": "store"}]
+    (elsewhere / "mine.txt").touch()
+    also = [{"prompts": "long", "method": "euler"}, {"prompts": "mine.txt"}]
     located = locate({"recipe": "pocket", "evaluation": {"also": also}}, [StudySettings], elsewhere)
     assert located["recipe"] == "pocket" and located["evaluation"]["also"][0] == also[0]
-    assert located["evaluation"]["also"][1] == {"prompts": str(elsewhere / "store")}
+    assert located["evaluation"]["also"][1] == {"prompts": str(elsewhere / "mine.txt")}
 
 
 @pytest.mark.parametrize(
@@ -85,6 +87,7 @@ def test_every_setting_of_this_name_is_looked_for() -> None:
     names = ("path", "folder", "weights", "source", "skip", "from_", "prompts", "recipe")
     fields = [(one, name, field) for one in every_class() for name, field in one.model_fields.items() if name in names]
     texts = [(one, name, field) for one, name, field in fields if field.annotation in (str, str | None)]
+    texts = [text for text in texts if text[:2] != (Protocol, "prompts")]  # a kind of caption, never a file
     marked = [field for _, _, field in fields if any(isinstance(mark, NamesFile) for mark in _marks(field))]
     assert len(marked) > 20 and not [(one, name) for one, name, field in texts if field not in marked]
 

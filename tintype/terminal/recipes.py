@@ -51,10 +51,10 @@ def study_rows() -> list[dict[str, Any]]:
 
 
 def show_recipes(console: Console) -> None:
-    numbers = [Column(head, justify="right", no_wrap=True) for head in ("px", "weights", "steps", "batch")]
+    numbers = [Column(head, justify="right", no_wrap=True) for head in ("px", "weights", "steps × batch")]
     table = Table(Column("recipe", no_wrap=True), "what it is", "device", *numbers)
     for row in recipe_rows():
-        sizes = [str(row["size_px"]), _short(row["denoiser_parameters"]), f"{row['steps']:,}", str(row["batch"])]
+        sizes = [str(row["size_px"]), _short(row["denoiser_parameters"]), f"{row['steps']:,} × {row['batch']}"]
         words = row["description"].partition(": ")[0]  # the rest says what the other columns say
         table.add_row(row["name"], escape(words), row["device"], *sizes)
     console.print(table)

@@ -44,6 +44,10 @@ def test_lists_say_how_large_a_recipe_and_a_study_is() -> None:
     assert (studies["pocket"]["runs"], studies["pocket"]["arms"][2:]) == (12, ["short-captions", "x-prediction"])
 
 
+def beginning(letter: str) -> list[str]:
+    return [name for name in recipes.names("plans") if name.startswith(letter)]
+
+
 def completed(words: str) -> list[str]:
     """What a shell offers for the last word."""
     given = {"_TINTYPE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
@@ -53,12 +57,11 @@ def completed(words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("tintype train p", ["pocket", "pocket-diffusers", "prx-jit-1024"]),
-        ("tintype tokenizer cache m", ["mini", "mini-diffusers"]),
-        ("tintype audit m", ["mini", "mini-diffusers"]),
-        ("tintype plan show m", ["mini", "mini-diffusers"]),
-        ("tintype plan diff pocket m", ["mini", "mini-diffusers"]),
-        ("tintype bench --recipe m", ["mini", "mini-diffusers"]),
+        *(
+            (f"tintype {words}", beginning("m"))
+            for words in ("train m", "tokenizer cache m", "audit m", "bench --recipe m")
+        ),
+        *((f"tintype plan {words}", beginning("p")) for words in ("show p", "diff mini p")),
         ("tintype ablate routing", ["routing", "routing-mini"]),
         ("tintype train pocket --technique x", ["x-prediction"]),
         ("tintype bench --technique fp", ["fp32", "fp8"]),
