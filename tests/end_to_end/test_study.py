@@ -66,7 +66,7 @@ def test_the_study_ends_with_verdicts_and_the_path_of_the_report(
 ) -> None:
     _, out, done = study
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "objective.kind: velocity → x-prediction" in done.stdout
+    assert "objective: velocity → x-prediction" in done.stdout
     assert done.stdout.strip().endswith(f"report: {out.resolve() / 'report.html'}")
     results = json.loads((out / "results.json").read_text())
     assert [arm["name"] for arm in results["arms"]] == ["baseline", "control", "x-prediction"]
