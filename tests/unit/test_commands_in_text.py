@@ -16,7 +16,8 @@ DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / 
 SOURCES = sorted((ROOT / "tintype").rglob("*.py"))
 PLANS = sorted((ROOT / "tintype" / "recipes").rglob("*.yaml"))
 SHELL = ("sh", "bash", "zsh", "console")
-GLOBS = "[]{}*?()<>"
+GLOBS = "[]{}*?()<>#"
+"""A comment too: typed into zsh it is more arguments, and its apostrophe opens a quote."""
 COMMAND = r"(?:\$ )?(?:tintype|torchrun|pip|python|make) "
 UNKNOWN = "\0"
 """Stands for a value that a message has at run time and that no function quoted."""
@@ -40,9 +41,11 @@ def unquoted(command: str) -> str:
 def commands_in(text: str) -> Iterator[str]:
     """Commands of shell blocks, and inline code that begins with a command or an option."""
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        if block.startswith("#!"):
+            continue  # a file, which no one types
         for line in block.replace("\\\n", " ").splitlines():
             if language in SHELL or (not language and re.match(COMMAND, line)):
-                command = line.partition(" #")[0].strip().removeprefix("$ ")
+                command = line.strip().removeprefix("$ ")
                 yield re.sub(r"\$\(.*?\)| > \S+$", " X", command)
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     for code in re.findall(r"`([^`]+)`", prose):
@@ -124,7 +127,7 @@ def test_what_a_shell_would_read_is_found() -> None:
     assert unquoted("tintype evaluate run --set \"encoders=[clip]\" --x='{a}' \\[") == ""
     assert unquoted('tintype evaluate "run') == '"'
     assert list(commands_in("```sh\ntintype a [x]  # y?\n```\n`--set a=[1]` and `plain[0]`")) == [
-        "tintype a [x]",
+        "tintype a [x]  # y?",
         "--set a=[1]",
     ]
     assert list(options_in('use --set a=[1], or --set "b=[2]" or --technique x:y=1.')) == [
