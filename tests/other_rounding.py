@@ -69,8 +69,9 @@ class OtherRounding(TorchDispatchMode):
         return tuple(_rounded(one, other, _factor(one, draw)) if _is_fp32(one) else one for one, other in pairs)
 
     def _factor_of_value(self, found: Tensor) -> Tensor:
-        """The same for the same value, wherever it stands."""
-        mixed = (found.contiguous().view(torch.int32).long() + self.seed) * 2654435761 % 2**32
+        """The same for the same digits, wherever they stand and whatever power of two they are scaled by."""
+        digits = found.contiguous().view(torch.int32) & 0x7FFFFF
+        mixed = (digits.long() + self.seed) * 2654435761 % 2**32
         return AMPLITUDE * (mixed / 2**31 - 1)
 
 

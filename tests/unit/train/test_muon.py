@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.bounds import distance, rounding_bound
 from tests.tiny import tiny_plan
 from tintype import recipes
 from tintype.errors import UserError
@@ -20,7 +21,7 @@ from tintype.plan import plan_from_document
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.optim.adamw import AdamWSettings
-from tintype.train.optim.muon import MuonSettings, newton_schulz_flops, orthogonalise
+from tintype.train.optim.muon import COEFFICIENTS, MuonSettings, newton_schulz_flops, orthogonalise
 from tintype.train.parts import build_parts
 
 SHAPES = {"wide": (6, 14), "tall": (14, 6), "square": (8, 8), "wide too": (6, 14)}
@@ -106,10 +107,11 @@ def test_singular_values_come_near_one(shape: tuple[int, int, int]) -> None:
 
 
 def test_a_batch_is_each_matrix_by_itself() -> None:
+    """But for rounding: each of five iterations multiplies the errors of small singular values by up to 3.4445."""
     matrix = torch.randn(5, 6, 9, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 5)[:, None, None]
     together = orthogonalise(matrix, 5, torch.float32)
     alone = torch.cat([orthogonalise(matrix[i : i + 1], 5, torch.float32) for i in range(5)])
-    assert torch.allclose(together, alone, atol=1e-6)
+    assert distance(together, alone) < COEFFICIENTS[0] ** 5 * rounding_bound(9 + 6 + 6, 1.0)
 
 
 def test_no_gradient_no_step() -> None:
