@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from torch import Tensor
 
+from tintype.data.image_file import open_image, read_file
 from tintype.errors import UserError
 from tintype.generate import SamplerSettings, cut, generate
 from tintype.images import contact_sheet, save_png
@@ -110,9 +110,9 @@ def _first_number(out: Path, ending: str, images: Sequence[Made]) -> int:
 def _read_made(path: Path) -> Made | None:
     """Return what an image was made from; None where the file does not say."""
     try:
-        with Image.open(path) as image:
+        with open_image(read_file(path), path.name) as image:
             return _same((str(image.info["prompt"]), dict(json.loads(image.info["tintype"]))))
-    except (OSError, KeyError, TypeError, ValueError):
+    except (UserError, OSError, KeyError, TypeError, ValueError):
         return None
 
 

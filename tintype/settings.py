@@ -445,8 +445,8 @@ class AverageSettings(Settings):
         if (share := self.init_share(steps)) <= MOST_INIT:
             return None
         return (
-            f"after {steps:,} steps {share:.0%} of the weight average is still the initial weights; set ema.ramp=true, "
-            "lower ema.decay, or train longer"
+            f"after {steps:,} steps {share:.0%} of the weight average is still the initial weights; use ema with "
+            "ramp=true, lower its decay or its every, or train longer"
         )
 
     def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:

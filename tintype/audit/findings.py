@@ -205,7 +205,7 @@ def _init_in_average(seen: Seen) -> Iterator[Finding]:
             f"at the end of training {seen.init_share:.0%} of the weight average will still be the initial weights",
             ("weight average",),
             seen.init_share,
-            "ema.ramp=true, a lower ema.decay, or a longer training",
+            "ema with ramp=true, a lower decay or every, or a longer training",
         )
 
 

@@ -156,7 +156,7 @@ def data_recaption(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace captions that were added before")] = False,
     anew: Annotated[bool, typer.Option("--anew", help="Forget the answers of a stopped command")] = False,
 ) -> None:
-    """Add captions that a vision-language model writes. Running it again goes on where it stopped."""
+    """Add captions that a vision-language model writes. Running it again resumes."""
     from tintype.data.recaption.prompts import MAX_TOKENS, find_prompt
 
     name, words = find_prompt(prompt, prompt_file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -26,9 +26,6 @@ from tintype.cli.shared import (
 from tintype.errors import UserError
 from tintype.terminal.lines import say
 from tintype.terminal.progress import Progress
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command()

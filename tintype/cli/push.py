@@ -31,7 +31,7 @@ def push(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask; what is sent is shown all the same")] = False,
 ) -> None:
-    """Send a model with its card to the hub, after showing what goes where. Running it again goes on."""
+    """Send a model with its card to the hub, after showing what goes where. Running it again resumes."""
     push_folder(folder, repo, private, yes)
 
 

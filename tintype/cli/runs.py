@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -29,9 +29,6 @@ from tintype.cli.shared import (
 from tintype.errors import UserError
 from tintype.terminal.lines import say
 
-if TYPE_CHECKING:
-    pass
-
 
 @app.command()
 def train(
@@ -40,7 +37,7 @@ def train(
     set_: Set = [],  # noqa: B006
     technique: Techniques = [],  # noqa: B006
 ) -> None:
-    """Train one plan. Running it again goes on where it stopped, or says that it is done."""
+    """Train one plan. Running it again resumes, or says that it is done."""
     from tintype.terminal.runs import train_with_progress
 
     train_with_progress(plan_of(recipe, set_, technique), out, console)
@@ -215,7 +212,7 @@ def ema(
     threads: Threads = None,
     json_: Json = False,
 ) -> None:
-    """Score a run with weight averages of several lengths. Running it again goes on where it stopped."""
+    """Score a run with weight averages of several lengths. Running it again resumes."""
     from tintype.evaluation.data import fit_protocol, refuse
     from tintype.evaluation.ema_curve import Curve, check_metric, read_lengths
     from tintype.evaluation.protocol import Protocol

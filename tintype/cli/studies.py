@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,9 +17,6 @@ from tintype.cli.shared import (
     print_json,
 )
 from tintype.terminal.lines import say
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command()

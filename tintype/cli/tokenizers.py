@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -26,9 +26,6 @@ from tintype.cli.shared import (
     settings_of,
 )
 from tintype.terminal.lines import say
-
-if TYPE_CHECKING:
-    pass
 
 encoder_app = typer.Typer(cls=Commands, no_args_is_help=True, help="The packaged scene encoder.")
 app.add_typer(encoder_app, name="encoder")
@@ -76,7 +73,7 @@ def tokenizer_train(
     ] = [],  # noqa: B006
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
 ) -> None:
-    """Train a small-vae on any pictures. Running it again goes on where it stopped, or says that it is done."""
+    """Train a small-vae on any images. Running it again resumes, or says that it is done."""
     from tintype.terminal.tokenizers import train_vae_with_progress
     from tintype.tokenizers.train_small_vae import Training
     from tintype.train.parts import choose_device
@@ -97,7 +94,7 @@ def tokenizer_cache(
         bool, typer.Option("--verify", help="Hash all images again and encode those that have changed")
     ] = False,
 ) -> None:
-    """Encode all training images of a plan once, for all runs with run.latents=disk. Running it again goes on."""
+    """Encode all training images of a plan once, for all runs with run.latents=disk. Running it again resumes."""
     from tintype.terminal.tokenizers import cache_with_progress
 
     cache_with_progress(plan_of(recipe, set_, technique), verify, console)

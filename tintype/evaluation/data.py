@@ -16,10 +16,10 @@ from tintype.seams import ImageSource
 from tintype.settings import DataPart
 from tintype.vision.encoders import SceneEncoderSettings, general_encoder
 
-_FEWEST_SAMPLES = 2
+FEWEST_SAMPLES = 2
 _LARGER_SPLIT = (
-    "import the store with a larger share (for example --eval-share 0.3), or leave fewer images out (data.where, "
-    "data.skip)"
+    "import into a new folder with a larger share (for example --eval-share 0.3), or leave fewer images out "
+    "(data.where, data.skip)"
 )
 
 
@@ -56,7 +56,7 @@ def fit_protocol(protocol: Protocol, data: DataPart) -> Fitted:
     source = open_held_out(data, protocol.held_out_count, torch.device("cpu"))
     given = (protocol.encoders, "", ())
     encoders, note, problems = _encoders(len(source)) if "encoders" in unset else given
-    most = max(len(source), FEWEST if encoders else _FEWEST_SAMPLES)  # fewer are refused by `data_problems`
+    most = max(len(source), FEWEST if encoders else FEWEST_SAMPLES)  # fewer are refused by `data_problems`
     chosen: dict[str, Any] = {
         "prompts": _caption(source),
         "count": min(protocol.count, most),
@@ -94,7 +94,7 @@ def _no_distances(held_out: int) -> str:
 
 def held_out_note(count: int) -> str:
     """Say what this many held-out images are too few for, or ''."""
-    if count < _FEWEST_SAMPLES:
+    if count < FEWEST_SAMPLES:
         return _too_few(count)
     return _no_distances(count) if count < FEWEST else ""
 
@@ -111,7 +111,7 @@ def data_problems(data: DataPart, source: ImageSource, protocol: Protocol) -> li
             for name in _captions(protocol)
             if name not in CAPTIONS
         ]
-    if len(source) < _FEWEST_SAMPLES:
+    if len(source) < FEWEST_SAMPLES:
         return [Problem(_too_few(len(source)))]
     problems = []
     if any(isinstance(encoder, SceneEncoderSettings) for encoder in protocol.encoders):
@@ -137,7 +137,7 @@ def data_problems(data: DataPart, source: ImageSource, protocol: Protocol) -> li
 def _too_few(count: int) -> str:
     return (
         f"the store holds out {count} image{'' if count == 1 else 's'}, and an evaluation needs at least "
-        f"{_FEWEST_SAMPLES}; {_LARGER_SPLIT}"
+        f"{FEWEST_SAMPLES}; {_LARGER_SPLIT}"
     )
 
 

@@ -35,7 +35,7 @@ class Condition(Settings):
     A guidance is said as a whole: of its own settings, those that are not said have their defaults.
     """
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Stands behind the metrics' names")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Stands after the metrics' names")
     prompts: Annotated[str, NamesFile(is_caption)] = Field(
         "long", min_length=1, description="A kind of caption, or the path of a prompt file (.txt, .jsonl, .tsv)"
     )
@@ -210,21 +210,21 @@ def definitions(protocol: Protocol, of_scenes: bool = True) -> dict[str, Definit
     """
     found: dict[str, Definition] = {}
     for sampling in protocol.conditions:
-        behind = f", {sampling.name}" if sampling.name else ""
+        ending = f", {sampling.name}" if sampling.name else ""
         how = f" Sampling: {sampling.words}."
         if of_scenes and sampling.prompts in CAPTIONS:
             text = scene_accuracy.definition(sampling.prompts)
-            label = f"scene accuracy{behind}"
+            label = f"scene accuracy{ending}"
             found[sampling.metric("scene_accuracy")] = Definition(label, "higher", f"{text}.{how}", range=SHARE)
         for name in protocol.text_encoders:
             for kind, metric in clip_score.DEFINITIONS.items():
-                label = f"{metric.label} ({name}){behind}"
+                label = f"{metric.label} ({name}){ending}"
                 meaning = Definition(label, "higher", f"{metric.definition}.{how}", range=metric.range)
                 found[sampling.metric(f"{kind}_{name}")] = meaning
         for encoder in protocol.encoders if sampling.distances else ():
             for kind in protocol.metrics:
                 one = FEATURE_METRICS[kind]
-                label = metric_label(kind, encoder) + behind
+                label = metric_label(kind, encoder) + ending
                 text = f"{one.definition}. Features: {encoder.title}.{how}"
                 meaning = Definition(label, one.direction, text, range=one.range)
                 found[sampling.metric(f"{kind}_{encoder.title}")] = meaning
@@ -246,7 +246,7 @@ def numbers_of(measured: Mapping[str, Measured]) -> dict[str, dict[str, Any]]:
 
 
 def warnings_of(measured: Mapping[str, Measured], meanings: Mapping[str, Definition]) -> list[str]:
-    """Each warning once, behind the metrics that it is about."""
+    """Each warning once, after the metrics that it is about."""
     about: dict[str, list[str]] = {}
     for name, one in measured.items():
         for text in one.warnings:

@@ -121,7 +121,7 @@ def write_card(card: Card, file: Path, overwrite: bool = False) -> list[Path]:
 
 def _warnings(record: RunRecord, options: CardOptions) -> Iterator[str]:
     if options.license is None:
-        yield "the card says that the licence is unknown: nobody may use the model so; give --license"
+        yield "no licence given: the card says that it is unknown; pass --license"
     if not record.evaluations:
         if record.older_evaluations:
             yield "none of the run's evaluations is of these weights, and the card has no scores"

@@ -185,7 +185,7 @@ def _check_arrived(api: Any, upload: Upload, repo: str) -> None:
     if lost:
         raise UserError(
             f"{repo} does not have what was sent of {', '.join(lost[:5])}; does a .gitignore of the repository leave "
-            "it out, or did the folder change on the way? Mend this, then run the same command again"
+            "it out, or did the folder change on the way? Fix this and rerun the command"
         )
 
 

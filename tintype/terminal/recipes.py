@@ -51,7 +51,7 @@ def study_rows() -> list[dict[str, Any]]:
 
 
 def show_recipes(console: Console) -> None:
-    numbers = [Column(head, justify="right", no_wrap=True) for head in ("px", "weights", "steps × batch")]
+    numbers = [Column(head, justify="right", no_wrap=True) for head in ("px", "denoiser", "steps × batch")]
     table = Table(Column("recipe", no_wrap=True), "what it is", "device", *numbers)
     for row in recipe_rows():
         sizes = [str(row["size_px"]), _short(row["denoiser_parameters"]), f"{row['steps']:,} × {row['batch']}"]

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tintype.data.sources import open_held_out
-from tintype.evaluation.data import held_out_note
+from tintype.evaluation.data import FEWEST_SAMPLES, held_out_note
 from tintype.evaluation.ema_curve import Curve, score_lengths
 from tintype.evaluation.protocol import Definition
 from tintype.evaluation.run import Scoring
@@ -81,13 +81,14 @@ def show_warnings(plan: Plan, console: Console, arm: str = "") -> None:
 
 def say_next(plan: Plan, out: Path, console: Console) -> None:
     """Name the commands that work on a trained run, and what its data is too small for."""
-    run = shlex.quote(str(out))
+    run, evaluate = shlex.quote(str(out)), f", or tintype evaluate {shlex.quote(str(out))}"
     if not plan.data.of_scenes and plan.data.at_hand:
-        note = held_out_note(len(open_held_out(plan.data, 1, torch.device("cpu"))))
-        if note:
+        held_out = len(open_held_out(plan.data, 1, torch.device("cpu")))
+        if note := held_out_note(held_out):
             say(console, f"note: {note}", "yellow")
+        evaluate = evaluate if held_out >= FEWEST_SAMPLES else ""
     prompt = _SCENE_PROMPT if plan.data.of_scenes else "PROMPT"
-    say(console, f'next: tintype sample {run} "{prompt}", or tintype evaluate {run}')
+    say(console, f'next: tintype sample {run} "{prompt}"{evaluate}')
 
 
 def show_evaluation(title: str, result: dict[str, Any], meanings: Mapping[str, Definition], console: Console) -> None:
