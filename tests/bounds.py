@@ -11,6 +11,7 @@ even a network that was loaded from two files gives them: some libraries round b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import sqrt
 
 import torch
@@ -33,6 +34,18 @@ def network_bound(network: nn.Module, output: Tensor, dtype: torch.dtype = torch
     """
     inputs = sum(parameter[0].numel() if parameter.dim() > 1 else len(parameter) for parameter in network.parameters())
     return rounding_bound(inputs, output, dtype)
+
+
+def gradient_distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Return the largest difference of a parameter's gradients, over their norm or a hundredth of that of all.
+
+    It is for networks with kinks (L1, ReLU, max pooling). Rounding can put a number on the other side of a kink, which
+    moves the gradient of one pixel as a whole: little of the norm of many, but more than rounding elsewhere.
+    """
+    least = 0.01 * torch.stack([gradient.norm() for gradient in other.values()]).norm()
+    return max(
+        float((one[name] - gradient).norm() / gradient.norm().clamp(min=least)) for name, gradient in other.items()
+    )
 
 
 def distance(one: Tensor, other: Tensor) -> float:

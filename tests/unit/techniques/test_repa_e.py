@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.bounds import gradient_distance
 from tests.ranks import run_ranks
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
@@ -242,8 +243,7 @@ def test_accumulated_micro_batches_give_the_mean(monkeypatch: pytest.MonkeyPatch
     assert losses.keys() == others.keys() and one.keys() == two.keys()
     for name in losses:
         assert float(losses[name]) == pytest.approx(float(others[name]), rel=1e-4), name
-    for name in one:
-        torch.testing.assert_close(one[name], two[name], rtol=1e-3, atol=1e-5, msg=name)
+    assert gradient_distance(one, two) < 0.01  # ten of 3,072 numbers across a kink are 0.3%, a sum for a mean is 100%
 
 
 def test_the_loss_scale_leaves_the_gradients_as_they_are() -> None:
