@@ -107,7 +107,7 @@ def test_mistakes_get_a_message_that_names_the_thing(
 def test_a_mistake_exits_with_two_and_no_traceback() -> None:
     done = tintype("train", "poket", "--out", "x")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: unknown recipe 'poket'; did you mean 'pocket'?")
+    assert done.stderr.splitlines()[-1].startswith("error: unknown recipe 'poket'; did you mean 'pocket'?")
     assert "Traceback" not in done.stderr
 
 
