@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test clean
+.PHONY: setup demo test test-faults clean
 
 setup: .venv/ready
 
@@ -23,6 +23,10 @@ test: .venv/weights
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+test-faults: .venv/weights
+	$(BIN)/pytest -n 2 -m promise --faults full --faults-record docs/reliability.json
+	$(BIN)/python -m tools.figures --write
 
 clean:
 	rm -rf .venv demo build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -12,6 +12,8 @@ import torch
 
 from tests.other_rounding import OtherRounding
 
+pytest_plugins = ["tests.fault.promises"]
+
 torch.set_num_threads(1)  # results are bit-exact for one thread count, and tests run side by side
 
 
