@@ -1,15 +1,17 @@
 """Kills a run at named points in fresh processes, lets it go on, and compares the end with a run that was not killed.
 
-Run as a module: the children are forked from a process that has imported torch and computed nothing.
+The children are forked from a process that has imported torch and computed nothing.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -117,12 +119,22 @@ def digest(folder: Path) -> str:
     return json.dumps([json.loads((last / "manifest.json").read_text()), taken, snapshots, lines])
 
 
-def main(root: Path) -> None:
+def main(root: Path, wanted: Mapping[str, Sequence[tuple[str, int]]], at_random: int) -> None:
+    """Prints a row for each kill in `wanted`, and for `at_random` runs that are killed at random times."""
     latents = latent_plan(root)
-    plans = [(PLAN, KILLS), (SNAPSHOT_PLAN, SNAPSHOT_KILLS), (latents, LATENT_KILLS)]
-    rows = [row for plan, kills in plans for row in kill_and_resume(plan, kills, root / plan.hash)]
-    rows += [fill_again(latents, point, occurrence, root / "fill") for point, occurrence in CACHE_KILLS]
+    plans = {"run": PLAN, "snapshots": SNAPSHOT_PLAN, "latents": latents}
+    rows = [
+        row for name, plan in plans.items() if wanted[name] for row in kill_and_resume(plan, wanted[name], root / name)
+    ]
+    rows += [fill_again(latents, point, occurrence, root / "fill") for point, occurrence in wanted["cache"]]
+    rows += [kill_at_random(PLAN, root / "run" / "whole", root / f"random-{n}", n) for n in range(at_random)]
     print(json.dumps(rows))
+
+
+def write_in_place() -> None:
+    """Switch the safeguard off: checkpoints are written where they are looked for."""
+    checkpoint._WRITING = ""
+    checkpoint.remove_leftovers = lambda folder: None
 
 
 def fill_again(plan: Plan, point: str, occurrence: int, root: Path) -> dict[str, object]:
@@ -147,6 +159,7 @@ def fill_again(plan: Plan, point: str, occurrence: int, root: Path) -> dict[str,
 
 
 def kill_and_resume(plan: Plan, kills: Sequence[tuple[str, int]], root: Path) -> list[dict[str, object]]:
+    root.mkdir(exist_ok=True)
     assert in_child(lambda: train_with_cache(plan, root / "whole")) == 0
     expected = digest(root / "whole")
     rows: list[dict[str, object]] = []
@@ -154,10 +167,6 @@ def kill_and_resume(plan: Plan, kills: Sequence[tuple[str, int]], root: Path) ->
         folder = root / f"{point}-{occurrence}"
         killed = in_child(partial(kill_at, train_with_cache, plan, point, occurrence, folder))
         resumed = in_child(partial(train_with_cache, plan, folder))
-        # A save that is not all or nothing would leave a half checkpoint, to be found damaged at resume.
-        written = [*(folder / "checkpoints").iterdir(), *(folder / "snapshots").glob("*")]
-        leftovers = [path.name for path in written if not path.name.startswith("step-")]
-        leftovers += [event["event"] for event in RunFolder(folder).events()]
         rows.append(
             {
                 "point": point,
@@ -165,11 +174,37 @@ def kill_and_resume(plan: Plan, kills: Sequence[tuple[str, int]], root: Path) ->
                 "killed": killed == -signal.SIGKILL,
                 "resumed": resumed == 0,
                 "identical": digest(folder) == expected,
-                "leftovers": leftovers,
+                "leftovers": leftovers_of(folder),
             }
         )
     return rows
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def kill_at_random(plan: Plan, whole: Path, folder: Path, seed: int) -> dict[str, object]:
+    """Kills a run five times at random times, lets it end, and compares it with one that was not killed."""
+    draw = random.Random(seed)
+    for _ in range(5):
+        child = os.fork()
+        if child == 0:
+            train_with_cache(plan, folder)
+            os._exit(0)
+        time.sleep(draw.uniform(0, 1))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    resumed = in_child(partial(train_with_cache, plan, folder))
+    return {
+        "point": "random times",
+        "occurrence": seed,
+        "killed": True,
+        "resumed": resumed == 0,
+        "identical": digest(folder) == digest(whole),
+        "leftovers": leftovers_of(folder),
+    }
+
+
+def leftovers_of(folder: Path) -> list[str]:
+    """A save that is not all or nothing would leave a half checkpoint, to be found damaged at resume."""
+    written = [*(folder / "checkpoints").iterdir(), *(folder / "snapshots").glob("*")]
+    return [path.name for path in written if not path.name.startswith("step-")] + [
+        event["event"] for event in RunFolder(folder).events()
+    ]

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,29 +15,49 @@ from tests.fault.promises import Promise
 from tintype.train import fault
 
 ROOT = Path(__file__).parents[2]
-ALL = KILLS + SNAPSHOT_KILLS + LATENT_KILLS + CACHE_KILLS
-
+ALL = {"run": KILLS, "snapshots": SNAPSHOT_KILLS, "latents": LATENT_KILLS, "cache": CACHE_KILLS}
+SHORT = {"run": 8, "snapshots": 2, "latents": 2, "cache": 1}
+"""How many of each `make test` tries."""
 
 ELSEWHERE = {"text.index"}
 """Points that tests/unit/text/test_segments.py dies at: what is lost there is encoded again."""
 
 
 def test_every_named_point_is_tried() -> None:
-    assert {point for point, _ in ALL} == set(fault.POINTS) - ELSEWHERE
+    assert {point for kills in ALL.values() for point, _ in kills} == set(fault.POINTS) - ELSEWHERE
     assert len(KILLS) >= 20
+
+
+def rows_of(root: Path, wanted: dict[str, list[tuple[str, int]]], at_random: int, before: str = "") -> list[Any]:
+    script = HARNESS.format(wanted=wanted, at_random=at_random, before=before)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(root)], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows: list[Any] = json.loads(done.stdout)
+    assert len(rows) == sum(map(len, wanted.values())) + at_random
+    assert all(row["killed"] for row in rows)
+    return rows
+
+
+def is_whole(row: dict[str, Any]) -> bool:
+    return row["resumed"] and row["identical"] and not row["leftovers"]
 
 
 @pytest.mark.promise(2)
 def test_a_killed_run_ends_bit_identical(promise: Promise, tmp_path: Path) -> None:
-    """Kill at each named point of a step, a save, a snapshot and a cache's rows, then resume in a fresh process."""
-    done = subprocess.run(
-        [sys.executable, "-c", HARNESS, str(tmp_path)], capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
-    assert len(rows) == len(ALL)
-    for row in rows:
-        promise.count(row["killed"] and row["resumed"] and row["identical"] and not row["leftovers"], row)
+    """Kill at each named point of a step, a save, a snapshot and a cache's rows, or five times at random, and resume"""
+    wanted = {name: promise.choose(kills, short=SHORT[name]) for name, kills in ALL.items()}
+    for row in rows_of(tmp_path, wanted, at_random=10 if promise.full else 1):
+        promise.count(is_whole(row), row)
+
+
+@pytest.mark.promise(2, control="checkpoints written in place")
+def test_without_a_rename_a_kill_leaves_a_half_checkpoint(promise: Promise, tmp_path: Path) -> None:
+    wanted: dict[str, list[tuple[str, int]]] = {name: [] for name in ALL}
+    wanted["run"] = [("save.state", 2), ("save.manifest", 1)]
+    for row in rows_of(tmp_path, wanted, at_random=0, before="write_in_place()"):
+        promise.count(is_whole(row), row)
 
 
 HARNESS = """
@@ -44,6 +65,7 @@ import sys, torch
 import torch._dynamo  # an optimizer imports it, a second and a half in every child otherwise
 from pathlib import Path
 torch.set_num_threads(1)
-from tests.fault.harness import main
-main(Path(sys.argv[1]))
+from tests.fault.harness import main, write_in_place
+{before}
+main(Path(sys.argv[1]), {wanted!r}, {at_random})
 """

@@ -52,6 +52,28 @@ def checkpoints_page() -> Iterator[Claim]:
     yield Quote(f"SIGKILL at {measured.kill_points()} points")
 
 
+def reliability_page() -> Iterator[Claim]:
+    found = data("docs/reliability.json")
+
+    def row(number: str, promise: str) -> list[str]:
+        records = [one for one in found["records"] if one["promise"] == int(number)]
+        proofs, controls = ([one for one in records if (one["control"] is None) is kind] for kind in (True, False))
+        tries, failures = (f"{sum(one[key] for one in proofs):,}" for key in ("tries", "failures"))
+        how = "; ".join(dict.fromkeys(_lower_first(one["how"]) for one in proofs if one["how"]))
+        without = "; ".join(f"{one['control']}: {one['failures']:,} of {one['tries']:,} fail" for one in controls)
+        return [number, promise, how, tries, failures, without]
+
+    header = ["", "promise", "how it is tested", "tries", "failures", "without the safeguard"]
+    machine = found["machine"]
+    yield Block("promises", table(header, (row(*one) for one in found["promises"].items())))
+    versions = f"Python {machine['python']}, torch {machine['torch']}, {machine['system']}, {machine['cores']} cores"
+    yield Block("promises-machine", [f"Tried at commit `{machine['commit'][:12]}` with {versions}."])
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
 def scenes_page() -> Iterator[Claim]:
     accuracy = data("tintype/vision/scene_encoder.json")["accuracy"]
     styles = ["render", "photo"]
@@ -294,6 +316,7 @@ def studies_page() -> Iterator[Claim]:
 PAGES: dict[str, Callable[[], Iterable[Claim]]] = {
     "docs/captions.md": captions_page,
     "docs/checkpoints.md": checkpoints_page,
+    "docs/reliability.md": reliability_page,
     "docs/repa-e.md": repa_e_page,
     "docs/scenes.md": scenes_page,
     "docs/speed.md": speed_page,
