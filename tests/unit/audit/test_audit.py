@@ -244,16 +244,19 @@ def test_weights_gathered_in_bf16_are_noted() -> None:
     assert [(one.name, one.severity) for one in found.findings] == [("gathered-bf16", "note")]
 
 
-def audit_here(settings: list[str], technique: list[str]) -> tuple[set[str], int]:
-    more = [f"run.distribution.{setting}" for setting in settings]
-    found = audit_plan(tiny_plan("precision.compute=bf16", *more, techniques=["ema", "muon", *technique]), 2)
+def audit_here(settings: list[str], *techniques: str) -> tuple[set[str], int]:
+    plan = tiny_plan("precision.compute=bf16", *settings, techniques=["ema", "muon", *techniques])
+    found = audit_plan(plan, 2)
     return {finding.name for finding in found.findings}, found.exit_code
 
 
-@pytest.mark.parametrize("settings", [[], ["kind=fsdp"]])
+def audit_both_here(settings: list[str]) -> list[tuple[set[str], int]]:
+    return [audit_here(settings), audit_here(settings, "bf16-storage")]
+
+
+@pytest.mark.parametrize("settings", [[], ["run.distribution.kind=fsdp"]])
 def test_ranks_audit_as_one_process_does(settings: list[str]) -> None:
-    assert run_ranks(2, audit_here, settings, []) == [(set(), 0)] * 2
-    assert run_ranks(2, audit_here, settings, ["bf16-storage"]) == [audit_here([], ["bf16-storage"])] * 2
+    assert run_ranks(2, audit_both_here, settings) == [[(set(), 0), audit_here([], "bf16-storage")]] * 2
 
 
 def test_tf32_is_found_where_the_plan_says_fp32() -> None:
