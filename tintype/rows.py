@@ -24,8 +24,9 @@ from tintype.errors import UserError
 from tintype.seams import ImageSource
 from tintype.train import fault
 
-_PRESENT = 1 << 62
-"""Added to the sum over a row that is there; zero stands for one that is not."""
+_FORMAT = b"tintype rows 2\n\0"
+"""The first bytes of the file. Earlier files had none, and sums that swapped numbers or rows did not change."""
+_SUM_BYTES = 8
 _LEFT_S = 3600
 
 
@@ -44,6 +45,11 @@ class Content:
     """Stands at the head of the file and says which rows these are; of a multiple of 8 bytes."""
 
     @property
+    def head(self) -> bytes:
+        """The file's first bytes."""
+        return _FORMAT + self.stamp
+
+    @property
     def row_bytes(self) -> int:
         """Of all rows, without their sums."""
         total = self.dtype.itemsize
@@ -53,54 +59,62 @@ class Content:
 
     @property
     def file_bytes(self) -> int:
-        return len(self.stamp) + 8 * self.shape[0] + self.row_bytes
+        return len(self.head) + _SUM_BYTES * self.shape[0] + self.row_bytes
 
 
 class DiskRows:
-    """A file that is mapped into memory and shared by all processes: a stamp, for each image a sum, for each its row.
+    """A memory-mapped file that all processes share: a head, for each image a checksum, for each its row.
 
-    The sum is written after the row and says that it is there. It is compared when a process first reads the row, so
-    that what a crash of the machine left unwritten is computed again.
+    The checksum is written after the row and says that it is there. It is compared when a process first reads the row,
+    so that a row that a crash left unwritten, that is damaged or that lies in another's place is computed again.
     """
 
     def __init__(self, file: Path, content: Content) -> None:
         count, size = content.shape[0], content.file_bytes
         if not file.exists():
             make_file(file, content)
+        with file.open("rb") as opened:
+            head = opened.read(len(content.head))
+        if not head.startswith(_FORMAT):
+            raise UserError(
+                f"{file} is damaged, or was written by an earlier version of tintype; delete it, and its "
+                f"{content.words} will be computed again"
+            )
         if (found := file.stat().st_size) != size:
             raise UserError(
                 f"{file} has {found} bytes, but a file of these {content.words} has {size}: it is damaged; delete it, "
                 "and it will be made anew"
             )
+        if head != content.head:
+            raise UserError(f"{file} holds the {content.words} of something else; delete it, and it will be made anew")
         try:
             mapped = torch.from_file(str(file), shared=True, size=size, dtype=torch.uint8)
         except RuntimeError as error:
             raise UserError(f"cannot map {file} into memory: {error}") from None
-        first = len(content.stamp)
-        if bytes(mapped[:first].tolist()) != content.stamp:
-            raise UserError(f"{file} holds the {content.words} of something else; delete it, and it will be made anew")
-        self.file = file
-        self._sum_N = mapped[first : first + 8 * count].view(torch.int64)
-        self._row_N = mapped[first + 8 * count :].view(content.dtype).view(content.shape)
+        first = len(head)
+        rows = first + _SUM_BYTES * count
+        self.file, self._stamp = file, content.stamp
+        self._sum_N = mapped[first:rows].view(torch.int64)
+        self._row_N = mapped[rows:].view(content.dtype).view(content.shape)
+        self._byte_NK = mapped[rows:].view(count, -1).numpy()
         self._known_N = torch.zeros(count, dtype=torch.bool)
 
     @property
     def count(self) -> int:
-        """Rows that were written; whether they are damaged is not looked at."""
+        """Rows that were written, damaged ones too."""
         return int((self._sum_N != 0).sum())
 
     def has(self, id_B: Tensor) -> Tensor:
         new = id_B[~self._known_N[id_B]]
         new = new[self._sum_N[new] != 0]
         if len(new):
-            self._known_N[new] = _sums(self._row_N[new]) == self._sum_N[new]
+            self._known_N[new] = self._sums(new) == self._sum_N[new]
         return self._known_N[id_B]
 
     def write(self, id_M: Tensor, row_M: Tensor) -> None:
-        row_M = row_M.cpu()
-        self._row_N[id_M] = row_M
+        self._row_N[id_M] = row_M.cpu()
         fault.point("rows.sum")
-        self._sum_N[id_M] = _sums(row_M)
+        self._sum_N[id_M] = self._sums(id_M)
         self._known_N[id_M] = True
         fault.point("rows.done")
 
@@ -108,13 +122,21 @@ class DiskRows:
         return self._row_N[id_B]
 
     def flush(self) -> None:
-        """Returns when all that was written is on the disk."""
+        """Return when all that was written is on the disk."""
         with self.file.open("rb+") as file:
             os.fsync(file.fileno())
 
+    def _sums(self, id_M: Tensor) -> Tensor:
+        """Return the first 64 bits of SHA-256 over what the file is of, the row's place and the row.
 
-def _sums(row_M: Tensor) -> Tensor:
-    return row_M.contiguous().view(torch.int16).flatten(1).sum(dim=1, dtype=torch.int64) + _PRESENT
+        Zero is left for rows that are not there.
+        """
+        sums = []
+        for id_ in id_M.tolist():
+            total = hashlib.sha256(self._stamp + id_.to_bytes(8, "little"))
+            total.update(self._byte_NK[id_])
+            sums.append(int.from_bytes(total.digest()[:_SUM_BYTES], "little", signed=True) or 1)
+        return torch.tensor(sums, dtype=torch.int64)
 
 
 def fingerprint(source: ImageSource) -> str:
@@ -138,7 +160,7 @@ def make_file(file: Path, content: Content) -> None:
         with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".making", delete=False) as made:
             try:
                 _take_room(made.fileno(), size)
-                made.write(content.stamp)
+                made.write(content.head)
                 made.flush()
                 Path(made.name).chmod(0o666 & ~_umask())
                 _put_in_place(Path(made.name), file)

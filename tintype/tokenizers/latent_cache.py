@@ -30,7 +30,7 @@ from tintype.vision.frozen import encode_evenly
 from tintype.vision.weights import cache_folder
 
 ROWS_NAME, HEADER_NAME = "latents.rows", "latents.json"
-FORMAT = 1
+FORMAT = 2
 _HASH_BYTES = 16
 _HASH_WORDS = _HASH_BYTES // 4
 _SHOWN_DIGITS = 16
@@ -188,7 +188,9 @@ def _read_header(file: Path) -> Mapping[str, Any]:
     try:
         header = json.loads(file.read_text(encoding="utf-8"))
         if header["format"] != FORMAT:
-            raise UserError(f"{file} is of format {header['format']}; this version of tintype has {FORMAT}")
+            raise UserError(
+                f"{file} is of format {header['format']}; this version of tintype has {FORMAT}; {_anew(file.parent)}"
+            )
         found: dict[str, Any] = dict(header["made_of"])
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is damaged ({type(error).__name__}: {error}); {_anew(file.parent)}") from None

@@ -94,7 +94,8 @@ def keep_tokens(
     """Room for the tokens of all images of a source, or a `UserError` where there is none."""
     key = _key(teacher, source, data_key, device)
     shape = (len(source), teacher.grid[0] * teacher.grid[1], teacher.width)
-    content = Content("teacher's tokens", shape, torch.float16, "set the cache to memory or none")
+    stamp = bytes.fromhex(key)
+    content = Content("teacher's tokens", shape, torch.float16, "set the cache to memory or none", stamp)
     if kind == "disk":
         return KeptTokens(teacher, DiskRows(cache_folder() / "teacher" / f"{key}.tokens", content))
     here = (key, device)
