@@ -105,7 +105,7 @@ def captions_of(
     return Captions([NULL_CAPTION if gone else one for one, gone in zip(texts, dropped, strict=True)], lacking)
 
 
-_BETWEEN_PARTS = re.compile(r"(?<=[.!?;,])\s+|(?<=[。！？；，、])\s*|\s*\n\s*")
+_BETWEEN_PARTS = re.compile(r"(?<=[.!?;,])\s+|(?<=[。！？；，、])\s*|(?<!\s)\s*\n\s*")
 
 
 def parts_of(caption: str) -> list[str]:

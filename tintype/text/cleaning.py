@@ -27,19 +27,32 @@ https://example.org/a_b \u2014 example.com/x.png 10.0.0.1 jc6640 jc6640vc 66vc23
 click on this (a) [b] {c} |d| *e* free download jpg image a1b2c3d .x : y,z 50%+off 7:45 """
 """A text that shows what rules do: they are diffusers' own, and may change with it."""
 
-_TAG = re.compile(r"<!--.*?-->|</?[a-zA-Z][^<>]*>", re.DOTALL)
+_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+_MARKUP = re.compile(rf"<!--.*?-->|{_TAG.pattern}", re.DOTALL)
 _ADDRESS = re.compile(r"\b(?:https?://|ftp://|www\.)\S*[^\s.,;:!?)\]}'\"]", re.IGNORECASE)
+_NO_CHARACTER = re.compile(r"&#[0-9]{1000,};?")
 _SPACE = re.compile(r"\s+")
 
 
 def clean(caption: str) -> str:
     """HTML entities written out, tags and web addresses left out, control characters and runs of white space one space,
     and letters with marks in their composed form."""
-    plain = html.unescape(html.unescape(caption))  # twice: `&amp;quot;` is common
-    plain = _TAG.sub(" ", plain)
+    plain = _unescaped(_unescaped(caption))  # twice: `&amp;quot;` is common
+    plain = _without_tags(plain)
     plain = _ADDRESS.sub(" ", plain)
     plain = "".join(" " if unicodedata.category(letter) == "Cc" else letter for letter in plain)
     return _SPACE.sub(" ", unicodedata.normalize("NFC", plain)).strip()
+
+
+def _unescaped(text: str) -> str:
+    """Write HTML entities out. One of so many digits is no character; Python refuses to read it as a number."""
+    return html.unescape(_NO_CHARACTER.sub("\ufffd", text))
+
+
+def _without_tags(text: str) -> str:
+    """Replace tags and comments by spaces. After the last end of a comment no other is looked for."""
+    last = text.rfind("-->") + 3 if "-->" in text else 0
+    return _MARKUP.sub(" ", text[:last]) + _TAG.sub(" ", text[last:])
 
 
 def cleaner(cleaning: Cleaning) -> Callable[[str], str]:
@@ -50,7 +63,7 @@ def cleaner(cleaning: Cleaning) -> Callable[[str], str]:
         return clean
     fix_text = _package("ftfy").fix_text
     if cleaning == "prx-pixel":
-        return lambda caption: html.unescape(html.unescape(fix_text(caption))).strip()
+        return lambda caption: _unescaped(_unescaped(fix_text(caption))).strip()
     rules: Callable[[str], str] = _package("diffusers.pipelines.prx.pipeline_prx").TextPreprocessor().clean_text
     return rules
 

@@ -1,17 +1,21 @@
 """From what a model answered to a caption, or to the reason why it is none.
 
-The rules are few and fixed, so that they can be told: docs/data.md lists them.
+The rules are few and fixed, so that they can be told: docs/data.md lists them. An answer is not trusted: its length is
+bounded before anything looks at it, and every rule takes time in proportion to the length.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from tintype.data.store.texts import unfit
 
 EMPTY, REFUSAL, CUT_OFF = "empty", "refusal", "cut off"
+MOST_CHARACTERS = 1 << 18
+"""Of an answer with its thoughts; a caption has 20,000 at most. A longer answer is not looked at."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class Judged:
 
 def judge(answer: str | None, cut_off: bool = False, refused: bool = False) -> Judged:
     """`cut_off`: the limit of tokens ended the answer. `refused`: the server itself says that it is a refusal."""
+    if answer is not None and len(answer) > MOST_CHARACTERS:
+        return Judged("", f"has {len(answer):,} characters; the most of an answer is {MOST_CHARACTERS:,}")
     plain = " ".join((answer or "").split())
     text = clean(answer or "")
     if refused or is_refusal(text):
@@ -46,10 +52,12 @@ def judge(answer: str | None, cut_off: bool = False, refused: bool = False) -> J
     return Judged(text, None, not shortened and text != plain, shortened)
 
 
-_THOUGHTS = re.compile(r"^.*</think>", re.DOTALL)
-_FENCE = re.compile(r"^\s*```.*$", re.MULTILINE)
-_LINE_MARK = re.compile(r"^\s*(?:#{1,6}|[-*•>])\s+", re.MULTILINE)
-_EMPHASIS = re.compile(r"(\*\*\*|\*\*|\*|__|`)(?=\S)(.+?)(?<=\S)\1")
+_FENCE = re.compile(r"^[^\S\n]*```.*$", re.MULTILINE)
+_LINE_MARK = re.compile(r"^[^\S\n]*(?:#{1,6}|[-*•>])\s+", re.MULTILINE)
+_EMPHASIS = ("***", "**", "*", "__", "`")
+"""Marks around words, the longer before those that they begin with."""
+_MOST_LAYERS = 16
+"""Openings and quotes around each other that are taken off."""
 _OPENING = re.compile(
     r"(?:sure|certainly|of course|absolutely|okay|ok|great)(?:[!,.:]|\s*[-–—])\s+(?=here\b)"
     r"|here(?:['’]s|\s+is|\s+are)\b[^:.!?]{0,80}\b(?:captions?|descriptions?)\b[^:.!?]{0,80}:\s*"
@@ -61,15 +69,44 @@ _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "„": "�
 
 def clean(answer: str) -> str:
     """The answer without what belongs to the conversation or to its typography."""
-    text = _THOUGHTS.sub("", answer)
+    text = answer.rpartition("</think>")[2]
     text = _visible(text)
     text = _FENCE.sub("", text)
     text = _LINE_MARK.sub("", text)
-    text = _EMPHASIS.sub(r"\2", text)
+    text = "\n".join(_without_emphasis(line) for line in text.split("\n"))
     text = " ".join(text.split())
-    while (shorter := _unquoted(_without_opening(text))) != text:
-        text = shorter
+    for _ in range(_MOST_LAYERS):
+        text = _unquoted(_without_opening(text))
     return text
+
+
+def _without_emphasis(line: str) -> str:
+    """Take off each pair of marks that stands around words: no space after the first, none before the second."""
+    closings = {mark: _closings(line, mark) for mark in _EMPHASIS if mark in line}
+    if not closings:
+        return line
+    kept, done = [], 0
+    for found in re.finditer(r"[*_`]", line):
+        first = found.start()
+        if first < done:
+            continue
+        for mark in _EMPHASIS:
+            inside = first + len(mark)
+            if not line.startswith(mark, first) or line[inside : inside + 1].isspace():
+                continue
+            place = bisect_left(closings[mark], inside + 1)
+            if place < len(closings[mark]):
+                last = closings[mark][place]
+                kept += [line[done:first], line[inside:last]]
+                done = last + len(mark)
+                break
+    return "".join([*kept, line[done:]])
+
+
+def _closings(line: str, mark: str) -> list[int]:
+    """Return where the mark stands without a space before it."""
+    places = (found.start() for found in re.finditer(f"(?={re.escape(mark)})", line))
+    return [place for place in places if place and not line[place - 1].isspace()]
 
 
 def _visible(text: str) -> str:

@@ -1,7 +1,7 @@
 """The answers as they come, one line each, so that none that was paid for is lost.
 
 Each line goes to the operating system at once, which a kill of the process does not undo, and to the disk every few
-seconds, which is what a failure of power can cost.
+seconds, which is what a failure of power can cost. Each line has a checksum.
 """
 
 from __future__ import annotations
@@ -13,13 +13,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from tintype.data.store.layout import checksum_of
 from tintype.errors import UserError
 
 _SYNC_S = 5.0
+_FORMAT, _EARLIER_FORMAT = "tintype-recaption-2", "tintype-recaption-1"
+_CHECKSUM, _DIGITS = "checksum", 16
+MOST_TOKENS = 10**9
+"""In one answer. A server that counts more counts wrongly."""
+Count = Annotated[int, Field(ge=0, le=MOST_TOKENS**2)]
 
 
 class Entry(BaseModel):
@@ -37,18 +43,18 @@ class Entry(BaseModel):
     """What the model wrote, where the caption is not that."""
     cleaned: bool = False
     shortened: bool = False
-    tries: int = 1
-    empty: int = 0
+    tries: Count = 1
+    empty: Count = 0
     """Tries that gave nothing."""
-    refusals: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
+    refusals: Count = 0
+    input_tokens: Count = 0
+    output_tokens: Count = 0
 
 
 class _Header(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    format: str = "tintype-recaption-1"
+    format: str = _FORMAT
     settings: dict[str, Any]
     """All that the answers depend on."""
 
@@ -63,7 +69,7 @@ class Journal:
     def add(self, entry: Entry) -> None:
         assert self._file is not None
         try:
-            self._file.write(entry.model_dump_json(exclude_defaults=True).encode() + b"\n")
+            self._file.write(_line(entry.model_dump(exclude_defaults=True)))
             self._file.flush()
             if time.monotonic() - self._synced_s > _SYNC_S:
                 self._sync()
@@ -99,7 +105,7 @@ def open_journal(path: Path, settings: Mapping[str, Any], anew: bool) -> Iterato
             journal.entries.update(_read(path, content[:whole], header))
         else:  # nothing, or the settings of a try that had no answer
             file.truncate(0)
-            file.write(header.model_dump_json().encode() + b"\n")
+            file.write(_line(header.model_dump()))
             file.flush()
         journal._file = file
         try:
@@ -108,28 +114,45 @@ def open_journal(path: Path, settings: Mapping[str, Any], anew: bool) -> Iterato
             journal._sync()
 
 
+def _line(content: dict[str, Any]) -> bytes:
+    checked = {**content, _CHECKSUM: checksum_of(content)[:_DIGITS]}
+    return json.dumps(checked, ensure_ascii=False).encode() + b"\n"
+
+
+def _content(line: bytes, earlier: bool = False) -> dict[str, Any]:
+    """Return what a line holds; raise `ValueError` unless it has its checksum. Lines of an `earlier` file had none."""
+    found = json.loads(line)
+    if not isinstance(found, dict):
+        raise ValueError("no JSON object")
+    said = found.pop(_CHECKSUM, None)
+    if said != checksum_of(found)[:_DIGITS] and not (earlier and said is None):
+        raise ValueError("another checksum")
+    return found
+
+
 def _read(path: Path, content: bytes, expected: _Header) -> Iterator[tuple[str, Entry]]:
     lines = content.split(b"\n")[:-1]
+    earlier = _EARLIER_FORMAT.encode() in lines[0]
     try:
-        header = _Header.model_validate_json(lines[0])
-    except ValidationError:
-        raise _damaged(path, 1) from None
-    if header != expected:
+        header = _Header.model_validate(_content(lines[0], earlier))
+    except (ValueError, RecursionError):
+        raise UserError(f"{path} is damaged in line 1; forget its answers with --anew") from None
+    wanted = _Header(format=_EARLIER_FORMAT, settings=expected.settings) if earlier else expected
+    if header != wanted:
         raise UserError(
             f"{path} has {len(lines) - 1:,} answers that were asked for in another way "
-            f"({_difference(header, expected)}); run that command again to go on with it, or forget these answers with "
+            f"({_difference(header, wanted)}); run that command again to resume it, or forget these answers with "
             "--anew"
         )
     for number, line in enumerate(lines[1:], 2):
         try:
-            entry = Entry.model_validate_json(line)
-        except ValidationError:
-            raise _damaged(path, number) from None
+            entry = Entry.model_validate(_content(line, earlier))
+        except (ValueError, RecursionError):
+            raise UserError(
+                f"{path} is damaged in line {number}; remove this line, and its image is asked about again, or forget "
+                "all answers with --anew"
+            ) from None
         yield entry.key, entry
-
-
-def _damaged(path: Path, line: int) -> UserError:
-    return UserError(f"{path} is damaged in line {line}; mend it, or begin again with --anew")
 
 
 def _difference(there: _Header, here: _Header) -> str:

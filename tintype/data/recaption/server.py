@@ -28,6 +28,7 @@ from PIL import Image
 from tintype.data.image_file import open_image
 from tintype.data.pictures import Encoded, decode
 from tintype.data.recaption.asking import Asking, Pull, Question, Reply
+from tintype.data.recaption.journal import MOST_TOKENS
 from tintype.errors import UserError
 from tintype.train.interrupt import Interrupt
 
@@ -36,8 +37,10 @@ _MOST_BYTES = 4 << 20
 """Of a response. A caption of 20,000 characters and what is told beside it has a fiftieth of that."""
 _MOST_WAIT_S = 600.0
 """A server that wants more patience than that is left alone."""
+_LONGEST_WAIT = 100
+"""Characters of a `Retry-After` that is read: a number, or a date."""
 _MOST_SENT_AWAY = 50
-"""So often a question may be told to come later, which does not count as a failure."""
+"""Most `Retry-After` responses per question; they do not count as failures."""
 _POLL_S = 0.1
 _AT_ONCE = ("JPEG", "PNG")
 """What every server reads. All else is sent as PNG."""
@@ -348,6 +351,8 @@ def read_answer(question: Question, content: bytes) -> Reply:
         raise _PassingError("its answer is no chat completion in JSON") from None
     if not (text is None or isinstance(text, str)) or not all(type(count) is int and count >= 0 for count in tokens):
         raise _PassingError("its answer is no chat completion in JSON")
+    if max(tokens) > MOST_TOKENS:
+        raise _PassingError(f"its answer counts more than {MOST_TOKENS:,} tokens")
     refused = bool(refusal) or reason == "content_filter"
     return Reply(question, text, reason == "length", refused, None, tokens[0], tokens[1])
 
@@ -355,7 +360,7 @@ def read_answer(question: Question, content: bytes) -> Reply:
 def _asked_wait_s(headers: Mapping[str, str], url: str) -> float | None:
     """What `Retry-After` says, in seconds or as a date."""
     said = headers.get("retry-after")
-    if said is None:
+    if said is None or len(said) > _LONGEST_WAIT:
         return None
     try:
         seconds = float(said)

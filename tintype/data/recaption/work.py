@@ -20,6 +20,7 @@ from tintype.data.recaption.asking import Asking, Captioner, Question, Reply
 from tintype.data.recaption.journal import Entry, Journal, open_journal
 from tintype.data.store.columns import add_column, check_name
 from tintype.data.store.layout import CAPTION, AboutStore, AddedColumn, Split, Store, open_store
+from tintype.data.store.texts import LONGEST
 from tintype.errors import UserError
 from tintype.strict import nearest
 from tintype.train.folder import locked
@@ -234,7 +235,7 @@ def _take_in(draft: Entry, reply: Reply) -> Entry:
         update={
             "caption": judged.caption,
             "aside": f"{_FAILED}: {reply.failure}" if reply.failure else judged.problem,
-            "answer": reply.text if changed and reply.text and _is_text(reply.text) else None,
+            "answer": reply.text[:LONGEST] if changed and reply.text and _is_text(reply.text) else None,
             "cleaned": judged.cleaned,
             "shortened": judged.shortened,
             "tries": draft.tries + 1,
