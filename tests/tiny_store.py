@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,3 +79,24 @@ def tiny_store(folder: Path, count: int = 60, name: str = "store", eval_share: f
     source = captioned(folder / f"{name}.parquet", count)
     imported(source, folder / name, ImportOptions(eval_share=eval_share))
     return folder / name
+
+
+def rewrite_about(store: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change `store.json` as someone does who knows how to write a new checksum."""
+    content = json.loads((store / "store.json").read_text())
+    del content["checksum"]
+    change(content)
+    (store / "store.json").write_text(json.dumps({**content, "checksum": layout.checksum_of(content)}))
+
+
+def as_earlier(store: Path) -> Path:
+    """Make it a store as versions wrote it that had no checksums of captions and sizes."""
+    content = json.loads((store / "store.json").read_text())
+    for name in ("checksum", "quarantine_sha256"):
+        content.pop(name, None)
+    content["format"] = layout.EARLIER_FORMAT
+    content["shards"] = [{name: one[name] for name in ("name", "rows", "bytes")} for one in content["shards"]]
+    for one in content.get("added", []):
+        one.pop("journal_sha256", None)
+    (store / "store.json").write_text(json.dumps(content))
+    return store

@@ -260,6 +260,16 @@ def data_show(
         console.print(f"{name}: {value}", soft_wrap=True, highlight=False, markup=False)
 
 
+@data_app.command("upgrade")
+def data_upgrade(store: Annotated[Path, typer.Argument(help="Folder of a store")]) -> None:
+    """Check a store that an earlier version imported, and add checksums of all its columns."""
+    from tintype.terminal.data import upgrade_with_progress
+    from tintype.world import alone
+
+    alone("tintype data upgrade")
+    upgrade_with_progress(store, console)
+
+
 def _attributes(kinds: Mapping[str, str], missing: Mapping[str, int]) -> str:
     lacking = {name: f", {count:,} missing" if count else "" for name, count in missing.items()}
     return ", ".join(f"{name} ({kind}{lacking[name]})" for name, kind in kinds.items())

@@ -14,9 +14,9 @@ from tintype.data.store.importing import ImportOptions, import_pictures
 from tintype.data.store.importing import Progress as ImportProgress
 from tintype.data.store.inspect import Asked, inspect_store, write_skip_list
 from tintype.data.store.inspect_html import to_html
-from tintype.data.store.layout import Split, Store, open_store
+from tintype.data.store.layout import QUARANTINE, Split, Store, open_store
 from tintype.data.store.selection import read_skip_list, select
-from tintype.data.store.writer import QUARANTINE
+from tintype.data.store.upgrade import upgrade_store
 from tintype.errors import UserError
 from tintype.evaluation.data import held_out_note
 from tintype.files import write_text
@@ -119,3 +119,10 @@ def check_with_progress(store: Store) -> None:
     """Read all of a store, and refuse it where it is not as it was written."""
     with Progress("checking", kept="nothing was changed; run the same command again") as bars:
         store.check(lambda done: bars.show(None, done, len(store)))
+
+
+def upgrade_with_progress(store: Path, console: Console) -> None:
+    """Add checksums to a store of an earlier version, and show how far it is."""
+    with Progress("checking", kept="nothing was changed; run the same command again") as bars:
+        about = upgrade_store(store, lambda done: bars.show(None, done, done))
+    say(console, f"{store}: all columns have checksums; sha256 {about.identity[:12]}")

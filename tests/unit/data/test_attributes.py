@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import sets
-from tests.tiny_store import captioned, imported, picture, tried
+from tests.tiny_store import captioned, imported, picture, rewrite_about, tried
 from tests.unit.data.test_store import quarantine
 from tintype.cli import app
 from tintype.data.store import writer
@@ -111,8 +111,7 @@ def test_attributes_are_part_of_the_identity(tmp_path: Path) -> None:
         asked = {} if score is None else {"score": Attribute("score", "float")}
         identities.add(imported(source, tmp_path / f"store-{index}", ImportOptions(attributes=asked)).identity)
     assert len(identities) == 4
-    about = tmp_path / "store-0" / ABOUT
-    about.write_text(about.read_text().replace('"float"', '"int"'))
+    rewrite_about(tmp_path / "store-0", lambda about: about["attributes"].update(score="int"))
     with pytest.raises(UserError, match="does not hold the 2 rows and the columns"):
         Store(tmp_path / "store-0")
 

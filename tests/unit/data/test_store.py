@@ -14,13 +14,15 @@ import torch
 from PIL import Image, ImageOps
 
 from tests.shared import shared
-from tests.tiny_store import captioned, imported, parquet_of, picture, tiny_store, tried
+from tests.tiny_store import as_earlier, captioned, imported, parquet_of, picture, rewrite_about, tiny_store, tried
 from tintype.data.pictures import Encoded, decode, open_pictures
 from tintype.data.store import writer
+from tintype.data.store.attributes import read_attributes
 from tintype.data.store.doors import Item
 from tintype.data.store.encode import Picture, Sizing, prepare
 from tintype.data.store.importing import ImportOptions, Progress, read_pairs, read_splits
-from tintype.data.store.layout import Store, open_store
+from tintype.data.store.layout import Store, open_shard, open_store
+from tintype.data.store.upgrade import upgrade_store
 from tintype.errors import UserError
 from tintype.train.interrupt import Interrupt
 
@@ -310,25 +312,78 @@ def test_a_damaged_store_is_refused_and_never_followed(tmp_path: Path) -> None:
     content = bytearray(whole)
     content[whole.index(b"caption of number 3")] ^= 1
     shard.write_bytes(bytes(content))
-    with pytest.raises(UserError, match="its records give the identity"):
-        Store(store).check()
+    with pytest.raises(UserError, match=r"shard-00000\.arrow is damaged: its captions or other columns"):
+        Store(store)
     shard.write_bytes(whole[:-8])
-    with pytest.raises(UserError, match=r"shard-00000.arrow has [\d,]+ bytes, and store.json says"):
+    with pytest.raises(UserError, match=r"shard-00000.arrow has [\d,]+ bytes, not [\d,]+; copy"):
         Store(store)
     shard.unlink()
     with pytest.raises(UserError, match=r"shard-00000.arrow is missing"):
         Store(store)
     shard.write_bytes(whole)
-    for before, after in (
-        ("shard-00000.arrow", "../shard-00000.arrow"),
-        ("store-1", "store-9"),
-        ('"rows":12', '"rows":3'),
+    for change, reason in (
+        ({"name": "../shard-00000.arrow"}, "does not lie in the folder"),
+        ({"rows": 3}, "does not hold the 3 rows"),
+        ({"rows": "12"}, "is not what `tintype data import` of this version wrote"),
+        ({"images_at": -5}, "its captions or other columns"),
     ):
-        text = json.dumps(json.loads(about), separators=(",", ":"))
-        assert before in text
-        (store / "store.json").write_text(text.replace(before, after))
-        with pytest.raises(UserError, match=r"does not lie in the folder|not what|does not hold the 3 rows"):
+        rewrite_about(store, lambda content, change=change: content["shards"][0].update(change))
+        with pytest.raises(UserError, match=reason):
             Store(store)
+        (store / "store.json").write_text(about)
+    rewrite_about(store, lambda content: content.update(format="tintype-store-9"))
+    with pytest.raises(UserError, match="is not what `tintype data import` of this version wrote"):
+        Store(store)
+
+
+@pytest.mark.parametrize("column", ["width", "height", "split", "source", "pixels", "sha256", "caption", "attribute"])
+def test_every_column_of_a_store_is_checked_before_it_is_used(tmp_path: Path, column: str) -> None:
+    """Find each column's first value in the shard, and change one bit of it."""
+    source = captioned(tmp_path / "a.parquet", 6, style=["dotted"] * 6)
+    imported(source, tmp_path / "store", ImportOptions(attributes=read_attributes({"style": "style"})))
+    shard = tmp_path / "store" / "shard-00000.arrow"
+    batch, whole = open_shard(shard), bytearray(shard.read_bytes())
+    name = {"caption": "caption:long", "attribute": "attribute:style"}.get(column, column)
+    buffers = batch.column(name).buffers()
+    values = bytes(buffers[1] if batch.column(name).type == "int32" else buffers[2])
+    assert whole.count(values) == 1
+    whole[whole.index(values) + 1] ^= 1
+    shard.write_bytes(whole)
+    with pytest.raises(UserError, match=r"shard-00000\.arrow is damaged: .*; copy the store again, or import it again"):
+        open_store(tmp_path / "store")
+
+
+def test_a_store_that_is_changed_after_it_was_opened_is_opened_anew(tmp_path: Path) -> None:
+    store = tiny_store(tmp_path, 6)
+    assert open_store(store) is open_store(store)
+    shard = store / "shard-00000.arrow"
+    content = bytearray(shard.read_bytes())
+    content[content.index(b"caption of number 3")] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(UserError, match="is damaged"):
+        open_store(store)
+
+
+def test_a_store_of_an_earlier_version_is_refused_and_can_be_upgraded(tmp_path: Path) -> None:
+    images = [picture(0), b"broken", picture(2), picture(3)]
+    source = parquet_of(tmp_path / "a.parquet", images, caption=[f"number {n}" for n in range(4)])
+    new = imported(source, tmp_path / "store")
+    store = as_earlier(tmp_path / "store")
+    with pytest.raises(UserError, match=r"earlier version .* `tintype data upgrade .*store` checks all of it"):
+        open_store(store)
+    assert upgrade_store(store) == new == open_store(store).about
+    assert upgrade_store(store) == new, "again changes nothing"
+    as_earlier(store)
+    shard = store / "shard-00000.arrow"
+    whole = shard.read_bytes()
+    widths = open_shard(shard).column("width").to_numpy().tobytes()
+    for what in (b"number 2", widths, picture(3)[60:90]):
+        bad = bytearray(whole)
+        bad[whole.index(what)] ^= 1
+        shard.write_bytes(bad)
+        with pytest.raises(UserError, match="is damaged"):
+            upgrade_store(store)
+        assert json.loads((store / "store.json").read_text())["format"] == "tintype-store-1"
 
 
 def test_flipped_bits_give_an_error_or_the_store(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import tiny_plan
-from tests.tiny_store import captioned, imported, parquet_of, picture, tiny_store
+from tests.tiny_store import captioned, imported, parquet_of, picture, rewrite_about, tiny_store
 from tintype.data.fit import square
 from tintype.data.pictures import Encoded, decode, open_pictures
 from tintype.data.sources import LaterSource, forget_sources, open_source
@@ -107,10 +106,7 @@ def test_another_store_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_splits_of_other_sizes_than_the_store_says_are_refused(tmp_path: Path) -> None:
-    about = tiny_store(tmp_path, 20) / "store.json"
-    said = json.loads(about.read_text())
-    said["counts"]["train"] += 1
-    about.write_text(json.dumps(said))
+    rewrite_about(tiny_store(tmp_path, 20), lambda about: about["counts"].update(train=21))
     with pytest.raises(UserError, match="is damaged: its splits do not have"):
         open_store(tmp_path / "store")
 

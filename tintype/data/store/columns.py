@@ -88,7 +88,8 @@ def _write_files(
     kept = None if journal is None else f"{stem}.jsonl"
     if journal is not None and kept is not None:
         write_bytes(store.path / kept, journal, durable=True)
-    return AddedColumn(name=name, parts=parts, journal=kept, made_by=dict(made_by))
+    sha256 = None if journal is None else hashlib.sha256(journal).hexdigest()
+    return AddedColumn(name=name, parts=parts, journal=kept, journal_sha256=sha256, made_by=dict(made_by))
 
 
 def _arrow(name: str, hashes: Sequence[str], texts: Sequence[str]) -> bytes:

@@ -5,7 +5,6 @@ N: records that are looked at. Percentiles and shares are of these; `where` and 
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,7 +25,6 @@ from tintype.data.store.looks import FORMATS, MODES, look_at
 from tintype.data.store.problems import LONG_WORDS, TINY_PX, find_problems, strange_text
 from tintype.data.store.selection import REPEATS, Selection
 from tintype.data.store.where_values import word_counts
-from tintype.data.store.writer import QUARANTINE
 from tintype.errors import UserError
 
 _SHOWN_NAMES = 12
@@ -37,7 +35,7 @@ _ASPECT_STEP = 0.25
 _ASPECT_END = 2.0
 _NUMBER = re.compile(r"\d[\d,.]*")
 _MISFIT = re.compile(r"( is not of the kind \w+): .*", re.DOTALL)
-_ANOTHER = re.compile(r"the same picture as .*, which is in")
+_ANOTHER = re.compile(r"^it is the same picture as .*, which is in", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -127,15 +125,10 @@ def _origin(source: str) -> str:
 
 def _set_aside(store: Store) -> list[dict[str, Any]]:
     """Reasons without the numbers and names in them."""
-    file = store.path / QUARANTINE
     counts: Counter[str] = Counter()
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-        try:
-            said = json.loads(line)
-            source, reason = str(said["source"]), str(said["reason"])
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{file} is not what `tintype data import` wrote; import the store again") from None
-        counts[_ANOTHER.sub("the same picture as another, which is in", _general(reason, source))] += 1
+    for said in store.quarantine():
+        source, reason = str(said["source"]), str(said["reason"])
+        counts[_ANOTHER.sub("it is the same picture as another, which is in", _general(reason, source))] += 1
     return [{"reason": reason, "records": count} for reason, count in counts.most_common()]
 
 

@@ -1,17 +1,22 @@
 """How a store lies on the disk, and how it is read.
 
 `store.json` says what the folder holds; each `shard-00000.arrow` is an Arrow IPC file of one record batch, which is
-memory-mapped, so that any row is found at once and nothing is read before it is asked for. The columns are `image` (the
-bytes of an image file), `width`, `height`, `source` (where the record came from), `sha256` (of the image's bytes),
+memory-mapped, so that any row is found at once and no image is read before it is asked for. The columns are `image`
+(the bytes of an image file), `width`, `height`, `source` (where the record came from), `sha256` (of the image's bytes),
 `pixels` (SHA-256 of the decoded pixels, by which copies are known), `split`, and one column `caption:NAME` for each
 kind of caption that was imported, and `attribute:NAME` for each attribute, which may be null. A kind of caption that
 was added later lies beside each shard, in a file of its own with `sha256` and `caption:NAME` (`columns.py` writes it).
+
+Everything is checked before it is used. `store.json` has a checksum of itself, and of each other file one of all its
+bytes but those of images, compared when the store is opened; an image is compared with its `sha256` whenever it is
+read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -32,6 +37,10 @@ if TYPE_CHECKING:
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 ABOUT = "store.json"
+QUARANTINE = "quarantine.jsonl"
+FORMAT, EARLIER_FORMAT = "tintype-store-2", "tintype-store-1"
+_CHECKSUM = "checksum"
+_AGAIN = "copy the store again, or import it again"
 CAPTION = "caption:"
 """Stands before the names of caption columns."""
 ATTRIBUTE = "attribute:"
@@ -57,6 +66,11 @@ class Shard(BaseModel):
     name: str
     rows: int
     bytes: int
+    images_at: int
+    """The first byte of the images, which lie in one piece."""
+    images_bytes: int
+    sha256: str
+    """Of the file without the images."""
 
 
 class AddedPart(BaseModel):
@@ -80,6 +94,7 @@ class AddedColumn(BaseModel):
     """One for each shard, in their order."""
     journal: str | None = None
     """The file with what was asked and answered."""
+    journal_sha256: str | None = None
     made_by: dict[str, Any]
     """Who wrote the captions, how, when, and how many are empty."""
 
@@ -93,13 +108,15 @@ class AboutStore(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    format: Literal["tintype-store-1"] = "tintype-store-1"
+    format: Literal["tintype-store-2"] = FORMAT
     identity: str
     """SHA-256 over the records in order: the hash of each picture, its split, its captions and, where there are any,
     its attributes."""
     counts: dict[str, int]
     """Records of each split."""
     quarantined: int
+    quarantine_sha256: str | None = None
+    """Of the file that names the quarantined records, where there are any."""
     captions: list[str]
     shards: list[Shard] = Field(min_length=1)
     made_from: dict[str, Any]
@@ -135,9 +152,13 @@ class AboutStore(BaseModel):
         return next((column for column in self.added if column.name == name), None)
 
     def to_json(self) -> str:
-        """Of a store without added captions or attributes as it was before there were any: earlier versions read it."""
-        lacking = {name for name, there in {"added": self.added, "attributes": self.attributes}.items() if not there}
-        return self.model_dump_json(indent=1, exclude=lacking) + "\n"
+        content = self.model_dump(mode="json", exclude_defaults=True) | {"format": self.format}
+        return json.dumps({**content, _CHECKSUM: checksum_of(content)}, indent=1, ensure_ascii=False) + "\n"
+
+
+def checksum_of(content: Any) -> str:
+    """Return the SHA-256 of a JSON value, however it is laid out."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def schema(captions: Sequence[str], attributes: Mapping[str, Kind]) -> Any:
@@ -178,8 +199,8 @@ def is_store(path: Path) -> bool:
 class Store:
     """A store that is open. Rows count through all its shards."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.about = path, _read_about(path)
+    def __init__(self, path: Path, about: AboutStore | None = None) -> None:
+        self.path, self.about = path, about or read_about(path)
         self.captions, self.attributes = list(self.about.captions), dict(self.about.attributes)
         self._batches = [_open_whole(path, self.about, index) for index in range(len(self.about.shards))]
         self._ends: list[int] = np.cumsum([shard.rows for shard in self.about.shards]).tolist()
@@ -220,7 +241,7 @@ class Store:
         content: bytes = self._value("image", row)
         name = self.name(row)
         if hashlib.sha256(content).hexdigest() != self._value("sha256", row):
-            raise UserError(f"{name} is damaged: its bytes are not those that were stored; import the store again")
+            raise UserError(f"{name} is damaged: its bytes are not those that were stored; {_AGAIN}")
         return Encoded(name, content, Path(self._value("source", row)).stem)
 
     def all_encoded(self, split: Split | None = None) -> Iterator[Encoded]:
@@ -248,10 +269,24 @@ class Store:
         """A record in messages."""
         return f"{self.path}, row {row} ({self._value('source', row)})"
 
+    def quarantine(self) -> list[dict[str, Any]]:
+        """Return the source and the reason of each record that the import set aside."""
+        if self.about.quarantine_sha256 is None:
+            return []
+        content = self._checked_file(QUARANTINE, self.about.quarantine_sha256)
+        try:
+            return [
+                {str(key): said[key] for key in ("source", "reason")} for said in map(json.loads, content.splitlines())
+            ]
+        except (ValueError, RecursionError, KeyError, TypeError):
+            raise UserError(f"{self.path / QUARANTINE} is not what `tintype data import` wrote; {_AGAIN}") from None
+
     def check(self, on_records: Callable[[int], None] = lambda done: None) -> None:
-        """Read everything, and refuse a store whose content is not what its identity says."""
-        for part in (part for column in self.about.added for part in column.parts):
-            _check_hash(self.path / part.name, part.sha256)
+        """Read everything, and refuse a store that is not what was written."""
+        self.quarantine()
+        for column in self.about.added:
+            if column.journal is not None and column.journal_sha256 is not None:
+                self._checked_file(column.journal, column.journal_sha256)
         identity = Identity()
         for row in range(len(self)):
             self.encoded(row)
@@ -261,8 +296,16 @@ class Store:
         if identity.hexdigest() != self.identity:
             raise UserError(
                 f"{self.path} is damaged: its records give the identity {identity.hexdigest()[:12]}…, and {ABOUT} says "
-                f"{self.identity[:12]}…; import the store again"
+                f"{self.identity[:12]}…; {_AGAIN}"
             )
+
+    def _checked_file(self, name: str, sha256: str) -> bytes:
+        path = _inside(self.path, name)
+        content = path.read_bytes() if path.is_file() else None
+        if content is None or hashlib.sha256(content).hexdigest() != sha256:
+            found = "is missing" if content is None else "is damaged: its content is not what was stored"
+            raise UserError(f"{path} {found}; {_AGAIN}")
+        return content
 
     def _of_split(self, split: Split) -> NDArray[np.int64]:
         from pyarrow import compute
@@ -280,59 +323,124 @@ class Store:
 
 
 def open_store(path: Path) -> Store:
-    """One for each folder in a process, as long as it is the same store: its splits share the maps."""
-    about = path / ABOUT
-    return _opened(path, about.stat().st_mtime_ns if about.is_file() else 0)
+    """Open a store once in a process, as long as its files are the same: its splits share the maps."""
+    files = sorted(path.glob("*.arrow")) if is_store(path) else []
+    found = [(file.name, file.stat()) for file in [path / ABOUT, *files] if file.exists()]
+    return _opened(path, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
 
 
 @lru_cache(maxsize=8)
-def _opened(path: Path, written_ns: int) -> Store:
+def _opened(path: Path, files: tuple[tuple[str, int, int], ...]) -> Store:
     return Store(path)
 
 
-def _read_about(path: Path) -> AboutStore:
+def read_about(path: Path) -> AboutStore:
+    content = read_content(path)
+    if content.get("format") == EARLIER_FORMAT and _CHECKSUM not in content:
+        raise UserError(
+            f"{path} was imported by an earlier version of tintype, without checksums of captions, attributes and "
+            f"sizes; `tintype data upgrade {quote(str(path))}` checks all of it and adds them. Images and identity stay"
+        )
+    said = content.pop(_CHECKSUM, None)
+    if said != checksum_of(content):
+        raise UserError(f"{path / ABOUT} is damaged: it does not match its checksum; {_AGAIN}")
+    try:
+        return AboutStore.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise UserError(f"{path / ABOUT} is not what `tintype data import` of this version wrote ({reason})") from None
+
+
+def read_content(path: Path) -> dict[str, Any]:
+    """Return what `store.json` holds, unchecked."""
     file = path / ABOUT
     if not file.is_file():
         raise UserError(
             f"{path} is no store (it has no {ABOUT}); `tintype data import SOURCE --out {quote(str(path))}` makes one"
         )
     try:
-        return AboutStore.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValidationError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise UserError(f"{file} is not what `tintype data import` of this version wrote ({reason})") from None
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} is damaged: it cannot be read as JSON ({error}); {_AGAIN}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} is damaged: it holds no JSON object; {_AGAIN}")
+    return content
 
 
 def _open_whole(folder: Path, about: AboutStore, index: int) -> Any:
     """A shard with the captions that were added to it, in the order of their names in `captions`."""
-    batch = _open_part(folder, about.shards[index], about.shards[index].rows, schema(about.imported, about.attributes))
+    shard = about.shards[index]
+    batch = _open_part(folder, shard, shard.rows, schema(about.imported, about.attributes), _AGAIN)
     for column in about.added:
         part = column.parts[index]
-        beside = _open_part(folder, part, batch.num_rows, added_schema(column.name))
+        again = (
+            f"copy the store again, or write these captions again with `tintype data recaption {quote(str(folder))} "
+            f"--column {quote(column.name)} --overwrite` and the options of before"
+        )
+        beside = _open_part(folder, part, batch.num_rows, added_schema(column.name), again)
         if not beside.column("sha256").equals(batch.column("sha256")):
-            raise UserError(f"{folder / part.name} has captions of other pictures than {about.shards[index].name}")
+            raise UserError(f"{folder / part.name} has captions of other images than {shard.name}; {again}")
         batch = batch.append_column(CAPTION + column.name, beside.column(1))
     return batch
 
 
-def _open_part(folder: Path, part: Shard | AddedPart, rows: int, columns: Any) -> Any:
-    if Path(part.name).name != part.name:
-        raise UserError(f"{folder / ABOUT} names the file {part.name}, which does not lie in the folder")
-    path = folder / part.name
-    if not path.is_file() or path.stat().st_size != part.bytes:
-        found = f"has {path.stat().st_size:,} bytes" if path.is_file() else "is missing"
-        raise UserError(f"{path} {found}, and {ABOUT} says {part.bytes:,}; copy the store again, or import it again")
+def _open_part(folder: Path, part: Shard | AddedPart, rows: int, columns: Any, again: str) -> Any:
+    path = _inside(folder, part.name)
+    check_part(path, part, again)
     batch = open_shard(path)
     if batch.schema != columns or batch.num_rows != rows:
-        raise UserError(f"{path} does not hold the {rows:,} rows and the columns that {ABOUT} says")
+        raise UserError(f"{path} does not hold the {rows:,} rows and the columns that {ABOUT} says; {again}")
     return batch
 
 
-def _check_hash(path: Path, sha256: str) -> None:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        raise UserError(f"{path} is damaged: its SHA-256 is {found[:12]}…, and {ABOUT} says {sha256[:12]}…")
+def _inside(folder: Path, name: str) -> Path:
+    if Path(name).name != name:
+        raise UserError(f"{folder / ABOUT} names the file {name}, which does not lie in the folder")
+    return folder / name
+
+
+def check_part(path: Path, part: Shard | AddedPart, again: str) -> None:
+    """Raise unless all bytes of the file but those of images are what they were. `again` says what to do."""
+    if not path.is_file() or not part.bytes or path.stat().st_size != part.bytes:
+        found = f"has {path.stat().st_size:,} bytes, not {part.bytes:,}" if path.is_file() else "is missing"
+        raise UserError(f"{path} {found}; {again}")
+    skipped = (part.images_at, part.images_bytes) if isinstance(part, Shard) else (0, 0)
+    if sum_of(path, *skipped) != part.sha256:
+        raise UserError(f"{path} is damaged: its captions or other columns are not those that were stored; {again}")
+
+
+def sum_of(path: Path, skip_at: int, skip_bytes: int) -> str:
+    """Return the SHA-256 of a file without a piece of it."""
+    total = hashlib.sha256()
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as view,
+        view[: max(0, skip_at)] as before,
+        view[max(0, skip_at + skip_bytes) :] as after,
+    ):
+        total.update(before)
+        total.update(after)
+    return total.hexdigest()
+
+
+def shard_of(path: Path) -> Shard:
+    """Describe the file of a shard."""
+    import pyarrow
+
+    rows = open_shard(path).num_rows
+    with pyarrow.memory_map(str(path)) as file:
+        whole = file.read_buffer()
+        images = pyarrow.ipc.open_file(pyarrow.BufferReader(whole)).get_batch(0).column("image").buffers()[2]
+        at, size = (0, 0) if images is None else (images.address - whole.address, images.size)
+    return Shard(
+        name=path.name,
+        rows=rows,
+        bytes=path.stat().st_size,
+        images_at=at,
+        images_bytes=size,
+        sha256=sum_of(path, at, size),
+    )
 
 
 def open_shard(path: Path) -> Any:

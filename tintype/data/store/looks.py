@@ -29,7 +29,7 @@ _MODE, _FORMAT, _ROW_BYTES = 8 + _COLOURS, 9 + _COLOURS, 16 + _COLOURS
 _WRITTEN_TOGETHER = 256
 MODES = ("other", "RGB", "L", "P", "CMYK", "RGBA", "LA", "1", "PA", "YCbCr")
 FORMATS = ("other", "JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "MPO", "PPM")
-_VERSION = b"looks-01"
+_VERSION = b"looks-02"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ def look_at(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Looks | None:
     """None where it was stopped; what was done is kept."""
-    content = Content("looks of pictures", (len(store), _ROW_BYTES), torch.uint8, "inspect a part: --where", _VERSION)
+    stamp = _VERSION + bytes.fromhex(store.identity)
+    content = Content("looks of images", (len(store), _ROW_BYTES), torch.uint8, "inspect a part: --where", stamp)
     kept = DiskRows(cache_folder() / "looks" / f"{store.identity}.rows", content)
     id_N = torch.from_numpy(rows)
     missing = id_N[~kept.has(id_N)].tolist()

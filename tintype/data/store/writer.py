@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from tintype.data.store.attributes import Kind, Value
 from tintype.data.store.encode import Picture
@@ -17,20 +18,23 @@ from tintype.data.store.layout import (
     ABOUT,
     ATTRIBUTE,
     CAPTION,
+    QUARANTINE,
     SPLITS,
     AboutStore,
     Identity,
     Shard,
     Split,
+    check_part,
+    checksum_of,
     open_shard,
     schema,
+    shard_of,
 )
 from tintype.errors import UserError
 from tintype.files import flush, write_bytes
 
 SHARD_BYTES, SHARD_ROWS = 64 << 20, 4096
-QUARANTINE = "quarantine.jsonl"
-_PROGRESS = "progress.json"
+_PROGRESS, _CHECKSUM = "progress.json", "checksum"
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class _Kept(BaseModel):
     shards: list[Shard] = []
     quarantined: int = 0
     quarantine_bytes: int = 0
+    quarantine_sha256: str = hashlib.sha256().hexdigest()
     bad: int = 0
     """Those of the quarantined that the user did not ask to leave out."""
 
@@ -75,12 +80,14 @@ class Writer:
         self, work: Path, captions: Sequence[str], attributes: Mapping[str, Kind], request: Mapping[str, Any]
     ) -> None:
         self._work, self._kept = work, _read_kept(work, request)
+        self._quarantine_total = hashlib.sha256(self.quarantine.read_bytes())
         begun = self._kept.request  # its shards have the columns in its order; the same options may come in another one
         self._captions = list(begun.get("captions", captions))
         self._attributes = {name: attributes[name] for name in begun.get("attributes", {})}
         self._identity, self._counts = Identity(), dict.fromkeys(SPLITS, 0)
         self._first_seen: dict[str, tuple[Split, str]] = {}
         for shard in self._kept.shards:
+            check_part(work / shard.name, shard, _again(work))
             self._take_in(open_shard(work / shard.name))
         self._rows: list[dict[str, Any]] = []
         self._refused: list[str] = []
@@ -139,18 +146,22 @@ class Writer:
             with self.quarantine.open("ab") as file:
                 file.write(refused)
             flush(self.quarantine)  # all is on the disk before what counts it
+            quarantine = self._quarantine_total.copy()
+            quarantine.update(refused)
             self._kept = _Kept(
                 request=kept.request,
                 items=self.done,
                 shards=shards,
                 quarantined=self.quarantined,
                 quarantine_bytes=kept.quarantine_bytes + len(refused),
+                quarantine_sha256=quarantine.hexdigest(),
                 bad=self._bad,
             )
-            write_bytes(self._work / _PROGRESS, self._kept.model_dump_json(indent=1).encode(), durable=True)
+            _write_kept(self._work, self._kept)
         except OSError as error:
             self._kept = kept
             raise self._no_room(error) from error
+        self._quarantine_total = quarantine
         self._rows, self._refused, self._bytes, self._new_items = [], [], 0, 0
 
     def finish(self, out: Path) -> AboutStore:
@@ -162,6 +173,7 @@ class Writer:
             identity=self._identity.hexdigest(),
             counts={str(split): count for split, count in self._counts.items()},
             quarantined=kept.quarantined,
+            quarantine_sha256=kept.quarantine_sha256 if kept.quarantined else None,
             captions=list(self._captions),
             shards=kept.shards,
             made_from=kept.request,
@@ -191,7 +203,7 @@ class Writer:
         name = f"shard-{index:05d}.arrow"
         write_bytes(self._work / name, content, durable=True)
         self._take_in(batch)
-        return Shard(name=name, rows=batch.num_rows, bytes=len(content))
+        return shard_of(self._work / name)
 
     def _take_in(self, batch: Any) -> None:
         """Counts the rows of a shard that is written."""
@@ -215,20 +227,46 @@ def has_kept(work: Path) -> bool:
     return (work / _PROGRESS).exists()
 
 
+def _write_kept(work: Path, kept: _Kept) -> None:
+    content = kept.model_dump(mode="json")
+    text = json.dumps({**content, _CHECKSUM: checksum_of(content)}, indent=1)
+    write_bytes(work / _PROGRESS, text.encode(), durable=True)
+
+
 def _read_kept(work: Path, request: Mapping[str, Any]) -> _Kept:
-    """What an earlier try has left, and the quarantine cut back to what was counted."""
-    file, new = work / _PROGRESS, _Kept(request=dict(request))
-    try:
-        kept = _Kept.model_validate_json(file.read_text(encoding="utf-8")) if file.exists() else new
-    except (UnicodeDecodeError, ValidationError):
-        raise UserError(f"{file} is damaged; remove the folder {work} to begin the import anew") from None
-    if kept.request != json.loads(json.dumps(request)):
-        if kept.shards:
+    """Return what an earlier try has left, and truncate the quarantine to what was counted."""
+    file, kept = work / _PROGRESS, _Kept(request=dict(request))
+    if file.exists():
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            said = content.pop(_CHECKSUM, None)
+            if said is None and "quarantine_sha256" not in content:
+                raise UserError(f"{file} was written by an earlier version of tintype; {_again(work)}")
+            if said != checksum_of(content):
+                raise ValueError("it does not match its checksum")
+            found = _Kept.model_validate(content)
+        except (ValueError, RecursionError, AttributeError) as error:
+            raise UserError(f"{file} is damaged ({error}); {_again(work)}") from None
+        if found.request == json.loads(json.dumps(request)):
+            kept = found
+        elif found.shards:
             raise UserError(
                 f"{work} holds an import that was begun from another source or with other options; run that command "
-                "again to go on with it, or remove the folder"
+                "again to resume it, or remove the folder"
             )
-        kept = new
-    with (work / QUARANTINE).open("ab") as quarantine:
-        quarantine.truncate(kept.quarantine_bytes)
+    _cut_quarantine(work / QUARANTINE, kept)
     return kept
+
+
+def _cut_quarantine(path: Path, kept: _Kept) -> None:
+    """Drop the lines that came after the last count."""
+    with path.open("a+b") as file:
+        file.seek(0)
+        content = file.read(kept.quarantine_bytes)
+        if hashlib.sha256(content).hexdigest() != kept.quarantine_sha256:
+            raise UserError(f"{path} is damaged: it is not what was written; {_again(path.parent)}")
+        file.truncate(kept.quarantine_bytes)
+
+
+def _again(work: Path) -> str:
+    return f"remove the folder {work} and run the same command to import anew"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import pytest
 import torch
 
 from tests.caption_server import CaptionServer, caption_server, status
-from tests.tiny_store import picture, tiny_store
+from tests.tiny_store import picture, rewrite_about, tiny_store
 from tintype import files
 from tintype.data.recaption.asking import Asking
 from tintype.data.recaption.server import Patience, Server, read_place
@@ -422,8 +423,8 @@ def test_damage_to_added_captions_is_found(store: Path) -> None:
     (file,) = store.glob("captions-vlm-*.arrow")
     content = file.read_bytes()
     file.write_bytes(content.replace(b"caption 3", b"caption 4"))
-    with pytest.raises(UserError, match="is damaged: its SHA-256"):
-        Store(store).check()
+    with pytest.raises(UserError, match=r"is damaged: .*`tintype data recaption .* --column vlm --overwrite`"):
+        Store(store)
     file.write_bytes(content[:-1])
     with pytest.raises(UserError, match="copy the store again"):
         Store(store)
@@ -437,8 +438,11 @@ def test_added_captions_of_other_pictures_are_refused(store: Path) -> None:
     keys = opened.texts("sha256")
     add_column(store, "vlm", [f"caption {row}" for row in range(COUNT)], {})
     (file,) = store.glob("captions-vlm-*.arrow")
-    file.write_bytes(columns._arrow("vlm", keys[::-1], [f"caption {row}" for row in range(COUNT)]))
-    with pytest.raises(UserError, match="captions of other pictures"):
+    content = columns._arrow("vlm", keys[::-1], [f"caption {row}" for row in range(COUNT)])
+    file.write_bytes(content)
+    sha256 = hashlib.sha256(content).hexdigest()
+    rewrite_about(store, lambda about: about["added"][0]["parts"][0].update(bytes=len(content), sha256=sha256))
+    with pytest.raises(UserError, match="captions of other images"):
         Store(store)
 
 
