@@ -32,6 +32,7 @@ from tintype.data.image_file import (
     read_file,
     too_large,
 )
+from tintype.data.parquet_file import check_pages, open_bounded
 from tintype.data.store.layout import is_store, open_store
 from tintype.errors import UserError
 
@@ -160,13 +161,14 @@ def refuse_rest(path: Path, tar: tarfile.TarFile) -> None:
 
 def _read_parquet(path: Path) -> Iterator[Encoded]:
     """The column `image`: bytes, or a struct with `bytes`, as data sets on the hub have it."""
-    from pyarrow import ArrowException, parquet
+    from pyarrow import ArrowException
 
+    file = open_bounded(path)
     try:
-        file = parquet.ParquetFile(path)
         if "image" not in file.schema_arrow.names:
             names = ", ".join(file.schema_arrow.names)
             raise UserError(f"{path} has no column 'image'; its columns are {names}")
+        check_pages(file, path, ["image"])
         for row, batch in enumerate(file.iter_batches(batch_size=1, columns=["image"])):
             if batch.nbytes > LIMITS.bytes:
                 raise BadImageError(too_large(f"{path}, row {row}", batch.nbytes, LIMITS.bytes))

@@ -86,7 +86,7 @@ def data_reference(data: DataPart, protocol: Protocol, encoder: Encoder, device:
         if features is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_reference(file, ImageFeatures(features, about, None))
-    return Reference(_kept(file, encoder), device) if world.leads else None
+    return Reference(_kept(file, encoder, about), device) if world.leads else None
 
 
 def shared_features(
@@ -144,6 +144,7 @@ def cached_features(
     file = _file(about)
     if file.exists() and (found := read_reference(file)).digests is not None:
         refuse_other_encoder(found.about, encoder, file)
+        _refuse_other_images(found.about, about, file)
         on_images(len(found.feature_MF))
         return found
     found = _features(about, encoder, images, on_images)
@@ -156,10 +157,17 @@ def _file(about: About) -> Path:
     return cache_folder() / "features" / f"{about.key}.safetensors"
 
 
-def _kept(file: Path, encoder: Encoder) -> Tensor:
+def _kept(file: Path, encoder: Encoder, about: About) -> Tensor:
     found = read_reference(file)
     refuse_other_encoder(found.about, encoder, file)
+    _refuse_other_images(found.about, about, file)
     return found.feature_MF
+
+
+def _refuse_other_images(found: About, wanted: About, file: Path) -> None:
+    """A file of the cache is named by its content; another one may have been put in its place."""
+    if found.key != wanted.key:
+        raise UserError(f"{file} holds the features of other images; remove it, and they will be computed again")
 
 
 def write_reference(path: Path, found: ImageFeatures) -> None:

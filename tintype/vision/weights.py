@@ -32,6 +32,7 @@ from tintype.files import sha256_of, written_beside
 Tensors = dict[str, Tensor]
 Reader = Callable[[Path], Tensors]
 
+_CHECKSUM = "checksum"
 _KEY_DIGITS = 8
 _PIP_TIMEOUT_S = 1800
 _URL_TIMEOUT_S = 60
@@ -211,7 +212,8 @@ def _write(target: Path, weights: Weights) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with written_beside(target, durable=True) as temporary:
-            save_file(weights.tensors, temporary, {"digest": weights.digest, "source": weights.source})
+            about = {"digest": weights.digest, "source": weights.source}
+            save_file(weights.tensors, temporary, {**about, _CHECKSUM: _checksum(weights.tensors, weights.source)})
     except OSError as error:
         raise UserError(
             f"cannot write {target}: {error.strerror}; set TINTYPE_CACHE to a folder that can be written"
@@ -228,7 +230,16 @@ def _read_kept(file: Path) -> Weights:
         raise UserError(f"{damaged} ({error})") from None
     if (found := digest(tensors.values())) != said.get("digest"):
         raise UserError(f"{damaged} (its tensors' digest is {found[:12]}…, not {said.get('digest', 'given')[:12]}…)")
-    return Weights(tensors, found, said.get("source", str(file)))
+    source = said.get("source", str(file))
+    if said.get(_CHECKSUM, now := _checksum(tensors, source)) != now:  # files of earlier versions have the digest alone
+        raise UserError(f"{damaged} (its names do not match its checksum)")
+    return Weights(tensors, found, source)
+
+
+def _checksum(tensors: Tensors, source: str) -> str:
+    """SHA-256 over the source and each tensor with its name: a digest without names misses exchanged ones."""
+    parts = [f"{name} {digest([tensor])}" for name, tensor in sorted(tensors.items())]
+    return hashlib.sha256("\n".join([source, *parts]).encode()).hexdigest()
 
 
 def _read_safetensors(file: Path) -> Tensors:

@@ -187,7 +187,7 @@ def test_bad_skip_lists_are_named(tmp_path: Path) -> None:
     as_parquet(tmp_path / "row", ["a" * 64, "abc"])
     for name, message in {
         "nowhere": "cannot read the skip list .*nowhere: No such file",
-        "nowhere.parquet": "cannot read the skip list .*nowhere.parquet as a Parquet file",
+        "nowhere.parquet": "nowhere.parquet cannot be read as a Parquet file",
         "binary": "is not text in UTF-8",
         "other.parquet": "has no column 'sha256'; its columns are hash",
         "bad.parquet": "as a Parquet file",

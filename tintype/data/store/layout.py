@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from tintype.data.arrow_file import FILE_HEAD, refuse_compressed
 from tintype.data.store.attributes import RESERVED, Kind, Value, arrow_type
 from tintype.errors import UserError
 
@@ -431,7 +432,8 @@ def shard_of(path: Path) -> Shard:
     rows = open_shard(path).num_rows
     with pyarrow.memory_map(str(path)) as file:
         whole = file.read_buffer()
-        images = pyarrow.ipc.open_file(pyarrow.BufferReader(whole)).get_batch(0).column("image").buffers()[2]
+        (batch,) = pyarrow.ipc.open_stream(whole.slice(FILE_HEAD))
+        images = batch.column("image").buffers()[2]
         at, size = (0, 0) if images is None else (images.address - whole.address, images.size)
     return Shard(
         name=path.name,
@@ -444,16 +446,18 @@ def shard_of(path: Path) -> Shard:
 
 
 def open_shard(path: Path) -> Any:
-    """The one record batch of a shard, memory-mapped."""
+    """Return the one record batch of a shard, memory-mapped."""
     import pyarrow
 
+    refuse_compressed(path, FILE_HEAD)
     try:
         with pyarrow.memory_map(str(path)) as file:
-            reader = pyarrow.ipc.open_file(file)
-            if reader.num_record_batches != 1:
-                raise UserError(f"{path} has {reader.num_record_batches} record batches; a shard of a store has one")
-            batch = reader.get_batch(0)
-            batch.validate(full=True)  # offsets that point elsewhere would be followed
-            return batch
+            batches = list(
+                pyarrow.ipc.open_stream(file.read_buffer().slice(FILE_HEAD))
+            )  # what was checked, not the footer
+            if len(batches) != 1:
+                raise UserError(f"{path} has {len(batches)} record batches; a shard of a store has one")
+            batches[0].validate(full=True)  # offsets that point elsewhere would be followed
+            return batches[0]
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as a shard of a store: {error}") from None

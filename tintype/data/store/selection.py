@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tintype.data.parquet_file import check_pages, open_bounded
 from tintype.data.store.where import kept_by
 from tintype.errors import UserError
 from tintype.pins import Pin, check_pin
@@ -146,14 +147,24 @@ def _text_lines(path: Path) -> Iterable[tuple[str, str]]:
 
 
 def _parquet_lines(path: Path) -> Iterable[tuple[str, str]]:
-    from pyarrow import ArrowException, parquet
+    from pyarrow import ArrowException
 
+    names = open_bounded(path).schema_arrow.names
+    if "sha256" not in names:
+        raise UserError(f"the skip list {path} has no column 'sha256'; its columns are {', '.join(names)}")
+    file = open_bounded(path, read_dictionary=["sha256"])  # a text that many rows have is there once
+    check_pages(file, path, ["sha256"])
     try:
-        file = parquet.ParquetFile(path)
-        if "sha256" not in file.schema_arrow.names:
-            names = ", ".join(file.schema_arrow.names)
-            raise UserError(f"the skip list {path} has no column 'sha256'; its columns are {names}")
-        values: list[Any] = file.read(columns=["sha256"]).column(0).to_pylist()
+        values = [value for batch in file.iter_batches(columns=["sha256"]) for value in _values(batch.column(0))]
     except (ArrowException, OSError) as error:
         raise UserError(f"cannot read the skip list {path} as a Parquet file: {error}") from None
     return ((f"{path}, row {row}", "" if value is None else str(value)) for row, value in enumerate(values))
+
+
+def _values(column: Any) -> list[Any]:
+    from pyarrow import types
+
+    if not types.is_dictionary(column.type):
+        return list(column.to_pylist())
+    words = column.dictionary.to_pylist()
+    return [None if index is None else words[index] for index in column.indices.to_pylist()]

@@ -17,6 +17,7 @@ from typing import Any
 
 from tintype.data.folders import check_inside, files_in
 from tintype.data.image_file import read_file
+from tintype.data.parquet_file import open_bounded
 from tintype.data.pictures import SUFFIXES
 from tintype.data.store.attributes import kinds_in
 from tintype.data.store.doors import (
@@ -30,7 +31,7 @@ from tintype.data.store.doors import (
     usual_captions,
 )
 from tintype.data.store.doors.beside import FOLDER, strings_in
-from tintype.data.store.doors.table import IMAGE, TooLarge, kinds, parquet_file, parquet_rows
+from tintype.data.store.doors.table import IMAGE, TooLarge, kinds, parquet_rows
 from tintype.errors import UserError
 
 _NAME = "file_name"
@@ -58,7 +59,7 @@ def _is_table(file: Path) -> bool:
 def is_metadata(file: Path) -> bool:
     """A Parquet file of this name may as well hold the pictures themselves."""
     if _is_table(file):
-        names = parquet_file(file).schema_arrow.names
+        names = open_bounded(file).schema_arrow.names
         return _NAME in names or IMAGE not in names
     return file.name in _READERS
 
@@ -87,7 +88,7 @@ class MetadataDoor:
         if not any(row.name is not None for _, row in self._rows):
             raise UserError(f"{metadata[0]} has no column '{_NAME}', which names the picture of each row")
         seen = kinds_in(row.values for _, row in self._rows)
-        for name, some in kinds([parquet_file(file).schema_arrow for file in metadata if _is_table(file)]).items():
+        for name, some in kinds([open_bounded(file).schema_arrow for file in metadata if _is_table(file)]).items():
             seen.setdefault(name, set()).update(some)
         del seen[_NAME]
         self.columns = list(dict.fromkeys([*(name for name, some in seen.items() if "text" in some), FOLDER]))
@@ -167,7 +168,7 @@ def _read_csv(file: Path) -> Iterator[_Row]:
 
 
 def _read_parquet(file: Path) -> Iterator[_Row]:
-    columns = kinds([parquet_file(file).schema_arrow])
+    columns = kinds([open_bounded(file).schema_arrow])
     for number, values in parquet_rows(file, list(columns), MOST_TEXT_BYTES):
         place = f"{file.name}, row {number}"
         if large := next((value for value in values.values() if isinstance(value, TooLarge)), None):

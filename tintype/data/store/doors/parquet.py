@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tintype.data.folders import files_in
+from tintype.data.parquet_file import open_bounded
 from tintype.data.store.doors import Item, Reading, fingerprint, usual_captions
 from tintype.data.store.doors.metadata import is_metadata
-from tintype.data.store.doors.table import image_column, item, kinds, parquet_file, parquet_rows, text_columns
+from tintype.data.store.doors.table import image_column, item, kinds, parquet_rows, text_columns
 from tintype.errors import UserError
 
 
@@ -23,14 +24,14 @@ def open_parquet(path: Path, reading: Reading) -> ParquetDoor | None:
 class ParquetDoor:
     def __init__(self, files: Sequence[Path], most_bytes: int) -> None:
         self._files, self._most_bytes = files, most_bytes
-        schemas = [parquet_file(file).schema_arrow for file in files]
+        schemas = [open_bounded(file).schema_arrow for file in files]
         self._image, self.columns = image_column(schemas[0], str(files[0])), text_columns(schemas[0])
         for file, schema in zip(files, schemas, strict=True):
             has = {image_column(schema, str(file)), *text_columns(schema)}
             if missing := {self._image, *self.columns} - has:
                 raise UserError(f"{file} lacks the columns {', '.join(sorted(missing))}, which {files[0]} has")
         self.kinds = kinds(schemas)
-        self.count = sum(parquet_file(file).metadata.num_rows for file in files)
+        self.count = sum(open_bounded(file).metadata.num_rows for file in files)
         self.usual_captions = usual_captions(self.columns)
 
     @property
@@ -39,7 +40,7 @@ class ParquetDoor:
 
     def items(self, columns: Sequence[str], first: int, attributes: Sequence[str] = ()) -> Iterator[Item]:
         for file in self._files:
-            count = parquet_file(file).metadata.num_rows
+            count = open_bounded(file).metadata.num_rows
             if first < count:
                 wanted = list(dict.fromkeys([self._image, *columns, *attributes]))
                 for row, values in parquet_rows(file, wanted, self._most_bytes, first):

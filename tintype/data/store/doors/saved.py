@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tintype.data.arrow_file import refuse_compressed
 from tintype.data.folders import check_inside
 from tintype.data.image_file import read_file
 from tintype.data.store.doors import MOST_TABLE_BYTES, Item, Reading, fingerprint, usual_captions
@@ -99,6 +100,7 @@ def _reading(path: Path) -> Iterator[tuple[Any, Any]]:
             file.seek(-min(len(_END), path.stat().st_size), 2)
             if file.read() != _END:
                 raise UserError(f"{path} cannot be read as an Arrow stream: it is cut short, or of another format")
+        refuse_compressed(path)
         with pyarrow.memory_map(str(path)) as mapped, pyarrow.ipc.open_stream(mapped) as stream:
             yield mapped, stream
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a column's name

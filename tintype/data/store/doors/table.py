@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tintype.data.image_file import too_large
+from tintype.data.parquet_file import check_pages, open_bounded
 from tintype.data.store.attributes import kind_of_arrow
 from tintype.data.store.doors import Item
 from tintype.errors import UserError
@@ -18,6 +19,9 @@ IMAGE = "image"
 def image_column(schema: Any, place: str) -> str:
     """`image`, or else the only column of structs with `bytes`, as data sets on the hub have it."""
     if IMAGE in schema.names:
+        kind = _plain(schema.field(IMAGE).type)
+        if not _is_bytes(kind) and not _has_bytes(kind):
+            raise UserError(f"{place}: the column 'image' holds no bytes of image files, but {str(kind)[:80]}")
         return IMAGE
     structs = [one.name for one in schema if _has_bytes(one.type)]
     if len(structs) == 1:
@@ -107,10 +111,19 @@ def _is_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
-def _has_bytes(kind: Any) -> bool:
+def _is_bytes(kind: Any) -> bool:
     from pyarrow import types
 
-    return bool(types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind) or _is_text(kind))
+
+
+def _has_bytes(kind: Any) -> bool:
+    """A list in the struct could have any length in few bytes, so there is none."""
+    from pyarrow import types
+
+    if not types.is_struct(kind) or kind.get_field_index("bytes") < 0:
+        return False
+    return all(_is_bytes(one.type) or types.is_null(one.type) or kind_of_arrow(one.type) for one in kind)
 
 
 def parquet_rows(
@@ -122,7 +135,8 @@ def parquet_rows(
     """
     from pyarrow import ArrowException
 
-    file = parquet_file(path)
+    file = open_bounded(path)
+    check_pages(file, path, columns)
     groups: list[int] = []
     row = 0
     for group in range(file.num_row_groups):
@@ -139,12 +153,3 @@ def parquet_rows(
                 row += 1
     except (ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as a Parquet file, from row {row} on: {error}") from None
-
-
-def parquet_file(path: Path) -> Any:
-    from pyarrow import ArrowException, parquet
-
-    try:
-        return parquet.ParquetFile(path)
-    except (ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a column's name
-        raise UserError(f"{path} cannot be read as a Parquet file: {error}") from None

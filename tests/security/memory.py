@@ -1,0 +1,86 @@
+"""Reads hostile files in a process of its own, and prints what came of each and how far its memory rose.
+
+Run as a module with the folder of the files. Writing 5 to `clear_refs` sets the peak of the process back (proc(5)).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pyarrow
+from PIL import Image
+from pyarrow import parquet
+
+from tintype.data.pictures import Encoded, decode, open_pictures
+from tintype.data.store.doors import Item, Reading, open_door
+from tintype.data.store.encode import Refused, Sizing, prepare
+from tintype.data.store.layout import open_shard
+from tintype.data.store.selection import read_skip_list
+from tintype.errors import UserError
+
+
+def status(name: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
+def risen(work: Callable[[], object]) -> tuple[str, int]:
+    """Return what the work said and by how many bytes the memory rose while it ran."""
+    pyarrow.default_memory_pool().release_unused()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    try:
+        said = str(work())
+    except UserError as error:
+        said = f"refused: {error}"
+    return said, status("VmHWM") - before
+
+
+def imported(path: Path) -> str:
+    door = open_door(path, Reading())
+    items = [(item.problem or "read") for item in door.items(["caption"], 0)]
+    return f"{len(items)} items: {items[0]}"
+
+
+def image(path: Path) -> str:
+    kept = prepare(Item(path.name, path.read_bytes()), Sizing())
+    if isinstance(kept, Refused):
+        return f"refused: {kept.reason}"
+    return f"decoded {tuple(decode(Encoded(path.name, path.read_bytes())).shape)}"
+
+
+def image_without_limits(path: Path) -> str:
+    Image.MAX_IMAGE_PIXELS = None
+    with Image.open(path) as opened:
+        return f"decoded {opened.convert('RGB').size}"
+
+
+def batches(path: Path) -> int:
+    with pyarrow.memory_map(str(path)) as file, pyarrow.ipc.open_stream(file) as stream:
+        return sum(batch.num_rows for batch in stream)
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "import": imported,
+    "score": lambda path: sum(len(one.content) for one in open_pictures(path).encoded()),
+    "skip list": read_skip_list,
+    "shard": open_shard,
+    "image": image,
+    "control: a table": lambda path: parquet.read_table(path).num_rows,
+    "control: batches": batches,
+    "control: an image": image_without_limits,
+}
+
+
+def main(folder: Path) -> None:
+    asked = json.loads((folder / "asked.json").read_text())
+    print(json.dumps([risen(partial(READERS[reader], folder / name)) for reader, name in asked]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,163 @@
+"""Open Parquet files from outside with bounds.
+
+The reader unpacks the footer and each page as a whole, and takes their sizes from the file: a few kilobytes can stand
+for gigabytes. So the headers of all pages of a column are read here before the column is, as the format writes them
+(Apache Parquet, `parquet.thrift`, in Thrift's compact protocol).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tintype.errors import UserError
+
+MOST_FOOTER_BYTES = 64 << 20
+MOST_PAGE_BYTES = 1 << 30
+"""Of a page when it is unpacked."""
+UNCOUNTED_PAGE_BYTES = 64 << 20
+MOST_TIMES = 100
+"""A page of more than the bytes above has at most so many times its size in the file: images hardly shrink."""
+MOST_PAGE_VALUES = 1 << 24
+_READ_AHEAD = 1 << 20
+_HEADER_BYTES, _MOST_HEADER_BYTES = 1 << 12, 1 << 24
+_DEEPEST = 8
+_DATA, _DATA_V2 = 0, 3
+"""Kinds of pages."""
+
+
+def open_bounded(path: Path, read_dictionary: Sequence[str] = ()) -> Any:
+    """Open a file whose footer is within its bound. Columns are read piece by piece, not all row groups at once."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 8))
+            footer, mark = int.from_bytes(file.read(4), "little"), file.read(4)
+        if mark == b"PAR1" and footer > MOST_FOOTER_BYTES:
+            raise UserError(f"{path} has a footer of {footer:,} bytes; the most is {MOST_FOOTER_BYTES:,}")
+        return parquet.ParquetFile(
+            path, read_dictionary=list(read_dictionary), pre_buffer=False, buffer_size=_READ_AHEAD
+        )
+    except (ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a column's name
+        raise UserError(f"{path} cannot be read as a Parquet file: {error}") from None
+
+
+def check_pages(file: Any, path: Path, columns: Sequence[str]) -> None:
+    """Raise where a page of these columns is too large, or a row has more than one value of one."""
+    leaves = [leaf for leaf in range(len(file.schema)) if _is_of(file.schema.column(leaf).path, columns)]
+    for leaf in leaves:
+        if file.schema.column(leaf).max_repetition_level:
+            raise UserError(f"{path}: the column {file.schema.column(leaf).path} holds lists, which are not read")
+    with path.open("rb") as content:
+        for group in range(file.num_row_groups):
+            for leaf in leaves:
+                chunk = file.metadata.row_group(group).column(leaf)
+                for page in _pages(content, path, chunk):
+                    _check_page(page, path, chunk.path_in_schema)
+
+
+def _is_of(leaf: str, columns: Sequence[str]) -> bool:
+    return any(leaf == column or leaf.startswith(f"{column}.") for column in columns)
+
+
+@dataclass(frozen=True)
+class _Page:
+    kind: int
+    packed_bytes: int
+    bytes: int
+    values: int
+
+
+def _check_page(page: _Page, path: Path, column: str) -> None:
+    if page.values > MOST_PAGE_VALUES:
+        raise UserError(f"{path}: a page of {column} has {page.values:,} values; the most is {MOST_PAGE_VALUES:,}")
+    most = min(MOST_PAGE_BYTES, max(UNCOUNTED_PAGE_BYTES, MOST_TIMES * page.packed_bytes))
+    if page.bytes > most:
+        raise UserError(
+            f"{path}: a page of {column} unpacks from {page.packed_bytes:,} bytes to {page.bytes:,}; the most is "
+            f"{most:,}. Write the file with smaller pages or row groups"
+        )
+
+
+def _pages(content: BinaryIO, path: Path, chunk: Any) -> Iterator[_Page]:
+    """Yield the pages that the reader reads: up to the number of values that the footer states."""
+    at = chunk.data_page_offset
+    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
+        at = chunk.dictionary_page_offset
+    end, left = at + chunk.total_compressed_size, chunk.num_values
+    while left > 0 and at < end:
+        page, size = _header(content, at, path)
+        yield page
+        left -= page.values if page.kind in (_DATA, _DATA_V2) else 0
+        at += size + page.packed_bytes
+
+
+def _header(content: BinaryIO, at: int, path: Path) -> tuple[_Page, int]:
+    """Return the page that begins at a byte, and how many bytes its header has."""
+    most = _HEADER_BYTES
+    while True:
+        content.seek(at)
+        found = content.read(most)
+        try:
+            fields, size = _struct(found, 0, _DEEPEST)
+            kind, unpacked, packed = (fields[number] for number in (1, 2, 3))
+            values = max((inner[1] for inner in (fields.get(number) for number in (5, 7, 8)) if inner), default=0)
+            if min(unpacked, packed, values) < 0:
+                raise ValueError("a negative size")
+            return _Page(kind, packed, unpacked, values), size
+        except IndexError:
+            if len(found) < most or most >= _MOST_HEADER_BYTES:
+                raise UserError(f"{path} cannot be read as a Parquet file: a page ends early") from None
+            most *= 16
+        except (ValueError, LookupError, TypeError) as error:
+            raise UserError(
+                f"{path} cannot be read as a Parquet file: the header of a page is damaged: {error}"
+            ) from None
+
+
+def _struct(data: bytes, at: int, deepest: int) -> tuple[dict[int, Any], int]:
+    """Read the numbers and structs of a struct in Thrift's compact protocol, by field; all else is passed over."""
+    if not deepest:
+        raise ValueError("it is nested too deeply")
+    fields: dict[int, Any] = {}
+    last = 0
+    while (byte := data[at]) != 0:
+        at, kind = at + 1, byte & 15
+        if byte >> 4:
+            last += byte >> 4
+        else:
+            last, at = _signed(data, at)
+        if kind in (4, 5, 6):  # i16, i32, i64
+            fields[last], at = _signed(data, at)
+        elif kind == 12:
+            fields[last], at = _struct(data, at, deepest - 1)
+        elif kind == 8:  # bytes
+            length, at = _unsigned(data, at)
+            at += length
+        elif kind in (3, 7):  # one byte, a double
+            at += 1 if kind == 3 else 8
+        elif kind not in (1, 2):  # true and false
+            raise ValueError(f"a field of the kind {kind}")
+    return fields, at + 1
+
+
+def _unsigned(data: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return number, at
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
+
+
+def _signed(data: bytes, at: int) -> tuple[int, int]:
+    number, at = _unsigned(data, at)
+    return (number >> 1) ^ -(number & 1), at
