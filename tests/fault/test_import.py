@@ -17,21 +17,27 @@ from typing import Any
 
 import pyarrow
 import pytest
+import torch
 from PIL import Image
 from pyarrow import parquet
 from typer.testing import CliRunner
 
 import tintype.files
 from tests import sets
+from tests.fault.promises import Promise
 from tests.shared import shared
 from tests.tiny_store import imported, parquet_of, picture
 from tests.unit.data.test_doors import animated, bomb, sixteen, sixteen_of_colour
 from tests.unit.data.test_store import quarantine
 from tintype.cli import app
+from tintype.data.order import Shuffled
 from tintype.data.store import writer
+from tintype.data.store.attributes import read_attributes
 from tintype.data.store.encode import Sizing
 from tintype.data.store.importing import ImportOptions, import_pictures, read_share
-from tintype.data.store.layout import open_store
+from tintype.data.store.layout import AboutStore, open_store
+from tintype.data.store.settings import StoreSettings
+from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
 from tintype.train.interrupt import Interrupt
 
@@ -114,12 +120,13 @@ def command(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["data", "import", "--most-bad", "50%", *arguments])
 
 
+@pytest.mark.promise(12)
 @pytest.mark.parametrize("write", [in_parquet, in_folder, in_tar])
 @pytest.mark.parametrize("name", CASES)
 def test_a_fault_is_counted_with_its_reason_and_the_rest_is_there(
     tmp_path: Path, name: str, write: Callable[[Path, Sequence[Case]], Path]
 ) -> None:
-    """It stands in the middle: what comes after it must not be lost."""
+    """Import one faulty record in the middle of good ones, in three forms: it is set aside with its reason, alone."""
     case = CASES[name]
     good = [Case(picture(index), f"good caption {index}".encode()) for index in range(GOOD)]
     source = write(tmp_path / "set", [*good[:2], case, *good[2:]])
@@ -140,6 +147,7 @@ def test_a_fault_is_counted_with_its_reason_and_the_rest_is_there(
     store.check()
 
 
+@pytest.mark.promise(19)
 @pytest.mark.parametrize(
     ("name", "kind", "reason"),
     [
@@ -151,6 +159,7 @@ def test_a_fault_is_counted_with_its_reason_and_the_rest_is_there(
     ],
 )
 def test_an_unsafe_member_of_a_tar_is_set_aside(tmp_path: Path, name: str, kind: bytes, reason: str) -> None:
+    """Import tars with members that lead out, links and pipes: each is set aside, and the rest is stored."""
     secret = tmp_path / "secret.png"
     secret.write_bytes(picture(9))
     info = tarfile.TarInfo(name)
@@ -183,7 +192,9 @@ def test_a_parquet_without_the_named_column_stops_the_import(tmp_path: Path) -> 
 _SCRIPT = """
 import json, os, resource, signal, sys
 from tintype.cli import main
+from tintype.data.order import Shuffled
 from tintype.data.store import writer
+from tintype.data.store.attributes import read_attributes
 import tintype.terminal.data, tintype.data.store.encode, tintype.data.store.doors.parquet
 import pyarrow.parquet, pyarrow.compute
 
@@ -254,8 +265,69 @@ def broken_of(folder: Path, bad: int, count: int) -> Path:
     return parquet_of(folder / f"{bad}.parquet", images, caption=[f"number {index}" for index in range(count)])
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "zero bytes": {"image": b""},
+    "truncated": {"image": picture(50, form="jpeg")[:-40]},
+    "another format": {"image": b"%PDF-1.4"},
+    "empty caption": {"caption": " "},
+    "not a number": {"score": "high"},
+}
+
+
+def faulty(folder: Path, share: int, only_good: bool = False) -> tuple[Path, list[int]]:
+    """A hundred records of which so many are bad, of all kinds in turn, and the numbers of those."""
+    bad = [(7 * n) % 100 for n in range(share)]
+    records = []
+    for n in range(100):
+        fault = KINDS[list(KINDS)[bad.index(n) % len(KINDS)]] if n in bad else {}
+        records.append({"image": picture(n, (18, 16)), "caption": f"number {n}", "score": f"{n}", **fault})
+    kept = [one for n, one in enumerate(records) if not (only_good and n in bad)]
+    columns = {name: [one[name] for one in kept] for name in ("image", "caption", "score")}
+    path = folder / f"{share}-{only_good}.parquet"
+    return parquet_of(path, columns.pop("image"), **columns), bad
+
+
+def imported_with(source: Path, out: Path, most_bad: float) -> AboutStore | None:
+    attributes = read_attributes({"score": "score:float"})
+    options = ImportOptions(eval_share=0.0, attributes=attributes, most_bad=most_bad)
+    return import_pictures(source, out, options, Interrupt()).about
+
+
+@pytest.mark.promise(12)
+@pytest.mark.parametrize("share", [1, 10, 60])
+def test_bad_records_are_named_exactly_and_batches_stay_full(promise: Promise, tmp_path: Path, share: int) -> None:
+    """Import 100 records, 1, 10 and 60 bad ones among them: the list is exact, batches stay full, the ceiling stops."""
+    source, bad = faulty(tmp_path, share)
+    good, _ = faulty(tmp_path, share, only_good=True)
+    about = imported_with(source, tmp_path / "store", 1.0)
+    assert about is not None
+    named = {int(one.rpartition(" ")[2]) for one in quarantine(tmp_path / "store")}
+    promise.count(named == set(bad) and about.quarantined == share, "the list is exact")
+    alike = imported_with(good, tmp_path / "good", 0.0)
+    promise.count(alike is not None and about.identity == alike.identity, "the rest is as without them")
+    settings = StoreSettings(path=str(tmp_path / "store"), size_px=16)
+    sources = [StoreSource(settings, "train", torch.device("cpu"), keep=False, threads=2) for _ in range(2)]
+    batches = [[one.images(Shuffled(0, one).ids(8 * n, 8)) for n in range(12)] for one in sources]
+    promise.count(all(torch.equal(*pair) and len(pair[0]) == 8 for pair in zip(*batches, strict=True)), "full batches")
+    for most in (0.05, share / 100 - 0.005):
+        try:
+            imported_with(source, tmp_path / f"ceiling-{most}", most)
+            promise.count(share <= 100 * most, f"{most} lets {share} of 100 by")
+        except UserError as error:
+            said = "--most-bad" in str(error) and not (tmp_path / f"ceiling-{most}").exists()
+            promise.count(share > 100 * most and said, f"{most} refuses {share} of 100: {error}")
+
+
+@pytest.mark.promise(12, control="the ceiling at 100%")
+def test_control_without_a_ceiling_a_broken_set_is_imported(promise: Promise, tmp_path: Path) -> None:
+    source, _ = faulty(tmp_path, 60)
+    promise.count(imported_with(source, tmp_path / "store", 1.0) is None, "60 of 100 are bad")
+
+
+@pytest.mark.promise(12)
 @pytest.mark.parametrize("options", [[], ["--most-bad", "0.05"]])
 def test_more_bad_records_than_the_ceiling_are_refused(tmp_path: Path, options: list[str]) -> None:
+    """Import 100 records of which 90 are broken: it stops at the sixth, with the first reasons."""
     out = tmp_path / "store"
     done = CliRunner().invoke(app, ["data", "import", str(broken_of(tmp_path, 90, 100)), "--out", str(out), *options])
     said = str(done.exception)

@@ -210,14 +210,18 @@ def secret_folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.promise(19)
 def test_a_caption_that_is_a_link_to_a_token_is_refused(tmp_path: Path) -> None:
+    """Import a folder whose caption is a link to a token outside."""
     done = command("data", "import", str(secret_folder(tmp_path)), "--out", str(tmp_path / "store"))
     assert isinstance(done.exception, UserError)
     assert "2.txt is a link that leads out of" in str(done.exception) and "--follow-links" in str(done.exception)
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.promise(19, control="--follow-links")
 def test_control_with_follow_links_it_is_read(tmp_path: Path) -> None:
+    """Import the same folder with --follow-links."""
     source, out = str(secret_folder(tmp_path)), tmp_path / "store"
     assert command("data", "import", source, "--out", str(out), "--follow-links").exit_code == 0
     assert "hf_secret" in open_store(out).texts("caption:long")
@@ -231,7 +235,9 @@ def test_links_that_stay_in_the_folder_are_followed_to_files_only(tmp_path: Path
     assert [file.relative_to(folder).as_posix() for file in files_in(folder)] == ["1.png", "inner/0.png", "inner/0.txt"]
 
 
+@pytest.mark.promise(19)
 def test_a_folder_that_is_a_link_is_read_only_where_that_is_meant(tmp_path: Path) -> None:
+    """List a folder with a link to a folder outside."""
     captioned_folder(tmp_path / "elsewhere", {"0.png": picture(0)})
     (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "set")
     folder = captioned_folder(tmp_path / "set", {"1.png": picture(1)})
@@ -245,7 +251,9 @@ def test_a_folder_that_is_a_link_is_read_only_where_that_is_meant(tmp_path: Path
     )
 
 
+@pytest.mark.promise(19)
 def test_a_set_to_score_has_no_links_that_lead_out(tmp_path: Path) -> None:
+    """Score a folder with a link to an image outside."""
     (tmp_path / "outside.png").write_bytes(picture(0))
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "a.png").symlink_to(tmp_path / "outside.png")
@@ -254,9 +262,10 @@ def test_a_set_to_score_has_no_links_that_lead_out(tmp_path: Path) -> None:
     assert len(list(open_pictures(tmp_path / "set", follow_links=True))) == 1
 
 
+@pytest.mark.promise(19)
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.GNUTYPE_SPARSE])
 def test_a_member_of_a_tar_to_score_that_is_no_plain_file_is_refused(tmp_path: Path, kind: bytes) -> None:
-    """It is not passed over: a set without it is another set."""
+    """Score a tar with a link, a pipe or a sparse file in it: a set without it would be another set."""
     member = tarfile.TarInfo("a.png")
     member.type, member.linkname = kind, "b.png"
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
@@ -265,9 +274,10 @@ def test_a_member_of_a_tar_to_score_that_is_no_plain_file_is_refused(tmp_path: P
         list(open_pictures(tmp_path / "a.tar"))
 
 
+@pytest.mark.promise(19)
 @pytest.mark.parametrize("hidden", [False, True])
 def test_metadata_names_no_link_that_leads_out(tmp_path: Path, hidden: bool) -> None:
-    """Hidden files are not listed, but a row may name one."""
+    """Name a link, hidden or not, that leads out in the metadata of a folder."""
     (tmp_path / "outside.png").write_bytes(picture(0))
     (tmp_path / "set").mkdir()
     name = ".a.png" if hidden else "a.png"
@@ -288,7 +298,9 @@ def test_metadata_names_no_link_that_leads_out(tmp_path: Path, hidden: bool) -> 
 # --- sizes
 
 
+@pytest.mark.promise(13)
 def test_a_file_of_nine_gigabytes_is_set_aside_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Import and score an image and a caption of nine gigabytes."""
     folder = captioned_folder(tmp_path / "set", {f"{n}.jpg": picture(n, form="jpeg") for n in range(3)})
     os.truncate(folder / "1.jpg", 9 << 30)
     os.truncate(folder / "2.txt", 9 << 30)
@@ -300,7 +312,9 @@ def test_a_file_of_nine_gigabytes_is_set_aside_unread(tmp_path: Path, monkeypatc
         list(open_pictures(folder))
 
 
+@pytest.mark.promise(13, control="a larger limit on bytes")
 def test_control_without_the_limit_a_large_file_is_read(tmp_path: Path) -> None:
+    """Read a file of 64 MiB and a byte with a larger limit."""
     (tmp_path / "a.jpg").write_bytes(picture(0))
     os.truncate(tmp_path / "a.jpg", (64 << 20) + 1)
     with pytest.raises(BadImageError):
@@ -322,8 +336,10 @@ def repeated_blobs(path: Path, nested: bool, rows: int = 64) -> Path:
     return path
 
 
+@pytest.mark.promise(13)
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_parquet_of_large_blobs_is_read_one_at_a_time(tmp_path: Path, nested: bool) -> None:
+    """Read 64 rows of a Parquet file that name one blob, and count what Arrow holds at a time."""
     path = repeated_blobs(tmp_path / "a.parquet", nested)
     before, most, rows = pyarrow.total_allocated_bytes(), 0, 0
     for _, values in parquet_rows(path, ["image", "caption"], BLOB // 2):
@@ -336,7 +352,9 @@ def test_a_parquet_of_large_blobs_is_read_one_at_a_time(tmp_path: Path, nested: 
     assert len(about) == 64 and all("its column image is too large: it has 1,048," in one for one in about)
 
 
+@pytest.mark.promise(13, control="batches of many rows")
 def test_control_in_batches_the_blobs_fill_the_memory(tmp_path: Path) -> None:
+    """Read the same rows in one batch."""
     path = repeated_blobs(tmp_path / "a.parquet", nested=False)
     before = pyarrow.total_allocated_bytes()
     batch = next(parquet.ParquetFile(path).iter_batches(batch_size=64))
@@ -387,7 +405,9 @@ def four_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "usual_threads", lambda: 4)
 
 
+@pytest.mark.promise(13)
 def test_pixels_under_way_are_bounded_and_the_order_stays(four_threads: None) -> None:
+    """Decode images of many sizes in four threads, and count the pixels at a time."""
     sizes, watched = [60, 60, 30, 30, 30, 300, 10, 10, 60] * 3, Watched()
     assert list(map_ahead(watched.work, sizes, lambda size: size, 100)) == sizes
     assert watched.most == 300, "a single one may have more"
@@ -397,7 +417,9 @@ def test_pixels_under_way_are_bounded_and_the_order_stays(four_threads: None) ->
     assert list(map_ahead(watched.work, [], lambda size: size, 100)) == []
 
 
+@pytest.mark.promise(13, control="no count of pixels")
 def test_control_without_counting_more_is_under_way(four_threads: None) -> None:
+    """Decode them without counting."""
     watched = Watched()
     list(map_ahead(watched.work, [60] * 12))
     assert watched.most > 100
@@ -452,7 +474,9 @@ def test_a_broken_image_states_no_pixels() -> None:
     assert pixels_stated(picture(0)) == 480 and pixels_stated(b"") == pixels_stated(EPS) == 0
 
 
+@pytest.mark.promise(13)
 def test_the_pixels_are_checked_before_any_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open an image of more pixels than the limit with a decoder that fails the test."""
     buffer = io.BytesIO()
     Image.fromarray(np.zeros((90, 100), np.uint8)).save(buffer, "png")
     monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("decoded"))

@@ -108,11 +108,7 @@ class MdsDoor:
     def __init__(self, path: Path, indices: Sequence[Path], reading: Reading) -> None:
         self._path, self._indices = path, indices
         check_inside(path, indices, reading.follow_links)
-        self._places = [
-            _Place(index.parent, first_folder(index.parent / shard.raw_data.basename, path), shard)
-            for index in indices
-            for shard in _read_index(index).shards
-        ]
+        self._places = [_place(path, index, shard) for index in indices for shard in _read_index(index).shards]
         for place in self._places:
             _check(place)
         check_inside(path, [place.path for place in self._places], reading.follow_links)
@@ -201,11 +197,15 @@ def _read_index(file: Path) -> _Index:
     return index
 
 
-def _check(place: _Place) -> None:
-    shard = place.shard
+def _place(path: Path, index: Path, shard: _Shard) -> _Place:
     names = [one.basename for one in (shard.raw_data, shard.zip_data) if one]
     if bad := next((name for name in names if leads_out(name)), None):
-        raise UserError(f"{place.folder / _INDEX} names the shard {bad}, which does not lie in the folder")
+        raise UserError(f"{index} names the shard {bad}, which does not lie in the folder")
+    return _Place(index.parent, first_folder(index.parent / shard.raw_data.basename, path), shard)
+
+
+def _check(place: _Place) -> None:
+    shard = place.shard
     if not place.path.is_file():
         raise UserError(f"{place.path} is missing, and {_INDEX} names it; copy the shards again")
     said = (
