@@ -124,5 +124,5 @@ def check_with_progress(store: Store) -> None:
 def upgrade_with_progress(store: Path, console: Console) -> None:
     """Add checksums to a store of an earlier version, and show how far it is."""
     with Progress("checking", kept="nothing was changed; run the same command again") as bars:
-        about = upgrade_store(store, lambda done: bars.show(None, done, done))
+        about = upgrade_store(store, lambda done, total: bars.show(None, done, total))
     say(console, f"{store}: all columns have checksums; sha256 {about.identity[:12]}")

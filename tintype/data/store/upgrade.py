@@ -30,14 +30,17 @@ from tintype.errors import UserError
 from tintype.files import sha256_of, write_bytes
 
 
-def upgrade_store(path: Path, on_records: Callable[[int], None] = lambda done: None) -> AboutStore:
-    """Check the whole store, then add the checksums. A store that has them stays as it is."""
+def upgrade_store(path: Path, on_records: Callable[[int, int], None] = lambda done, total: None) -> AboutStore:
+    """Check the whole store, then add the checksums. A store that has them stays as it is.
+
+    Each record is read twice, and counted so.
+    """
     content = read_content(path)
     if content.get("format") != EARLIER_FORMAT:
         return read_about(path)
     store = Store(path, _with_checksums(path, content))
-    store.check(on_records)
-    _check_sizes(store)
+    store.check(lambda done: on_records(done, 2 * len(store)))
+    _check_sizes(store, lambda done: on_records(len(store) + done, 2 * len(store)))
     write_bytes(path / ABOUT, store.about.to_json().encode(), durable=True)
     return store.about
 
@@ -65,7 +68,7 @@ def _same(path: Path, earlier: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check_sizes(store: Store) -> None:
+def _check_sizes(store: Store, on_records: Callable[[int], None]) -> None:
     widths, heights = store.sizes()
     for row in range(len(store)):
         one = store.encoded(row)
@@ -74,3 +77,4 @@ def _check_sizes(store: Store) -> None:
                 raise UserError(
                     f"{one.name} is damaged: its size is not the one that was stored; import the store again"
                 )
+        on_records(row + 1)
