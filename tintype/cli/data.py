@@ -218,9 +218,7 @@ def data_shapes(
 @data_app.command("show")
 def data_show(
     store: Annotated[Path, typer.Argument(help="Folder of a store")],
-    check: Annotated[
-        bool, typer.Option("--check", help="Read everything, and compare it with checksums and identity")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Read everything, and compare it with its checksums")] = False,
     where: Where = None,
     skip: Skip = None,
     json_: Json = False,
