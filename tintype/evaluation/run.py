@@ -38,7 +38,7 @@ from tintype.train.folder import RunFolder
 from tintype.train.load import load_run, weights_words
 from tintype.train.parts import Parts, choose_device, cpu_threads
 from tintype.train.reconstruct import Reconstruction
-from tintype.vision.encoders import READ_TOGETHER, EncoderPart, forget_encoders, scene_features
+from tintype.vision.encoders import READ_TOGETHER, EncoderPart, scene_features
 from tintype.vision.scene_encoder import SceneReading
 from tintype.world import current, refuse_other_steps
 
@@ -123,12 +123,6 @@ def _file_problems(protocol: Protocol) -> list[Problem]:
         except UserError as error:
             found.append(Problem(str(error), ("also=[]",)))
     return found
-
-
-def check_ready(protocol: Protocol, data: Iterable[DataPart] = ()) -> None:
-    """Refuse a protocol that cannot work, with all reasons at once."""
-    refuse(readiness_problems(protocol, data, torch.device("cpu")))
-    forget_encoders()
 
 
 def evaluate(

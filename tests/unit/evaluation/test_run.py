@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from tests.tiny import tiny_plan
 from tests.tiny_clip import write_clip
 from tintype.errors import UserError
 from tintype.evaluation import samples as sampling
+from tintype.evaluation.data import refuse
 from tintype.evaluation.protocol import Protocol, definitions
-from tintype.evaluation.run import Scoring, check_ready, evaluate, read_result, result_file
+from tintype.evaluation.run import Scoring, evaluate, read_result, readiness_problems, result_file
 from tintype.seams import Measured
 from tintype.strict import parse, read_yaml
 from tintype.train.interrupt import Interrupt
@@ -194,7 +196,7 @@ def test_a_number_that_is_not_finite_is_an_error(scored: Scored, monkeypatch: py
 )
 def test_what_is_missing_is_found_before_training(more: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_ready(protocol_of(more))
+        refuse(readiness_problems(protocol_of(more), [], torch.device("cpu")))
 
 
 def test_a_result_of_another_version_is_refused(scored: Scored, tmp_path: Path) -> None:

@@ -26,9 +26,10 @@ from tintype.data.store.encode import Sizing
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import open_store
 from tintype.errors import UserError
+from tintype.evaluation.data import refuse
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.reference import _data_fingerprint, held_out
-from tintype.evaluation.run import check_ready, evaluate
+from tintype.evaluation.run import evaluate, readiness_problems
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.generate import SamplerSettings
 from tintype.plan import Plan, plan_from_document
@@ -76,6 +77,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(folder, store, write_clip(folder / "clip"))
 
 
+def check_ready(protocol: Protocol, plan: Plan) -> None:
+    refuse(readiness_problems(protocol, [plan.data], torch.device("cpu")))
+
+
 def test_a_run_on_a_store_is_scored_without_what_only_scenes_have(trained: Trained) -> None:
     protocol = trained.protocol()
     result = evaluate(trained.folder / "run", protocol)
@@ -113,10 +118,10 @@ def test_the_reference_is_that_of_the_content(trained: Trained, tmp_path: Path) 
 def test_a_protocol_that_does_not_fit_is_refused_before_training(trained: Trained, more: str, message: str) -> None:
     protocol = trained.protocol(more)
     with pytest.raises(UserError, match=message):
-        check_ready(protocol, [plan_of(trained.store).data])
+        check_ready(protocol, plan_of(trained.store))
     with pytest.raises(UserError, match=message):
         evaluate(trained.folder / "run", protocol)
-    check_ready(trained.protocol(), [plan_of(trained.store).data])
+    check_ready(trained.protocol(), plan_of(trained.store))
 
 
 def test_captions_that_the_store_has_not_are_named_with_those_that_it_has(trained: Trained, tmp_path: Path) -> None:
@@ -126,8 +131,8 @@ def test_captions_that_the_store_has_not_are_named_with_those_that_it_has(traine
     with pytest.raises(
         UserError, match=r"captions called 'short' are read, and the store has long, title; .*short=COLUMN"
     ):
-        check_ready(trained.protocol(), [plan_of(tmp_path / "s").data])
-    check_ready(trained.protocol("also: []"), [plan_of(tmp_path / "s").data])
+        check_ready(trained.protocol(), plan_of(tmp_path / "s"))
+    check_ready(trained.protocol("also: []"), plan_of(tmp_path / "s"))
     with pytest.raises(UserError, match="no caption column 'short'; it has long, title"):
         train(plan_of(tmp_path / "s", "captions.column=short"), tmp_path / "run", Interrupt())
 
