@@ -494,8 +494,12 @@ class Application:
         return cls(TECHNIQUES[name], parse(TECHNIQUES[name].options, document), given)
 
 
-def apply_techniques(plan: Plan, specs: Sequence[str]) -> Plan:
-    """The plan with techniques applied in turn. Each must change something, and only what it declares."""
+def apply_techniques(plan: Plan, specs: Sequence[str], given: Sequence[str] = (), option: str = "--set ") -> Plan:
+    """Return the plan with techniques applied in turn. Each must change something, and only what it declares.
+
+    `given` are the assignments that the user made beside them: none of them may be overwritten by a technique. `option`
+    stands before them in messages.
+    """
     applied: list[Technique] = []
     for application in map(Application.parse, specs):
         technique = application.technique
@@ -504,8 +508,27 @@ def apply_techniques(plan: Plan, specs: Sequence[str]) -> Plan:
         applied.append(technique)
         changed = plan.model_copy(update=_changes(plan, application))
         check_arm(f"technique '{technique.name}'", plan, changed, technique.seams)
+        for assignment in given:
+            _refuse_overwritten(assignment, option, technique, plan, changed)
         plan = changed
     return _checked(plan, applied)
+
+
+def _refuse_overwritten(assignment: str, option: str, technique: Technique, before: Plan, after: Plan) -> None:
+    """Refuse a technique that sets a key which the user set otherwise, unless it moves the value within its section."""
+    key, _, value = assignment.partition("=")
+    old, new = _flat(plain(before)), _flat(plain(after))
+    for name in _flat(read_yaml(value, key).data, key.strip()):
+        if name in SHARED_SEAMS or name not in old or old[name] == new.get(name):
+            continue
+        section, last = name.split(".")[0], name.split(".")[-1]
+        moved = (k for k, v in new.items() if k.split(".")[0] == section and k.split(".")[-1] == last)
+        if not any(new[k] == old[name] for k in moved):
+            shown = f"{old[name]} → {new[name]}" if name in new else f"{old[name]} is gone"
+            raise UserError(
+                f"{option}{assignment}: the technique '{technique.name}' overwrites {name} ({shown}); leave one of "
+                f"them out, or set it by an option of {technique.name}"
+            )
 
 
 def _changes(plan: Plan, application: Application) -> dict[str, Any]:

@@ -20,17 +20,39 @@ from pydantic import ValidationError
 
 from tintype.errors import UserError
 from tintype.settings import Part, Settings
+from tintype.visible import acts
 
 KeyPath = tuple[str | int, ...]
 S = TypeVar("S", bound=Settings)
+_MOST_BYTES = 1 << 18
+_MOST_VALUES = 10_000
+"""Keys, values and items of lists. PyYAML reads some ten thousand a second."""
 _MOST_DEPTH = 40
+_MOST_PROBLEMS = 20
+_LONGEST_KEY = 200
+"""What is shown of a key in a message, and compared with valid ones."""
+
+
+class _RefusedError(Exception):
+    """It is YAML, but no file of settings has that."""
 
 
 class _Loader(yaml.SafeLoader):
+    """Stops at the first value that is too many or too deep, so that a hostile file takes no time."""
+
+    values, depth = 0, 0
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):  # a few aliases of aliases would unfold into gigabytes
-            raise yaml.YAMLError(f"line {self.line + 1}: aliases are not supported")
+            raise _RefusedError(f"line {self.line + 1}: aliases are not supported")
+        self.values += 1
+        if self.values > _MOST_VALUES:
+            raise _RefusedError(f"line {self.line + 1}: more than {_MOST_VALUES:,} keys and values")
+        if self.depth > _MOST_DEPTH:
+            raise _RefusedError(f"line {self.line + 1}: nested more than {_MOST_DEPTH} levels deep")
+        self.depth += 1
         node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
         return node
 
 
@@ -117,20 +139,23 @@ class Document:
 
 
 def read_yaml(text: str, name: str) -> Document:
+    if len(text) > _MOST_BYTES:
+        raise UserError(f"{name} is larger than {_MOST_BYTES >> 10} KiB, which no plan or study is")
     try:
         node = yaml.compose(text, Loader=_Loader)
         document = Document(name, None)
-        document.data = None if node is None else _plain(node, (), document, 0)
+        document.data = None if node is None else _plain(node, (), document)
+    except _RefusedError as error:
+        raise UserError(f"{name}, {error}") from None
     except yaml.YAMLError as error:
         raise UserError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise UserError(f"{name} is nested too deeply") from None
     return document
 
 
 def read_file(path: Path) -> Document:
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            text = file.read(4 * _MOST_BYTES + 1).decode("utf-8")  # a letter has four bytes at most
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -138,15 +163,13 @@ def read_file(path: Path) -> Document:
     return read_yaml(text, str(path))
 
 
-def _plain(node: yaml.Node, path: KeyPath, document: Document, depth: int) -> Any:
+def _plain(node: yaml.Node, path: KeyPath, document: Document) -> Any:
     line = f"{document.name}, line {node.start_mark.line + 1}"
     document.places[path] = line
-    if depth > _MOST_DEPTH:
-        raise UserError(f"{line}: nested more than {_MOST_DEPTH} levels deep")
     if node.tag not in _KNOWN_TAGS:
-        raise UserError(f"{line}: the tag {node.tag} is not supported; write a plain value")
+        raise UserError(f"{line}: the tag {node.tag:.{_LONGEST_KEY}} is not supported; write a plain value")
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, (*path, index), document, depth + 1) for index, item in enumerate(node.value)]
+        return [_plain(item, (*path, index), document) for index, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
         try:
             return _SCALARS[node.tag][2](node.value)
@@ -156,14 +179,18 @@ def _plain(node: yaml.Node, path: KeyPath, document: Document, depth: int) -> An
     for key_node, value_node in node.value:
         key = str(key_node.value)
         if key in result:
-            raise UserError(f"{document.name}, line {key_node.start_mark.line + 1}: the key '{key}' is given twice")
-        result[key] = _plain(value_node, (*path, key), document, depth + 1)
+            line = f"{document.name}, line {key_node.start_mark.line + 1}"
+            raise UserError(f"{line}: the key '{key:.{_LONGEST_KEY}}' is given twice")
+        result[key] = _plain(value_node, (*path, key), document)
         document.places[(*path, key)] = f"{document.name}, line {key_node.start_mark.line + 1}"
     return result
 
 
 def write_yaml(data: Any) -> str:
+    """Return the data as YAML; as ASCII where it has characters that would act on a terminal."""
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    if acts(text):
+        text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=100)
     return text
 
 
@@ -174,32 +201,42 @@ def parse(model: type[S], document: Document) -> S:
     try:
         return _validated(model, document.data)
     except ValidationError as error:
-        lines = [_explain(problem, model, document) for problem in error.errors(include_url=False)]
-        raise UserError("\n".join(lines)) from None
+        problems = error.errors(include_url=False)
+        lines = [_explain(problem, model, document) for problem in problems[:_MOST_PROBLEMS]]
+        more = len(problems) - len(lines)
+        raise UserError("\n".join([*lines, *([f"and {more:,} more mistakes"] if more else [])])) from None
 
 
 def _validated(model: type[S], data: Any) -> S:
     return model.model_validate_json(json.dumps(data))  # JSON's rules: a list may fill a tuple
 
 
+def closest(word: str, valid: Iterable[str]) -> str | None:
+    """Return the valid name that is most like the word, if one is like it."""
+    found = difflib.get_close_matches(word[:_LONGEST_KEY], sorted(valid), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """'; did you mean …?' or the list of what is valid."""
+    """Return 'did you mean …?', or the list of what is valid."""
     names = sorted(valid)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean '{close[0]}'?"
+    if (close := closest(word, names)) is not None:
+        return f"did you mean '{close}'?"
     return f"valid: {', '.join(names)}" if names else "nothing is valid here yet"
 
 
 def _explain(problem: Any, model: type[Settings], document: Document) -> str:
     path = _path_in_data(problem["loc"], document.data)
-    parts = [_cause(problem, model, document) or document.place(path), ".".join(map(str, path))]
+    shown_path = ".".join(map(str, path))
+    parts = [_cause(problem, model, document) or document.place(path), f"{shown_path:.{_LONGEST_KEY}}"]
     where = ": ".join(filter(None, parts))
     if problem["type"] == "extra_forbidden":
         return f"{where}: unknown key; {nearest(str(path[-1]), _valid_keys(model, problem['loc'][:-1]))}"
     if problem["type"] == "union_tag_invalid":
         tags = [tag.strip("' ") for tag in problem["ctx"]["expected_tags"].split(",")]
-        return f"{where}: unknown kind '{problem['ctx']['tag']}'; {nearest(problem['ctx']['tag'], tags)}"
+        return (
+            f"{where}: unknown kind '{problem['ctx']['tag']:.{_LONGEST_KEY}}'; {nearest(problem['ctx']['tag'], tags)}"
+        )
     if problem["type"] == "union_tag_not_found":
         return f"{where}: say which kind; valid: {', '.join(sorted(_kinds_at(model, problem['loc'])))}"
     if problem["type"] == "missing":

@@ -129,7 +129,7 @@ def test_errors_name_the_file_the_line_and_the_key() -> None:
         ("losses: [{kind: contrastive}, {kind: contrastive}]", "'contrastive' is given twice"),
         ("losses: [{kind: contrastive, schedule: {kind: until, start: 9, end: 4}}]", "after it starts"),
         ("train: {steps: 5}\nlosses: [{kind: contrastive, schedule: {kind: ramp, start: 5, end: 9}}]", "has 5 steps"),
-        ("a: " + "[" * 5000, "nested too deeply"),
+        ("a: " + "[" * 5000, "bad.yaml, line 1: nested more than 40 levels deep"),
         ("a: " + "{b: " * 60 + "1" + "}" * 60, "nested more than"),
     ],
 )

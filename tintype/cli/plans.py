@@ -135,7 +135,9 @@ def plan_diff(
     from tintype.plan import diff, short_diff
 
     _refuse_arm_without_study([first, second or ""], arm, arm_seed)
-    if second is None and (arm is None or not is_study(Path(first))):
+    if second is None and arm is None and is_study(Path(first)):
+        raise UserError(f"plan diff {first}: choose the arm to compare with the baseline:\n{_arms(Path(first))}")
+    if second is None and not is_study(Path(first)):
         raise UserError(f"plan diff {first}: give a second plan, or the folder of a study with --arm")
     before = any_plan(first, arm, arm_seed) if second is not None else _baseline(first, arm)
     after = any_plan(second or first, arm, arm_seed)
@@ -144,6 +146,13 @@ def plan_diff(
         sys.stdout.write(f"{key}: {before} -> {after}\n")
     if not changes:
         sys.stdout.write("the same, but for the seed and housekeeping at most\n")
+
+
+def _arms(study: Path) -> str:
+    from tintype.study.choose_run import list_arms
+    from tintype.study.lab import stored_study
+
+    return list_arms([arm for arm in stored_study(study).arms if arm.role == "arm"])
 
 
 def _baseline(study: str, arm: str | None) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tintype.errors import UserError
 from tintype.plan import Plan
-from tintype.strict import nearest
+from tintype.strict import closest
 from tintype.study.lab import stored_study
 from tintype.study.study import ArmPlan, Study
 
@@ -46,19 +46,19 @@ def _choose_arm(study: Study, folder: Path, name: str | None) -> ArmPlan:
     if name is None:
         if len(study.arms) == 1:
             return study.arms[0]
-        raise UserError(f"{folder} is a study; choose a run with --arm and --arm-seed:\n{_listed(study.arms)}")
+        raise UserError(f"{folder} is a study; choose a run with --arm and --arm-seed:\n{list_arms(study.arms)}")
     found = [arm for arm in study.arms if name in (arm.label, arm.name)]
     if len(found) == 1:
         return found[0]
     if found:
-        raise UserError(f"--arm {name}: {folder} has it at several resolutions; choose one:\n{_listed(found)}")
-    raise UserError(
-        f"--arm {name}: {folder} has no such arm; {nearest(name, [arm.label for arm in study.arms])}\n"
-        f"{_listed(study.arms)}"
-    )
+        raise UserError(f"--arm {name}: {folder} has it at several resolutions; choose one:\n{list_arms(found)}")
+    near = closest(name, [arm.label for arm in study.arms])
+    words = f"has no such arm; did you mean '{near}'?" if near is not None else "has no such arm, but these:"
+    raise UserError(f"--arm {name}: {folder} {words}\n{list_arms(study.arms)}")
 
 
-def _listed(arms: Sequence[ArmPlan]) -> str:
+def list_arms(arms: Sequence[ArmPlan]) -> str:
+    """Return a line for each arm: the option that chooses it, and its seeds."""
     return "\n".join(f"  --arm {shlex.quote(arm.label)}  (seeds {_seeds(arm)})" for arm in arms)
 
 

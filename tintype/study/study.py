@@ -404,7 +404,7 @@ def _resolve_arm(arm: ArmSettings, baseline: Plan, seeds: Sequence[int], resolut
     declared = set(map(_section, arm.set)).union(*(application.technique.seams for application in applications))
     with _named(resolution):
         plan = plan_from_document(Document("the baseline", plain(baseline)), arm.set, ["set "] * len(arm.set))
-        plan = apply_techniques(plan, arm.techniques)
+        plan = apply_techniques(plan, arm.techniques, arm.set, "set ")
         changes = check_arm("it", baseline, plan, declared)
         _refuse_other_held_out(baseline, plan)
     decisions = short_diff(baseline, plan, [key for application in applications for key in application.given])

@@ -1,0 +1,26 @@
+"""Text from outside, with characters that would act on a terminal written out: `\\x1b` in place of an escape."""
+
+from __future__ import annotations
+
+import re
+
+_ACTING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and newline; C1, which some terminals take for escapes
+    "\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # invisible; bidi; new lines
+    "\U000e0000-\U000e007f]"  # invisible tags
+)
+"""Joiners (U+200C, U+200D) are left: Persian and emoji need them."""
+
+
+def visible(text: str) -> str:
+    """Return the text with each control character and each invisible one written as its code."""
+    return _ACTING.sub(_code, text)
+
+
+def acts(text: str) -> bool:
+    """Return whether the text has characters that would act on a terminal."""
+    return _ACTING.search(text) is not None
+
+
+def _code(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode("ascii")
