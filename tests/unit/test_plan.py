@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.fault.promises import Promise
 from tests.tiny import tiny_plan
 from tintype import recipes
+from tintype.cli.shared import plan_of
 from tintype.errors import UserError
 from tintype.plan import (
     Application,
@@ -18,11 +20,12 @@ from tintype.plan import (
     diff,
     plan_from_document,
     plan_from_yaml,
+    read_plan,
     short_diff,
 )
 from tintype.settings import plain
 from tintype.strict import assignments_in, read_yaml, write_yaml
-from tintype.study.study import load_study
+from tintype.study.study import ArmSettings, StudySettings, load_study, resolve
 from tintype.techniques import TECHNIQUES
 
 
@@ -299,3 +302,50 @@ def test_train_and_model_never_import_techniques() -> None:
 )  # fmt: skip
 def test_a_comma_within_a_value_parts_no_options(options: str, assignments: list[str]) -> None:
     assert assignments_in(options) == assignments
+
+
+OVERWRITTEN = [
+    ("ema.decay=0.5", "ema", r"ema\.decay=0\.5: the technique 'ema' overwrites ema\.decay \(0\.5 → 0\.999\); leave"),
+    ("time={kind: logit-normal}", "uniform-time", r"'uniform-time' overwrites time\.kind \(logit-normal → uniform\)"),
+    ("precision.compute=bf16", "fp32", r"'fp32' overwrites precision\.compute \(bf16 → fp32\)"),
+    ("model.resolution_embeds=false", "resolution-aware", "'resolution-aware' overwrites model.resolution_embeds"),
+]
+
+
+@pytest.mark.promise(21)
+@pytest.mark.parametrize(("given", "technique", "words"), OVERWRITTEN)
+def test_a_setting_that_a_technique_overwrites_is_refused_with_both_names(
+    given: str, technique: str, words: str
+) -> None:
+    """Set a key, by the command line and by an arm of a study, and apply a technique that sets it otherwise."""
+    with pytest.raises(UserError, match=words) as refused:
+        plan_of("pocket", [given], [technique])
+    assert str(refused.value).startswith(f"--set {given}: ")
+    arm = ArmSettings(techniques=(technique,), set=(given,))
+    settings = StudySettings(question="q", recipe="pocket", seeds=(0,), arms=(arm,))
+    with pytest.raises(UserError, match=f"arm .*{words}"):
+        resolve("s", settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "technique"),
+    [
+        ("optimizer.lr=2e-3", "muon"),
+        ("optimizer.kind=adamw", "muon"),  # it trains what muon does not
+        ("losses=[]", "contrastive"),
+        ("data={kind: scenes, size_px: 16, count: 24}", "caption-mix"),
+        ("time.kind=uniform", "ema"),
+    ],
+)
+def test_a_setting_that_a_technique_keeps_or_moves_is_accepted(given: str, technique: str) -> None:
+    assert apply_techniques(tiny_plan(given), [technique], [given]) != tiny_plan(given)
+
+
+@pytest.mark.promise(21, control="what was set is not compared")
+@pytest.mark.parametrize(("given", "technique", "words"), OVERWRITTEN)
+def test_control_without_the_comparison_the_technique_wins_silently(
+    promise: Promise, given: str, technique: str, words: str
+) -> None:
+    """Apply a technique to a plan that has the setting, without a word of who set it."""
+    plan = read_plan("pocket", [given])
+    promise.count(not diff(plan, apply_techniques(plan, [technique])), given)

@@ -90,7 +90,7 @@ def settings_of(model: type[S], name: str, assignments: list[str]) -> S:
 def plan_of(recipe: str, assignments: list[str], technique_specs: list[str]) -> Any:
     from tintype.plan import apply_techniques, read_plan
 
-    return apply_techniques(read_plan(recipe, assignments), technique_specs)
+    return apply_techniques(read_plan(recipe, assignments), technique_specs, assignments)
 
 
 def any_plan(name: str, arm: str | None = None, seed: int | None = None) -> Any:
@@ -125,4 +125,5 @@ def is_study(folder: Path) -> bool:
 def print_json(value: Any) -> None:
     if console.quiet:  # another rank prints it
         return
-    sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
+    text = json.dumps(value, indent=1, allow_nan=False).replace("\x7f", "\\u007f")  # the one that JSON leaves as it is
+    sys.stdout.write(f"{text}\n")

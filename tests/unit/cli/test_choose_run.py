@@ -61,6 +61,9 @@ def test_a_run_is_chosen_by_arm_and_seed(study: tuple[Path, Study]) -> None:
         choose_run(out, None, None)
     with pytest.raises(UserError, match=r"--arm emma: .* has no such arm; did you mean 'ema'"):
         choose_run(out, "emma", None)
+    with pytest.raises(UserError, match=r"has no such arm, but these:\n  --arm baseline ") as unknown:
+        choose_run(out, "qqq", None)
+    assert str(unknown.value).count("ema") == 1, "the arms are listed once"
     with pytest.raises(UserError, match=r"--arm-seed 5: arm 'ema' of .* has the seeds 3, 4"):
         choose_run(out, "ema", 5)
     with pytest.raises(UserError, match=r"arm 'short \[s\]', seed 4 is not trained yet"):
@@ -104,6 +107,8 @@ def test_commands_find_the_run(study: tuple[Path, Study], tmp_path: Path) -> Non
 def test_plans_of_arms_are_compared(study: tuple[Path, Study]) -> None:
     out, _ = study
     assert ask("plan", "diff", out, "--arm", "ema") == "ema: off -> on\n"
+    with pytest.raises(UserError, match=r"choose the arm to compare with the baseline:\n  --arm ema  \(seeds 3, 4\)\n"):
+        ask("plan", "diff", out)
     assert ask("plan", "diff", out, "--arm", "ema", "--all").startswith("ema: off -> on\nema.decay: None -> 0.999\n")
     assert ask("plan", "diff", out, out, "--arm", "ema").startswith("the same")
     assert "ema: on -> off" in ask("plan", "diff", out, "pocket", "--arm", "ema")
