@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from tests.fault.promises import Promise
 from tests.unit.study.example_results import (
     HOSTILE,
     draw_previews,
@@ -25,7 +26,8 @@ from tests.unit.study.example_results import (
     with_diverged_runs,
     with_failed_run,
 )
-from tintype.study.report import charts, findings, numerals, read_results, svg, write_report
+from tintype.study import report
+from tintype.study.report import charts, findings, numerals, read_results, svg, to_csv, write_report
 from tintype.study.report.markdown import escaped, to_markdown
 from tintype.study.results import Arm, Change, Command, Curve, EncoderInfo, Results, Run, TokenizerInfo
 from tintype.study.trends import NO_RUNS, NOT_POSITIVE
@@ -1011,3 +1013,31 @@ def test_in_a_scatter_of_one_metric_both_axes_run_to_the_better() -> None:
         ends = places(lower=lower, same=same)
         assert max(range(2), key=lambda i: ends[i][0]) == right
         assert min(range(2), key=lambda i: ends[i][1]) == up
+
+
+@pytest.mark.promise(27)
+def test_a_cell_of_the_csv_is_never_a_formula(promise: Promise) -> None:
+    """Name an arm and a resolution as formulas, and read the sheet: no cell of text begins as one."""
+    cases = {start: f"'{start}" for start in ("=", "+", "-", "@", "\t", "\n", "＝")} | {"\r=": r"\r=", "a\r=": r"a\r="}
+    for start, shown in cases.items():
+        results = example()
+        arm = results.arms[1].model_copy(update={"name": f"{start}HYPERLINK(1)"})
+        named = results.model_copy(update={"arms": [results.arms[0], arm, *results.arms[2:]]})
+        cells = [cell for row in csv.reader(io.StringIO(to_csv(named), newline="")) for cell in row]
+        texts = [cell for cell in cells if "HYPERLINK" in cell]
+        promise.count(bool(texts) and all(cell == f"{shown}HYPERLINK(1)" for cell in texts), repr(start))
+
+
+@pytest.mark.promise(27, control="cells as they are")
+def test_control_without_quotes_a_cell_is_a_formula(promise: Promise, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write an arm that is a formula without the quote."""
+    monkeypatch.setattr(report, "_cell", lambda value: value)
+    results = example()
+    arm = results.arms[1].model_copy(update={"name": "=HYPERLINK(1)"})
+    sheet = to_csv(results.model_copy(update={"arms": [results.arms[0], arm, *results.arms[2:]]}))
+    promise.count("\n=HYPERLINK" not in sheet, "=")
+
+
+def test_numbers_of_the_csv_stay_numbers() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(example()))))
+    assert all(not row["value"] or float(row["value"]) is not None for row in rows)

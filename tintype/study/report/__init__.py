@@ -5,11 +5,16 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
+from typing import Any
 
 from tintype.files import write_text
 from tintype.study.report.html import to_html
 from tintype.study.report.markdown import to_markdown
 from tintype.study.results import Results
+from tintype.visible import visible
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
+"""How a formula begins. Spreadsheets take the wide forms too."""
 
 
 def write_report(results: Results, folder: Path) -> Path:
@@ -41,5 +46,17 @@ def to_csv(results: Results) -> str:
         for run in arm.runs:
             for metric in results.metrics:
                 value = run.metrics.get(metric.name, "")
-                writer.writerow([*where, arm.name, arm.role, run.seed, metric.name, value, run.hash, run.state])
+                row = [*where, arm.name, arm.role, run.seed, metric.name, value, run.hash, run.state]
+                writer.writerow([_cell(one) for one in row])
     return sheet.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Return a cell that a spreadsheet shows and never computes: a text that could be a formula begins with a quote.
+
+    A carriage return, which would begin a row, is written as its code.
+    """
+    if not isinstance(value, str):
+        return value
+    text = visible(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text
