@@ -4,6 +4,7 @@ import atexit
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -52,7 +53,9 @@ def no_armed_faults() -> object:
 @pytest.fixture(autouse=True)
 def own_signal_handlers() -> Iterator[None]:
     """Undo what `main` leaves to the end of its process."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    hook = sys.unraisablehook
     yield
+    sys.unraisablehook = hook
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -1,10 +1,13 @@
 """The program: signals are handled before anything large is imported."""
 
-from tintype.signals import end_before_work, handle_signals
+import atexit
+
+from tintype.signals import end_before_work, handle_signals, ignore_signals
 
 
 def main() -> None:
     handle_signals(end_before_work)
+    atexit.register(ignore_signals)  # as the first, so that it is called as the last
     from tintype.cli import main as run
 
     run()

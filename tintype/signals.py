@@ -40,6 +40,17 @@ def handle_signals(first: Callable[[int], None], *numbers: signal.Signals) -> Ca
     return undo
 
 
+def ignore_signals() -> None:
+    """Ignore signals. While Python shuts down it handles none: they would end a finished command by their default."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def end_with(code: int) -> None:
+    """Make a signal end this process at once with `code`: the command is done, and only threads are waited for."""
+    handle_signals(lambda number: os._exit(code))
+
+
 def end_before_work(number: int) -> None:
     """End a command whose code is still being imported, which takes seconds on a busy machine."""
     _end_at_once(number, _NOT_BEGUN)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from safetensors import SafetensorError
 
 import tintype
@@ -21,9 +20,9 @@ from tintype.cli import runs, studies, plans, measure, data, tokenizers, export,
 # isort: on
 from tintype.cli.shared import app, console
 from tintype.errors import UserError
-from tintype.signals import handle_signals
-from tintype.terminal.encoding import print_on_any_encoding
-from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted, leave, raise_interrupted
+from tintype.signals import end_with, handle_signals
+from tintype.terminal.encoding import EncodedConsole, prepare_streams
+from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted, begin_command, came, interrupt_command, leave
 from tintype.terminal.lines import progress_console, say
 from tintype.terminal.progress import Heartbeat, duration
 
@@ -34,8 +33,18 @@ LAUNCHED = "TORCHELASTIC_RUN_ID"
 
 
 def main() -> None:
-    print_on_any_encoding()
-    handle_signals(raise_interrupted)  # to the end of the process: a signal often comes twice
+    prepare_streams()
+    begin_command()
+    handle_signals(interrupt_command)
+    try:
+        _run_command()
+    except SystemExit as ended:
+        end_with(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
+        raise
+
+
+def _run_command() -> None:
+    """Run the command; it ends by SystemExit."""
     try:
         if LAUNCHED in os.environ:
             _run_as_rank()
@@ -46,6 +55,10 @@ def main() -> None:
         sys.exit(2)
     except Interrupted as stopped:
         leave(stopped.number, stopped.kept or NOTHING_HARMED)
+    except Exception:
+        if (number := came()) is None:
+            raise
+        leave(number, NOTHING_HARMED)  # a library made another error of `Interrupted`
 
 
 def _run_as_rank() -> None:
@@ -75,7 +88,7 @@ def _run(say_error: Callable[[str], None]) -> None:
 
 
 def _say_error(text: str) -> None:
-    say(Console(stderr=True), f"error: {text}", "red")
+    say(EncodedConsole(stderr=True), f"error: {text}", "red")
 
 
 def _show_version(asked: bool) -> None:

@@ -10,7 +10,8 @@ import typer
 
 from tintype.cli.shared import Arm, ArmSeed, EmaLength, RunFolder, app, console, run_of
 from tintype.errors import UserError
-from tintype.terminal.lines import progress_console
+from tintype.terminal.interrupts import begin_work
+from tintype.terminal.lines import progress_console, say
 
 if TYPE_CHECKING:
     from tintype.export.model_card import Library
@@ -68,7 +69,8 @@ def card(
     if out is None:
         sys.stdout.write(made.text)
     else:
+        begin_work()
         written = write_card(made, out, overwrite)
-        console.print(f"card: {out}, with {len(written) - 1} samples", soft_wrap=True, highlight=False, markup=False)
+        say(console, f"card: {out}, with {len(written) - 1} samples")
     for warning in made.warnings:
-        progress_console.print(f"note: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        say(progress_console, f"note: {warning}", "yellow")

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from tintype.cli.shared import app, console
 from tintype.errors import UserError
-from tintype.terminal.interrupts import Interrupted
+from tintype.terminal.interrupts import Interrupted, begin_work
 from tintype.terminal.lines import progress_console
 from tintype.terminal.progress import Heartbeat, duration
 
@@ -51,6 +51,7 @@ def push_folder(folder: Path, repo: str, private: bool, yes: bool) -> None:
         _show(upload, destination)
         return yes or typer.confirm("Send it?", default=False)
 
+    begin_work()
     # On a terminal the hub draws bars of its own.
     began_s = time.monotonic()
     try:

@@ -1,11 +1,23 @@
-"""An interrupted command says in one line what is kept and how to resume; its exit code is 130 (SIGINT) or 143."""
+"""An interrupted command says in one line what is kept and how to resume; its exit code is 130 (SIGINT) or 143.
+
+Until a command begins to work it has nothing to keep, and imports for seconds: a signal ends it at once, since an
+exception that is raised within an import may be lost or become another. From then on a signal raises `Interrupted`, or
+sets a flag where a loop watches for it (`tintype.train.interrupt`).
+"""
 
 from __future__ import annotations
 
-from typing import NoReturn
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NoReturn
 
-from tintype.terminal.lines import progress_console, say
+from tintype.signals import end_before_work
+from tintype.terminal.lines import progress_console
+from tintype.visible import visible
 
+_LATER_S = 0.02
 NOTHING_HARMED = "no file is left half written; run the same command again"
 
 
@@ -18,11 +30,59 @@ class Interrupted(BaseException):
         self.kept: str | None = None
 
 
-def raise_interrupted(number: int) -> NoReturn:
+class _State:
+    """Of the one command of this process."""
+
+    begun = False
+    signal: int | None = None
+    """The number of the signal for which `Interrupted` was raised."""
+    hook: Callable[[Any], object] = sys.unraisablehook
+    """What was there before."""
+
+
+def begin_command() -> None:
+    """Forget the command before, if there was one in this process; look after lost exceptions of signals."""
+    _State.begun, _State.signal = False, None
+    if sys.unraisablehook is not _raise_again:
+        _State.hook, sys.unraisablehook = sys.unraisablehook, _raise_again
+
+
+def begin_work() -> None:
+    """From here on a signal is told to the command, which may have something to keep."""
+    _State.begun = True
+
+
+def came() -> int | None:
+    """Return the number of the signal that was raised as `Interrupted`, if one was."""
+    return _State.signal
+
+
+def interrupt_command(number: int) -> None:
+    """Handle a command's first signal."""
+    if not _State.begun:
+        end_before_work(number)
+        return
+    _State.signal = number
     raise Interrupted(number)
 
 
+def _raise_again(lost: Any) -> None:
+    """Raise `Interrupted` once more, a little later, where Python could not: within a destructor, or a callback."""
+    if isinstance(lost.exc_value, Interrupted):
+        number = lost.exc_value.number
+        signal.signal(signal.SIGALRM, lambda *_: interrupt_command(number))
+        signal.setitimer(signal.ITIMER_REAL, _LATER_S)
+    else:
+        _State.hook(lost)
+
+
 def leave(number: int | None, kept: str) -> NoReturn:
-    """End a command that the signal `number` has stopped."""
-    say(progress_console, f"interrupted: {kept}")
+    """End a command that the signal `number` has stopped.
+
+    The line goes past the console: the signal may have come within its print, after which it prints no more.
+    """
+    if not progress_console.quiet:
+        with suppress(OSError):
+            sys.stderr.write(visible(f"interrupted: {kept}\n"))
+            sys.stderr.flush()
     raise SystemExit(128 + (number or 0))

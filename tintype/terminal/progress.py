@@ -16,8 +16,10 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted
+from tintype.terminal.encoding import prepare_streams
+from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted, begin_work
 from tintype.terminal.lines import progress_console
+from tintype.visible import visible
 
 if TYPE_CHECKING:
     from tintype.train.interrupt import Interrupt
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 LOG_EVERY_S = 9.0
 """A log gets a line at least every ten seconds; one second is spare for a thread that wakes up late."""
 _SPEED_WINDOW_S = 30.0
+_SURE_S = 60.0
+_MOST_TIMES = 30.0
+"""The time left is shown once there was progress for `_SURE_S`, or where it is at most so many times what has passed:
+in the first minute start-up and compilation take longer than all steps."""
 _ROUNDING = 1e-6
 """Fifty fiftieths of an image are one."""
 
@@ -41,7 +47,7 @@ class Heartbeat:
     _running: ClassVar[list[Heartbeat]] = []
 
     def __init__(self, console: Console, line: Callable[[], str]) -> None:
-        self._console, self._line = console, line
+        self._console, self._line, self._last = console, line, ""
         self._ended = Event()
         self._thread = Thread(target=self._beat, name="heartbeat", daemon=True)
 
@@ -57,12 +63,16 @@ class Heartbeat:
             self._thread.join()  # nothing is written after the end
         self._running.remove(self)
 
-    def write(self) -> None:
-        """Write one line now. A log that is gone does not end the command."""
-        if not self._console.quiet and not shows_bars(self._console):
-            with suppress(OSError):
-                self._console.file.write(self._line() + "\n")
-                self._console.file.flush()
+    def write(self, repeat: bool = True) -> None:
+        """Write one line now; if not `repeat`, only a new one. A log that is gone does not end the command."""
+        if self._console.quiet or shows_bars(self._console):
+            return
+        before, self._last = self._last, (line := self._line())
+        if line == before and not repeat:
+            return
+        with suppress(OSError):
+            self._console.file.write(visible(line) + "\n")
+            self._console.file.flush()
 
     def _beat(self) -> None:
         while not self._ended.wait(LOG_EVERY_S):
@@ -82,6 +92,8 @@ class Bar:
         self.doing, self.note = doing, ""
         self.done, self.total = 0.0, None
         self._samples: deque[tuple[float, float]] = deque()
+        self._began_s = time.monotonic()
+        self._first_progress_s: float | None = None
 
     def show(self, doing: str | None, done: float | None, total: float | None, note: str | None) -> None:
         """Another `doing` begins anew: the speed of one part says nothing about the next."""
@@ -90,6 +102,8 @@ class Bar:
         self.total = self.total if total is None else total
         self.note = self.note if note is None else note
         if done is not None:
+            if done > self.done and self._first_progress_s is None and self._samples:
+                self._first_progress_s = time.monotonic()
             self.done = done
             self._add_sample()
 
@@ -116,7 +130,11 @@ class Bar:
         speed = self.per_s
         if self.total is None or speed is None or self.done > self.total - _ROUNDING:
             return ""
-        return f"{duration((self.total - self.done) / speed)} left"
+        left_s, now_s = (self.total - self.done) / speed, time.monotonic()
+        sure = self._first_progress_s is not None and now_s - self._first_progress_s >= _SURE_S
+        if not sure and left_s > _MOST_TIMES * (now_s - self._began_s):
+            return ""
+        return f"{duration(left_s)} left"
 
     @property
     def count(self) -> str:
@@ -163,8 +181,10 @@ class Progress:
         self._add("", Bar(doing, total, unit))
 
     def __enter__(self) -> Self:
+        begin_work()
         if shows_bars(self._console):
             self._drawn.start()
+            prepare_streams()  # while bars are drawn stderr is another stream, which reads escape codes
         self._heartbeat.__enter__()
         self._heartbeat.write()
         return self
@@ -174,7 +194,7 @@ class Progress:
         if self._drawn.live.is_started:  # else it would print an empty line
             self._drawn.stop()
         if error is None:
-            self._heartbeat.write()
+            self._heartbeat.write(repeat=False)
         elif isinstance(error, Interrupted) and error.kept is None:
             error.kept = self._kept if isinstance(self._kept, str) else self._kept()
 
@@ -226,7 +246,7 @@ class _Words(ProgressColumn):
         self._words = words
 
     def render(self, task: Task) -> Text:
-        return Text(self._words(task))
+        return Text(visible(self._words(task)))
 
 
 def _bars_on(console: Console) -> RichProgress:

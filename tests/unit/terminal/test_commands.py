@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ from tintype.study import calibration
 from tintype.study.calibration import Cell
 from tintype.study.lab import _claim
 from tintype.study.study import load_study
+from tintype.terminal.interrupts import begin_work
+from tintype.terminal.lines import progress_console
 from tintype.terminal.progress import Progress
 from tintype.tokenizers import report as tokenizer_report
 from tintype.train.interrupt import Interrupt
@@ -375,13 +378,85 @@ def test_an_interrupted_command_says_what_is_kept(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_command_that_answers_at_once_is_interrupted_alike(
-    number: int, shell: Shell, monkeypatch: pytest.MonkeyPatch
+def test_a_command_that_has_not_begun_is_ended_at_once(
+    number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
     monkeypatch.setattr(cli, "app", lambda: signal.raise_signal(number))
+    cli.main()
+    assert codes == [128 + number]
+    assert capfd.readouterr().err == "interrupted: nothing was begun; run the same command again\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("made", [None, ImportError("initialization failed"), KeyError("half imported")], ids=str)
+def test_a_signal_in_a_command_is_one_line_whatever_a_library_makes_of_it(
+    number: int, made: Exception | None, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work() -> None:
+        begin_work()
+        try:
+            signal.raise_signal(number)
+        except BaseException as raised:
+            raise (made or raised) from raised
+
+    monkeypatch.setattr(cli, "app", work)
     code, out, err = shell("techniques")
     assert (code, out) == (128 + number, "")
     assert err == "interrupted: no file is left half written; run the same command again\n"
+
+
+def test_an_error_without_a_signal_keeps_its_traceback(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "app", lambda: {}["gone"])
+    with pytest.raises(KeyError):
+        cli.main()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_within_a_destructor_is_raised_again(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python cannot raise there: it would print a traceback, and the command would work on."""
+
+    class Raises:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    def work() -> None:
+        begin_work()
+        del [Raises()][0]
+        time.sleep(5)
+
+    monkeypatch.setattr(cli, "app", work)
+    began_s = time.monotonic()
+    code, _, err = shell("techniques")
+    assert (code, err.count("\n"), err[:12]) == (143, 1, "interrupted:")
+    assert time.monotonic() - began_s < 4
+
+
+def test_a_signal_after_the_end_ends_with_the_commands_own_code(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While threads are waited for: the work is done, and "interrupted" would be wrong."""
+    monkeypatch.setattr(cli, "app", lambda: sys.exit(3))
+    assert shell("techniques")[0] == 3
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    signal.raise_signal(signal.SIGINT)
+    assert codes == [3]
+
+
+def test_the_line_of_a_signal_is_printed_though_it_came_within_a_print(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work() -> None:
+        begin_work()
+        progress_console._enter_buffer()  # as a signal leaves it that comes before the buffer's end
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(cli, "app", work)
+    try:
+        code, _, err = shell("techniques")
+    finally:
+        progress_console._exit_buffer()
+    assert (code, err) == (130, "interrupted: no file is left half written; run the same command again\n")
 
 
 def test_a_stopped_push_says_how_to_resume(tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,3 +214,37 @@ def test_a_study_says_in_a_log_how_far_its_runs_are(capsys: pytest.CaptureFixtur
 )
 def test_durations_are_read_at_a_glance(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+def test_a_command_that_reports_no_progress_is_one_line_in_a_log(console: Console, log: io.StringIO) -> None:
+    with Progress("writing model.safetensors", console=console):
+        pass
+    assert log.getvalue() == "writing model.safetensors\n"
+
+
+def test_the_time_left_is_not_guessed_from_the_start_of_a_study(clock: list[float]) -> None:
+    """Twelve runs of 100 s each after 20 s of start-up: steps of 0.8 / 1000 of a run every 0.08 s."""
+    bar = Bar("study", 12, "")
+    bar.show(None, 0, None, None)
+    guesses = {}
+    for step in range(1, 1000):
+        clock[0] = 120.0 + 0.08 * step
+        bar.show(None, step * 0.8 / 1000, None, None)
+        guesses[clock[0] - 100.0] = bar.left
+    early = {after: left for after, left in guesses.items() if after < 35}
+    assert set(early.values()) == {""}, "20 s for the first step of 15,000 would be 83 hours"
+    seen = [left for left in guesses.values() if left]
+    assert set(seen) <= {f"{minutes} min left" for minutes in range(15, 31)}, "in truth 20 minutes"
+    assert guesses[max(guesses)].startswith(("18 min", "19 min"))
+
+
+def test_a_stall_of_minutes_before_the_first_step_is_no_measure_of_it(clock: list[float]) -> None:
+    bar = Bar("training", 10_000, "steps")
+    bar.show(None, 0, None, None)
+    clock[0] += 180  # compiling
+    bar.show(None, 1, None, None)
+    assert bar.left == "", "not 500 hours"
+    for step in range(2, 700):
+        clock[0] += 0.1
+        bar.show(None, step, None, None)
+    assert bar.left == "15 min left", "930.1 s, of which whole minutes are shown"
