@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -63,9 +64,9 @@ def run_study(study: Study, out: Path, jobs: int, console: Console, argv: Sequen
         else:
             _report(study, out, console)
     done = sum(message.state == "done" for message in last.values())
-    if interrupt.signal is not None and done + len(failed) < len(tasks):
+    if done + len(failed) < len(tasks):
         kept = f"{done} of {len(tasks)} runs are done, those that had begun are saved"
-        leave(interrupt.signal, f"{kept}; run the same command to resume")
+        leave(interrupt.signal or signal.SIGTERM, f"{kept}; run the same command to resume")
     return 1 if failed else 0
 
 

@@ -18,6 +18,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,7 @@ from tintype.files import write_text
 from tintype.metrics.validation import velocity_errors
 from tintype.plan import Plan
 from tintype.study.study import Study
+from tintype.terminal.encoding import prepare_streams
 from tintype.train.interrupt import Interrupt, watch_signals
 from tintype.train.loop import Progress, train
 from tintype.train.parts import Parts
@@ -40,6 +42,8 @@ FAILURES: dict[Literal["diverged", "failed"], str] = {"diverged": "diverged.txt"
 _POLL_S = 0.2
 _TELL_S = 0.25
 _LEAVE_S = 5.0
+_STOP = signal.SIGUSR1
+"""Asks a worker to stop. A scheduler sends SIGTERM to workers too, of which the second would end them at once."""
 _PROBE_IMAGES = 32
 
 
@@ -101,6 +105,8 @@ class _Worker:
             self.process.join()
         if self.process.is_alive():
             return None
+        if self.process.exitcode in (-signal.SIGTERM, -_STOP):  # while it was starting
+            return Message(self.task.key, "interrupted", text="before the first step")
         return Message(self.task.key, "failed", text=f"its process ended with exit code {self.process.exitcode}")
 
 
@@ -125,19 +131,23 @@ def run_tasks(
             if interrupt.signal is not None and not told_to_stop:
                 told_to_stop = True
                 for worker in busy:
-                    worker.process.terminate()
+                    _stop(worker.process)
             wait([worker.pipe for worker in busy], _POLL_S)
             for worker in busy:
                 message = worker.receive()
                 if message is None or worker.task is None:
                     continue
-                if message.state == "failed" and told_to_stop:
+                if message.state == "failed" and interrupt.signal is not None:
                     message = replace(message, state="interrupted")
                 last[message.key] = message
                 on_message(message)
                 if message.state in ("done", "diverged", "failed", "interrupted"):
                     _note_failure(worker.task, message)
                     worker.task = None
+                    if interrupt.signal is not None:
+                        continue
+                    if message.state == "interrupted":  # a signal to the worker alone: it takes no other task
+                        worker.process.join()
                     if not worker.process.is_alive():
                         workers[worker.slot] = _start_worker(worker.slot, jobs, threads, protocol)
     finally:
@@ -165,6 +175,13 @@ def _start_worker(slot: int, jobs: int, threads: int, protocol: Protocol) -> _Wo
     return _Worker(slot, process, here)
 
 
+def _stop(process: BaseProcess) -> None:
+    """Ask a worker to save and stop."""
+    if process.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, _STOP)
+
+
 def _dismiss(workers: Sequence[_Worker]) -> None:
     for worker in workers:
         worker.pipe.close()
@@ -176,6 +193,7 @@ def _dismiss(workers: Sequence[_Worker]) -> None:
 
 def _work(slot: int, jobs: int, threads: int, protocol: Protocol, parent: int, pipe: Connection) -> None:
     """A worker process: one task after another, until the study closes its end of the pipe or is gone."""
+    prepare_streams()
     torch.set_num_threads(threads)
     share_cores(jobs)
     _pin_gpu(slot)
@@ -184,15 +202,20 @@ def _work(slot: int, jobs: int, threads: int, protocol: Protocol, parent: int, p
         with contextlib.suppress(OSError):  # the study is gone; `_run` finds out by itself
             pipe.send(message)
 
-    while True:
-        try:
-            task: Task = pipe.recv()
-        except (EOFError, OSError):
-            return
-        with watch_signals(signal.SIGTERM) as interrupt:
+    with watch_signals(signal.SIGTERM) as interrupt:
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            interrupt.signal = number
+
+        signal.signal(_STOP, stop)
+        while interrupt.signal is None:
+            try:
+                task: Task = pipe.recv()
+            except (EOFError, OSError):
+                return
             last = _run(task, protocol, parent, interrupt, send)
-        gc.collect()  # compiled blocks stand in cycles, which would keep the weights of past runs on the GPU
-        send(last)
+            gc.collect()  # compiled blocks stand in cycles, which would keep the weights of past runs on the GPU
+            send(last)
 
 
 def _pin_gpu(slot: int) -> None:
