@@ -150,27 +150,6 @@ def test_evaluate_prints_json(study: tuple[Path, Path, subprocess.CompletedProce
     assert result["step"] == 12 and "fd_scenes" in result["metrics"]
 
 
-def test_ctrl_c_saves_every_run_and_says_how_to_go_on(tmp_path: Path) -> None:
-    """The terminal sends SIGINT to the study and to its workers at once."""
-    plan, file, out = tmp_path / "plan.yaml", tmp_path / "tiny.yaml", tmp_path / "out"
-    plan.write_text(TINY.replace("steps: 6", "steps: 90000").replace("save_every_steps: 2", "save_every_steps: 90000"))
-    file.write_text(STUDY.replace("PLAN", str(plan)))
-    command = [sys.executable, "-m", "tintype", "ablate", str(file), "--out", str(out), "--jobs", "2"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True
-    )
-    deadline = time.monotonic() + 60
-    while len(list(out.glob("runs/*/metrics.jsonl"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stdout + stderr
-    assert stdout.count("interrupted · saved at step") == 2
-    assert stderr.splitlines()[-1].startswith("interrupted: 0 of ") and "run the same command to resume" in stderr
-    assert "Traceback" not in stdout + stderr
-    assert len(list(out.glob("runs/*/checkpoints/step-*"))) == 2
-
-
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the worker in /proc")
 def test_a_worker_that_dies_fails_its_run_and_not_the_study(tmp_path: Path) -> None:
     plan, file, out = tmp_path / "plan.yaml", tmp_path / "tiny.yaml", tmp_path / "out"

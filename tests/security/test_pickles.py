@@ -37,13 +37,17 @@ def archive(content: bytes) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.promise(17, control="a reader that trusts pickles")
 def test_control_the_pickle_does_harm_to_a_reader_that_trusts_it(tmp_path: Path) -> None:
+    """Unpickle the attack."""
     pickle.loads(pickle.dumps({"a": Hostile(tmp_path / "made")}))
     assert (tmp_path / "made").exists()
 
 
+@pytest.mark.promise(17)
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_hostile_pickle_is_refused(tmp_path: Path, protocol: int) -> None:
+    """Give hostile pickles of each protocol to the readers of published weights."""
     trap = tmp_path / "made"
     content = pickle.dumps({"a": Hostile(trap), "b": np.ones(3, np.float32)}, protocol)
     with pytest.raises(UserError, match=r"lpips\.ckpt .*was not read: it names posix\.mkdir"):
@@ -56,8 +60,10 @@ def test_a_hostile_pickle_is_refused(tmp_path: Path, protocol: int) -> None:
     assert not trap.exists()
 
 
+@pytest.mark.promise(17)
 @pytest.mark.parametrize("call", [eval, getattr, np.load, torch.load, pickle.loads, np.fromfile, torch.hub.load])
 def test_names_near_the_known_ones_are_refused(tmp_path: Path, call: Any) -> None:
+    """Give them pickles that name other functions of numpy, torch and Python."""
     for reader in (read_arrays, read_torchscript):
         content = pickle.dumps({"a": Hostile(tmp_path, call)})
         with pytest.raises(UserError, match="it names"):
@@ -102,7 +108,9 @@ def test_a_storage_outside_the_archives_numbers_is_refused() -> None:
         read_torchscript(archive(file.getvalue()), "net.pt")
 
 
+@pytest.mark.promise(17)
 def test_a_users_own_hostile_file_is_refused_by_every_encoder(tmp_path: Path) -> None:
+    """Name hostile files as the weights of LPIPS and Inception."""
     trap = tmp_path / "made"
     (tmp_path / "vgg16.ckpt").write_bytes(pickle.dumps({"a": Hostile(trap)}))
     (tmp_path / "net.pt").write_bytes(archive(pickle.dumps({"a": Hostile(trap)})))

@@ -13,10 +13,8 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 import yaml
 from rich.console import Console
 from rich.markup import escape
@@ -24,6 +22,7 @@ from rich.table import Table
 
 import tintype
 from tests.caption_server import CaptionServer, caption_server, status
+from tests.commands import COMMANDS
 from tests.fault.promises import Promise
 from tests.tiny import TINY, tiny_plan
 from tests.tiny_store import imported, parquet_of, picture
@@ -48,21 +47,6 @@ QUOTED = json.dumps(HOSTILE)
 PACKAGE = Path(tintype.__file__).parent
 
 
-def leaves(app: typer.Typer) -> dict[str, Any]:
-    """All commands by their names, as the command line lists them."""
-    top: Any = typer.main.get_command(app)
-
-    def walk(group: Any, before: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-        for name, command in group.commands.items():
-            if hasattr(command, "commands"):
-                yield from walk(command, (*before, name))
-            else:
-                yield " ".join((*before, name)), command
-
-    return dict(walk(top, ()))
-
-
-ALL = leaves(cli.app)
 NAMES_NOTHING = {"calibrate", "encoder train", "tokenizer train"}
 """Commands that take no name but that of the folder they write to, and would work."""
 
@@ -94,8 +78,8 @@ def test_what_acts_is_written_out_and_all_else_is_left() -> None:
 @pytest.mark.promise(27)
 def test_no_option_of_any_command_acts_on_the_terminal(promise: Promise, shown: Shown) -> None:
     """Give each command an option whose name is full of escape codes, as a shell does with a file's name."""
-    assert len(ALL) > 25
-    for name in ALL:
+    assert len(COMMANDS) > 25
+    for name in COMMANDS:
         printed = shown(*name.split(), f"--{HOSTILE}")
         promise.count(MARK in printed and not acts(printed), name)
 
@@ -107,7 +91,7 @@ def test_no_name_given_to_any_command_acts_on_the_terminal(
     """Give each command a file, folder or name that is full of escape codes, in all arguments that it needs."""
     monkeypatch.chdir(tmp_path)
     also = {"push": ["--yes"], "sample": ["a prompt"]}
-    for name, command in ALL.items():
+    for name, command in COMMANDS.items():
         needed = [one for one in command.params if one.required]
         if not needed or name in NAMES_NOTHING:
             continue
