@@ -148,6 +148,44 @@ def test_control_without_handlers_an_early_signal_is_a_traceback(promise: Promis
     promise.count("Traceback" not in said, said)
 
 
+AT_THE_END = """
+import atexit, os, signal, sys
+
+class Last:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[-1]))
+
+last = Last()
+from tintype.__main__ import main
+sys.argv[1:] = ["--version"]
+WHEN
+main()
+"""
+
+
+@pytest.mark.promise(3)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_the_very_end_does_not_undo_a_finished_command(promise: Promise, number: int) -> None:
+    """A signal while Python waits for threads, and one while it takes its modules down."""
+    kill = f"os.kill(os.getpid(), {number})"
+    for name, program in {
+        "atexit": AT_THE_END.replace("last = Last()", "").replace("WHEN", f"atexit.register(lambda: {kill})"),
+        "finalization": AT_THE_END.replace("int(sys.argv[-1])", str(number)).replace("WHEN", ""),
+    }.items():
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+        held = done.returncode == 0 and done.stdout.startswith("tintype ") and not done.stderr
+        promise.count(held, f"{name}: {done}")
+
+
+@pytest.mark.promise(3, control="signals are left to Python at the end")
+def test_control_a_signal_at_the_very_end_is_a_failure(promise: Promise) -> None:
+    """The same without a handler for the end."""
+    off = "import tintype.__main__ as program; program.ignore_signals = int"  # does nothing
+    program = AT_THE_END.replace("int(sys.argv[-1])", str(int(signal.SIGINT))).replace("WHEN", off)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    promise.count(done.returncode == 0, done)
+
+
 STUDY = """
 question: q
 recipe: PLAN

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -12,7 +16,7 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.study.compare import read_run
 from tintype.study.lab import run_study
-from tintype.study.runner import Task, _note_failure, _run, tasks_of
+from tintype.study.runner import Task, _note_failure, _run, _Worker, tasks_of
 from tintype.study.study import load_study
 from tintype.train import checkpoint
 from tintype.train.folder import locked
@@ -76,3 +80,28 @@ def test_a_score_that_is_not_finite_makes_the_run_a_diverged_one(
     monkeypatch.setattr("tintype.evaluation.run.validation.batch_errors", lambda *arguments: nan)
     last = _run(task, PROTOCOL, os.getppid(), Interrupt(), lambda message: None)
     assert last.state == "diverged" and "the model has diverged; not finite: validation_loss" in last.text
+
+
+class Ended:
+    """A process that has ended."""
+
+    def __init__(self, exitcode: int) -> None:
+        self.exitcode = exitcode
+
+    def is_alive(self) -> bool:
+        return False
+
+    def join(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [(-signal.SIGTERM, "interrupted"), (-signal.SIGUSR1, "interrupted"), (-signal.SIGKILL, "failed"), (1, "failed")],
+)
+def test_a_worker_that_a_signal_ends_while_it_imports_has_not_failed(code: int, state: str, tmp_path: Path) -> None:
+    here, there = multiprocessing.Pipe()
+    there.close()
+    worker = _Worker(0, cast(BaseProcess, Ended(code)), here, Task("arm", tiny_plan(), tmp_path))
+    message = worker.receive()
+    assert message is not None and message.state == state

@@ -8,6 +8,7 @@ pixels.
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import time
 from typing import BinaryIO
@@ -45,7 +46,12 @@ def _pixels(one: Encoded, height: int, width: int) -> tuple[memoryview, int]:
 
 
 def main() -> None:
-    """Whatever writes to the output by mistake writes to the errors."""
+    """Whatever writes to the output by mistake writes to the errors.
+
+    Signals are for the run: a scheduler sends them to all processes of a job.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     with os.fdopen(os.dup(1), "wb") as answers, os.fdopen(0, "rb") as questions:
         os.dup2(2, 1)
