@@ -1,4 +1,4 @@
-"""The one error that is the user's to mend. The command line prints it without a traceback and exits with 2."""
+"""Errors that the command line prints without a traceback. It exits with 2, or with 3 where a run has diverged."""
 
 
 class UserError(Exception):
@@ -6,4 +6,4 @@ class UserError(Exception):
 
 
 class DivergedError(UserError):
-    """Training or scoring gave values that are not finite. A study counts such a run as diverged, not as failed."""
+    """A run gave values that are not finite, or weights far too large. A study counts it as diverged, not as failed."""

@@ -58,6 +58,9 @@ _CAME_LATER: list[tuple[str, str, Any]] = [
     ("precision", "islands", plain(IslandSettings())),
     ("precision", "loss_scale", 1.0),
     ("train", "stages", []),
+    ("train", "most_skipped", 0.25),
+    ("train", "most_weight_rms", 1000.0),
+    ("train", "skip_spikes", None),
 ]
 """Settings that older plans do not have: at these values the hash leaves them out, so that runs keep their names."""
 _CAME_LATER_TO_A_KIND: list[tuple[str, str | None, str, Any]] = [

@@ -313,6 +313,19 @@ class StageSettings(Settings):
     until: int = Field(ge=1, description="The first step, counted from 0, that is no longer in this stage")
 
 
+SKIP_WINDOW_STEPS = 100
+"""`train.most_skipped` is also the largest share of skipped steps among this many in a row."""
+
+
+class SpikeSettings(Settings):
+    """Which steps are spikes: see `train.skip_spikes`."""
+
+    deviations: float = Field(
+        6.0, gt=0, description="Loss or gradient norm this many standard deviations above the mean of the window"
+    )
+    window: int = Field(128, ge=4, description="Steps of the window; none is skipped before half of it is filled")
+
+
 class TrainSettings(Settings):
     steps: int = Field(100_000, ge=1)
     batch: int = Field(256, ge=1, description="Images per update, over all micro-batches")
@@ -320,7 +333,23 @@ class TrainSettings(Settings):
     warmup_steps: int = Field(1000, ge=0)
     schedule: Literal["constant", "cosine"] = "constant"
     clip_norm: float | None = Field(0.2, gt=0, description="Clips the global gradient norm; null for no clipping")
-    most_skips: int = Field(20, ge=1, description="This many non-finite steps in a row end the run")
+    most_skips: int = Field(20, ge=1, description="This many skipped steps in a row end the run as diverged")
+    most_skipped: float = Field(
+        0.25,
+        gt=0,
+        le=1,
+        description=f"More than this share of skipped steps, of any {SKIP_WINDOW_STEPS} steps or of the whole run, "
+        "ends it as diverged",
+    )
+    most_weight_rms: float | None = Field(
+        1000.0,
+        gt=0,
+        description="A parameter tensor whose root mean square is larger or not finite ends the run as diverged; null: "
+        "of any size that is finite",
+    )
+    skip_spikes: SpikeSettings | None = Field(
+        None, description="Skip steps whose loss or gradient norm is far above that of the steps before; null: none"
+    )
     stages: tuple[StageSettings, ...] = Field(
         (), description="Sizes of the images in the first steps, one after the other; behind them it is data.size_px"
     )
@@ -340,6 +369,15 @@ class TrainSettings(Settings):
     def _whole_micro_batches(self) -> TrainSettings:
         if self.batch % self.accumulate:
             raise ValueError(f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})")
+        return self
+
+    @model_validator(mode="after")
+    def _window_that_fills(self) -> TrainSettings:
+        if self.skip_spikes is not None and self.skip_spikes.window >= 2 * self.steps:
+            raise ValueError(
+                f"skip_spikes.window is {self.skip_spikes.window}, but the run has {self.steps} steps, and no spike is "
+                "known before half of the window is filled; lower it"
+            )
         return self
 
 

@@ -61,9 +61,9 @@ def observe(parts: Parts, state: TrainState, steps: int, on_step: Callable[[int]
                 seen.error = error
                 break
             seen.steps += 1
-            if result.finite and plan.ema and plan.ema.update_due(result.step):
+            if not result.skipped and plan.ema and plan.ema.update_due(result.step):
                 watch.count_averages(before)
-            seen.skipped_steps += not result.finite
+            seen.skipped_steps += result.skipped
             _note_loss_scale(parts, result, calls.backward_from, seen)
             seen.tf32 |= _tf32(parts.device)
     _note_stored(state, seen)

@@ -1,4 +1,7 @@
-"""The command line. A user's mistake is one message and exit code 2; an interrupted command exits with 130 or 143."""
+"""The command line. A user's mistake is one message and exit code 2, a diverged run one and 3.
+
+An interrupted command exits with 130 or 143.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from tintype.cli import runs, studies, plans, measure, data, tokenizers, export,
 
 # isort: on
 from tintype.cli.shared import app, console
-from tintype.errors import UserError
+from tintype.errors import DivergedError, UserError
 from tintype.signals import end_with, handle_signals
 from tintype.terminal.encoding import EncodedConsole, prepare_streams
 from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted, begin_command, came, interrupt_command, leave
@@ -28,6 +31,8 @@ from tintype.terminal.progress import Heartbeat, duration
 
 __all__ = ["app", "main"]
 
+DIVERGED = 3
+"""The exit code of a command whose run has diverged, or that was given a diverged run."""
 LAUNCHED = "TORCHELASTIC_RUN_ID"
 """In the environment of processes that `torchrun` started; `world.launched` would import torch for every command."""
 
@@ -52,7 +57,7 @@ def _run_command() -> None:
             _run(_say_error)
     except UserError as error:
         _say_error(str(error))
-        sys.exit(2)
+        sys.exit(exit_code(error))
     except Interrupted as stopped:
         leave(stopped.number, stopped.kept or NOTHING_HARMED)
     except Exception:
@@ -77,7 +82,7 @@ def _run(say_error: Callable[[str], None]) -> None:
             app()
     except UserError as error:
         say_error(str(error))
-        sys.exit(2)
+        sys.exit(exit_code(error))
     except BrokenPipeError:
         sys.exit(141)
     except (OSError, SafetensorError) as error:  # a full disk, a missing permission: nothing that was whole is lost
@@ -85,6 +90,10 @@ def _run(say_error: Callable[[str], None]) -> None:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         say_error(f"{reason}{name}. Fix this, then run the same command again to resume")
         sys.exit(2)
+
+
+def exit_code(error: UserError) -> int:
+    return DIVERGED if isinstance(error, DivergedError) else 2
 
 
 def _say_error(text: str) -> None:

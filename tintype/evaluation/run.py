@@ -141,6 +141,7 @@ def evaluate(
     """
     world = current()
     on_progress(Scoring("loading the run", 0, None, 0.0))
+    RunFolder(path).refuse_diverged()
     protocol, notes = _fitted(path, protocol)
     known: dict[str, Any] | None = world.lead(_known(path, protocol, device, average) if world.leads else None)
     if known is not None:

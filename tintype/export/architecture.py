@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tintype.errors import UserError
+from tintype.forms import Form, forms_of, misfits
 from tintype.model import Transformer
 from tintype.settings import ModelSettings
-from tintype.train.weights import misfits
 
 CLASS = "PRXTransformer2DModel"
 _SAME = {
@@ -138,7 +138,7 @@ def check_tensors(
     """Refuses tensors that are missing, too many, or of another shape than the architecture's."""
     with torch.device("meta"):
         wanted = Transformer(model.model_copy(update={"compile": False}), channels, text_dim).state_dict()
-    if found := misfits(tensors, wanted):
+    if found := misfits(forms_of(tensors), {name: Form(tensor.shape) for name, tensor in wanted.items()}):
         raise UserError(f"{place} is not the PRX transformer that it says it is: {found}")
     strange = sorted({str(tensor.dtype) for tensor in tensors.values() if tensor.dtype not in _FLOATS})
     if strange:

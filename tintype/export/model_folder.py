@@ -20,7 +20,7 @@ from tintype.export.model_card import CARD, Card, CardOptions, make_card, write_
 from tintype.export.origin import hub_place
 from tintype.export.pipeline_folder import CONFIGS, Exported, forget_places
 from tintype.export.public import is_local
-from tintype.export.trained import DTYPES, Dtype, Trained, Weights, load_trained
+from tintype.export.trained import Dtype, Trained, Weights, load_trained
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.files import read_json, sha256_of, write_json, write_text
 from tintype.plan import Plan, plan_from_folder
@@ -30,6 +30,7 @@ from tintype.tokenizers.small_vae import RECORD_NAME, WEIGHTS_NAME, SmallVaeSett
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.model_folder import ABOUT, FORM
+from tintype.train.weights import DTYPES
 
 _MADE_ON = ("tintype", "torch", "python", "parameters")
 """What of the environment says something about the model."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 import tintype
@@ -22,10 +21,10 @@ from tintype.train.load import load_run
 from tintype.train.model_folder import read_about
 from tintype.train.parts import Parts
 from tintype.train.reconstruct import Reconstruction, reconstruction
+from tintype.train.weights import DTYPES
 
 Weights = Literal["raw", "average"]
 Dtype = Literal["fp32", "bf16"]
-DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 FORMAT = 1
 _PLACES = ("weights", "revision", "subfolder", "tokenizer_subfolder", "folder", "sha256")
 """Settings that say where something lies on this machine."""

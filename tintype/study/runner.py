@@ -33,11 +33,12 @@ from tintype.metrics.validation import velocity_errors
 from tintype.plan import Plan
 from tintype.study.study import Study
 from tintype.terminal.encoding import prepare_streams
+from tintype.train.folder import DIVERGED
 from tintype.train.interrupt import Interrupt, watch_signals
 from tintype.train.loop import Progress, train
 from tintype.train.parts import Parts
 
-FAILURES: dict[Literal["diverged", "failed"], str] = {"diverged": "diverged.txt", "failed": "failed.txt"}
+FAILURES: dict[Literal["diverged", "failed"], str] = {"diverged": DIVERGED, "failed": "failed.txt"}
 """The file in a run's folder that says why the run has no result, by the state of the run."""
 _POLL_S = 0.2
 _TELL_S = 0.25

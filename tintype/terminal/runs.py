@@ -23,6 +23,7 @@ from tintype.plan import Plan
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import number, say
 from tintype.terminal.progress import Progress, duration, short, speed_note
+from tintype.train.divergence import SKIPS
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import watch_signals
 from tintype.train.loop import Progress as TrainProgress
@@ -46,6 +47,9 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> None:
             bars.show(None, now.step, now.steps, speed_note(now.loss, now.images_per_s))
 
         outcome = train(plan, out, interrupt, on_progress)
+    skipped = [event for event in RunFolder(out).events() if event["event"] in SKIPS]
+    if skipped:
+        say(console, f"note: {len(skipped)} of {outcome.step} steps were skipped: events.jsonl says which", "yellow")
     for event in RunFolder(out).events():
         if event["event"] == "damaged-checkpoint":
             say(

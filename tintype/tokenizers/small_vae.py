@@ -26,6 +26,7 @@ from torch.nn.functional import silu
 
 from tintype.errors import UserError
 from tintype.files import write_bytes, write_json
+from tintype.forms import forms_of, misfits
 from tintype.seams import Draws
 from tintype.settings import Compression, PathText, Settings, Statistics, TokenizerPart, plain
 from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, CPU_BATCH, checked_size
@@ -353,8 +354,11 @@ def read_vae(folder: Path, sha256: str | None = None) -> Vae:
         )
     network = Vae(record.shape)
     try:
-        network.load_state_dict(load(content))
-    except (SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} does not hold the network that {RECORD_NAME} describes: {reason}") from None
+        tensors = load(content)
+        wrong = misfits(forms_of(tensors), forms_of(network.state_dict()))
+    except SafetensorError as error:
+        wrong = str(error)
+    if wrong:
+        raise UserError(f"{path} does not hold the network that {RECORD_NAME} describes: {wrong}")
+    network.load_state_dict(tensors)
     return network

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import tintype
-from tintype.errors import UserError
+from tintype.errors import DivergedError, UserError
 from tintype.files import read_json, read_lines, write_json, write_text
 from tintype.plan import Plan, plan_from_folder, short_diff
 from tintype.train import fault
@@ -28,6 +28,10 @@ from tintype.world import ALONE, World
 
 if TYPE_CHECKING:
     from tintype.train.parts import Parts
+
+
+DIVERGED = "diverged.txt"
+"""The file in a run's folder that says why the run diverged."""
 
 
 class RunFolder:
@@ -43,6 +47,7 @@ class RunFolder:
         self.latents_file = path / "latents.json"
         self.lineage_file = path / "lineage.json"
         self.imported_file = path / "imported.json"
+        self.diverged_file = path / DIVERGED
 
     @contextmanager
     def claim(self, plan: Plan) -> Iterator[None]:
@@ -53,6 +58,27 @@ class RunFolder:
                     held.enter_context(locked(self.path))
                     self._make(plan)
             yield
+
+    @contextmanager
+    def note_divergence(self) -> Iterator[None]:
+        """Write down why the training diverged, where it does; remove that where it did before and does no more."""
+        try:
+            yield
+        except DivergedError as error:
+            if self.writes:
+                write_text(self.diverged_file, f"{error}\n")
+            raise
+        if self.writes:
+            self.diverged_file.unlink(missing_ok=True)
+
+    def refuse_diverged(self) -> None:
+        """Raise DivergedError for a run that diverged: its last weights are those of a training that failed."""
+        if self.diverged_file.exists():
+            reason = self.diverged_file.read_text(encoding="utf-8").strip()
+            raise DivergedError(
+                f"{self.path} is a diverged run ({reason}). To use its last checkpoint all the same, remove "
+                f"{self.diverged_file}"
+            )
 
     def _make(self, plan: Plan) -> None:
         refuse_training(self.path)

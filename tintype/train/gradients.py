@@ -105,6 +105,14 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
     return [_Bucket(some) for some in found]
 
 
+def backward_start(loss: Tensor) -> Tensor:
+    """The gradient to start backward from: 1, or NaN where the loss is not finite.
+
+    A loss can be infinite and have finite gradients. So they are NaN too, and on all ranks once they are averaged.
+    """
+    return torch.where(loss.detach().isfinite(), 1.0, math.nan).to(loss)
+
+
 def clip(parameters: Sequence[Tensor], most: float | None, layout: Layout) -> Tensor:
     """Clips the norm of all gradients, over all pieces, and returns what it was before, in fp32."""
     given = [parameter for parameter in parameters if parameter.grad is not None]

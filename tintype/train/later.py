@@ -7,18 +7,19 @@ from torch import Tensor
 
 
 class Later:
-    """A scalar tensor's value. Asking for it waits for the step that made it and for no later one."""
+    """A small tensor's values. Asking for them waits for the step that made them and for no later one."""
 
     def __init__(self, value: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
         self._value = value.detach()
         if value.device.type == "cuda":
-            self._value = torch.empty((), dtype=value.dtype, pin_memory=True)
+            self._value = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
             self._value.copy_(value.detach(), non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record()
 
-    def __float__(self) -> float:
+    def numbers(self) -> list[float]:
         if self._event is not None:
             self._event.synchronize()
-        return float(self._value)
+        found: list[float] = self._value.tolist()
+        return found

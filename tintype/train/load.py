@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
+import torch
 from torch import Tensor
 
-from tintype.errors import UserError
+from tintype.errors import DivergedError, UserError
+from tintype.forms import Form, forms_of, misfits
 from tintype.plan import Plan, plan_from_folder
 from tintype.train import checkpoint
+from tintype.train.divergence import too_large
 from tintype.train.folder import RunFolder
 from tintype.train.model_folder import check_files, read_about
 from tintype.train.parts import TUNED, Parts, build_parts
 from tintype.train.reconstruct import Reconstruction
 from tintype.train.state import TrainState
-from tintype.train.weights import misfits, weights_in
+from tintype.train.weights import weight_misfits, weights_in
 from tintype.world import current
 
 
@@ -29,6 +31,7 @@ def load_run(
 
     Of several averages it is that of the first length; `average` is any other, made of the run's snapshots.
     """
+    RunFolder(path).refuse_diverged()
     plan = plan_from_folder(path)
     if device is not None:
         plan = Plan(**{**dict(plan), "run": plan.run.model_copy(update={"device": device})})
@@ -39,10 +42,18 @@ def load_run(
     parts = build_parts(plan, training=False)
     for name, part in (("tokenizer", parts.tokenizer), ("text", parts.text)):
         RunFolder(path).check_identity(name, part.identity)
-    weights = weights_in(tensors, None if raw or about or average is not None else plan.ema)
+    own_average = None if raw or about or average is not None else plan.ema
+    if found := weight_misfits(tensors, parts.modules, plan, own_average, about):
+        raise UserError(
+            f"the checkpoint in {path} does not fit its plan.yaml and this version: {found}. Was the plan changed "
+            "after the training? Put the first one back"
+        )
+    weights = weights_in(tensors, own_average)
     if average is not None:
         weights |= _all_parameters(parts, average)
-    _check_fit(path, weights, parts.modules.state_dict())
+    trained = {name: weights[name] for name, _ in parts.modules.named_parameters()}
+    if found := too_large(trained, plan.train.most_weight_rms):
+        raise DivergedError(f"{path} has diverged: {found}; train it with a lower optimizer.lr")
     parts.modules.load_state_dict(weights)
     parts.modules.eval()
     step = int(scalars["step"]) if average is None else average.step
@@ -61,21 +72,13 @@ def weights_words(path: Path, plan: Plan, average: Reconstruction | None = None)
     return str(read_about(path).get("weights") or ("average" if plan.ema else "raw"))
 
 
-def _check_fit(path: Path, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    """Each tensor that the plan asks for, in its shape, and no other."""
-    if found := misfits(weights, wanted):
-        raise UserError(
-            f"the checkpoint in {path} does not fit its plan.yaml and this version: {found}. Was the plan changed "
-            "after the training? Put the first one back"
-        )
-
-
 def _all_parameters(parts: Parts, average: Reconstruction) -> dict[str, Tensor]:
-    """The average's weights: every parameter but those of a tokenizer, or some would silently not be averaged."""
+    """Return the average of every parameter but a tokenizer's, or some would silently not be averaged."""
     weights = average.weights()
-    different = set(weights) ^ {name for name, _ in parts.modules.named_parameters() if not name.startswith(TUNED)}
-    if different:
-        raise UserError(f"the snapshots do not fit this plan and version: {sorted(different)[:3]}")
+    named = parts.modules.named_parameters()
+    wanted = {name: Form(one.shape, torch.float32) for name, one in named if not name.startswith(TUNED)}
+    if found := misfits(forms_of(weights), wanted):
+        raise UserError(f"the snapshots do not fit this plan and version: {found}")
     return weights
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tintype.errors import DivergedError
 from tintype.plan import Plan
 from tintype.train import checkpoint, fault
 from tintype.train.clock import Clock
+from tintype.train.divergence import check_weights, count_step
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.latents import check_latents
@@ -57,7 +57,7 @@ def train(
     """Trains the plan in a folder from wherever it stopped. Returns unfinished when a signal came."""
     world = current()
     folder = RunFolder(path, world)
-    with folder.claim(plan), exact_fp32(), cpu_threads(plan.run):
+    with folder.claim(plan), folder.note_divergence(), exact_fp32(), cpu_threads(plan.run):
         if checkpoint.tidy(folder.checkpoints, world) == plan.train.steps:
             return Outcome(plan.train.steps, finished=True, already_done=True)
         parts = build_parts(plan)
@@ -96,7 +96,7 @@ def _run(
             if working:
                 window.append(update(parts, state, clock))
                 if len(window) > 1:  # the step before: by now it is done, and the GPU has work
-                    _check_finite(folder, plan, state, window[-2])
+                    count_step(folder, parts, state, window[-2])
                 _release(folder, parts, state.step)
                 fault.point("step.done")
                 take_snapshot(
@@ -104,7 +104,8 @@ def _run(
                 )  # before the checkpoint, which vouches for it
             saving = not working or state.step % run.save_every_steps == 0 or state.step == steps
             if window and (saving or state.step % run.log_every_steps == 0):
-                _check_finite(folder, plan, state, window[-1])
+                count_step(folder, parts, state, window[-1])
+                check_weights(parts, state)
                 line = window_line(parts, state, window, clock) | (probe(parts) if saving else {})
                 clock.read()
                 folder.log_metrics(line)
@@ -124,24 +125,3 @@ def _release(folder: RunFolder, parts: Parts, step: int) -> None:
         if over(step) and not over(step - 1):
             term.part.release()
             folder.log_event("loss-over", step, loss=term.name)
-
-
-def _check_finite(folder: RunFolder, plan: Plan, state: TrainState, result: StepResult) -> None:
-    """Counts and notes a step that was skipped, and ends the run when there are too many in a row."""
-    if result.finite:
-        state.skips_in_a_row = 0
-        return
-    state.skips_in_a_row += 1
-    folder.log_event(
-        "non-finite-step",
-        result.step,
-        loss=str(float(result.losses["loss"])),
-        grad_norm=str(result.grad_norm),
-        first_position=result.first_position,
-        last_position=result.first_position + plan.train.batch - 1,
-    )
-    if state.skips_in_a_row >= plan.train.most_skips:
-        raise DivergedError(
-            f"{state.skips_in_a_row} steps in a row (to step {result.step}) had a gradient that is not finite; none of "
-            f"them reached the weights. Lower optimizer.lr, with another --out; {folder.events_file} has the details"
-        )

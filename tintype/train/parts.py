@@ -233,8 +233,8 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     tuned = {"tokenizer": tokenizer, "adversary": judge}
     owners = {"denoiser": denoiser, "text": text, "router": router, **of_losses, **tuned}
     modules = nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
-    if training and plan.precision.storage == "bf16":
-        _store_in_bf16(modules)
+    for name, parameter in modules.named_parameters() if training else ():
+        parameter.data = parameter.data.to(storage_dtype(plan, name))
     modules = modules.to(device)
     if training and isinstance(tokenizer, TunedTokenizer):
         begin_statistics(tokenizer, source, order, plan)
@@ -311,10 +311,10 @@ def precision_on(device: torch.device, precision: PrecisionSettings, training: b
     return precision.model_copy(update={"matmul": "plain"})
 
 
-def _store_in_bf16(modules: nn.ModuleDict) -> None:
-    for name, parameter in modules.named_parameters():
-        if not name.startswith((LOSSES, *APART)):
-            parameter.data = parameter.data.bfloat16()
+def storage_dtype(plan: Plan, name: str) -> torch.dtype:
+    """The type in which training stores a parameter; its moments have the same."""
+    own = name.startswith((LOSSES, *APART))
+    return torch.bfloat16 if plan.precision.storage == "bf16" and not own else torch.float32
 
 
 def _build_terms(plan: Plan, source: ImageSource, device: torch.device) -> tuple[Term, ...]:

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tintype.errors import UserError
+from tintype.forms import Form, misfits
 from tintype.plan import plan_from_folder
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
@@ -21,6 +22,7 @@ from tintype.train.optim.power_ema import prefix
 from tintype.train.optim.power_function import LONGEST, Profile, fit
 from tintype.train.snapshots import Snapshot, damaged, read_snapshots
 
+_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 MOST_RESIDUAL = 0.15
 """The share of a profile's norm that may be missed."""
 
@@ -56,9 +58,11 @@ class Reconstruction:
                 for path in {snapshot.path for snapshot, _, _ in used}
             }
             terms = [(files[snapshot.path], prefix(length), weight) for snapshot, length, weight in used]
-            file, before, _ = terms[0]
-            names = [name.removeprefix(before) for name in file.keys() if name.startswith(before)]  # noqa: SIM118
-            return {name: _sum(terms, name) for name in names}
+            wanted = {name: Form(form.shape, torch.float32) for name, form in _forms(*terms[0][:2]).items()}
+            for (file, before, _), (snapshot, _, _) in zip(terms, used, strict=True):
+                if found := misfits(_forms(file, before), wanted):
+                    raise UserError(f"the snapshot {snapshot.path} does not fit {used[0][0].path}: {found}")
+            return {name: _sum(terms, name) for name in wanted}
 
 
 def reconstruction(run: Path, length: float, step: int | None = None) -> Reconstruction:
@@ -112,6 +116,15 @@ def _verify(path: Path) -> None:
         checkpoint.verify(path)
     except checkpoint.DamagedError as error:
         raise damaged(path, error) from None
+
+
+def _forms(file: Any, before: str) -> dict[str, Form]:
+    """The forms of the tensors of one average, without reading them."""
+    slices = {name: file.get_slice(name) for name in file.keys() if name.startswith(before)}  # noqa: SIM118
+    return {
+        name.removeprefix(before): Form(torch.Size(one.get_shape()), _TYPES.get(one.get_dtype(), torch.uint8))
+        for name, one in slices.items()
+    }
 
 
 def _sum(terms: list[tuple[Any, str, float]], name: str) -> Tensor:

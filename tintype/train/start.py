@@ -20,7 +20,7 @@ from tintype.errors import UserError
 from tintype.files import read_json, write_json
 from tintype.pins import check_pin
 from tintype.plan import Plan, diff, plan_from_folder
-from tintype.settings import plain
+from tintype.settings import AverageSettings, plain
 from tintype.start import StartPart
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
@@ -28,7 +28,7 @@ from tintype.train.layout import is_cut
 from tintype.train.model_folder import read_about
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState, new_state
-from tintype.train.weights import OWN, misfits, weights_in
+from tintype.train.weights import weight_misfits, weights_in
 
 _MUST_FIT = ("objective.kind", "tokenizer.kind", "tuning")
 _MAY_DIFFER = ("model.compile", "model.activation_checkpointing", "text.max_tokens")
@@ -69,8 +69,8 @@ def begin(folder: RunFolder, parts: Parts, state: TrainState) -> TrainState:
             f"start: the checkpoint {parent.checkpoint} is damaged ({error}); remove it, or start from another run"
         ) from None
     with folder.world.together():
+        _refuse_other_tensors(parent, start, tensors, parts)
         weights = _weights(parent, start, tensors)
-        _refuse_other_tensors(parent, weights, parts)
         if folder.writes:
             sha256 = identity(_weights(parent, start, whole))
             what = f"the {start.weights} weights of the run in {parent.path}"
@@ -88,6 +88,8 @@ def find_parent(plan: Plan, start: StartPart, run: Path) -> Parent:
     if not path.is_dir():
         raise UserError(f"start: there is no run in {path}; give the folder of a run that was trained")
     found = plan_from_folder(path)
+    if RunFolder(path).diverged_file.exists():
+        raise UserError(f"start: the run in {path} diverged ({RunFolder(path).diverged_file} says why); take another")
     steps = checkpoint.steps(RunFolder(path).checkpoints)
     if not steps:
         raise UserError(f"start: the run in {path} was not trained yet: it has no checkpoint")
@@ -125,13 +127,17 @@ def unfit_settings(plan: Plan, parent: Plan) -> str:
 
 def _weights(parent: Parent, start: StartPart, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What is taken over."""
-    averaged = start.weights == "average" and not read_about(parent.path)
-    return weights_in(tensors, parent.plan.ema if averaged else None)
+    return weights_in(tensors, _average(parent, start))
 
 
-def _refuse_other_tensors(parent: Parent, weights: Mapping[str, Tensor], parts: Parts) -> None:
-    here = {name: tensor for name, tensor in parts.modules.state_dict().items() if not name.startswith(OWN)}
-    if found := misfits(weights, here):
+def _average(parent: Parent, start: StartPart) -> AverageSettings | None:
+    """The average whose weights are taken over; None for those that are stored as weights."""
+    return parent.plan.ema if start.weights == "average" and not read_about(parent.path) else None
+
+
+def _refuse_other_tensors(parent: Parent, start: StartPart, tensors: Mapping[str, Tensor], parts: Parts) -> None:
+    about = read_about(parent.path)
+    if found := weight_misfits(tensors, parts.modules, parent.plan, _average(parent, start), about):
         settings = ", ".join(
             key for key in diff(parent.plan, parts.plan) if key.partition(".")[0] in ("route", "tuning")
         )

@@ -1,24 +1,32 @@
-"""All that a run is, besides its Plan: weights, optimizer, weight average and two counters.
+"""All that a run is, besides its Plan: weights, optimizer, weight average, the spike window and counters.
 
-It is a flat mapping from names to tensors, plus JSON scalars. Loading is strict both ways: a name too many or too few
-is refused. There is no random state to keep (`tintype.rng`) and no data state but `images_seen` (`data.order`).
+It is a flat mapping from names to tensors, plus JSON scalars. Loading is strict: a name too many or too few, another
+shape or another type is refused before anything is copied. There is no random state to keep (`tintype.rng`) and no
+data state but `images_seen` (`data.order`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tintype.forms import Form, forms_of, misfits, under
 from tintype.seams import WeightAverage
 from tintype.settings import OptimizerPart
 from tintype.train.layout import Layout, is_cut
 from tintype.train.optim.storage import Storage
 from tintype.train.parts import ADVERSARY, APART, LOSSES, TUNED, Parts
 from tintype.train.pieces import Place, whole_place
+from tintype.train.spikes import SpikeWindow
+
+_LATE = (LOSSES, "router.", ADVERSARY)
+"""Parameters that a schedule can leave without a gradient, and so without optimizer state, for some first steps."""
+_CAME_LATER: dict[str, Any] = {"skips": 0, "recent_skips": []}
+"""Counters that older checkpoints do not have."""
 
 
 class StateMismatchError(Exception):
@@ -33,6 +41,11 @@ class TrainState:
     step: int = 0
     images_seen: int = 0
     skips_in_a_row: int = 0
+    skips: int = 0
+    """Steps of the whole run that were skipped."""
+    recent_skips: list[int] = field(default_factory=list)
+    """The skipped steps among the last `SKIP_WINDOW_STEPS`."""
+    spikes: SpikeWindow | None = None
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -58,53 +71,57 @@ class TrainState:
             flat |= {f"optimizer/{names[index]}/{slot}": torch.as_tensor(value) for slot, value in slots.items()}
         if self.ema:
             flat |= {f"ema/{name}": tensor for name, tensor in self.ema.tensors().items()}
+        if self.spikes:
+            flat |= {f"spikes/{name}": tensor for name, tensor in self.spikes.tensors().items()}
         return flat
 
-    def scalars(self) -> dict[str, int]:
-        return {"step": self.step, "images_seen": self.images_seen, "skips_in_a_row": self.skips_in_a_row}
+    def scalars(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "images_seen": self.images_seen,
+            "skips_in_a_row": self.skips_in_a_row,
+            "skips": self.skips,
+            "recent_skips": list(self.recent_skips),
+        }
 
     def load(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
-        groups: dict[str, dict[str, Tensor]] = {"modules": {}, "optimizer": {}, "ema": {}}
-        for name, tensor in tensors.items():
-            room, _, rest = name.partition("/")
-            groups.setdefault(room, {})[rest] = tensor
-        _same_names("the state", groups, ("modules", "optimizer", "ema"))
-        _same_names("modules", groups["modules"], self.modules.state_dict())
-        _same_names("the weight average", groups["ema"], self.ema.tensors() if self.ema else ())
-        _same_names("the counters", scalars, self.scalars())
-        self._load_optimizer(groups["optimizer"])
-        self.modules.load_state_dict(groups["modules"])
-        if self.ema:
-            for name, tensor in self.ema.tensors().items():
-                tensor.copy_(groups["ema"][name])
-        self.step, self.images_seen = int(scalars["step"]), int(scalars["images_seen"])
-        self.skips_in_a_row = int(scalars["skips_in_a_row"])
+        """Take over a stored state. One that does not fit in every name, shape and type leaves this one as it was."""
+        counters = _checked_counters(_CAME_LATER | dict(scalars), self.scalars())
+        if found := misfits(forms_of(tensors), self._expected_forms(tensors, trained=counters["step"] > 0)):
+            raise StateMismatchError(found)
+        self.modules.load_state_dict(under("modules/", tensors))
+        self._load_optimizer(under("optimizer/", tensors))
+        for room, part in (("ema/", self.ema), ("spikes/", self.spikes)):
+            for name, tensor in part.tensors().items() if part else ():
+                tensor.copy_(tensors[room + name])
+        for name, value in counters.items():
+            setattr(self, name, value)
+
+    def _expected_forms(self, stored: Mapping[str, Tensor], trained: bool) -> dict[str, Form]:
+        """The form of each tensor that this run's state has after its first step, or before it."""
+        now = {name: tensor for name, tensor in self.tensors().items() if not name.startswith("optimizer/")}
+        expected = forms_of(now)
+        begun = {name.removeprefix("optimizer/").rpartition("/")[0] for name in stored if name.startswith("optimizer/")}
+        for name, parameter in zip(self._parameter_names(), self.parameters, strict=True) if trained else ():
+            if name in begun or not name.startswith(_LATE):
+                slots: dict[str, Form] = self.optimizer.slots(parameter)  # type: ignore[attr-defined]
+                expected |= {f"optimizer/{name}/{slot}": form for slot, form in slots.items()}
+        return expected
 
     def _load_optimizer(self, stored: Mapping[str, Tensor]) -> None:
         slots: dict[str, dict[str, Tensor]] = {}
         for key, tensor in stored.items():
             name, _, slot = key.rpartition("/")
             slots.setdefault(name, {})[slot] = tensor
-        names = self._parameter_names()
-        if slots:  # before the first update there is none
-            late = (LOSSES, "router.", ADVERSARY)  # what a schedule can leave without a gradient up to here
-            idle = {name for name in names if name.startswith(late)} - set(slots)
-            _same_names("the optimizer", slots, set(names) - idle)
-            for group in self._parameter_names_by_group():
-                held = [name for name in group if name in slots]
-                for name in held:
-                    _same_names(f"the optimizer's {name}", slots[name], slots[held[0]])
         fresh = self.optimizer.state_dict()
+        names = self._parameter_names()
         fresh["state"] = {index: slots[name] for index, name in enumerate(names) if name in slots}
         self.optimizer.load_state_dict(fresh)
 
     def _parameter_names(self) -> list[str]:
         """Names of the parameters in the optimizer's order."""
-        return [name for group in self._parameter_names_by_group() for name in group]
-
-    def _parameter_names_by_group(self) -> list[list[str]]:
         name_of = {id(parameter): name for name, parameter in self.modules.named_parameters()}
-        return [[name_of[id(one)] for one in group["params"]] for group in self.optimizer.param_groups]
+        return [name_of[id(parameter)] for parameter in self.parameters]
 
 
 def new_state(parts: Parts) -> TrainState:
@@ -115,7 +132,8 @@ def new_state(parts: Parts) -> TrainState:
     for group in optimizer.param_groups:
         group["base_lr"] = group["lr"]
     ema = plan.ema.build(untuned(named)) if plan.ema else None
-    return TrainState(parts.modules, optimizer, ema)
+    spikes = SpikeWindow(plan.train.skip_spikes, parts.device) if plan.train.skip_spikes else None
+    return TrainState(parts.modules, optimizer, ema, spikes=spikes)
 
 
 def build_optimizer(
@@ -139,8 +157,14 @@ def untuned(named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in named.items() if not name.startswith(APART)}
 
 
-def _same_names(what: str, found: Iterable[str], expected: Iterable[str]) -> None:
-    found, expected = set(found), set(expected)
-    if found != expected:
-        missing, unknown = sorted(expected - found), sorted(found - expected)
-        raise StateMismatchError(f"{what}: missing {missing[:3] or 'nothing'}, unknown {unknown[:3] or 'nothing'}")
+def _checked_counters(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counters, or raise StateMismatchError where one is missing, unknown or no count."""
+    missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    if missing or unknown:
+        raise StateMismatchError(f"the counters: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
+    for name, value in found.items():
+        counts = value if isinstance(wanted[name], list) else [value]
+        if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts):
+            kind = "a list of counts" if isinstance(wanted[name], list) else "a count"
+            raise StateMismatchError(f"the counters: {name} is {value!r} and not {kind}")
+    return dict(found)

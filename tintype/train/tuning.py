@@ -27,7 +27,7 @@ from tintype.tokenizers.adversary import Adversary
 from tintype.tokenizers.small_vae import to_floats
 from tintype.tokenizers.tuned import TunedTokenizer
 from tintype.train.clock import Clock
-from tintype.train.gradients import GradientMean, clip
+from tintype.train.gradients import GradientMean, backward_start, clip
 from tintype.train.layout import Layout
 
 if TYPE_CHECKING:
@@ -184,11 +184,11 @@ def tune(parts: Parts, tuning: Tuning, batch: Batch, clock: Clock, last: bool) -
         losses |= {name: value for name, (_, value) in terms.items()}
         scale = plan.precision.loss_scale / plan.train.accumulate
         with tuning.gradients.over(last):
-            torch.autograd.backward([losses["loss"] * scale])
+            torch.autograd.backward([losses["loss"] * scale], [backward_start(losses["loss"])])
         if judge is not None:
             losses["discriminator"] = judge.discriminator_loss(seen_BCHW, x_BCHW)
             with tuning.judge_gradients.over(last):
-                torch.autograd.backward([losses["discriminator"] * scale])
+                torch.autograd.backward([losses["discriminator"] * scale], [backward_start(losses["discriminator"])])
         z_BCHW = tokenizer.norm.moving(raw_BCHW.detach(), parts.world)
     return z_BCHW, {NAMES + name: value.detach() for name, value in losses.items()}
 

@@ -1,4 +1,4 @@
-"""One update of the weights: micro-batches forward and backward, the non-finite guard, clipping, the optimizer.
+"""One update of the weights: micro-batches forward and backward, clipping, whether to skip, the optimizer.
 
 B: samples of a micro-batch.
 """
@@ -18,7 +18,7 @@ from tintype.seams import View
 from tintype.train import fault
 from tintype.train.batch import Batch, read_batch
 from tintype.train.clock import Clock
-from tintype.train.gradients import clip
+from tintype.train.gradients import backward_start, clip
 from tintype.train.later import Later
 from tintype.train.layout import local, share_of_batch
 from tintype.train.parts import Parts
@@ -40,24 +40,33 @@ class StepResult:
     first_position: int
     without_caption: int
     """Samples of this rank's share that read the null caption for want of another."""
-    _grad_norm: Later
+    _numbers: Later
+    """Gradient norm, whether the step is skipped, and loss."""
 
     @property
     def grad_norm(self) -> float:
-        return float(self._grad_norm)
+        return self._numbers.numbers()[0]
 
     @property
     def finite(self) -> bool:
-        """Whether the step reached the weights."""
         return math.isfinite(self.grad_norm)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the step left the weights alone: it was not finite, or a spike."""
+        return self._numbers.numbers()[1] > 0
+
+    @property
+    def loss(self) -> float:
+        """The mean over the batch where spikes are skipped, else over this rank's share."""
+        return self._numbers.numbers()[2]
 
 
 def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
-    """Advances the state by one step. A step whose gradient is not finite leaves the weights and optimizer alone.
+    """Advances the state by one step. One that is not finite, or a spike, leaves the weights and optimizer alone.
 
-    Nothing waits for the GPU here, unless a loss term does: whether the gradient is finite is decided where it is, by
-    the optimizer itself (`found_inf`, the way of torch's gradient scaler), so that the next step can be prepared
-    meanwhile.
+    Nothing waits for the GPU here, unless a loss term does: whether to skip is decided on the device, and the optimizer
+    obeys it there (`found_inf`, the way of torch's gradient scaler), so that the next step can be prepared meanwhile.
     """
     plan = parts.plan
     micro = plan.train.batch // plan.train.accumulate
@@ -71,7 +80,8 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
         first = state.images_seen + index * micro + parts.world.rank * share
         found = micro_batch_losses(parts, first, share, state.step, clock, tuning)
         with clock.part("backward"), parts.gradients.over(last=index == plan.train.accumulate - 1):
-            (found.parts["loss"] / plan.train.accumulate * plan.precision.loss_scale).backward()
+            loss = found.parts["loss"] / plan.train.accumulate * plan.precision.loss_scale
+            loss.backward(backward_start(loss))
         by_time += found.by_time
         without_caption += found.without_caption
         for name, value in found.parts.items():
@@ -84,7 +94,7 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
         grad_norm = clip(clipped, plan.train.clip_norm, parts.layout)
         if tuning:
             grad_norm = tuning.clip(grad_norm)
-        skipped = grad_norm.isfinite().logical_not().float()
+        loss, skipped = _decide(parts, state, losses["loss"], grad_norm)
         for group in state.optimizer.param_groups:
             group["lr"] = group["base_lr"] * lr_factor(plan, state.step)
         state.optimizer.found_inf, state.optimizer.update_number = skipped, state.step  # type: ignore[attr-defined]
@@ -95,10 +105,20 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
             losses |= tuning.finish(skipped)
     fault.point("step.optimizer")
     first = state.images_seen
-    result = StepResult(losses, by_time, state.step + 1, first, without_caption, Later(grad_norm))
+    numbers = Later(torch.stack([grad_norm, skipped, loss.to(grad_norm)]))
+    result = StepResult(losses, by_time, state.step + 1, first, without_caption, numbers)
     state.step += 1
     state.images_seen += plan.train.batch
     return result
+
+
+def _decide(parts: Parts, state: TrainState, loss: Tensor, grad_norm: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss, and 1 where the step must not reach the weights, else 0; the same on every rank."""
+    skipped = grad_norm.isfinite().logical_not().float()
+    if state.spikes is None:
+        return loss, skipped
+    loss, grad_norm = parts.world.mean(torch.stack([loss, grad_norm])).unbind()
+    return loss, torch.maximum(skipped, state.spikes.is_spike(loss, grad_norm))
 
 
 @dataclass(frozen=True)

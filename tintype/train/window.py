@@ -19,16 +19,16 @@ def window_line(parts: Parts, state: TrainState, window: Sequence[StepResult], c
     """Means over the steps that were not skipped. That of a part of the loss is over the steps where it had a weight,
     so the mean weight times it is its share in the loss."""
     seconds, split = clock.read()
-    finite = [result for result in window if result.finite]
+    taken = [result for result in window if not result.skipped]
     weights = {term.name: fmean(term.settings.weight_at(r.step - 1) for r in window) for term in parts.terms}
     line = {
         "step": state.step,
         "images": state.images_seen,
         **({"size_px": parts.plan.size_px_at(state.step - 1)} if parts.plan.train.stages else {}),
-        **_mean_losses(window, finite, parts.world),
+        **_mean_losses(window, taken, parts.world),
         **({"weights": weights} if weights else {}),
-        "flow_by_time": _by_time(finite, parts.world),
-        "grad_norm": finite[-1].grad_norm if finite else None,
+        "flow_by_time": _by_time(taken, parts.world),
+        "grad_norm": taken[-1].grad_norm if taken else None,
         "lr": state.optimizer.param_groups[0]["lr"],
         "images_per_s": parts.plan.train.batch * len(window) / seconds,
         "seconds": seconds,
@@ -47,15 +47,15 @@ def _without_caption(parts: Parts, window: Sequence[StepResult]) -> int:
     return round(float(parts.world.mean(mine)) * parts.world.size)
 
 
-def _mean_losses(window: Sequence[StepResult], finite: Sequence[StepResult], world: World) -> dict[str, float | None]:
+def _mean_losses(window: Sequence[StepResult], taken: Sequence[StepResult], world: World) -> dict[str, float | None]:
     names = dict.fromkeys(name for result in window for name in result.losses)
-    found = {name: [result.losses[name] for result in finite if name in result.losses] for name in names}
+    found = {name: [result.losses[name] for result in taken if name in result.losses] for name in names}
     return {name: float(world.mean(torch.stack(values).mean())) if values else None for name, values in found.items()}
 
 
-def _by_time(finite: Sequence[StepResult], world: World) -> dict[str, float | None]:
+def _by_time(taken: Sequence[StepResult], world: World) -> dict[str, float | None]:
     """The velocity's mean squared error in each bin of t, named by the bin's middle."""
-    sums = torch.stack([result.by_time for result in finite]).sum(0) if finite else torch.zeros(2, TIME_BINS)
+    sums = torch.stack([result.by_time for result in taken]).sum(0) if taken else torch.zeros(2, TIME_BINS)
     total, count = world.mean(sums).tolist()
     return {
         f"{(index + 0.5) / TIME_BINS:g}": total[index] / count[index] if count[index] else None

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from tintype.errors import UserError
 from tintype.files import sha256_of, written_beside
+from tintype.forms import forms_of, misfits
 
 Tensors = dict[str, Tensor]
 Reader = Callable[[Path], Tensors]
@@ -156,15 +157,19 @@ def at_hand(known: Known) -> bool:
 
 
 def fill(network: nn.Module, weights: Weights) -> None:
-    """Puts the weights into a network that they must fit; what else the file holds is left."""
+    """Put the weights into a network that they must fit; what else the file holds is left.
+
+    Others publish weights in fp32, bf16 and fp16: all three are read, into fp32.
+    """
     wanted = network.state_dict()
-    found = weights.tensors
-    wrong = [name for name, value in wanted.items() if name not in found or found[name].shape != value.shape]
-    if wrong:
-        raise UserError(
-            f"{weights.source} does not fit {type(network).__name__}: '{wrong[0]}' is missing or of another shape"
-        )
-    network.load_state_dict({name: found[name] for name in wanted})
+    found = {
+        name: value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+        for name, value in weights.tensors.items()
+        if name in wanted
+    }
+    if wrong := misfits(forms_of(found), forms_of(wanted)):
+        raise UserError(f"{weights.source} does not fit {type(network).__name__}: {wrong}")
+    network.load_state_dict(found)
 
 
 def cache_folder() -> Path:

@@ -181,7 +181,7 @@ def test_shards_are_read(run: Path, own: Path, tmp_path: Path) -> None:
         (lambda tensors: tensors.pop("txt_in.weight"), "1 missing: txt_in.weight"),
         (lambda tensors: tensors.update({"txt_in.weight": torch.zeros(32, 12)}), "reads text of width 12"),
         (lambda tensors: tensors.update({"fusion.weight": torch.zeros(2)}), "1 too many: fusion.weight"),
-        (lambda tensors: tensors.update({"txt_in.bias": torch.zeros(3)}), r"txt_in.bias has \[3\] and not \[32\]"),
+        (lambda tensors: tensors.update({"txt_in.bias": torch.zeros(3)}), r"txt_in.bias is fp32 \[3\] and not \[32\]"),
         (lambda tensors: tensors["txt_in.bias"].fill_(float("nan")), "txt_in.bias is not finite"),
         (lambda tensors: tensors.update({"txt_in.bias": torch.zeros(32, dtype=torch.int64)}), "int64"),
     ],

@@ -16,7 +16,7 @@ from tests.tiny_dino import write_dino
 from tintype import signals
 from tintype.data.order import ids_at
 from tintype.data.scenes.source import SceneSource, scene_source
-from tintype.errors import UserError
+from tintype.errors import DivergedError, UserError
 from tintype.train import checkpoint, loop
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt, watch_signals
@@ -65,21 +65,27 @@ def test_no_step_pays_for_the_making_of_images(tmp_path: Path, monkeypatch: pyte
     assert not made
 
 
+EXPLODES = ("optimizer.lr=1e30", "train.clip_norm=null")
+"""The first step leads to weights of 1e30, and every later one overflows."""
+
+
 def test_non_finite_steps_are_events_and_too_many_end_the_run(tmp_path: Path) -> None:
-    plan = tiny_plan("optimizer.lr=1e30", "train.clip_norm=null", "train.most_skips=3", "train.steps=50")
-    with pytest.raises(UserError, match=r"3 steps in a row .* none of them reached the weights"):
+    plan = tiny_plan(*EXPLODES, "train.most_weight_rms=null", "train.most_skips=3", "train.steps=50")
+    with pytest.raises(DivergedError, match=r"3 steps in a row .* none of these reached the weights"):
         train(plan, tmp_path / "run", Interrupt())
     events = RunFolder(tmp_path / "run").events()
     assert {event["event"] for event in events} == {"non-finite-step"}
     steps = [event["step"] for event in events]
     assert steps == sorted(set(steps)) and [e["first_position"] for e in events] == [4 * (step - 1) for step in steps]
     assert events[-1]["last_position"] - events[-1]["first_position"] == 3
+    assert events[-1]["ids"] == ids_at(plan.seed, events[-1]["first_position"], 4, 24).tolist()
 
 
 @pytest.mark.parametrize("every", [1, 4, 100])
 def test_skipped_steps_are_counted_the_same_however_often_is_logged(every: int, tmp_path: Path) -> None:
-    plan = tiny_plan("optimizer.lr=1e30", "train.clip_norm=null", "train.most_skips=4", f"run.log_every_steps={every}")
-    with pytest.raises(UserError, match=r"4 steps in a row \(to step 5\)"):
+    own = ("train.most_weight_rms=null", "train.most_skipped=1.0", "train.most_skips=4")
+    plan = tiny_plan(*EXPLODES, *own, f"run.log_every_steps={every}")
+    with pytest.raises(UserError, match=r"4 steps in a row were skipped \(to step 5\)"):
         train(plan, tmp_path / "run", Interrupt())
     assert [event["step"] for event in RunFolder(tmp_path / "run").events()] == [2, 3, 4, 5]
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.optim.adamw import adamw as fused_adamw
 
+from tintype.forms import Form, form_of
 from tintype.settings import OptimizerPart
 from tintype.train.layout import ONE, Layout, is_cut, local
 from tintype.train.optim.storage import EXACT, Storage
@@ -51,6 +52,10 @@ class AdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             step_adamw(self, self.settings, group["params"], group["lr"], self.storage)
+
+    def slots(self, parameter: Tensor) -> dict[str, Form]:
+        """The state of a parameter, from its first step on."""
+        return adamw_slots(parameter, self.storage)
 
 
 def step_adamw(
@@ -104,6 +109,12 @@ def _step_chunk(
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def adamw_slots(parameter: Tensor, storage: Storage) -> dict[str, Form]:
+    """The state that `step_adamw` keeps of a parameter."""
+    moments = {slot: form_of(parameter) for slot in _MOMENTS}
+    return {"step": Form(torch.Size(()), torch.float32), **moments, **storage.slots(parameter)}
 
 
 def _state(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:

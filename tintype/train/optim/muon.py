@@ -21,9 +21,10 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.utils._triton import has_triton
 
 from tintype.errors import UserError
+from tintype.forms import Form, form_of
 from tintype.settings import OptimizerPart
 from tintype.train.layout import ONE, Layout, is_cut, local
-from tintype.train.optim.adamw import AdamWSettings, step_adamw
+from tintype.train.optim.adamw import AdamWSettings, adamw_slots, step_adamw
 from tintype.train.optim.replay import Replay
 from tintype.train.optim.spread import Spread
 from tintype.train.optim.storage import EXACT, Storage
@@ -138,6 +139,12 @@ class Muon(torch.optim.Optimizer):
                 self._replays[at]([lr, skipped, *gradients])
             else:
                 self._move(batches, fused, lr, skipped, gradients, generators[batches[0].is_cut])
+
+    def slots(self, parameter: Tensor) -> dict[str, Form]:
+        """The state of a parameter, from its first step on."""
+        if any(parameter is matrix for matrix in self.param_groups[0]["params"]):
+            return {"momentum": form_of(parameter), **self.storage.slots(parameter)}
+        return adamw_slots(parameter, self.storage)
 
     def _lr_on(self, device: torch.device, lr: float) -> Tensor:
         """In float64, so that it is multiplied as the host would."""

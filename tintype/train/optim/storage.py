@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from tintype.forms import Form, form_of
 from tintype.rng import stream_key
 from tintype.train.layout import local
 
@@ -66,6 +67,11 @@ class Storage:
                 before = local(state[COMPENSATION])
                 before.copy_(left if skipped is None else torch.where(skipped > 0, before, left))
             weight.copy_(rounded)
+
+    def slots(self, weight: Tensor) -> dict[str, Form]:
+        """What of an optimizer's state `close` keeps for a weight."""
+        compensated = self.rounding == "kahan" and weight.dtype != torch.float32
+        return {COMPENSATION: form_of(weight)} if compensated else {}
 
     def generator(self, device: torch.device, update: int, cut: bool = False) -> torch.Generator | None:
         """The random numbers of an update: a function of the seed and its number, so that there is none to save."""

@@ -1,0 +1,65 @@
+"""Shapes and types of tensors, compared before loaded tensors are copied.
+
+`copy_` broadcasts and casts without a word, and so do torch's optimizers: a tensor of shape [1], a transposed one or
+one in fp16 would be taken for the right one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_SHOWN = 3
+_SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """The shape of a tensor and its type; a type of None stands for any."""
+
+    shape: torch.Size
+    dtype: torch.dtype | None = None
+
+    def fits(self, wanted: Form) -> bool:
+        return self.shape == wanted.shape and wanted.dtype in (None, self.dtype)
+
+    def __str__(self) -> str:
+        return f"{_type_name(self.dtype)}{list(self.shape)}"
+
+
+def _type_name(dtype: torch.dtype | None) -> str:
+    return "" if dtype is None else f"{_SHORT.get(dtype, str(dtype).removeprefix('torch.'))} "
+
+
+def form_of(tensor: Tensor) -> Form:
+    return Form(tensor.shape, tensor.dtype)
+
+
+def forms_of(tensors: Mapping[str, Tensor]) -> dict[str, Form]:
+    return {name: form_of(tensor) for name, tensor in tensors.items()}
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `prefix`, named by the rest."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def misfits(found: Mapping[str, Form], wanted: Mapping[str, Form]) -> str:
+    """List what is missing, too many, or of another shape or type, the first three of each; '' where all fit."""
+    kinds = {
+        "missing": [name for name in wanted if name not in found],
+        "too many": [name for name in found if name not in wanted],
+        "of another shape or type": [
+            f"{name} is {found[name]} and not {wanted[name]}"
+            for name in wanted
+            if name in found and not found[name].fits(wanted[name])
+        ],
+    }
+    return "; ".join(
+        f"{len(names)} {kind}: {', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''}"
+        for kind, names in kinds.items()
+        if names
+    )
