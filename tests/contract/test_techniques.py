@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests import tiny_autoencoders, tiny_dino, tiny_start, tiny_text, tiny_tuning
+from tests.fault.promises import Promise
 from tests.stopping import train_to
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
@@ -201,18 +202,41 @@ def test_adds_exactly_the_parameters_that_it_declares_and_trains_them_all(name: 
     assert not untouched
 
 
+@pytest.mark.promise(1)
 @pytest.mark.parametrize("names", [*((name,) for name in NAMES), *TOGETHER], ids=" + ".join)
-def test_resume_is_bit_exact_from_every_step(names: tuple[str, ...], tmp_path: Path) -> None:
+def test_resume_is_bit_exact_from_every_step(names: tuple[str, ...], promise: Promise, tmp_path: Path) -> None:
+    """Stop a run of each technique after every step; compare weights, averages, optimizer, snapshots and losses."""
     if refused_before_the_first_step(*names):
         return
     plan = with_technique(*names)
     plan = plan.model_copy(update={"run": plan.run.model_copy(update={"save_every_steps": 1})})
-    train(plan, tmp_path / "whole", Interrupt())
-    for stop in range(1, plan.train.steps):  # one run, built anew for each of its steps
-        train_to(plan, tmp_path / "stopped", stop)
-    assert train(plan, tmp_path / "stopped", Interrupt()).finished
-    assert _states_equal(tmp_path / "whole", tmp_path / "stopped")
-    assert _snapshots(tmp_path / "whole") == _snapshots(tmp_path / "stopped")
+    same = _resumed_is_whole(plan, tmp_path)
+    for stop in range(1, plan.train.steps):
+        promise.count(same, f"{' + '.join(names)}: stopped after step {stop}")
+
+
+@pytest.mark.promise(1, control="the optimizer's state is not restored")
+def test_control_a_resume_without_the_optimizer_is_another_run(
+    promise: Promise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same, where a resumed run begins with an optimizer of its own."""
+    monkeypatch.setattr(TrainState, "_load_optimizer", lambda self, stored: None)
+    promise.count(_resumed_is_whole(with_technique("ema"), tmp_path), "ema")
+
+
+def _resumed_is_whole(plan: Plan, folder: Path) -> bool:
+    """Whether a run that is stopped after every step, and built anew each time, ends as one that is not."""
+    train(plan, folder / "whole", Interrupt())
+    for stop in range(1, plan.train.steps):
+        train_to(plan, folder / "stopped", stop)
+    assert train(plan, folder / "stopped", Interrupt()).finished
+    same_logs = _logged(folder / "whole") == _logged(folder / "stopped")
+    same_snapshots = _snapshots(folder / "whole") == _snapshots(folder / "stopped")
+    return _states_equal(folder / "whole", folder / "stopped") and same_logs and same_snapshots
+
+
+def _logged(folder: Path) -> list[tuple[int, float, float]]:
+    return [(line["step"], line["loss"], line["grad_norm"]) for line in RunFolder(folder).metrics()]
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
