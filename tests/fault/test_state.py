@@ -19,6 +19,7 @@ from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
 from tintype.errors import UserError
+from tintype.export.model_folder import export_model
 from tintype.plan import Plan
 from tintype.train import checkpoint, state
 from tintype.train.clock import Clock
@@ -279,6 +280,14 @@ def test_an_average_made_of_snapshots_refuses_those_of_another_form(
             reconstruction(copy, 0.07).weights()
         found = str(refused.value)
         promise.count("the snapshot" in found and "step-000000004 does not fit" in found and NAME in found, found)
+
+
+def test_an_export_that_is_of_another_type_than_it_says_is_refused(run: Path, tmp_path: Path) -> None:
+    export_model(run, tmp_path / "model", dtype="bf16")
+    assert load_error(tmp_path / "model") == ""
+    record = tmp_path / "model" / "tintype.json"
+    record.write_text(record.read_text().replace('"dtype": "bf16"', '"dtype": "fp32"'))
+    assert re.search(r"of another shape or type: \S+ is bf16 \[.*\] and not fp32 \[", load_error(tmp_path / "model"))
 
 
 def copy_run(run: Path, folder: Path) -> Path:

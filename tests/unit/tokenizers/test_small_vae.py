@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tests.bounds import distance, network_bound
 from tests.tiny import tiny_plan
@@ -172,19 +174,26 @@ def _set(key: str, value: object) -> Callable[[Path], None]:
 
 def _other_weights(folder: Path) -> None:
     """Whole, and vouched for, but of another network."""
-    import hashlib
-
     tensors = load_file(folder / "vae.safetensors")
     tensors.pop("latent_std")
+    _rewrite(folder, tensors)
+
+
+def _rewrite(folder: Path, tensors: dict[str, Tensor]) -> None:
     save_file(tensors, folder / "vae.safetensors")
     _set("sha256", hashlib.sha256((folder / "vae.safetensors").read_bytes()).hexdigest())(folder)
+
+
+def _rounded_weights(folder: Path) -> None:
+    _rewrite(folder, {name: tensor.half() for name, tensor in load_file(folder / "vae.safetensors").items()})
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (_flip_a_byte, "damaged or another's"),
-        (_other_weights, "does not hold the network"),
+        (_other_weights, "does not hold the network .* 1 missing: latent_std"),
+        (_rounded_weights, r"does not hold the network .* latent_mean is fp16 \[\S+ \S+ \S+ \S+ and not fp32 \["),
         (lambda folder: (folder / "vae.safetensors").unlink(), "is not there"),
         (lambda folder: (folder / "vae.json").unlink(), "holds no trained small-vae"),
         (lambda folder: (folder / "vae.json").write_text("{"), "it is not JSON"),

