@@ -1,10 +1,15 @@
 """The program: signals are handled before anything large is imported."""
 
+import os
+
+from tintype.parent import end_with_parent
 from tintype.signals import end_before_work, handle_signals
 
 
 def main() -> None:
     handle_signals(end_before_work)
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank ends with the torchrun that started it
+        end_with_parent(os.getppid())
     from tintype.cli import main as run
 
     run()

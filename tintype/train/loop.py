@@ -11,7 +11,7 @@ from tintype.errors import DivergedError
 from tintype.plan import Plan
 from tintype.train import checkpoint, fault
 from tintype.train.clock import Clock
-from tintype.train.folder import RunFolder
+from tintype.train.folder import RunFolder, wait_for_lock
 from tintype.train.interrupt import Interrupt
 from tintype.train.latents import check_latents
 from tintype.train.parts import Parts, build_parts, cpu_threads, exact_fp32
@@ -53,10 +53,18 @@ def train(
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     probe: Probe = lambda parts: {},
+    on_wait: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
-    """Trains the plan in a folder from wherever it stopped. Returns unfinished when a signal came."""
+    """Train the plan in a folder from wherever it stopped. Return unfinished when a signal came.
+
+    Where another process still works in the folder, `on_wait` gets a sentence, and the training waits for it.
+    """
     world = current()
     folder = RunFolder(path, world)
+    if folder.writes:
+        wait_for_lock(path, lambda: interrupt.signal is not None, on_wait)
+    if interrupt.of_any(world):
+        return Outcome(max(checkpoint.steps(folder.checkpoints), default=0), finished=False)
     with folder.claim(plan), exact_fp32(), cpu_threads(plan.run):
         if checkpoint.tidy(folder.checkpoints, world) == plan.train.steps:
             return Outcome(plan.train.steps, finished=True, already_done=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 import time
 from typing import BinaryIO
 
@@ -17,6 +18,7 @@ import torch
 from tintype.data.fit import covering
 from tintype.data.pictures import Encoded, decode
 from tintype.errors import UserError
+from tintype.parent import watch_parent
 
 QUESTION = struct.Struct("<IQII")
 ANSWER = struct.Struct("<qQ")
@@ -45,7 +47,11 @@ def _pixels(one: Encoded, height: int, width: int) -> tuple[memoryview, int]:
 
 
 def main() -> None:
-    """Whatever writes to the output by mistake writes to the errors."""
+    """Decode for the process whose id is the argument. Whatever writes to the output by mistake writes to the errors.
+
+    A thread of that process started this one, and may end before it: the kernel is not asked.
+    """
+    watch_parent(int(sys.argv[1]))
     torch.set_num_threads(1)
     with os.fdopen(os.dup(1), "wb") as answers, os.fdopen(0, "rb") as questions:
         os.dup2(2, 1)
