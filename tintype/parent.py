@@ -44,7 +44,7 @@ def watch_parent(parent: int) -> None:
 
 
 def command_with_parent(command: Sequence[str]) -> list[str]:
-    """Return the command line that runs a program and ends it with this process. Linux only: elsewhere it is as given."""
+    """Return the command line that runs a program and ends it with this process; elsewhere than on Linux, as it is."""
     if sys.platform != "linux":
         return list(command)
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]

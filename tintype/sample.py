@@ -14,6 +14,7 @@ from tintype.errors import UserError
 from tintype.generate import SamplerSettings, cut, generate
 from tintype.images import contact_sheet, save_png
 from tintype.settings import plain
+from tintype.train.agreement import agree_on_plan
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.reconstruct import reconstruction
@@ -46,6 +47,7 @@ def sample_run(
         raise UserError("no prompt: give prompts after the run's folder, or --prompt-file FILE")
     average = reconstruction(run, ema_length) if ema_length is not None else None
     parts, step = load_run(run, device, average)
+    agree_on_plan(parts.plan, current(), sampler=plain(settings), prompts=prompts, count=count, seed=seed)
     refuse_other_steps(current().tell(step), run)
     if settings.guidance.unbias:  # its mean velocity is taken of the training images
         RunFolder(run).check_identity("data", parts.source.identity)

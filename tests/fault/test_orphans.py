@@ -100,6 +100,38 @@ def test_without_it_a_process_outlives_its_parent(promise: Promise) -> None:
     os.kill(child, signal.SIGKILL)
 
 
+RANK = """
+import os, sys, time, types
+sys.modules["tintype.cli"] = types.ModuleType("tintype.cli")  # before torch is imported
+sys.modules["tintype.cli"].main = lambda: (print(os.getpid(), flush=True), time.sleep(60))
+from tintype.__main__ import main
+main()
+"""
+
+
+def orphaned_ranks(tmp_path: Path) -> list[int]:
+    """Start two ranks with torchrun, kill it, and return their ids."""
+    (tmp_path / "rank.py").write_text(RANK)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = subprocess.Popen(
+        [*torchrun, str(tmp_path / "rank.py")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert launcher.stdout
+    with launcher:
+        ranks = [int(launcher.stdout.readline()) for _ in range(2)]
+        assert all(map(alive, ranks))
+        launcher.send_signal(signal.SIGKILL)
+    return ranks
+
+
+@LINUX
+@pytest.mark.promise(24)
+def test_ranks_end_with_their_torchrun(promise: Promise, tmp_path: Path) -> None:
+    """SIGKILL the torchrun of two ranks."""
+    for rank in orphaned_ranks(tmp_path):
+        promise.count(held=wait_for(lambda rank=rank: not alive(rank)), what=rank)
+
+
 def test_a_process_whose_parent_ended_first_ends_at_once() -> None:
     """The parent can end between the start of a process and its first line."""
     for ask in ("parent.end_with_parent(1 + int(sys.argv[1]))", "parent.watch_parent(1 + int(sys.argv[1]))"):

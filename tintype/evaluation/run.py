@@ -34,6 +34,7 @@ from tintype.seams import Encoder, ImageSource, Measured, TextImageEncoder
 from tintype.settings import DataPart, plain
 from tintype.strict import Document, parse
 from tintype.train import checkpoint
+from tintype.train.agreement import agree_on_plan
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run, weights_words
 from tintype.train.parts import Parts, choose_device, cpu_threads
@@ -148,6 +149,7 @@ def evaluate(
     world = current()
     on_progress(Scoring("loading the run", 0, None, 0.0))
     protocol, notes = _fitted(path, protocol)
+    agree_on_plan(plan_from_folder(path), world, evaluation=plain(protocol))
     known: dict[str, Any] | None = world.lead(_known(path, protocol, device, average) if world.leads else None)
     if known is not None:
         return known

@@ -176,7 +176,7 @@ def _dismiss(workers: Sequence[_Worker]) -> None:
 
 
 def _work(slot: int, jobs: int, threads: int, protocol: Protocol, parent: int, pipe: Connection) -> None:
-    """A worker process: one task after another, until the study closes its end of the pipe. Without it, it is killed."""
+    """A worker process: one task after another, until the study closes its end of the pipe. It ends with the study."""
     end_with_parent(parent)
     torch.set_num_threads(threads)
     share_cores(jobs)
