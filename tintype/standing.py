@@ -12,11 +12,11 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 WAITING = "waiting for the other ranks"
 _SHOWN_FRAMES = 4
+_PACKAGE = str(Path(__file__).parent)
 
 
 @dataclass
@@ -53,7 +53,9 @@ def waiting() -> Iterator[None]:
 
 
 def stack() -> list[str]:
-    """The innermost frames of the main thread, the last called first, as `file:line function`."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    found = traceback.StackSummary.extract(islice(traceback.walk_stack(frame), _SHOWN_FRAMES), lookup_lines=False)
-    return [f"{'/'.join(Path(one.filename).parts[-2:])}:{one.lineno} {one.name}" for one in found]
+    """Where the main thread is: the innermost frames of this package, then what they call, as `file:line function`."""
+    top = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_stack(top)]
+    own = [frame for frame in frames if frame[0].startswith(_PACKAGE)][:_SHOWN_FRAMES]
+    called = [frame for frame in frames[:1] if frame not in own]
+    return [f"{'/'.join(Path(file).parts[-2:])}:{line} {name}" for file, line, name in own + called]

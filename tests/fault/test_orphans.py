@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.fault.promises import Promise
+from tintype.train.folder import locked
 
 PACKAGE = Path(__file__).parents[2] / "tintype"
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
@@ -130,6 +131,28 @@ def test_ranks_end_with_their_torchrun(promise: Promise, tmp_path: Path) -> None
     """SIGKILL the torchrun of two ranks."""
     for rank in orphaned_ranks(tmp_path):
         promise.count(held=wait_for(lambda rank=rank: not alive(rank)), what=rank)
+
+
+HALF = """
+import os, signal, sys
+from pathlib import Path
+from tintype.files import written_beside
+with written_beside(Path(sys.argv[1])) as file:
+    file.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.promise(24)
+def test_a_half_written_file_of_a_killed_process_is_removed(tmp_path: Path) -> None:
+    """SIGKILL a process that writes a file, then take the folder's lock; what a living process writes stays."""
+    written = [sys.executable, "-c", HALF, str(tmp_path / "plan.yaml")]
+    assert subprocess.run(written, check=False).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1, "the control: somebody has to remove it"
+    living = tmp_path / f".result.json.writing-{os.getpid()}"
+    living.touch()
+    with locked(tmp_path):
+        assert {path.name for path in tmp_path.iterdir()} == {".lock", living.name}
 
 
 def test_a_process_whose_parent_ended_first_ends_at_once() -> None:

@@ -22,7 +22,7 @@ from tintype.evaluation.prompts import CAPTIONS, PromptFile, is_caption, read_pr
 from tintype.evaluation.protocol import Protocol, Sampling, definitions, nonfinite, numbers_of, warnings_of
 from tintype.evaluation.reference import BLOCK, data_reference, held_out, shared_features
 from tintype.evaluation.samples import Samples, digest, samples_of, step_name
-from tintype.files import write_json
+from tintype.files import remove_unfinished, write_json
 from tintype.generate import cut
 from tintype.images import save_png
 from tintype.metrics import clip_score, scene_accuracy, throughput, validation
@@ -165,6 +165,7 @@ def evaluate(
     stored = result_file(path, protocol, step, name)
     try:
         stored.parent.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(stored.parent)
     except OSError as error:
         raise UserError(f"cannot write to {stored.parent}: {error.strerror}") from None
     samples = [_samples(path, step, parts.plan.data, protocol, sampling, name) for sampling in protocol.conditions]

@@ -21,7 +21,7 @@ import torch
 
 import tintype
 from tintype.errors import UserError
-from tintype.files import read_json, read_lines, write_json, write_text
+from tintype.files import read_json, read_lines, remove_unfinished, write_json, write_text
 from tintype.parent import command_with_parent
 from tintype.plan import Plan, plan_from_folder, short_diff
 from tintype.train import fault
@@ -186,7 +186,7 @@ def _word(name: str) -> str:
 def locked(folder: Path, otherwise: str = "choose another --out") -> Iterator[None]:
     """Make the folder and keep other processes out of it. The lock falls with the process that holds it.
 
-    The file names that process, for messages.
+    The file names that process, for messages. What killed processes left half written in the folder is removed.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -199,6 +199,7 @@ def locked(folder: Path, otherwise: str = "choose another --out") -> Iterator[No
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
+        remove_unfinished(folder)
         yield
 
 
