@@ -18,6 +18,7 @@ from tintype.train.agreement import agree_on_plan
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.reconstruct import reconstruction
+from tintype.watchdog import watch_ranks
 from tintype.world import current, refuse_other_steps
 
 
@@ -82,7 +83,8 @@ def sample_run(
             save_png(image, written[index], {"prompt": repeated[index], "tintype": json.dumps(abouts[index])})
         return images
 
-    images = current().share(cut(0, len(repeated), settings.batch), make)
+    with watch_ranks(current(), parts.plan.run.watchdog):
+        images = current().share(cut(0, len(repeated), settings.batch), make)
     sheet = out / f"contact-sheet{f'-{first_number:04d}' if first_number else ''}{ending}"
     if images is not None:
         save_png(contact_sheet(images), sheet)

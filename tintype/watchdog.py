@@ -92,6 +92,11 @@ Report = Callable[[Finding, str], str]
 """Writes the event and returns the whole message, from the finding and what it means in words."""
 
 
+def say_again(finding: Finding, text: str) -> str:
+    """The report of commands that have no log."""
+    return f"{text}. All ranks are ended; run the same command again"
+
+
 def blame(before: Mapping[int, Place | None], after: Mapping[int, Place | None], mine: int) -> Finding:
     """Find who holds up the others, from what all ranks wrote at two times with a few beats between them."""
     left = [rank for rank, place in after.items() if place is None or place.left]
@@ -250,10 +255,11 @@ def _store_may_fail() -> Iterator[None]:
 
 
 @contextmanager
-def watch_ranks(world: World, settings: WatchdogSettings, report: Report) -> Iterator[Callable[[], None]]:
-    """Watch over the ranks of a run; gives what to call at the beginning of each step.
+def watch_ranks(world: World, settings: WatchdogSettings, report: Report = say_again) -> Iterator[Callable[[], None]]:
+    """Watch over the ranks of a command; gives what to call at the beginning of each step.
 
-    One process alone holds nobody up and is not watched.
+    Where it is not called, a rank that does not answer ends the others, and none is too slow. One process alone holds
+    nobody up and is not watched.
     """
     if world.size == 1 or settings.floor_minutes is None:
         yield lambda: None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,8 +20,9 @@ import torch.distributed as dist
 from tests.fault.promises import Promise
 from tests.ranks import RankError, run_ranks
 from tests.tiny import tiny_plan
-from tintype import world
+from tintype import sample, world
 from tintype.errors import UserError
+from tintype.generate import SamplerSettings
 from tintype.settings import WatchdogSettings
 from tintype.standing import WAITING
 from tintype.train import agreement, checkpoint, fault, loop
@@ -157,6 +160,27 @@ def test_a_dead_or_stuck_rank_ends_all_is_named_and_the_run_resumes_exactly(
         assert run_ranks(2, train_all, str(folder), SETTINGS) == [6, 6]
         exact = manifest(folder) == manifest(whole) and len(stuck_events(folder)) == 1
         promise.count(held=named and exact, what=f"{name}, rank {rank}: {events}, exact: {exact}")
+
+
+def sample_with_fault(run: str, out: str) -> None:
+    use_two_groups()
+    if current().rank == 1:
+        sample.generate = lambda *args, **more: stop_here()
+    settings = SamplerSettings(steps=1, batch=1)
+    with Path(out).with_name("said").open("w") as sys.stderr:
+        sample.sample_run(Path(run), ["a red ball"], None, Path(out), settings, count=2, seed=0, size_px=None)
+
+
+@pytest.mark.promise(15)
+def test_a_stopped_rank_ends_the_others_of_another_command(whole: Path, tmp_path: Path) -> None:
+    """Stop one of two ranks that sample: there is no step whose time is known, but it does not answer."""
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    (run / "plan.yaml").write_text(tiny_plan(*WATCHED).to_yaml())
+    with pytest.raises(RankError, match="rank 0 of 2:\nthe process ended without a word"):
+        run_ranks(2, sample_with_fault, str(run), str(tmp_path / "out"))
+    said = (tmp_path / "said").read_text()
+    assert said.startswith("error: rank 1 does not answer (ended or stopped): ")
+    assert said.count("\n") == 1 and said.endswith("All ranks are ended; run the same command again\n")
 
 
 def outlive_limit(folder: str, settings: list[str]) -> None:

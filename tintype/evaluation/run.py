@@ -41,6 +41,7 @@ from tintype.train.parts import Parts, choose_device, cpu_threads
 from tintype.train.reconstruct import Reconstruction
 from tintype.vision.encoders import READ_TOGETHER, EncoderPart, forget_encoders, scene_features
 from tintype.vision.scene_encoder import SceneReading
+from tintype.watchdog import watch_ranks
 from tintype.world import current, refuse_other_steps
 
 PREVIEWS = 8
@@ -146,6 +147,18 @@ def evaluate(
     the progress. Ranks share the work; the first has the numbers, writes the result and broadcasts it. On a CPU it
     computes with the run's number of threads, or `threads`.
     """
+    with watch_ranks(current(), plan_from_folder(path).run.watchdog):
+        return _evaluate(path, protocol, on_progress, device, average, threads)
+
+
+def _evaluate(
+    path: Path,
+    protocol: Protocol,
+    on_progress: OnScoring,
+    device: str | None,
+    average: Reconstruction | None,
+    threads: int | None,
+) -> dict[str, Any]:
     world = current()
     on_progress(Scoring("loading the run", 0, None, 0.0))
     protocol, notes = _fitted(path, protocol)
