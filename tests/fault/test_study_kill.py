@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import uuid
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,6 @@ from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 
 STEPS = 30
-KILLS = 20
 GONE_S = 20.0
 """A worker that is killed while it imports torch ends after that; one that trains ends at once."""
 LONG_STEP_S = 300.0
@@ -55,20 +54,27 @@ class Killed:
     file: Path
     out: Path
     last: subprocess.CompletedProcess[str]
-    orphans: list[list[str]] = field(default_factory=list)
+    orphans: list[list[str]]
     """What was still there of each kill after `GONE_S`."""
-    shared_memory: set[str] = field(default_factory=set)
+    shared_memory: set[str]
+    """What its processes had in shared memory, which outlives a process."""
 
 
-def marked(mark: str) -> list[str]:
-    """The processes with a mark in their environment, as their command lines."""
+def processes(mark: str) -> list[Path]:
+    """The processes with a mark in their environment, as folders of /proc."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
+        with suppress(OSError):  # it has ended, or is another's
             if mark.encode() in (folder / "environ").read_bytes():
-                found.append((folder / "cmdline").read_text().replace("\0", " ")[:80])
-        except OSError:  # it has ended, or is another's
-            continue
+                found.append(folder)
+    return found
+
+
+def shared_memory(mark: str) -> set[str]:
+    found: set[str] = set()
+    for process in processes(mark):
+        with suppress(OSError):
+            found |= {line.split()[-1] for line in (process / "maps").read_text().splitlines() if "/dev/shm/" in line}
     return found
 
 
@@ -76,33 +82,33 @@ def progress(out: Path) -> int:
     return sum(len(read_lines(file)) for file in out.glob("runs/*/metrics.jsonl"))
 
 
+def kill_at(target: int, command: list[str], out: Path, env: dict[str, str]) -> tuple[list[str], set[str]]:
+    """Kill the study once its runs have so many lines; what is left of it then, and what it had in shared memory."""
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+    with running:
+        assert wait_for(lambda: progress(out) >= target or running.poll() is not None, 300)
+        shared = shared_memory(env[MARK])
+        running.send_signal(signal.SIGKILL)
+    wait_for(lambda: not processes(env[MARK]), GONE_S)
+    return [str(process) for process in processes(env[MARK])], shared
+
+
 @pytest.fixture(scope="module")
 def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    """Once in the middle of a long step; in the full form also at 20 places over the whole study."""
-    folder, mark = tmp_path_factory.mktemp("killed"), uuid.uuid4().hex
+    """Once in the middle of a long step; in the full form also at 19 places over the whole study."""
+    folder = tmp_path_factory.mktemp("killed")
     (folder / "plan.yaml").write_text(TINY.replace("steps: 6", f"steps: {STEPS}"))
     (folder / "command.py").write_text(COMMAND)
     file, out = folder / "study.yaml", folder / "out"
     study = STUDY.replace("PLAN", str(folder / "plan.yaml")).replace("[0, 1]", "[0]").replace("[5, 6]", "[]")
     file.write_text(study)
-    command = [sys.executable, str(folder / "command.py"), "ablate", str(file), "--out", str(out), "--jobs", "1"]
-    shared_before = set(os.listdir("/dev/shm"))  # noqa: PTH208
-    env = {**environment(), MARK: mark}
-    targets = [3, *range(4, 2 * STEPS, 2 * STEPS // KILLS)] if request.config.getoption("--faults") == "full" else [3]
-    orphans = []
-    for number, target in enumerate(targets):
-        long = {} if number else {"LONG_STEP": str(LONG_STEP_S)}
-        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env | long)
-        with running:
-            wait_for(lambda target=target, running=running: progress(out) >= target or running.poll() is not None, 120)
-            running.send_signal(signal.SIGKILL)
-        if number:  # the first restart is immediate
-            wait_for(lambda: not marked(mark), GONE_S)
-        else:
-            wait_for(lambda: not marked(mark), LONG_STEP_S / 100)
-        orphans.append(marked(mark))
+    command = [sys.executable, str(folder / "command.py"), "ablate", str(file), "--out", str(out)]
+    env = {**environment(), MARK: uuid.uuid4().hex}
+    found = [kill_at(3, command, out, env | {"LONG_STEP": str(LONG_STEP_S)})]
+    if request.config.getoption("--faults") == "full":
+        found += [kill_at(target, command, out, env) for target in range(4, 2 * STEPS, 3)]
     last = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    return Killed(file, out, last, orphans, set(os.listdir("/dev/shm")) - shared_before)  # noqa: PTH208
+    return Killed(file, out, last, [left for left, _ in found], {one for _, shared in found for one in shared})
 
 
 def numbers(task: Task, run: Path) -> object:
@@ -119,7 +125,7 @@ def numbers(task: Task, run: Path) -> object:
 def test_a_killed_study_ends_with_the_numbers_of_one_that_was_not(
     promise: Promise, killed: Killed, tmp_path: Path
 ) -> None:
-    """SIGKILL a study, in the full form 21 times, and compare its runs with the same plans trained in one go."""
+    """SIGKILL a study, in the full form 20 times, and compare its runs with the same plans trained in one go."""
     assert killed.last.returncode == 0, killed.last.stdout + killed.last.stderr
     for task in tasks_of(load_study(str(killed.file)), killed.out):
         whole = tmp_path / task.plan.hash
