@@ -125,12 +125,13 @@ class Watchdog:
         self._began_s: float | None = None
         self._neighbour_s = time.monotonic()
         self._ended = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="watchdog-beat", daemon=True)
         self._beats = 0
 
     def start(self) -> None:
         self._write()
-        for work in (self._beat, self._watch):
-            threading.Thread(target=work, name=f"watchdog-{work.__name__}", daemon=True).start()
+        self._beating.start()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def begin_step(self) -> None:
         """Call it at the beginning of every step: the time to the next call is that of the step."""
@@ -147,6 +148,7 @@ class Watchdog:
     def leave(self) -> None:
         """Stop watching, and tell the others that this rank has left."""
         self._ended.set()
+        self._beating.join(_ANSWER_S)  # its last beat would say otherwise
         with _store_may_fail():
             self._write(left=True)
 
@@ -158,7 +160,9 @@ class Watchdog:
         finding = self._find()
         if finding.why == "behind":
             return None
-        return self._report_once(finding, "the connection to it broke")
+        text = self._report_once(finding, "the connection to it broke")
+        _in_time(lambda: self._store.set(store_key("gone"), ""))  # whoever hears of it later has nothing to add
+        return text
 
     def _beat(self) -> None:
         """Write where this rank stands, and look whether the next one still does."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ def code_version() -> dict[str, str]:
         "tintype": tintype.__version__,
         "the code of tintype": code_digest(),
         "torch": torch.__version__,
-        "python": platform.python_version(),
     }
 
 
