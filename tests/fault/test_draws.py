@@ -14,7 +14,7 @@ from tests.fault.promises import Promise
 from tests.ranks import run_ranks
 from tests.tiny import tiny_plan
 from tintype.seams import Draws, Route
-from tintype.train import update as update_module
+from tintype.train.batch import read_batch
 from tintype.train.clock import Clock
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state
@@ -75,10 +75,9 @@ class Recorder:
 def draw(settings: list[str], by_rank: bool = False) -> dict[int, Drawn]:
     """Train a few steps and return what this rank's samples got, by their position in the training."""
     found: dict[int, Drawn] = {}
-    real = update_module.read_batch
 
-    def read_batch(*args: Any) -> Any:
-        batch = real(*args)
+    def note_captions(*args: Any) -> Any:
+        batch = read_batch(*args)
         for position, caption in zip(batch.draws.position_B.tolist(), batch.captions, strict=True):
             assert position not in found, "every position is drawn for once"
             found[position] = Drawn(caption=caption)
@@ -92,7 +91,7 @@ def draw(settings: list[str], by_rank: bool = False) -> dict[int, Drawn]:
     )
     state = new_state(parts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update_module, "read_batch", read_batch)
+        patch.setattr("tintype.train.update.read_batch", note_captions)
         for _ in range(STEPS):
             update(parts, state, Clock(parts.device))
     return found

@@ -30,6 +30,7 @@ from tintype.train import parts as parts_module
 from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
+from tintype.train.update import update
 from tintype.watchdog import Place, Watchdog, blame
 from tintype.world import World, current
 
@@ -65,18 +66,18 @@ def leave_here() -> None:
 
 def skip_a_batch(number: int) -> None:
     """Leave out one update, as a rank with fewer batches would: it waits for the others at the next step."""
-    real, results = loop.update, list[Any]()
+    results: list[Any] = []
 
-    def update(parts: Any, state: Any, clock: Any) -> Any:
+    def update_others(parts: Any, state: Any, clock: Any) -> Any:
         if len(results) == number - 1:
             state.step += 1
             state.images_seen += parts.plan.train.batch
             results.append(results[-1])
         else:
-            results.append(real(parts, state, clock))
+            results.append(update(parts, state, clock))
         return results[-1]
 
-    loop.update = update
+    vars(loop)["update"] = update_others
 
 
 FAULTS: dict[str, tuple[str, Callable[[], None], str, str]] = {
@@ -165,7 +166,7 @@ def test_a_dead_or_stuck_rank_ends_all_is_named_and_the_run_resumes_exactly(
 def sample_with_fault(run: str, out: str) -> None:
     use_two_groups()
     if current().rank == 1:
-        sample.generate = lambda *args, **more: stop_here()
+        vars(sample)["generate"] = lambda *args, **more: stop_here()
     settings = SamplerSettings(steps=1, batch=1)
     with Path(out).with_name("said").open("w") as sys.stderr:
         sample.sample_run(Path(run), ["a red ball"], None, Path(out), settings, count=2, seed=0, size_px=None)
@@ -276,7 +277,7 @@ def test_the_rank_that_is_silent_has_left_or_is_behind_is_named() -> None:
 
 
 def test_the_limit_is_a_multiple_of_the_usual_step_with_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tintype.watchdog.ranks_store", dist.HashStore)
+    monkeypatch.setattr("tintype.watchdog.ranks_store", dist.HashStore)  # type: ignore[attr-defined]
     now = 0.0
     monkeypatch.setattr("tintype.watchdog.time.monotonic", lambda: now)
     watchdog = Watchdog(World(0, 2), WatchdogSettings(multiple=10, floor_minutes=0.5), lambda finding, text: text)
