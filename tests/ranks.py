@@ -31,18 +31,20 @@ class RankError(AssertionError):
     """A rank failed or the ranks took too long; the text has the tracebacks."""
 
 
-def run_ranks(size: int, function: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
+def run_ranks(
+    size: int, function: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S, grace_s: float = 0.0
+) -> list[Any]:
     """What `function(*args)` returns on each of `size` ranks, in their order.
 
     The function stands at the top level of a module (children find it by name); arguments and results can be pickled.
     Each child has torch's threads set to 1, the parent's environment and torchrun's variables. The first failure
-    stops all ranks.
+    stops all ranks, after `grace_s` in which the others may end by themselves.
     """
     with tempfile.TemporaryDirectory(prefix="tintype-ranks-") as folder:
         work = pickle.dumps((function, args))
         ranks = [_start(rank, size, Path(folder) / "store", work) for rank in range(size)]
         try:
-            return _collect([pipe for pipe, _ in ranks], timeout_s)
+            return _collect([pipe for pipe, _ in ranks], timeout_s, grace_s)
         finally:
             for pipe, process in ranks:
                 pipe.close()
@@ -59,23 +61,29 @@ def _start(rank: int, size: int, store: Path, work: bytes) -> tuple[Connection, 
     return ours, process
 
 
-def _collect(pipes: Sequence[Connection], timeout_s: float) -> list[Any]:
+def _collect(pipes: Sequence[Connection], timeout_s: float, grace_s: float) -> list[Any]:
     until = time.monotonic() + timeout_s
     found: dict[int, Any] = {}
+    failed: list[str] = []
     while len(found) < len(pipes):
         ready = wait([pipe for rank, pipe in enumerate(pipes) if rank not in found], max(0.0, until - time.monotonic()))
+        if not ready and failed:
+            break
         if not ready:
             late = [rank for rank in range(len(pipes)) if rank not in found]
             raise RankError(f"ranks {late} have not ended in {timeout_s:g} s")
-        failed = []
         for rank, pipe in enumerate(pipes):
             if pipe in ready:
                 ended, value = _receive(pipe)
                 found[rank] = value
                 if not ended:
                     failed.append(f"rank {rank} of {len(pipes)}:\n{value}")
-        if failed:
+        if failed and grace_s:
+            until, grace_s = time.monotonic() + grace_s, 0.0
+        elif failed:
             raise RankError("\n".join(failed))
+    if failed:
+        raise RankError("\n".join(failed))
     return [found[rank] for rank in range(len(pipes))]
 
 

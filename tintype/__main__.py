@@ -1,13 +1,17 @@
 """The program: signals are handled before anything large is imported."""
 
 import atexit
+import os
 
+from tintype.parent import end_with_parent
 from tintype.signals import end_before_work, handle_signals, ignore_signals
 
 
 def main() -> None:
     handle_signals(end_before_work)
     atexit.register(ignore_signals)  # as the first, so that it is called as the last
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank ends with the torchrun that started it
+        end_with_parent(os.getppid())
     from tintype.cli import main as run
 
     run()

@@ -32,6 +32,24 @@ def written_beside(path: Path, *, durable: bool = False) -> Iterator[Path]:
         flush(path.parent)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what processes that were killed in the middle of `written_beside` have left in a folder."""
+    for file in folder.glob(".*.writing-*"):
+        process = file.name.rpartition("-")[2]
+        if process.isdigit() and not _is_alive(int(process)):
+            file.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is another user's
+        return True
+    return True
+
+
 def write_bytes(path: Path, content: bytes, *, durable: bool = False) -> None:
     with written_beside(path, durable=durable) as temporary:
         temporary.write_bytes(content)

@@ -387,6 +387,11 @@ def _with_data_in_words(plan: Plan) -> dict[str, Any]:
     return content
 
 
+def settings_by_key(plan: Plan) -> dict[str, Any]:
+    """Dotted key -> value of every resolved setting, the seed and housekeeping too."""
+    return _flat(plain(plan))
+
+
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     if isinstance(value, Mapping) and value:
         inside = {k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}.{key}".lstrip(".")).items()}

@@ -14,9 +14,11 @@ from tintype.errors import UserError
 from tintype.generate import SamplerSettings, cut, generate
 from tintype.images import contact_sheet, save_png
 from tintype.settings import plain
+from tintype.train.agreement import agree_on_plan
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.reconstruct import reconstruction
+from tintype.watchdog import watch_ranks
 from tintype.world import current, refuse_other_steps
 
 
@@ -46,6 +48,7 @@ def sample_run(
         raise UserError("no prompt: give prompts after the run's folder, or --prompt-file FILE")
     average = reconstruction(run, ema_length) if ema_length is not None else None
     parts, step = load_run(run, device, average)
+    agree_on_plan(parts.plan, current(), sampler=plain(settings), prompts=prompts, count=count, seed=seed)
     refuse_other_steps(current().tell(step), run)
     if settings.guidance.unbias:  # its mean velocity is taken of the training images
         RunFolder(run).check_identity("data", parts.source.identity)
@@ -80,7 +83,8 @@ def sample_run(
             save_png(image, written[index], {"prompt": repeated[index], "tintype": json.dumps(abouts[index])})
         return images
 
-    images = current().share(cut(0, len(repeated), settings.batch), make)
+    with watch_ranks(current(), parts.plan.run.watchdog):
+        images = current().share(cut(0, len(repeated), settings.batch), make)
     sheet = out / f"contact-sheet{f'-{first_number:04d}' if first_number else ''}{ending}"
     if images is not None:
         save_png(contact_sheet(images), sheet)

@@ -514,6 +514,18 @@ class DistributionSettings(Settings):
         return self
 
 
+class WatchdogSettings(Settings):
+    """When the ranks that `torchrun` starts are ended because one of them is stuck."""
+
+    multiple: float = Field(20.0, ge=1, description="A step may take this many times the usual (median) step")
+    floor_minutes: float | None = Field(
+        15.0,
+        gt=0,
+        description="and at least this long, however short the usual step: compiling, a save and an evaluation count "
+        "as part of their step; null: no watchdog",
+    )
+
+
 class RunSettings(Settings):
     """Housekeeping. It cannot change what is learnt, so it is left out of the plan's hash and of an arm's diff."""
 
@@ -529,6 +541,7 @@ class RunSettings(Settings):
     log_every_steps: int = Field(10, ge=1)
     tensorboard: bool = False
     distribution: DistributionSettings = DistributionSettings()
+    watchdog: WatchdogSettings = WatchdogSettings()
     latents: Literal["none", "disk"] = Field(
         "none",
         description="disk: encode each image once and keep its latents in the cache, in fp32, for all runs; pixels and "

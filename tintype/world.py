@@ -21,13 +21,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tintype import standing
 from tintype.errors import UserError
 
 T = TypeVar("T")
 
-_TIMEOUT_S = 600
+_TIMEOUT_S = 2 * 3600
+"""The longest wait for a collective of a step. A watchdog ends ranks that are stuck long before (`watchdog`)."""
 _PATIENCE_S = 24 * 3600
 """How long ranks wait for what one of them does alone. One that is gone is noticed at once."""
+_SHOWN = 6
+_SHOWN_LETTERS = 60
 _AGREE_S = 2.0
 """In this time all ranks find a mistake that all of them will find."""
 
@@ -60,7 +64,8 @@ class World:
         if self.size == 1:
             return value
         values = torch.tensor(value)
-        dist.all_reduce(values, dist.ReduceOp.MAX, group=_talk)
+        with standing.waiting():
+            dist.all_reduce(values, dist.ReduceOp.MAX, group=_talk)
         return int(values)
 
     def any(self, flag: bool) -> bool:
@@ -92,6 +97,15 @@ class World:
             return [value]
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         return [json.loads(bytes(one.tolist())) for one in self._exchange(text)]
+
+    def agree(self, values: Mapping[str, Any]) -> None:
+        """Raise on every rank unless all have the same values; the error names the ranks that differ, and in what.
+
+        A value is anything that JSON holds.
+        """
+        if self.size == 1 or len(set(self.tell(digest_of(values)))) == 1:
+            return
+        raise UserError(_differences(self.tell(dict(values))))
 
     def lead(self, value: Any = None) -> Any:
         """What the first rank has, on all of them: anything that JSON holds."""
@@ -131,7 +145,8 @@ class World:
 
     def _exchange(self, rows: Tensor) -> list[Tensor]:
         counts = [torch.zeros((), dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(counts, torch.tensor(len(rows)), group=_talk)
+        with standing.waiting():
+            dist.all_gather(counts, torch.tensor(len(rows)), group=_talk)
         most = max(map(int, counts))
         padded = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
         found = [torch.empty_like(padded) for _ in range(self.size)]
@@ -161,17 +176,17 @@ class World:
         if self.size == 1:
             say(text)
             return
-        store, digest = _store(), hashlib.sha256(text.encode()).hexdigest()
-        store.set(_key("gone"), "")
-        first = store.add(_key("found", digest), 1) == 1
+        store, digest = ranks_store(), hashlib.sha256(text.encode()).hexdigest()
+        store.set(store_key("gone"), "")
+        first = store.add(store_key("found", digest), 1) == 1
         until = time.monotonic() + _AGREE_S
-        while (found := store.add(_key("found", digest), 0)) < self.size and time.monotonic() < until:
+        while (found := store.add(store_key("found", digest), 0)) < self.size and time.monotonic() < until:
             time.sleep(0.02)
         if first:
             say(text if found == self.size else f"rank {self.rank}: {text}")
-            store.set(_key("said", digest), "")
+            store.set(store_key("said", digest), "")
         else:  # the launcher stops everyone when the first has ended
-            store.wait([_key("said", digest)], timedelta(seconds=2 * _AGREE_S))
+            store.wait([store_key("said", digest)], timedelta(seconds=2 * _AGREE_S))
 
 
 class _AllGather(torch.autograd.Function):
@@ -186,7 +201,8 @@ class _AllGather(torch.autograd.Function):
         size = dist.get_world_size()
         ctx.rows = len(mine)
         found = mine.new_empty(size * len(mine), *mine.shape[1:])
-        dist.all_gather(list(found.chunk(size)), mine.contiguous())
+        with standing.waiting():
+            dist.all_gather(list(found.chunk(size)), mine.contiguous())
         return found
 
     @staticmethod
@@ -196,18 +212,48 @@ class _AllGather(torch.autograd.Function):
         return summed[dist.get_rank() * ctx.rows :][: ctx.rows]
 
 
-def _store() -> Any:
+def digest_of(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _differences(by_rank: Sequence[Mapping[str, Any]]) -> str:
+    """In words: what most ranks have is taken for right, where there is a most; else what the first has."""
+    keys = list(dict.fromkeys(key for values in by_rank for key in values))
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        texts = [json.dumps(values.get(key), sort_keys=True) for values in by_rank]
+        usual = max(texts, key=texts.count)
+        for text in dict.fromkeys(text for text in texts if text != usual):
+            ranks = ", ".join(str(rank) for rank, one in enumerate(texts) if one == text)
+            found.setdefault(ranks, []).append(f"{key} {_short(text)} and not {_short(usual)}")
+    words = [
+        f"rank {ranks} has {', '.join(some[:_SHOWN])}{' …' if len(some) > _SHOWN else ''}"
+        for ranks, some in found.items()
+    ]
+    return (
+        f"the ranks do not agree: {'; '.join(words[:_SHOWN])}. Nothing was begun; start all ranks with the same "
+        "command, version and files"
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}…"
+
+
+def ranks_store() -> Any:
+    """The store through which the ranks have met. It answers while the ranks wait for each other."""
     return dist.distributed_c10d._get_default_store()
 
 
-def _key(*words: str) -> str:
+def store_key(*words: str) -> str:
     """Ranks that were started again do not hear of those before them."""
     return "/".join(["tintype", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), *words])
 
 
-def _someone_is_gone() -> bool:
+def someone_is_gone() -> bool:
+    """Whether a rank has said that it fails: it gives the reason, and the others none."""
     try:
-        return bool(_store().check([_key("gone")]))
+        return bool(ranks_store().check([store_key("gone")]))
     except RuntimeError:  # so is the store
         return True
 
@@ -236,19 +282,19 @@ def joined() -> Iterator[World]:
     try:
         yield current()
     except SystemExit:
-        if not _someone_is_gone():
+        if not someone_is_gone():
             _part()
         raise
     except BaseException as error:
-        if _of_talk(error) and _someone_is_gone():
+        if is_connection_error(error) and someone_is_gone():
             time.sleep(_AGREE_S)  # the launcher names the first that ended
             raise SystemExit(1) from None
-        _store().set(_key("gone"), "")
+        ranks_store().set(store_key("gone"), "")
         raise
     _part()
 
 
-def _of_talk(error: BaseException) -> bool:
+def is_connection_error(error: BaseException) -> bool:
     """Whether it comes from the connection with other ranks: gloo has no class for its errors."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
 

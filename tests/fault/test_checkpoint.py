@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import resource
 import shutil
 import signal
@@ -159,9 +160,10 @@ def test_housekeeping_may_change_when_a_run_goes_on(run: Path) -> None:
     assert train(changed, run, Interrupt()).already_done
 
 
-def test_two_processes_cannot_train_in_one_folder(run: Path) -> None:
+def test_two_processes_cannot_train_in_one_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tintype.train.folder._WAIT_S", 0.0)
     folder = RunFolder(run)
-    with folder.claim(PLAN), pytest.raises(UserError, match="another process"):
+    with folder.claim(PLAN), pytest.raises(UserError, match=rf"another process \({os.getpid()}\) works in "):
         train(PLAN, run, Interrupt())
 
 

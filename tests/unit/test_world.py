@@ -194,6 +194,6 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_ranks_that_are_started_again_do_not_hear_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = world._key("gone")
+    before = world.store_key("gone")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert world._key("gone") != before
+    assert world.store_key("gone") != before

@@ -22,7 +22,7 @@ from tintype.evaluation.prompts import CAPTIONS, PromptFile, is_caption, read_pr
 from tintype.evaluation.protocol import Protocol, Sampling, definitions, nonfinite, numbers_of, warnings_of
 from tintype.evaluation.reference import BLOCK, data_reference, held_out, shared_features
 from tintype.evaluation.samples import Samples, digest, samples_of, step_name
-from tintype.files import write_json
+from tintype.files import remove_unfinished, write_json
 from tintype.generate import cut
 from tintype.images import save_png
 from tintype.metrics import clip_score, scene_accuracy, throughput, validation
@@ -34,12 +34,14 @@ from tintype.seams import Encoder, ImageSource, Measured, TextImageEncoder
 from tintype.settings import DataPart, plain
 from tintype.strict import Document, parse
 from tintype.train import checkpoint
+from tintype.train.agreement import agree_on_plan
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run, weights_words
 from tintype.train.parts import Parts, choose_device, cpu_threads
 from tintype.train.reconstruct import Reconstruction
 from tintype.vision.encoders import READ_TOGETHER, EncoderPart, scene_features
 from tintype.vision.scene_encoder import SceneReading
+from tintype.watchdog import watch_ranks
 from tintype.world import current, refuse_other_steps
 
 PREVIEWS = 8
@@ -139,10 +141,23 @@ def evaluate(
     the progress. Ranks share the work; the first has the numbers, writes the result and broadcasts it. On a CPU it
     computes with the run's number of threads, or `threads`.
     """
+    with watch_ranks(current(), plan_from_folder(path).run.watchdog):
+        return _evaluate(path, protocol, on_progress, device, average, threads)
+
+
+def _evaluate(
+    path: Path,
+    protocol: Protocol,
+    on_progress: OnScoring,
+    device: str | None,
+    average: Reconstruction | None,
+    threads: int | None,
+) -> dict[str, Any]:
     world = current()
     on_progress(Scoring("loading the run", 0, None, 0.0))
     RunFolder(path).refuse_diverged()
     protocol, notes = _fitted(path, protocol)
+    agree_on_plan(plan_from_folder(path), world, evaluation=plain(protocol))
     known: dict[str, Any] | None = world.lead(_known(path, protocol, device, average) if world.leads else None)
     if known is not None:
         return known
@@ -158,6 +173,7 @@ def evaluate(
     stored = result_file(path, protocol, step, name)
     try:
         stored.parent.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(stored.parent)
     except OSError as error:
         raise UserError(f"cannot write to {stored.parent}: {error.strerror}") from None
     samples = [_samples(path, step, parts.plan.data, protocol, sampling, name) for sampling in protocol.conditions]

@@ -30,6 +30,7 @@ from tintype.evaluation.reference import held_out
 from tintype.evaluation.run import Scoring, evaluate
 from tintype.files import write_text
 from tintype.metrics.validation import velocity_errors
+from tintype.parent import end_with_parent
 from tintype.plan import Plan
 from tintype.study.study import Study
 from tintype.terminal.encoding import prepare_streams
@@ -70,7 +71,7 @@ class Message:
     """What a worker tells. `share` is how much of the task is done, 0 to 1."""
 
     key: tuple[str, int]
-    state: Literal["training", "scoring", "done", "diverged", "failed", "interrupted"]
+    state: Literal["waiting", "training", "scoring", "done", "diverged", "failed", "interrupted"]
     share: float = 0.0
     text: str = ""
     step: int = 0
@@ -193,14 +194,15 @@ def _dismiss(workers: Sequence[_Worker]) -> None:
 
 
 def _work(slot: int, jobs: int, threads: int, protocol: Protocol, parent: int, pipe: Connection) -> None:
-    """A worker process: one task after another, until the study closes its end of the pipe or is gone."""
+    """A worker process: one task after another, until the study closes its end of the pipe. It ends with the study."""
+    end_with_parent(parent)
     prepare_streams()
     torch.set_num_threads(threads)
     share_cores(jobs)
     _pin_gpu(slot)
 
     def send(message: Message) -> None:
-        with contextlib.suppress(OSError):  # the study is gone; `_run` finds out by itself
+        with contextlib.suppress(OSError):  # the study is gone, and this process in a moment
             pipe.send(message)
 
     with watch_signals(signal.SIGTERM) as interrupt:
@@ -214,7 +216,7 @@ def _work(slot: int, jobs: int, threads: int, protocol: Protocol, parent: int, p
                 task: Task = pipe.recv()
             except (EOFError, OSError):
                 return
-            last = _run(task, protocol, parent, interrupt, send)
+            last = _run(task, protocol, interrupt, send)
             gc.collect()  # compiled blocks stand in cycles, which would keep the weights of past runs on the GPU
             send(last)
 
@@ -231,27 +233,28 @@ class _StoppedError(Exception):
     """Scoring was asked to stop."""
 
 
-def _run(task: Task, protocol: Protocol, parent: int, interrupt: Interrupt, send: Callable[[Message], None]) -> Message:
-    """Trains and scores. `parent` is the study's process: without it the run is saved and left."""
+def _run(task: Task, protocol: Protocol, interrupt: Interrupt, send: Callable[[Message], None]) -> Message:
+    """Train and score."""
     told_s = 0.0
 
     def on_progress(progress: Progress) -> None:
         nonlocal told_s
-        if os.getppid() != parent:
-            interrupt.signal = signal.SIGTERM
         if time.monotonic() - told_s < _TELL_S:
             return
         told_s = time.monotonic()
         share = 0.8 * progress.step / progress.steps
         send(Message(task.key, "training", share, "", progress.step, progress.loss, progress.images_per_s))
 
+    def on_wait(text: str) -> None:
+        send(Message(task.key, "waiting", text=text))
+
     def on_scoring(now: Scoring) -> None:
-        if os.getppid() != parent or interrupt.signal is not None:
+        if interrupt.signal is not None:
             raise _StoppedError
         send(Message(task.key, "scoring", 0.8 + 0.2 * now.share, "", task.plan.train.steps))
 
     try:
-        outcome = train(task.plan, task.folder, interrupt, on_progress, partial(_probe, protocol))
+        outcome = train(task.plan, task.folder, interrupt, on_progress, partial(_probe, protocol), on_wait)
         if not outcome.finished:
             return Message(task.key, "interrupted", text=f"saved at step {outcome.step}", step=outcome.step)
         result = evaluate(task.folder, protocol, on_scoring)

@@ -21,7 +21,7 @@ from tintype.evaluation.run import Scoring
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import Plan
 from tintype.terminal.interrupts import leave
-from tintype.terminal.lines import number, say
+from tintype.terminal.lines import number, progress_console, say
 from tintype.terminal.progress import Progress, duration, short, speed_note
 from tintype.train.divergence import SKIPS
 from tintype.train.folder import RunFolder
@@ -46,7 +46,10 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> None:
             first_step = now.step if now.loss is None else first_step
             bars.show(None, now.step, now.steps, speed_note(now.loss, now.images_per_s))
 
-        outcome = train(plan, out, interrupt, on_progress)
+        def on_wait(text: str) -> None:
+            say(progress_console, text, "yellow")
+
+        outcome = train(plan, out, interrupt, on_progress, on_wait=on_wait)
     skipped = [event for event in RunFolder(out).events() if event["event"] in SKIPS]
     if skipped:
         say(console, f"note: {len(skipped)} of {outcome.step} steps were skipped: events.jsonl says which", "yellow")

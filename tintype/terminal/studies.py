@@ -78,6 +78,10 @@ class StudyDisplay:
         arm, seed = message.key
         row = f"{arm}, seed {seed}"
         self._shares[message.key] = max(message.share, self._shares.get(message.key, 0.0))
+        if message.state == "waiting":
+            say(self._console, f"{row}: {message.text}", "yellow")
+            self._progress.show(None, 0.0, 1.0, "waiting for another process", row=row)
+            return
         if message.state in ("training", "scoring"):
             what = "scoring" if message.state == "scoring" else speed_note(message.loss, message.images_per_s)
             note = " · ".join(filter(None, [f"step {message.step:,}", what]))

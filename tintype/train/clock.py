@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
+from tintype import standing
+
 PARTS = ("data", "text", "tokenizer", "teacher", "forward", "losses", "backward", "optimizer")
 
 
@@ -23,6 +25,7 @@ class Clock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
+        standing.mark(name)
         if self._device.type == "cuda" and name != "data":  # waiting for data is time of the host
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()

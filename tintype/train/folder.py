@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
 import tintype
 from tintype.errors import DivergedError, UserError
-from tintype.files import read_json, read_lines, write_json, write_text
+from tintype.files import read_json, read_lines, remove_unfinished, write_json, write_text
+from tintype.parent import command_with_parent
 from tintype.plan import Plan, plan_from_folder, short_diff
 from tintype.train import fault
 from tintype.train.model_folder import refuse_training
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 DIVERGED = "diverged.txt"
 """The file in a run's folder that says why the run diverged."""
+_LOCK = ".lock"
+_WAIT_S = 120.0
+_LOOK_S = 0.1
 
 
 class RunFolder:
@@ -203,18 +208,55 @@ def _word(name: str) -> str:
 
 @contextmanager
 def locked(folder: Path, otherwise: str = "choose another --out") -> Iterator[None]:
-    """Makes the folder and keeps other processes out of it. The lock falls with the process that holds it."""
+    """Make the folder and keep other processes out of it. The lock falls with the process that holds it.
+
+    The file names that process, for messages. What killed processes left half written in the folder is removed.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = (folder / _LOCK).open("a+")
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; {otherwise}") from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"another process is at work in {folder}; wait for it or {otherwise}") from None
+        if not _take(lock):
+            raise UserError(f"another process{_holder(folder)} works in {folder}; wait for it or {otherwise}")
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        remove_unfinished(folder)
         yield
+
+
+def wait_for_lock(folder: Path, stop: Callable[[], bool], on_wait: Callable[[str], None]) -> None:
+    """Wait until no other process works in the folder, `_WAIT_S` at most, or until `stop` says so.
+
+    A process that was killed a moment ago may still be ending. `on_wait` gets one sentence if there is a wait.
+    """
+    if not os.access(folder / _LOCK, os.W_OK):  # not there, or `locked` says what is wrong with it
+        return
+    until_s = time.monotonic() + _WAIT_S
+    with (folder / _LOCK).open("a+") as lock:
+        if _take(lock):
+            return
+        on_wait(f"waiting for another process{_holder(folder)} that works in {folder}, {_WAIT_S:g} s at most")
+        while not _take(lock) and not stop() and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+
+
+def _take(lock: TextIO) -> bool:
+    """Take the lock if it is free; it falls when the file is closed."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _holder(folder: Path) -> str:
+    """Return the id of the process that holds the lock, in words; empty where it has not written it."""
+    with suppress(OSError, ValueError):
+        return f" ({int((folder / _LOCK).read_text())})"
+    return ""
 
 
 def refuse_foreign(folder: Path, mark: str) -> None:
@@ -254,7 +296,7 @@ def code_commit() -> str:
 def _output(command: Sequence[str]) -> str:
     """Return what a command printed; empty where it is not installed, fails or does not end."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        done = subprocess.run(command_with_parent(command), capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tintype import standing
 from tintype.train.layout import ONE, Layout, is_cut, local
 
 _BUCKET_BYTES = 32 << 20
@@ -42,6 +43,7 @@ class GradientMean:
             bucket.expect()
         yield
         self._armed = False
+        standing.mark("all-reduce")
         for bucket in self._buckets:  # what got no gradient in this pass was not waited for
             bucket.send(self._ranks)
         for bucket in self._buckets:

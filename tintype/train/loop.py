@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tintype import standing
 from tintype.plan import Plan
 from tintype.train import checkpoint, fault
+from tintype.train.agreement import agree_on_plan
 from tintype.train.clock import Clock
 from tintype.train.divergence import check_weights, count_step
-from tintype.train.folder import RunFolder
+from tintype.train.folder import RunFolder, wait_for_lock
 from tintype.train.interrupt import Interrupt
 from tintype.train.latents import check_latents
 from tintype.train.parts import Parts, build_parts, cpu_threads, exact_fp32
@@ -23,6 +26,7 @@ from tintype.train.state import TrainState, new_state
 from tintype.train.update import StepResult, update
 from tintype.train.window import window_line
 from tintype.train.writers import open_writer
+from tintype.watchdog import Finding, watch_ranks
 from tintype.world import current
 
 
@@ -53,11 +57,26 @@ def train(
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     probe: Probe = lambda parts: {},
+    on_wait: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
-    """Trains the plan in a folder from wherever it stopped. Returns unfinished when a signal came."""
+    """Train the plan in a folder from wherever it stopped. Return unfinished when a signal came.
+
+    Where another process still works in the folder, `on_wait` gets a sentence, and the training waits for it.
+    """
     world = current()
     folder = RunFolder(path, world)
-    with folder.claim(plan), folder.note_divergence(), exact_fp32(), cpu_threads(plan.run):
+    agree_on_plan(plan, world)
+    if folder.writes:
+        wait_for_lock(path, lambda: interrupt.signal is not None, on_wait)
+    if interrupt.of_any(world):
+        return Outcome(max(checkpoint.steps(folder.checkpoints), default=0), finished=False)
+    with (
+        folder.claim(plan),
+        folder.note_divergence(),
+        exact_fp32(),
+        cpu_threads(plan.run),
+        watch_ranks(world, plan.run.watchdog, partial(_log_stuck_rank, folder)) as begin_step,
+    ):
         if checkpoint.tidy(folder.checkpoints, world) == plan.train.steps:
             return Outcome(plan.train.steps, finished=True, already_done=True)
         parts = build_parts(plan)
@@ -65,6 +84,7 @@ def train(
         resume(folder, state)
         state = begin(folder, parts, state)
         identities = get_ready(parts, state.step)
+        world.agree({**identities, "step": state.step})
         with world.together():
             folder.keep_identities(parts.identities | identities, state.step)
             folder.write_about(parts)
@@ -74,7 +94,7 @@ def train(
         if not interrupt.of_any(world):
             with world.together():
                 check_latents(folder, parts, state.step)
-        return _run(folder, parts, state, interrupt, on_progress, probe)
+        return _run(folder, parts, state, interrupt, on_progress, probe, begin_step)
 
 
 def _run(
@@ -84,6 +104,7 @@ def _run(
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None],
     probe: Probe,
+    begin_step: Callable[[], None],
 ) -> Outcome:
     plan, steps, run = parts.plan, parts.plan.train.steps, parts.plan.run
     saved = state.step
@@ -93,29 +114,48 @@ def _run(
     on_progress(Progress(state.step, steps, None, None))
     with open_writer(folder.path, run.tensorboard and folder.writes) as write:
         while (working := state.step < steps and not interrupt.of_any(folder.world)) or state.step > saved:
+            begin_step()
+            standing.mark("step", state.step + working)
             if working:
                 window.append(update(parts, state, clock))
                 if len(window) > 1:  # the step before: by now it is done, and the GPU has work
                     count_step(folder, parts, state, window[-2])
                 _release(folder, parts, state.step)
                 fault.point("step.done")
+                standing.mark("snapshot")
                 take_snapshot(
                     folder.snapshots, plan, state, folder.world
                 )  # before the checkpoint, which vouches for it
             saving = not working or state.step % run.save_every_steps == 0 or state.step == steps
             if window and (saving or state.step % run.log_every_steps == 0):
+                standing.mark("log")
                 count_step(folder, parts, state, window[-1])
                 check_weights(parts, state)
-                line = window_line(parts, state, window, clock) | (probe(parts) if saving else {})
+                line = window_line(parts, state, window, clock)
+                if saving:
+                    standing.mark("evaluation")
+                    line |= probe(parts)
                 clock.read()
                 folder.log_metrics(line)
                 write(line)
                 window = []
             if saving:
+                standing.mark("save")
                 checkpoint.save(folder.checkpoints, state, run.keep_checkpoints, folder.world)
                 saved = state.step
             on_progress(Progress(state.step, steps, line.get("loss"), line.get("images_per_s")))
     return Outcome(state.step, finished=state.step >= steps)
+
+
+def _log_stuck_rank(folder: RunFolder, finding: Finding, text: str) -> str:
+    """Log the rank that held up the others, and return what to tell. Any rank may come here, whoever leads.
+
+    The event is of the step that the run resumes from: later ones are dropped then.
+    """
+    saved = max(checkpoint.steps(folder.checkpoints), default=0)
+    RunFolder(folder.path).log_event("stuck-rank", saved, text=text, **finding.details)
+    kept = f"the run is saved at step {saved}" if saved else "no checkpoint was saved yet"
+    return f"{text}. All ranks are ended; {kept}, and the same command resumes it"
 
 
 def _release(folder: RunFolder, parts: Parts, step: int) -> None:

@@ -238,6 +238,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     modules = modules.to(device)
     if training and isinstance(tokenizer, TunedTokenizer):
         begin_statistics(tokenizer, source, order, plan)
+    layout.world.agree({**of_data(source), "tokenizer": tokenizer.identity, "text": text.identity})
     as_the_leader_has_it(modules, layout.world)
     if layout.mesh is not None:
         gather = torch.bfloat16 if plan.precision.gather == "bf16" else None

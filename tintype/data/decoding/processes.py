@@ -35,13 +35,13 @@ class _EndedError(Exception):
 
 
 class _Decoder:
-    """One process. It is no part of the terminal's group, whose Ctrl-C is for the run alone; it ends when the run does,
-    since then its input ends."""
+    """One process. It is no part of the terminal's group, whose Ctrl-C is for the run alone; it ends when the run does:
+    its input ends then, and in the middle of an image it finds that its parent is gone."""
 
     def __init__(self) -> None:
         places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tintype.data.decoding.process"],
+            [sys.executable, "-P", "-m", "tintype.data.decoding.process", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},

@@ -1,0 +1,39 @@
+"""Ranks compare what they were started with before they work together."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tintype
+from tintype.plan import Plan, settings_by_key
+from tintype.world import World
+
+
+def agree_on_plan(plan: Plan, world: World, **more: Any) -> None:
+    """Raise on every rank if one has another plan, other code, or another of the values `more`."""
+    if world.size > 1:
+        world.agree({**settings_by_key(plan), **code_version(), **more})
+
+
+def code_version() -> dict[str, str]:
+    return {
+        "tintype": tintype.__version__,
+        "the code of tintype": code_digest(),
+        "torch": torch.__version__,
+    }
+
+
+@cache
+def code_digest() -> str:
+    """SHA-256 over the package's Python files: an installed one need not have a commit."""
+    package = Path(tintype.__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(f"{file.relative_to(package)}\n".encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
