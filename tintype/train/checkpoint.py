@@ -40,8 +40,14 @@ class DamagedError(Exception):
 
 def save(folder: Path, state: TrainState, keep: int, world: World = ALONE) -> Path:
     """Commits the state as `folder/step-N` and prunes all but the newest `keep`."""
-    tensors, scalars = state.tensors(), state.scalars()
-    target = commit(folder, state.step, tensors, scalars, what="checkpoint", stage="save", world=world)
+    return save_tensors(folder, state.tensors(), state.scalars(), keep, world)
+
+
+def save_tensors(
+    folder: Path, tensors: Mapping[str, Tensor], scalars: Mapping[str, int], keep: int, world: World = ALONE
+) -> Path:
+    """Commit a state that was taken apart before, and prune."""
+    target = commit(folder, scalars["step"], tensors, scalars, what="checkpoint", stage="save", world=world)
     fault.point("save.prune")
     for step in steps(folder)[:-keep] if world.leads else ():
         shutil.rmtree(folder_of(folder, step), ignore_errors=True)  # what stays is pruned by the next save
@@ -246,7 +252,7 @@ def folder_of(folder: Path, step: int) -> Path:
 
 def _write_tensors(temporary: Path, tensors: Mapping[str, Tensor], world: World) -> None:
     if any(map(is_cut, tensors.values())):
-        write_pieces(temporary, tensors)
+        write_pieces(temporary, tensors, world.group if world.in_thread else None)
     elif world.leads:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary / _TENSORS)
 
