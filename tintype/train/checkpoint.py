@@ -102,7 +102,7 @@ def commit(
         with stage_of_all():
             fault.point(f"{stage}.manifest")
             if world.leads:
-                _write_json(temporary / _MANIFEST, {"sha256": digests})
+                _write_json(temporary / _MANIFEST, {"format": FORMAT, "sha256": digests})
                 flush(temporary / _MANIFEST)
                 flush(temporary)
                 fault.point(f"{stage}.rename")
@@ -174,7 +174,9 @@ def tensors_file(path: Path) -> Path:
 def _manifest(path: Path) -> dict[str, str]:
     """The SHA-256 of each file, as it should be."""
     try:
-        wanted: dict[str, str] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))["sha256"]
+        stored = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        _check_format(path, stored)
+        wanted: dict[str, str] = stored["sha256"]
         names = set(wanted) - {_SCALARS}
         if _SCALARS not in wanted or not names or not all(_is_tensors_name(name) for name in names):
             raise DamagedError(f"{_MANIFEST} does not name the files")
@@ -201,10 +203,31 @@ def _verify(path: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str,
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{type(error).__name__}: {error}") from error
     if stored["format"] != FORMAT:
-        raise UserError(
-            f"{path} was written in format {stored['format']}; this version of tintype reads format {FORMAT}"
-        )
+        raise _other_format(path, stored["format"])
     return stored, wanted
+
+
+def _check_format(path: Path, manifest: Any) -> None:
+    """Refuse a checkpoint of another format before its files are looked for: they may have other names.
+
+    The first manifests had no number. One that contradicts `state.json` is damaged.
+    """
+    found = manifest.get("format", FORMAT) if isinstance(manifest, dict) else FORMAT
+    if found == FORMAT:
+        return
+    scalars = path / _SCALARS
+    if type(found) is not int or (scalars.exists() and json.loads(scalars.read_text("utf-8")).get("format") == FORMAT):
+        raise DamagedError(f"{_MANIFEST} gives the format {found!r}, and {_SCALARS} is of format {FORMAT}")
+    raise _other_format(path, found)
+
+
+def _other_format(path: Path, found: int) -> UserError:
+    way_out = (
+        "install a newer version"
+        if found > FORMAT
+        else "finish or export the run with the version that wrote it, which environment.json names"
+    )
+    return UserError(f"{path} was written in format {found}; this version of tintype reads format {FORMAT}; {way_out}")
 
 
 def steps(folder: Path) -> list[int]:
