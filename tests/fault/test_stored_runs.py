@@ -1,4 +1,4 @@
-"""Runs of every format that was ever written (tests/stored_runs): read as they were meant, or refused with the reason."""
+"""Runs of every format that was ever written (tests/stored_runs): read as they were meant, or refused clearly."""
 
 from __future__ import annotations
 
