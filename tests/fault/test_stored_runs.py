@@ -83,7 +83,7 @@ def _as_expected(path: Path) -> bool:
     expected = json.loads((path.parent / f"{path.name}.{stored.EXPECTED}").read_text(encoding="utf-8"))
     weights, image = stored.loaded(path)
     apart = [abs(one - other) for one, other in zip(image, expected["image"], strict=True)]
-    return weights == expected["weights"] and max(apart) <= 1
+    return bool(weights == expected["weights"] and max(apart) <= 1)
 
 
 @pytest.mark.promise(23)

@@ -112,7 +112,7 @@ def other_json(name: str, key: str, folder: Path) -> None:
     (folder / name).write_text(json.dumps({**content, key: "changed"}), encoding="utf-8")
 
 
-CHANGES = [
+CHANGES: list[tuple[str, str, Callable[[Path], None]]] = [
     *[(kind, "weights", other_weights) for kind in LOADERS],
     *[(kind, "config.json", partial(other_json, "config.json", "_note")) for kind in LOADERS],
     ("encoder", "preprocessor_config.json", partial(other_json, "preprocessor_config.json", "_note")),
@@ -141,7 +141,7 @@ def count_changes(promise: Promise, hub: Hub, tmp_path: Path, short: int) -> Non
         load(repo)
         change(folder)
         hub.publish(repo, SECOND, folder)
-        promise.count(refused(lambda load=load, repo=repo: load(repo), f"{repo} at main has changed"), f"{kind} {what}")
+        promise.count(refused(partial(load, repo), f"{repo} at main has changed"), f"{kind} {what}")
 
 
 @pytest.mark.promise(20)
