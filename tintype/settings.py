@@ -537,6 +537,12 @@ class RunSettings(Settings):
         "so it depends neither on the machine nor on --jobs; a run alone on a machine is faster with more",
     )
     save_every_steps: int = Field(1000, ge=1)
+    save: Literal["auto", "wait", "background"] = Field(
+        "auto",
+        description="wait: training stops while a checkpoint is written; background: a copy of the state, in the "
+        "host's memory, is written while training goes on; auto: in the background once saves have taken more than 1% "
+        "of the time and a copy fits into half of the available memory",
+    )
     keep_checkpoints: int = Field(2, ge=2, description="At least two, so that damage to one loses little")
     log_every_steps: int = Field(10, ge=1)
     tensorboard: bool = False

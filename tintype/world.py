@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +37,8 @@ _AGREE_S = 2.0
 
 _talk: dist.ProcessGroup | None = None
 """The group of what ranks tell each other, where it is not the default one."""
+_aside: dist.ProcessGroup | None = None
+"""The group of one more thread of each rank (`World.aside`)."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,25 @@ class World:
     """Among the processes of this machine, whose GPUs are numbered alike."""
     joined: bool = False
     """Whether there is a process group, be it of one."""
+    in_thread: bool = False
+    """Whether it is for the thread of each rank that saves in the background."""
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The group of these collectives; None for the default one."""
+        return _aside if self.in_thread else _talk
+
+    def aside(self) -> World:
+        """The same ranks with a group of their own, for one more thread. Every rank must call it.
+
+        Collectives of two threads in one group would be taken for each other.
+        """
+        global _aside
+        if self.size == 1:
+            return self
+        if _aside is None:
+            _aside = dist.new_group(backend="gloo", timeout=timedelta(seconds=_PATIENCE_S))
+        return replace(self, in_thread=True)
 
     @property
     def leads(self) -> bool:
@@ -65,7 +86,7 @@ class World:
             return value
         values = torch.tensor(value)
         with standing.waiting():
-            dist.all_reduce(values, dist.ReduceOp.MAX, group=_talk)
+            dist.all_reduce(values, dist.ReduceOp.MAX, group=self.group)
         return int(values)
 
     def any(self, flag: bool) -> bool:
@@ -128,13 +149,13 @@ class World:
         lengths = self.tell([len(next(iter(one.values()))) for one in done])
         if not self.leads:
             for rows in mine.values():
-                dist.send(rows, 0, group=_talk)
+                dist.send(rows, 0, group=self.group)
             return None
         pieces = {name: [rows.split(lengths[0])] for name, rows in mine.items()}
         for rank in range(1, self.size):
             for name, rows in mine.items() if lengths[rank] else ():
                 theirs = rows.new_empty(sum(lengths[rank]), *rows.shape[1:])
-                dist.recv(theirs, rank, group=_talk)
+                dist.recv(theirs, rank, group=self.group)
                 pieces[name].append(theirs.split(lengths[rank]))
         turns = [divmod(index, self.size) for index in range(len(items))]
         return {name: torch.cat([by_rank[rank][turn] for turn, rank in turns]) for name, by_rank in pieces.items()}
@@ -146,11 +167,11 @@ class World:
     def _exchange(self, rows: Tensor) -> list[Tensor]:
         counts = [torch.zeros((), dtype=torch.int64) for _ in range(self.size)]
         with standing.waiting():
-            dist.all_gather(counts, torch.tensor(len(rows)), group=_talk)
+            dist.all_gather(counts, torch.tensor(len(rows)), group=self.group)
         most = max(map(int, counts))
         padded = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
         found = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(found, padded, group=_talk)
+        dist.all_gather(found, padded, group=self.group)
         return [one[: int(count)] for one, count in zip(found, counts, strict=True)]
 
     def rows(self, mine: Tensor) -> Tensor:
@@ -323,8 +344,8 @@ def _meet() -> None:
 
 
 def _part() -> None:
-    global _talk
-    _talk = None
+    global _talk, _aside
+    _talk = _aside = None
     dist.destroy_process_group()
 
 

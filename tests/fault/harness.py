@@ -25,9 +25,10 @@ from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 
-PLAN = tiny_plan(techniques=["ema"])
-SNAPSHOT_PLAN = tiny_plan(techniques=["power-ema:snapshots=3"])
+PLAN = tiny_plan("run.save=wait", techniques=["ema"])
+SNAPSHOT_PLAN = tiny_plan("run.save=wait", techniques=["power-ema:snapshots=3"])
 """Its snapshots are of the steps of the checkpoints."""
+BACKGROUND_PLAN = tiny_plan("run.save=background", techniques=["power-ema:snapshots=3"])
 
 KILLS = [
     *[("step.data", n) for n in (1, 4)],
@@ -48,6 +49,16 @@ SNAPSHOT_KILLS = [
     ("snapshot.manifest", 2),
     *[("snapshot.rename", n) for n in (1, 3)],
     ("save.begin", 2),
+]
+BACKGROUND_KILLS = [
+    ("step.optimizer", 3),
+    ("snapshot.state", 2),
+    ("snapshot.rename", 1),
+    *[("save.begin", n) for n in (1, 2)],
+    ("save.state", 2),
+    ("save.manifest", 1),
+    *[("save.rename", n) for n in (1, 2)],
+    ("save.prune", 2),
 ]
 
 LATENT_KILLS = [
@@ -122,7 +133,7 @@ def digest(folder: Path) -> str:
 def main(root: Path, wanted: Mapping[str, Sequence[tuple[str, int]]], at_random: int) -> None:
     """Prints a row for each kill in `wanted`, and for `at_random` runs that are killed at random times."""
     latents = latent_plan(root)
-    plans = {"run": PLAN, "snapshots": SNAPSHOT_PLAN, "latents": latents}
+    plans = {"run": PLAN, "snapshots": SNAPSHOT_PLAN, "background": BACKGROUND_PLAN, "latents": latents}
     rows = [
         row for name, plan in plans.items() if wanted[name] for row in kill_and_resume(plan, wanted[name], root / name)
     ]

@@ -142,9 +142,11 @@ def test_a_full_disk_loses_nothing(run: Path, tmp_path: Path) -> None:
     assert checkpoint.restore(run / "checkpoints", new_state(build_parts(PLAN)), lambda path, reason: None)
 
 
-def test_a_format_of_the_future_is_refused_by_name(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.promise(23)
+def test_an_earlier_format_is_refused_by_name(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resume a run of an earlier format than the one that is read."""
     monkeypatch.setattr(checkpoint, "FORMAT", 2)
-    with pytest.raises(UserError, match="format 1; this version of tintype reads format 2"):
+    with pytest.raises(UserError, match="format 1; this version of tintype reads format 2; finish or export"):
         train(PLAN, run, Interrupt())
 
 

@@ -10,13 +10,19 @@ from typing import Any
 
 import pytest
 
-from tests.fault.harness import CACHE_KILLS, KILLS, LATENT_KILLS, SNAPSHOT_KILLS
+from tests.fault.harness import BACKGROUND_KILLS, CACHE_KILLS, KILLS, LATENT_KILLS, SNAPSHOT_KILLS
 from tests.fault.promises import Promise
 from tintype.train import fault
 
 ROOT = Path(__file__).parents[2]
-ALL = {"run": KILLS, "snapshots": SNAPSHOT_KILLS, "latents": LATENT_KILLS, "cache": CACHE_KILLS}
-SHORT = {"run": 8, "snapshots": 2, "latents": 2, "cache": 1}
+ALL = {
+    "run": KILLS,
+    "snapshots": SNAPSHOT_KILLS,
+    "background": BACKGROUND_KILLS,
+    "latents": LATENT_KILLS,
+    "cache": CACHE_KILLS,
+}
+SHORT = {"run": 8, "snapshots": 2, "background": 3, "latents": 2, "cache": 1}
 """How many of each `make test` tries."""
 
 ELSEWHERE = {"text.index"}

@@ -71,6 +71,7 @@ def load_published(checkpoint: Checkpoint, class_name: str) -> Published:
             f"{checkpoint.words} lacks tensors of its network, which would be left as they happen to be: "
             f"{', '.join(missing[:3])}; is it the whole checkpoint?"
         )
+    checkpoint.hold_network(network)
     return Published(network, stated, checkpoint.words)
 
 

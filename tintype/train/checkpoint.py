@@ -40,8 +40,14 @@ class DamagedError(Exception):
 
 def save(folder: Path, state: TrainState, keep: int, world: World = ALONE) -> Path:
     """Commits the state as `folder/step-N` and prunes all but the newest `keep`."""
-    tensors, scalars = state.tensors(), state.scalars()
-    target = commit(folder, state.step, tensors, scalars, what="checkpoint", stage="save", world=world)
+    return save_tensors(folder, state.tensors(), state.scalars(), keep, world)
+
+
+def save_tensors(
+    folder: Path, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any], keep: int, world: World = ALONE
+) -> Path:
+    """Commit a state that was taken apart before, and prune."""
+    target = commit(folder, scalars["step"], tensors, scalars, what="checkpoint", stage="save", world=world)
     fault.point("save.prune")
     for step in steps(folder)[:-keep] if world.leads else ():
         shutil.rmtree(folder_of(folder, step), ignore_errors=True)  # what stays is pruned by the next save
@@ -96,7 +102,7 @@ def commit(
         with stage_of_all():
             fault.point(f"{stage}.manifest")
             if world.leads:
-                _write_json(temporary / _MANIFEST, {"sha256": digests})
+                _write_json(temporary / _MANIFEST, {"format": FORMAT, "sha256": digests})
                 flush(temporary / _MANIFEST)
                 flush(temporary)
                 fault.point(f"{stage}.rename")
@@ -168,7 +174,9 @@ def tensors_file(path: Path) -> Path:
 def _manifest(path: Path) -> dict[str, str]:
     """The SHA-256 of each file, as it should be."""
     try:
-        wanted: dict[str, str] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))["sha256"]
+        stored = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        _check_format(path, stored)
+        wanted: dict[str, str] = stored["sha256"]
         names = set(wanted) - {_SCALARS}
         if _SCALARS not in wanted or not names or not all(_is_tensors_name(name) for name in names):
             raise DamagedError(f"{_MANIFEST} does not name the files")
@@ -195,10 +203,31 @@ def _verify(path: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str,
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{type(error).__name__}: {error}") from error
     if stored["format"] != FORMAT:
-        raise UserError(
-            f"{path} was written in format {stored['format']}; this version of tintype reads format {FORMAT}"
-        )
+        raise _other_format(path, stored["format"])
     return stored, wanted
+
+
+def _check_format(path: Path, manifest: Any) -> None:
+    """Refuse a checkpoint of another format before its files are looked for: they may have other names.
+
+    The first manifests had no number. One that contradicts `state.json` is damaged.
+    """
+    found = manifest.get("format", FORMAT) if isinstance(manifest, dict) else FORMAT
+    if found == FORMAT:
+        return
+    scalars = path / _SCALARS
+    if type(found) is not int or (scalars.exists() and json.loads(scalars.read_text("utf-8")).get("format") == FORMAT):
+        raise DamagedError(f"{_MANIFEST} gives the format {found!r}, and {_SCALARS} is of format {FORMAT}")
+    raise _other_format(path, found)
+
+
+def _other_format(path: Path, found: int) -> UserError:
+    way_out = (
+        "install a newer version"
+        if found > FORMAT
+        else "finish or export the run with the version that wrote it, which environment.json names"
+    )
+    return UserError(f"{path} was written in format {found}; this version of tintype reads format {FORMAT}; {way_out}")
 
 
 def steps(folder: Path) -> list[int]:
@@ -246,7 +275,7 @@ def folder_of(folder: Path, step: int) -> Path:
 
 def _write_tensors(temporary: Path, tensors: Mapping[str, Tensor], world: World) -> None:
     if any(map(is_cut, tensors.values())):
-        write_pieces(temporary, tensors)
+        write_pieces(temporary, tensors, world.group if world.in_thread else None)
     elif world.leads:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary / _TENSORS)
 

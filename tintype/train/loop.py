@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from tintype import standing
 from tintype.plan import Plan
+from tintype.settings import RunSettings
 from tintype.train import checkpoint, fault
 from tintype.train.agreement import agree_on_plan
 from tintype.train.clock import Clock
@@ -20,6 +23,7 @@ from tintype.train.latents import check_latents
 from tintype.train.parts import Parts, build_parts, cpu_threads, exact_fp32
 from tintype.train.prepare import get_ready, prepare_images
 from tintype.train.resume import resume
+from tintype.train.saving import Saver
 from tintype.train.snapshots import take_snapshot
 from tintype.train.start import begin
 from tintype.train.state import TrainState, new_state
@@ -27,7 +31,7 @@ from tintype.train.update import StepResult, update
 from tintype.train.window import window_line
 from tintype.train.writers import open_writer
 from tintype.watchdog import Finding, watch_ranks
-from tintype.world import current
+from tintype.world import World, current
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ def _run(
     line: dict[str, Any] = {}
     clock = Clock(parts.device)
     on_progress(Progress(state.step, steps, None, None))
-    with open_writer(folder.path, run.tensorboard and folder.writes) as write:
+    with open_writer(folder.path, run.tensorboard and folder.writes) as write, Saver(run.save, folder.world) as saver:
         while (working := state.step < steps and not interrupt.of_any(folder.world)) or state.step > saved:
             begin_step()
             standing.mark("step", state.step + working)
@@ -123,15 +127,13 @@ def _run(
                 _release(folder, parts, state.step)
                 fault.point("step.done")
                 standing.mark("snapshot")
-                take_snapshot(
-                    folder.snapshots, plan, state, folder.world
-                )  # before the checkpoint, which vouches for it
+                take_snapshot(folder.snapshots, plan, state, saver)  # before the checkpoint, which vouches for it
             saving = not working or state.step % run.save_every_steps == 0 or state.step == steps
             if window and (saving or state.step % run.log_every_steps == 0):
                 standing.mark("log")
                 count_step(folder, parts, state, window[-1])
                 check_weights(parts, state)
-                line = window_line(parts, state, window, clock)
+                line = window_line(parts, state, window, clock) | saver.read()
                 if saving:
                     standing.mark("evaluation")
                     line |= probe(parts)
@@ -139,9 +141,10 @@ def _run(
                 folder.log_metrics(line)
                 write(line)
                 window = []
+                saver.check()
             if saving:
                 standing.mark("save")
-                checkpoint.save(folder.checkpoints, state, run.keep_checkpoints, folder.world)
+                _save(folder, run, state, saver, now=not working or state.step == steps)
                 saved = state.step
             on_progress(Progress(state.step, steps, line.get("loss"), line.get("images_per_s")))
     return Outcome(state.step, finished=state.step >= steps)
@@ -156,6 +159,15 @@ def _log_stuck_rank(folder: RunFolder, finding: Finding, text: str) -> str:
     RunFolder(folder.path).log_event("stuck-rank", saved, text=text, **finding.details)
     kept = f"the run is saved at step {saved}" if saved else "no checkpoint was saved yet"
     return f"{text}. All ranks are ended; {kept}, and the same command resumes it"
+
+
+def _save(folder: RunFolder, run: RunSettings, state: TrainState, saver: Saver, now: bool) -> None:
+    scalars = state.scalars()
+
+    def commit(tensors: Mapping[str, Tensor], world: World) -> None:
+        checkpoint.save_tensors(folder.checkpoints, tensors, scalars, run.keep_checkpoints, world)
+
+    saver.write(state.step, state.tensors(), commit, now=now)
 
 
 def _release(folder: RunFolder, parts: Parts, step: int) -> None:

@@ -12,20 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 Place = Callable[[str, torch.Size, torch.dtype], Tensor]
 """(name, whole shape, type) -> the empty tensor to read into: a whole one, or one of which this rank holds a piece."""
 
 
-def write_pieces(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes this rank's pieces to the folder. Every rank must come here; if one fails, all do, with an OSError."""
+def write_pieces(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Write this rank's pieces to the folder. Every rank must call it; if one fails, all do, with an OSError."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
     try:
-        save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        save(dict(tensors), storage_writer=writer, process_group=group)
     except CheckpointException as error:
         raise OSError(_reasons(error)) from error
 

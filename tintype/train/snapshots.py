@@ -9,8 +9,12 @@ of later steps, since it does these again. So they are of one training, each ste
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.plan import Plan
@@ -18,12 +22,13 @@ from tintype.train import checkpoint
 from tintype.train.layout import whole
 from tintype.train.optim.ema import UPDATES
 from tintype.train.parts import LOSSES
+from tintype.train.saving import Saver
 from tintype.train.state import TrainState
-from tintype.world import ALONE, World
+from tintype.world import World
 
 
-def take_snapshot(folder: Path, plan: Plan, state: TrainState, world: World = ALONE) -> None:
-    """Writes the averages down if it is time. What sampling does not need is left out."""
+def take_snapshot(folder: Path, plan: Plan, state: TrainState, saver: Saver | None = None) -> None:
+    """Save the averages if it is time. What sampling does not need is left out."""
     if plan.ema is None or state.ema is None or not plan.ema.snapshot_due(state.step, plan.train.steps):
         return
     stored = state.ema.tensors()
@@ -33,8 +38,12 @@ def take_snapshot(folder: Path, plan: Plan, state: TrainState, world: World = AL
     kept = {name: tensor for name, tensor in stored.items() if not name.partition("/")[2].startswith(LOSSES)}
     tensors = {name: whole(tensor).cpu() for name, tensor in kept.items()}
     lengths = sorted({float(name.partition("/")[0]) for name in tensors})
-    about = {"step": state.step, UPDATES: updates, "lengths": lengths}
-    checkpoint.commit(folder, state.step, tensors, about, what="snapshot", stage="snapshot", world=world)
+    about: dict[str, Any] = {"step": state.step, UPDATES: updates, "lengths": lengths}
+
+    def commit(tensors: Mapping[str, Tensor], world: World) -> None:
+        checkpoint.commit(folder, about["step"], tensors, about, what="snapshot", stage="snapshot", world=world)
+
+    (saver or Saver()).write(state.step, tensors, commit)
 
 
 @dataclass(frozen=True)

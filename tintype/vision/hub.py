@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -18,8 +19,11 @@ import torch
 from pydantic import BaseModel
 
 from tintype.errors import UserError
+from tintype.files import sha256_of
+from tintype.vision import first_use
 from tintype.vision.frozen import Arithmetic
 from tintype.vision.preprocess import Filter
+from tintype.vision.weights import digest
 
 Triple = tuple[float, float, float]
 
@@ -38,6 +42,21 @@ _TOKENIZERS = (
     ("tokenizer.model",),
 )
 """Files of which one set makes a tokenizer."""
+_TOKENIZER_FILES = (*(name for names in _TOKENIZERS for name in names), "tokenizer_config.json")
+_WEIGHTS = ("model", "diffusion_pytorch_model")
+"""Names of files with weights, of transformers and of diffusers."""
+_PREPROCESSORS = ("preprocessor_config.json", "processor_config.json")
+KNOWN_COMMITS = {
+    "facebook/dinov2-base": "f9e44c814b77203eaa57a6bdbbd535f21ede1415",
+    "facebook/dinov2-large": "47b73eefe95e8d44ec3623f8890bd894b6ea2d6c",
+    "facebook/dinov2-with-registers-large": "e4c89a4e05589de9b3e188688a303d0f3c04d0f3",
+    "facebook/dinov3-vitl16-pretrain-lvd1689m": "ea8dc2863c51be0a264bab82070e3e8836b02d51",
+    "google/siglip-so400m-patch14-384": "9fdffc58afc957d1a03a25b10dba0329ab15c2a3",
+}
+"""Commits with safetensors that are loaded where no revision is given. Text encoders and autoencoders have theirs as
+the default of their setting."""
+_COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})/")
+"""In the path of a file in the cache of huggingface_hub."""
 _NO_CODE = {"trust_remote_code": False}
 """Without it, transformers would ask on the terminal whether to run code of a checkpoint."""
 _TOKENIZER_ADVICE = (
@@ -72,7 +91,49 @@ class Checkpoint:
     def arguments(self) -> dict[str, Any]:
         place = self.source if self.folder is None else str(self.folder)
         inside = {"subfolder": self.subfolder} if self.subfolder else {}
-        return {"pretrained_model_name_or_path": place, "revision": self.revision or "main", **inside}
+        return {"pretrained_model_name_or_path": place, "revision": self.pinned or "main", **inside}
+
+    @property
+    def pinned(self) -> str | None:
+        """The revision that is loaded; None for the newest one."""
+        return self.revision or (KNOWN_COMMITS.get(self.source) if self.folder is None else None)
+
+    def hold(self, item: str, sha256: str) -> None:
+        """Raise if an item of a repository of the hub is not what it was at its first use on this machine."""
+        if self.folder is not None:
+            return
+        config = self._cached("config.json")
+        commit = _COMMIT.search(config.as_posix()) if config else None
+        place = f"{self.subfolder}/{item}" if self.subfolder else item
+        first_use.hold(self.source, self.pinned or "main", place, sha256, commit[1] if commit else None)
+
+    def hold_network(self, network: Any, missing: Collection[str] = ()) -> None:
+        """Hold the weights that a network was loaded from to their first use.
+
+        They are known by their files; where transformers has converted others, by the tensors, but for missing ones.
+        """
+        if self.folder is not None:
+            return
+        if files := self._weight_files():
+            self._hold_files(*files)
+        else:
+            used = [tensor for name, tensor in network.state_dict().items() if name not in missing]
+            self.hold(f"{type(network).__name__} in {network.dtype}", digest(used))
+
+    def _weight_files(self) -> list[str]:
+        for stem in _WEIGHTS:
+            if self._cached(f"{stem}.safetensors"):
+                return [f"{stem}.safetensors"]
+            if index := self._cached(f"{stem}.safetensors.index.json"):
+                return sorted(set(json_object(index)["weight_map"].values()))
+        return []
+
+    def _cached(self, name: str) -> Path | None:
+        """A file that was fetched before."""
+        hub = importlib.import_module("huggingface_hub")
+        path = f"{self.subfolder}/{name}" if self.subfolder else name
+        found = hub.try_to_load_from_cache(self.source, path, revision=self.pinned)
+        return Path(found) if isinstance(found, str) else None
 
     def config(self) -> Any:
         """What the checkpoint says of its network, without the weights.
@@ -121,6 +182,7 @@ class Checkpoint:
             raise UserError(
                 f"{self.words} lacks weights of its network, which would be left random: {', '.join(missing[:3])}"
             )
+        self.hold_network(model, loading["missing_keys"])
         return model
 
     def image_text_model(self, dtype: torch.dtype) -> Any:
@@ -138,6 +200,7 @@ class Checkpoint:
         if loading["missing_keys"]:
             first = ", ".join(sorted(loading["missing_keys"])[:3])
             raise UserError(f"{self.words} lacks weights of its network, which would be left random: {first}")
+        self.hold_network(model)
         return model
 
     def image_text_processor(self) -> Any:
@@ -148,7 +211,9 @@ class Checkpoint:
         if type(config) not in auto.PROCESSOR_MAPPING:
             raise UserError(f"{self.words} is a '{config.model_type}', which does not write about pictures")
         with explained(self):
-            return auto.PROCESSOR_MAPPING[type(config)].from_pretrained(**self.arguments, **_NO_CODE)
+            processor = auto.PROCESSOR_MAPPING[type(config)].from_pretrained(**self.arguments, **_NO_CODE)
+        self._hold_files(*_TOKENIZER_FILES, *_PREPROCESSORS, "chat_template.jinja", "chat_template.json")
+        return processor
 
     def tokenizer(self, vocabulary: int) -> Any:
         """The tokenizer of a text network with a table of `vocabulary` tokens.
@@ -166,6 +231,7 @@ class Checkpoint:
                 f"{self.words}: its tokenizer has {len(ids)} tokens with ids to {max(ids, default=0)}, but its text "
                 f"network a table of {vocabulary}, so texts would be misread; {_TOKENIZER_ADVICE}"
             )
+        self._hold_files(*_TOKENIZER_FILES)
         return tokenizer
 
     def image_settings(self) -> dict[str, Any]:
@@ -179,7 +245,7 @@ class Checkpoint:
 
     def stated_image_settings(self) -> dict[str, Any] | None:
         """The same, or None where it says nothing."""
-        for name in ("preprocessor_config.json", "processor_config.json"):
+        for name in _PREPROCESSORS:
             file = self.file(name)
             if file is not None:
                 read = json_object(file)
@@ -197,13 +263,21 @@ class Checkpoint:
         hub = importlib.import_module("huggingface_hub")
         with explained(self):
             try:
-                return Path(
-                    hub.hf_hub_download(self.source, name, subfolder=self.subfolder or None, revision=self.revision)
+                fetched = Path(
+                    hub.hf_hub_download(self.source, name, subfolder=self.subfolder or None, revision=self.pinned)
                 )
             except hub.errors.LocalEntryNotFoundError:  # is out of reach, which is not the same as not being there
                 raise
             except hub.errors.EntryNotFoundError:
                 return None
+        self.hold(name, sha256_of(fetched))
+        return fetched
+
+    def _hold_files(self, *names: str) -> None:
+        """Hold each of these files that transformers has fetched to its first use."""
+        for name in names if self.folder is None else ():
+            if (file := self._cached(name)) is not None:
+                self.hold(name, sha256_of(file))
 
     def check_folder(self) -> None:
         if self.folder is None:

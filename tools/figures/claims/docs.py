@@ -11,6 +11,7 @@ from itertools import pairwise
 import torch
 from rich.console import Console
 
+from tests.fault.harness import BACKGROUND_KILLS
 from tintype.model import Transformer
 from tintype.settings import ModelSettings
 from tintype.study import stats
@@ -50,6 +51,7 @@ def captions_page() -> Iterator[Claim]:
 
 def checkpoints_page() -> Iterator[Claim]:
     yield Quote(f"SIGKILL at {measured.kill_points()} points")
+    yield Quote(f"and at {len(BACKGROUND_KILLS)} of a run that saves in the background")
 
 
 def reliability_page() -> Iterator[Claim]:

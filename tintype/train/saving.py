@@ -1,0 +1,149 @@
+"""Saves that wait for the disk, or that a thread writes while training goes on.
+
+In the background a copy of the tensors is written, never the tensors themselves: the next step changes those. The
+thread commits as a save in the foreground does (`checkpoint.commit`), so a kill leaves the same files. At most one step
+is being saved at a time: the next save, a stop and the end of the run wait for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tintype.train.layout import is_cut, local
+from tintype.world import ALONE, World
+
+SaveMode = Literal["auto", "wait", "background"]
+Commit = Callable[[Mapping[str, Tensor], World], object]
+"""Writes tensors to their place. Every rank must call it."""
+
+MOST_SHARE = 0.01
+"""Share of the time that saves may take before `auto` writes them in the background."""
+_MOST_MEMORY = 0.5
+"""Share of the available memory that a copy may take with `auto`."""
+
+
+class Saver:
+    """Writes the saves of a run, in order. Every rank must make the same calls."""
+
+    def __init__(self, mode: SaveMode = "wait", world: World = ALONE) -> None:
+        self.mode, self.world = mode, world
+        self.in_background = mode == "background"
+        self.stopped_s = 0.0
+        """How long training has stood still for saves."""
+        self._read_s = 0.0
+        self._start_s = time.perf_counter()
+        self._step = -1
+        self._running: list[Future[None]] = []
+        self._copies: dict[str, Tensor] = {}
+        self._thread: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for what is being written, and raise its error unless another one is on its way."""
+        try:
+            if error is None:
+                self.wait()
+            else:
+                wait_for(self._running)
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+
+    def write(self, step: int, tensors: Mapping[str, Tensor], commit: Commit, *, now: bool = False) -> None:
+        """Commit the tensors, or a copy of them in the background unless `now`, after all earlier saves."""
+        began = time.perf_counter()
+        if step != self._step:
+            self.wait()
+            self._decide(tensors)
+            self._step = step
+        if self.in_background and not now:
+            self._start(tensors, commit)
+        else:
+            self.wait()
+            commit(tensors, self.world)
+        self.stopped_s += time.perf_counter() - began
+
+    def wait(self) -> None:
+        """Return when all saves are on the disk. Raise the error of the first that failed."""
+        running, self._running = self._running, []
+        for save in running:
+            save.result()
+
+    def check(self) -> None:
+        """Raise the error of a save that has failed in the background on any rank, without waiting for others."""
+        if self._running and self.world.any(any(save.done() and save.exception() for save in self._running)):
+            self.wait()
+
+    def read(self) -> dict[str, float]:
+        """How long training has stood still for saves since the last call, for the log; empty if it has not."""
+        seconds, self._read_s = self.stopped_s - self._read_s, self.stopped_s
+        return {"saving_s": seconds} if seconds else {}
+
+    def _decide(self, tensors: Mapping[str, Tensor]) -> None:
+        """With `auto`, save in the background from here on if saves have taken too large a share of the time."""
+        if self.mode != "auto" or self.in_background:
+            return
+        slow = self.stopped_s > MOST_SHARE * (time.perf_counter() - self._start_s)
+        if self.world.any(slow):
+            self.in_background = not self.world.any(not _fits(self._own(tensors)))
+
+    def _start(self, tensors: Mapping[str, Tensor], commit: Commit) -> None:
+        copies, copied = self.copy(self._own(tensors))
+        world, earlier = self.world.aside(), list(self._running)
+
+        def write() -> None:
+            for save in earlier:  # a checkpoint vouches for the snapshot before it
+                save.result()
+            copied()
+            commit(copies, world)
+
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
+        self._running.append(self._thread.submit(write))
+
+    def _own(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The tensors that this rank writes something of."""
+        return tensors if self.world.leads or any(map(is_cut, tensors.values())) else {}
+
+    def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[], object]]:
+        """Return copies in the host's memory, and a function that returns once they are complete.
+
+        Those of a GPU are in pinned memory, which is kept for the next save. They are made in the order of the GPU's
+        work, before the next step's, so nobody waits for them here.
+        """
+        copies = {name: self._copy(name, tensor.detach()) for name, tensor in tensors.items()}
+        devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}
+        events = [torch.cuda.current_stream(device).record_event() for device in devices]
+        return copies, lambda: [event.synchronize() for event in events]
+
+    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+        if is_cut(tensor):
+            return tensor.to("cpu", copy=True)
+        place = self._copies.get(name)
+        if place is None or place.shape != tensor.shape or place.dtype != tensor.dtype:
+            pinned = tensor.device.type == "cuda"
+            place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+            self._copies[name] = place
+        return place.copy_(tensor, non_blocking=True)
+
+
+def _fits(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a copy takes less than half of the memory that is available, as far as the system says how much is."""
+    needed = sum(local(tensor).nbytes for tensor in tensors.values())
+    file = Path("/proc/meminfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    return available is None or needed < _MOST_MEMORY * available
