@@ -1,4 +1,4 @@
-"""The one error that is the user's to mend. The command line prints it without a traceback and exits with 2."""
+"""The one error that is the user's to fix. The command line prints it without a traceback and exits with 2."""
 
 
 class UserError(Exception):
@@ -7,3 +7,7 @@ class UserError(Exception):
 
 class DivergedError(UserError):
     """Training or scoring gave values that are not finite. A study counts such a run as diverged, not as failed."""
+
+
+class DamagedFileError(UserError):
+    """A file is not what was written. The message names it and the command that makes it anew."""
