@@ -27,7 +27,7 @@ from tintype.errors import DivergedError, UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.run import Scoring, evaluate
-from tintype.files import write_text
+from tintype.files import write_sealed
 from tintype.metrics.validation import velocity_errors
 from tintype.plan import Plan
 from tintype.study.study import Study
@@ -230,7 +230,7 @@ def _run(task: Task, protocol: Protocol, parent: int, interrupt: Interrupt, send
         outcome = train(task.plan, task.folder, interrupt, on_progress, partial(_probe, protocol))
         if not outcome.finished:
             return Message(task.key, "interrupted", text=f"saved at step {outcome.step}", step=outcome.step)
-        result = evaluate(task.folder, protocol, on_scoring)
+        result = evaluate(task.folder, protocol, on_scoring, whole_step=outcome.step)
     except _StoppedError:
         return Message(task.key, "interrupted", text="while scoring")
     except DivergedError as error:
@@ -257,7 +257,7 @@ def _note_failure(task: Task, message: Message) -> None:
         return
     for state, name in FAILURES.items():
         if message.state == state and task.folder.is_dir():
-            write_text(task.folder / name, message.text)
+            write_sealed(task.folder / name, message.text)
         else:
             (task.folder / name).unlink(missing_ok=True)
 

@@ -59,6 +59,8 @@ def train(
     folder = RunFolder(path, world)
     with folder.claim(plan), exact_fp32(), cpu_threads(plan.run):
         if checkpoint.tidy(folder.checkpoints, world) == plan.train.steps:
+            with world.together():
+                folder.restore_files()
             return Outcome(plan.train.steps, finished=True, already_done=True)
         parts = build_parts(plan)
         state = new_state(parts)
@@ -111,7 +113,7 @@ def _run(
                 write(line)
                 window = []
             if saving:
-                checkpoint.save(folder.checkpoints, state, run.keep_checkpoints, folder.world)
+                checkpoint.save(folder.checkpoints, state, run.keep_checkpoints, folder.world, folder.records())
                 saved = state.step
             on_progress(Progress(state.step, steps, line.get("loss"), line.get("images_per_s")))
     return Outcome(state.step, finished=state.step >= steps)
