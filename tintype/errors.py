@@ -7,3 +7,7 @@ class UserError(Exception):
 
 class DivergedError(UserError):
     """A run gave values that are not finite, or weights far too large. A study counts it as diverged, not as failed."""
+
+
+class DamagedFileError(UserError):
+    """A file is not what was written. The message names it and the command that makes it anew."""

@@ -1,16 +1,41 @@
-"""Files that are whole or absent: written beside their place, then renamed into it."""
+"""Files that are whole or absent: written beside their place, then renamed into it.
+
+Files that a training or a verdict depends on carry a checksum, which is checked on every read:
+
+- JSON (`write_checked`): the keys `format` and `checksum`, the SHA-256 of all other content;
+- JSON lines (`append_line`): each line has its number and a checksum of its own, so that lost, changed and exchanged
+  lines are noticed and the others stay of use;
+- text that people edit copies of (`write_sealed`): a first line that is a comment.
+
+A checksum finds damage and careless edits. It is no signature: a new one beside a changed number is believed. Files of
+earlier versions have none; they are read, with a note.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import re
+import shutil
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from tintype.errors import UserError
+from safetensors import SafetensorError
+
+from tintype.errors import DamagedFileError, UserError
+
+_NUMBER, _CHECKSUM, _FORMAT = "line", "checksum", "format"
+_SEAL = re.compile(r"# tintype wrote this file; the SHA-256 of the lines below is ([0-9a-f]{64})\n")
+_SEAL_WORDS = re.compile("tintype wrote|SHA-256 of")
+"""Of a first line that was damaged, one or the other is left."""
+_KEPT_DAMAGED = 2
+"""Damaged files and folders that are kept aside in one folder, for a look at what happened to them."""
 
 
 @contextmanager
@@ -18,6 +43,7 @@ def written_beside(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """A path to write the file to, which takes the file's name at the end. What goes wrong before leaves nothing.
 
     Of two processes that write one file, the later wins. A `durable` one lies on the disk before anything goes on.
+    An error of the disk names the file.
     """
     temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
     try:
@@ -25,6 +51,10 @@ def written_beside(path: Path, *, durable: bool = False) -> Iterator[Path]:
         if durable:
             flush(temporary)
         temporary.replace(path)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        number, reason = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
+        raise OSError(number or errno.EIO, reason or str(error), str(path)) from error
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -71,15 +101,231 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a JSON-lines file; a last line without its end was cut short and is left out."""
+def write_checked(path: Path, content: Mapping[str, Any], format: int = 1) -> None:
+    """Write JSON with its checksum. The format tells a file whose key `checksum` was damaged from an old file."""
+    marked = {_FORMAT: format, **content}
+    text = json.dumps({**marked, _CHECKSUM: _checksum(marked)}, indent=1, ensure_ascii=False)
+    write_text(path, text + "\n")
+
+
+def read_checked(path: Path, remake: str, format: int = 1, earlier: Collection[int | None] = (None,)) -> dict[str, Any]:
+    """Return what `write_checked` wrote there, without format and checksum; empty where there is no file.
+
+    `remake` is what to do about a damaged file, as the end of a sentence. Files of `earlier` formats have no checksum.
+    """
     if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
+        return {}
     try:
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    except ValueError as error:
-        raise UserError(f"{path} has a line that is not JSON ({error}); mend or remove the file") from None
+        found = json.loads(path.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"it is not JSON: {error}", remake) from None
+    if not isinstance(found, dict):
+        raise damaged(path, "it is no JSON object", remake)
+    wanted, its_format = found.pop(_CHECKSUM, None), found.get(_FORMAT)
+    if wanted is None and its_format in earlier:
+        note_unchecked(path)
+    elif its_format != format and wanted in (None, _checksum(found)):
+        raise UserError(
+            f"{path} was written by another version of tintype, in the format {its_format}; this one reads the format "
+            f"{format}; {remake}"
+        )
+    elif wanted != _checksum(found):
+        raise damaged(path, "it does not match its checksum", remake)
+    found.pop(_FORMAT, None)
+    return found
+
+
+def _checksum(content: Any) -> str:
+    """SHA-256 of a JSON value as a reader gets it, however it is laid out."""
+    as_read = json.loads(json.dumps(content))
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def damaged(path: Path, reason: str, remake: str) -> DamagedFileError:
+    return DamagedFileError(f"{path} is damaged ({reason}); {remake}")
+
+
+def check_sha256(path: Path, wanted: str, remake: str) -> None:
+    """Refuse a file that is missing, or whose SHA-256 does not begin as wanted."""
+    if not path.is_file():
+        raise damaged(path, "it is missing", remake)
+    if not sha256_of(path).startswith(wanted):
+        raise damaged(path, "it does not match its checksum", remake)
+
+
+_noted: set[str] = set()
+
+
+def note_once(subject: str, text: str) -> None:
+    """Write a note to stderr, once in a process for each subject."""
+    if subject not in _noted:
+        _noted.add(subject)
+        sys.stderr.write(f"note: {text}\n")
+
+
+def note_unchecked(path: Path) -> None:
+    """Say that damage would not be noticed; of many files the first stands for all."""
+    note_once("unchecked", f"{path} is of an earlier version and has no checksum: damage in such files is not noticed")
+
+
+def write_sealed(path: Path, text: str) -> None:
+    """Write text below a comment with its checksum."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    write_text(path, f"# tintype wrote this file; the SHA-256 of the lines below is {digest}\n{text}")
+
+
+def read_sealed(path: Path, remake: str) -> str:
+    """Return what `write_sealed` wrote there, with the comment."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise damaged(path, "it is missing", remake) from None
+    except UnicodeDecodeError as error:
+        raise damaged(path, f"it is not UTF-8 text: {error}", remake) from None
+    if not text:
+        raise damaged(path, "it is empty", remake)
+    if (seal := _SEAL.match(text)) is None and not _SEAL_WORDS.search(text.partition("\n")[0]):
+        note_unchecked(path)
+    elif seal is None or hashlib.sha256(text[seal.end() :].encode()).hexdigest() != seal[1]:
+        raise damaged(path, "it does not match the checksum in its first line", remake)
+    return text
+
+
+def without_seal(text: str) -> str:
+    return _SEAL.sub("", text, count=1)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of a file that are whole, in the order in which they were written; `damage` is '' or what is wrong."""
+
+    whole: list[dict[str, Any]]
+    damage: str = ""
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Append a JSON line with its number and checksum. A last line that a kill cut short is removed first."""
+    with path.open("a+b") as file:
+        file.write(_line(_cut_torn_line(file) + 1, line).encode())
+
+
+def write_lines(path: Path, lines: Collection[Mapping[str, Any]]) -> None:
+    """Write a whole file of numbered lines, unless it is just that."""
+    text = "".join(_line(number, line) for number, line in enumerate(lines, 1))
+    if not path.is_file() or path.read_bytes() != text.encode():
+        write_text(path, text)
+
+
+def read_lines(path: Path, remake: str = "remove it to do without", vouched: int = 0) -> list[dict[str, Any]]:
+    """Return the lines that `append_line` wrote; a last one without its end was cut short by a kill and is left out.
+
+    `vouched` is the number of lines that are known to have been written.
+    """
+    found = salvage_lines(path, vouched)
+    if found.damage:
+        raise damaged(path, found.damage, remake)
+    return found.whole
+
+
+def salvage_lines(path: Path, vouched: int = 0) -> Lines:
+    """Read what is whole of a file of lines, and say what is not."""
+    content = path.read_bytes() if path.is_file() else b""
+    *ended, last = content.split(b"\n")
+    found: dict[int, dict[str, Any]] = {}
+    checked = wrong_order = False
+    number = unreadable = 0
+    for place, text in enumerate(ended, 1):
+        known = _read_line(text)
+        if known is None or (known[0] is None and checked):
+            unreadable += 1
+            continue
+        number_before, number = number, known[0] or place
+        checked = checked or known[0] is not None
+        wrong_order = wrong_order or number <= number_before
+        found[number] = known[1]
+    if last and (known := _read_line(last)) is not None and known[0] == len(ended) + 1:  # it lacks its end alone
+        found[known[0]] = known[1]
+    if found and not checked:
+        note_unchecked(path)
+    end = max([vouched, *found]) + 1
+    lost = sorted(set(range(1, end)) - set(found))
+    lost += range(end, end + unreadable - len(lost))
+    reasons = [f"{len(lost)} of its lines are lost, the first is line {lost[0]}"] if lost else []
+    reasons += ["its lines are not in the order in which they were written"] if wrong_order else []
+    return Lines([found[number] for number in sorted(found)], " and ".join(reasons))
+
+
+def _line(number: int, line: Mapping[str, Any]) -> str:
+    numbered = {**line, _NUMBER: number}
+    return json.dumps({**numbered, _CHECKSUM: _checksum(numbered)[:16]}) + "\n"
+
+
+def _read_line(text: bytes) -> tuple[int | None, dict[str, Any]] | None:
+    """A line's number, None if an earlier version wrote it, and its content; None for what is no whole line."""
+    try:
+        line = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict):
+        return None
+    wanted, number = line.pop(_CHECKSUM, None), line.get(_NUMBER)
+    if wanted is None and number is None:
+        return None, line
+    if wanted != _checksum(line)[:16] or type(number) is not int or number < 1:
+        return None
+    del line[_NUMBER]
+    return number, line
+
+
+def count_lines(path: Path) -> int:
+    """The number of the last line that was written whole."""
+    if not path.is_file():
+        return 0
+    with path.open("rb") as file:
+        return _last_number(file)[0]
+
+
+def _cut_torn_line(file: BinaryIO) -> int:
+    """Remove what stands after the last whole line, and return that line's number."""
+    number, end = _last_number(file)
+    if end < file.seek(0, os.SEEK_END):
+        file.truncate(end)
+    return number
+
+
+def _last_number(file: BinaryIO) -> tuple[int, int]:
+    """The number of the last whole line, and where it ends. It is read from the end: a log can be long."""
+    size, window = file.seek(0, os.SEEK_END), 4096
+    while True:
+        start = max(0, size - window)
+        file.seek(start)
+        tail = file.read(size - start)
+        end = tail.rfind(b"\n") + 1
+        before = tail.rfind(b"\n", 0, max(end - 1, 0)) + 1
+        if start == 0 or before:
+            break
+        window *= 2
+    if not end:
+        return 0, 0
+    known = _read_line(tail[before : end - 1])
+    if known is not None and known[0] is not None:
+        return known[0], start + end
+    file.seek(0)
+    return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b"")), start + end
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file or folder to `damaged-N-NAME`, and remove all but the newest two such of its folder."""
+    numbers = {int(found[1]): one for one in path.parent.iterdir() if (found := _DAMAGED.match(one.name))}
+    target = path.with_name(f"damaged-{max(numbers, default=-1) + 1}-{path.name}")
+    path.rename(target)
+    for number in sorted(numbers)[: max(0, len(numbers) + 1 - _KEPT_DAMAGED)]:
+        old = numbers[number]
+        shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
+    return target
+
+
+_DAMAGED = re.compile(r"damaged-(\d+)-")
 
 
 def flush(path: Path) -> None:
@@ -87,6 +333,8 @@ def flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(descriptor)
 

@@ -1,7 +1,8 @@
-"""Pictures on disk: PNGs with their settings inside, and contact sheets."""
+"""Images on disk: PNGs with their settings inside, and contact sheets."""
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,12 +11,16 @@ import torch
 from PIL import Image, PngImagePlugin
 from torch import Tensor
 
+from tintype.files import write_bytes
+
 
 def save_png(image_CHW: Tensor, path: Path, metadata: Mapping[str, str] | None = None) -> None:
     text = PngImagePlugin.PngInfo()
     for key, value in (metadata or {}).items():
         text.add_itxt(key, value)
-    Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy()).save(path, pnginfo=text)
+    content = io.BytesIO()
+    Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy()).save(content, "PNG", pnginfo=text)
+    write_bytes(path, content.getvalue())
 
 
 def contact_sheet(image_NCHW: Tensor, gap_px: int = 2) -> Tensor:

@@ -20,6 +20,7 @@ from tintype.data.captions import ColumnSettings
 from tintype.data.mixture.settings import MixtureSettings, in_words
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
+from tintype.files import read_sealed
 from tintype.flow.objective import VelocitySettings
 from tintype.losses.tuning import TuningAdversary
 from tintype.paths import locate
@@ -37,7 +38,7 @@ from tintype.settings import (
     plain,
 )
 from tintype.start import ArmStart, RunStart
-from tintype.strict import Document, assignments_in, nearest, parse, read_file, read_yaml, write_yaml
+from tintype.strict import Document, assignments_in, nearest, parse, read_yaml, write_yaml
 from tintype.techniques import SHARED_SEAMS, TECHNIQUES, Technique
 from tintype.text import PARTS as TEXT_PARTS
 from tintype.text import TextChoice
@@ -334,12 +335,18 @@ def plan_from_folder(folder: Path) -> Plan:
         raise UserError(
             f"{folder} is not a run: it has no plan.yaml; `tintype train RECIPE --out {quote(str(folder))}` makes one"
         )
-    return stored_plan(file)
+    if (folder / _EXPORTED).is_file():
+        return stored_plan(file, "export or download the model again")
+    again = f"`tintype train RECIPE --out {quote(str(folder))}`"
+    return stored_plan(file, f"{again}, with the run's own recipe and settings, writes it again")
 
 
-def stored_plan(file: Path) -> Plan:
-    """Read a plan that tintype wrote, with every default in it: what it lacks, it has as the older version did it."""
-    document = read_file(file)
+def stored_plan(file: Path, remake: str) -> Plan:
+    """Read a plan that tintype wrote, with every default in it: what it lacks, it has as the older version did it.
+
+    `remake` is what to do where it is damaged.
+    """
+    document = read_yaml(read_sealed(file, remake), str(file))
     for section, kind, key, value in _CAME_LATER_TO_A_KIND:
         part = document.data.get(section) if isinstance(document.data, dict) else None
         if isinstance(part, dict) and part.get("kind") == kind:

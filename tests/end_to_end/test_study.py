@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.edit_checked import edit_json
 from tests.tiny import TINY
 from tintype.study.lab import report_study
 
@@ -119,12 +120,14 @@ def test_arms_that_were_scored_differently_are_refused_with_both_hashes(
     results = json.loads((out / "results.json").read_text())
     stored = next((out / results["arms"][-1]["runs"][-1]["folder"]).glob("evaluation/*/result.json"))
     before = stored.read_text()
-    changed = json.loads(before)
-    if key == "encoders":
-        changed[key]["scenes"]["identity"] = "ab" * 32
-    else:
-        changed[key] = "ab" * 6
-    stored.write_text(json.dumps(changed))
+
+    def change(result: dict[str, Any]) -> None:
+        if key == "encoders":
+            result[key]["scenes"]["identity"] = "ab" * 32
+        else:
+            result[key] = "ab" * 6
+
+    edit_json(stored, change)
     try:
         done = tintype("report", str(out))
     finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,11 +23,11 @@ from torch import Tensor
 import tintype
 from tintype.data.pictures import Pictures
 from tintype.data.sources import open_held_out
-from tintype.errors import UserError
+from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.data import check_data
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.samples import digest
-from tintype.files import write_bytes
+from tintype.files import damaged, write_bytes
 from tintype.generate import cut
 from tintype.metrics.copies import digested
 from tintype.metrics.pair import Reference
@@ -38,7 +38,8 @@ from tintype.vision.weights import cache_folder
 from tintype.world import current
 
 _PROBES = 16
-_DIGESTS = "digests"
+_DIGESTS, _OF_ALL = "digests", "content_sha256"
+_REMAKE = "remove it and run the same command again; a reference of --save-reference is saved again with it"
 BLOCK = 64
 """Images that an encoder sees together: of whole blocks the features are the same to the last bit on any rank."""
 
@@ -173,6 +174,7 @@ def _refuse_other_images(found: About, wanted: About, file: Path) -> None:
 def write_reference(path: Path, found: ImageFeatures) -> None:
     feature_MF = found.feature_MF.contiguous()
     metadata = {"about": json.dumps(asdict(found.about)), "sha256": digest(feature_MF)}
+    metadata[_OF_ALL] = _content_sha256(metadata, found.digests)
     tensors = {"features": feature_MF}
     if found.digests is not None:
         tensors[_DIGESTS] = torch.frombuffer(bytearray(b"".join(found.digests)), dtype=torch.uint8).view(-1, 32)
@@ -188,11 +190,20 @@ def read_reference(path: Path) -> ImageFeatures:
             about = About(**json.loads(metadata["about"]))
             if _DIGESTS in set(file.keys()):
                 digests = tuple(bytes(row) for row in file.get_tensor(_DIGESTS).numpy())
+        whole = digest(features) == metadata["sha256"]
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is no reference that tintype wrote ({error}); make it again") from None
-    if digest(features) != metadata["sha256"]:
-        raise UserError(f"{path} is damaged (its checksum differs); remove it to have it made again")
+        raise DamagedFileError(
+            f"{path} is no reference that tintype wrote, or is damaged ({error}); {_REMAKE}"
+        ) from None
+    of_all = _content_sha256(metadata, digests)
+    if not whole or metadata.get(_OF_ALL, of_all) != of_all:  # earlier versions took the features' alone
+        raise damaged(path, "it does not match its checksum", _REMAKE)
     return ImageFeatures(features, about, digests)
+
+
+def _content_sha256(metadata: Mapping[str, str], digests: Sequence[bytes] | None) -> str:
+    """SHA-256 over the features' own, what they were made of, and the digests of the images."""
+    return _sha256(f"{metadata['sha256']} {metadata['about']} {b''.join(digests or ()).hex()}")
 
 
 def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:

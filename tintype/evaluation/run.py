@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, cast
 
 import torch
@@ -16,13 +17,21 @@ from torch import Tensor
 
 from tintype.data.scenes import CaptionKind
 from tintype.data.sources import open_held_out
-from tintype.errors import DivergedError, UserError
+from tintype.errors import DamagedFileError, DivergedError, UserError
 from tintype.evaluation.data import Problem, data_problems, fit_protocol, refuse
 from tintype.evaluation.prompts import CAPTIONS, PromptFile, is_caption, read_prompts
 from tintype.evaluation.protocol import Protocol, Sampling, definitions, nonfinite, numbers_of, warnings_of
 from tintype.evaluation.reference import BLOCK, data_reference, held_out, shared_features
 from tintype.evaluation.samples import Samples, digest, samples_of, step_name
-from tintype.files import remove_unfinished, write_json
+from tintype.files import (
+    check_sha256,
+    damaged,
+    read_checked,
+    remove_unfinished,
+    set_aside,
+    sha256_of,
+    write_checked,
+)
 from tintype.generate import cut
 from tintype.images import save_png
 from tintype.metrics import clip_score, scene_accuracy, throughput, validation
@@ -45,7 +54,12 @@ from tintype.watchdog import watch_ranks
 from tintype.world import current, refuse_other_steps
 
 PREVIEWS = 8
-FORMAT = 2
+FORMAT = 3
+_UNCHECKED = 2
+"""The format of results that had no checksum."""
+_PARTS = {"step", "weights", "protocol", "protocol_hash", "encoders", "metrics", "errors", "warnings", "details"}
+_PARTS |= {"samples", "real", "time_split", "seconds", "previews"}
+"""What every result has."""
 _FEATURE = "feature"
 
 
@@ -134,15 +148,18 @@ def evaluate(
     device: str | None = None,
     average: Reconstruction | None = None,
     threads: int | None = None,
+    whole_step: int | None = None,
 ) -> dict[str, Any]:
     """Score a run's newest checkpoint, or an average made of its snapshots.
+
+    `whole_step` is the newest checkpoint's step for a caller that has just checked it.
 
     Settings of the protocol that were not given follow from the run's data. Images are made once; `on_progress` gets
     the progress. Ranks share the work; the first has the numbers, writes the result and broadcasts it. On a CPU it
     computes with the run's number of threads, or `threads`.
     """
     with watch_ranks(current(), plan_from_folder(path).run.watchdog):
-        return _evaluate(path, protocol, on_progress, device, average, threads)
+        return _evaluate(path, protocol, on_progress, device, average, threads, whole_step)
 
 
 def _evaluate(
@@ -152,13 +169,15 @@ def _evaluate(
     device: str | None,
     average: Reconstruction | None,
     threads: int | None,
+    whole_step: int | None,
 ) -> dict[str, Any]:
     world = current()
     on_progress(Scoring("loading the run", 0, None, 0.0))
     RunFolder(path).refuse_diverged()
     protocol, notes = _fitted(path, protocol)
     agree_on_plan(plan_from_folder(path), world, evaluation=plain(protocol))
-    known: dict[str, Any] | None = world.lead(_known(path, protocol, device, average) if world.leads else None)
+    found = _known(path, protocol, device, average, whole_step) if world.leads else None
+    known: dict[str, Any] | None = world.lead(found)
     if known is not None:
         return known
     plan = plan_from_folder(path)
@@ -193,8 +212,10 @@ def _evaluate(
     lines = RunFolder(path).metrics()
     if lines:
         card.measured["images_per_s"] = Measured(throughput.images_per_s(lines))
+    previews = _save_previews(next(samples[0].shards()), stored.parent, path)
     result = {
         "format": FORMAT,
+        "plan": parts.plan.hash,
         "step": step,
         "weights": weights_words(path, parts.plan, average),
         **({"ema": {"length": average.length, "residual": average.residual}} if average else {}),
@@ -208,9 +229,10 @@ def _evaluate(
         "real": real,
         "time_split": throughput.time_split(lines) if lines else {},
         "seconds": time.perf_counter() - began,
-        "previews": _save_previews(next(samples[0].shards()), stored.parent, path),
+        "previews": previews,
+        "previews_sha256": [sha256_of(path / name) for name in previews],
     }
-    write_json(stored, result)
+    write_checked(stored, result, FORMAT)
     world.lead(result)
     return result
 
@@ -251,16 +273,22 @@ def _fetch_once(protocol: Protocol, device: torch.device) -> None:
                     settings.build(device)
 
 
-def _known(path: Path, protocol: Protocol, device: str | None, average: Reconstruction | None) -> dict[str, Any] | None:
+def _known(
+    path: Path, protocol: Protocol, device: str | None, average: Reconstruction | None, whole_step: int | None
+) -> dict[str, Any] | None:
     """The stored result, if there is one that scoring again would only repeat."""
-    step = average.step if average else checkpoint.newest_whole_step(RunFolder(path).checkpoints)
+    step = average.step if average else whole_step or checkpoint.newest_whole_step(RunFolder(path).checkpoints)
     if (
         step is None
         or _file_problems(protocol)
         or not (stored := result_file(path, protocol, step, average.name if average else "")).exists()
     ):
         return None
-    result = read_result(stored)
+    try:
+        result = read_result(stored)
+    except DamagedFileError as error:
+        _discard(path, stored, step, error)
+        return None
     return result if _read_by(result, protocol, choose_device(device or plan_from_folder(path).run.device)) else None
 
 
@@ -283,10 +311,24 @@ def result_file(path: Path, protocol: Protocol, step: int, weights: str = "") ->
 
 
 def read_result(file: Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    if result.get("format") != FORMAT:
-        raise UserError(f"{file} was written by another version of tintype; remove it to have the run scored again")
-    return result
+    """Return a stored result; refuse one whose numbers or preview images are not those that were written."""
+    run = file.parents[2]
+    remake = f"run `tintype evaluate {quote(str(run))}` with the same settings, or its study again, to score it again"
+    result = read_checked(file, remake, FORMAT, earlier=(_UNCHECKED,))
+    if lacking := sorted(_PARTS - set(result)):  # of a file without a checksum, or without the file
+        raise damaged(file, f"it has no {lacking[0]}" if file.exists() else "it is missing", remake)
+    for name, wanted in zip(result["previews"], result.get("previews_sha256", ()), strict=False):
+        check_sha256(file.parent / Path(name).name, wanted, remake)
+    return {"format": FORMAT, **result}
+
+
+def _discard(path: Path, stored: Path, step: int, error: DamagedFileError) -> None:
+    """Set a damaged result aside, and say so where the report will: the run is scored again."""
+    sys.stderr.write(f"note: {error}; the run is scored again\n")
+    moved_to = set_aside(stored)
+    if RunFolder(path).metrics_file.exists():
+        file = str(stored.relative_to(path))
+        RunFolder(path).log_event("damaged-file", step, file=file, reason=str(error), moved_to=str(moved_to))
 
 
 def _samples(path: Path, step: int, data: DataPart, protocol: Protocol, sampling: Sampling, weights: str) -> Samples:

@@ -19,13 +19,14 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Sampling
-from tintype.files import write_bytes, write_json
+from tintype.files import damaged, write_bytes, write_json
 from tintype.generate import cut, generate
 from tintype.settings import plain
 from tintype.train.parts import Parts
 from tintype.world import current
 
 SHARD_IMAGES = 256
+_REMAKE = "remove it and run the same command again to sample its images again"
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def read_shard(path: Path) -> Tensor:
     """The images of a shard; a damaged one is named."""
     images, expected = _read(path)
     if digest(images) != expected:
-        raise UserError(f"{path} is damaged (its checksum differs); remove it to have the images sampled again")
+        raise damaged(path, "it does not match its checksum", _REMAKE)
     return images
 
 
@@ -150,7 +151,7 @@ def _read(path: Path, first: int = 0, last: int | None = None) -> tuple[Tensor, 
         with safe_open(path, "pt") as file:
             return file.get_slice("images")[first:last], file.metadata()["sha256"]
     except (OSError, SafetensorError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no shard of sampled images, or a damaged one ({error})") from None
+        raise damaged(path, str(error), _REMAKE) from None
 
 
 def _asked(path: Path) -> list[str]:

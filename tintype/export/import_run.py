@@ -18,7 +18,6 @@ from tintype.errors import UserError
 from tintype.export.architecture import check_tensors, from_config, from_tensors
 from tintype.export.foreign import PIPELINES_BY_CLEANING, Foreign, read_foreign
 from tintype.export.whole import refuse_existing, written_whole
-from tintype.files import write_json
 from tintype.plan import Plan, plan_from_document
 from tintype.settings import TextPart, plain
 from tintype.strict import Document
@@ -112,11 +111,11 @@ def _write(foreign: Foreign, parts: Parts, record: dict[str, Any], temporary: Pa
     state = new_state(parts)  # an average begins with the weights as they are now
     folder = RunFolder(temporary)
     with folder.claim(parts.plan):
-        checkpoint.save(folder.checkpoints, state, parts.plan.run.keep_checkpoints)
         folder.keep_identities(parts.identities, 0)
         folder.write_about(parts)
-        write_json(folder.imported_file, record)
+        folder.write_record(folder.imported_file, record)
         folder.log_event("imported", 0, **record)
+        checkpoint.save(folder.checkpoints, state, parts.plan.run.keep_checkpoints, records=folder.records())
 
 
 def _cleaning_notes(foreign: Foreign, text: TextPart) -> Iterator[str]:

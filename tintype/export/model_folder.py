@@ -22,7 +22,7 @@ from tintype.export.pipeline_folder import CONFIGS, Exported, forget_places
 from tintype.export.public import is_local
 from tintype.export.trained import Dtype, Trained, Weights, load_trained
 from tintype.export.whole import refuse_existing, written_whole
-from tintype.files import read_json, sha256_of, write_json, write_text
+from tintype.files import read_json, sha256_of, write_json, write_sealed
 from tintype.plan import Plan, plan_from_folder
 from tintype.settings import Part, plain
 from tintype.strict import write_yaml
@@ -102,7 +102,7 @@ def _write_plan(plan: Plan, folder: Path) -> None:
     content = _portable(plain(plan))
     content["text"] |= _copied(plan.text, folder, "text")
     content["tokenizer"] |= _copied(plan.tokenizer, folder, "tokenizer")
-    write_text(folder / "plan.yaml", write_yaml(content))
+    write_sealed(folder / "plan.yaml", write_yaml(content))
 
 
 def _portable(value: Any, key: str = "") -> Any:
@@ -150,7 +150,7 @@ def _write_records(run: Path, folder: Path) -> None:
     """Write what the run was made of: identities of what it loaded, where its first weights came from, its size."""
     source, target = RunFolder(run), RunFolder(folder)
     for file in ("loaded_file", "latents_file", "lineage_file", "imported_file"):
-        if record := read_json(getattr(source, file)):
-            write_json(getattr(target, file), _portable(record))
-    environment = read_json(run / "environment.json")
-    write_json(folder / "environment.json", {key: environment[key] for key in _MADE_ON if key in environment})
+        if record := source.read_record(getattr(source, file)):
+            target.write_record(getattr(target, file), _portable(record))
+    environment = source.read_record(source.environment_file)
+    target.write_record(target.environment_file, {key: environment[key] for key in _MADE_ON if key in environment})

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tintype.export.public import HUB_NAME, LOCAL
-from tintype.files import read_json
 from tintype.train.folder import RunFolder
 
 _IN_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})(?:/|$)", re.ASCII)
@@ -60,8 +59,8 @@ def hub_place(path: str) -> str:
 def read_origin(folder: RunFolder) -> Origin | None:
     """None for a run that began with random weights."""
     runs: list[Mapping[str, Any]] = []
-    found: Mapping[str, Any] | None = read_json(folder.lineage_file)
-    imported: Mapping[str, Any] | None = read_json(folder.imported_file)
+    found: Mapping[str, Any] | None = folder.read_record(folder.lineage_file)
+    imported: Mapping[str, Any] | None = folder.read_record(folder.imported_file)
     while found:
         runs.append(found)
         imported = found.get("imported")

@@ -19,11 +19,12 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import Definition, Protocol, Sampling, definitions
 from tintype.evaluation.run import protocol_of, read_result
 from tintype.export.origin import Origin, read_origin
-from tintype.files import read_json
+from tintype.files import read_sealed
 from tintype.metrics import clip_score
 from tintype.plan import Change, Plan, diff, plan_from_folder, read_plan, stored_plan
 from tintype.settings import DataPart
-from tintype.strict import read_file
+from tintype.strict import read_yaml
+from tintype.study.study import remake_study
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 
@@ -138,7 +139,7 @@ class RunRecord:
         """Seeds that its study trained the same plan with, its own left out."""
         if self.study is None:
             return []
-        plans = [stored_plan(file) for file in sorted((self.study / "runs").glob("*/plan.yaml"))]
+        plans = [plan_from_folder(file.parent) for file in sorted((self.study / "runs").glob("*/plan.yaml"))]
         return sorted({plan.seed for plan in plans if not diff(plan, self.plan)} - {self.plan.seed})
 
 
@@ -181,9 +182,9 @@ def read_record(
         plan=plan,
         step=step,
         weights_step=step if ema_length is None else _last_snapshot(folder, step),
-        environment=read_json(path / "environment.json"),
-        identities=read_json(folder.loaded_file),
-        latents=read_json(folder.latents_file),
+        environment=folder.read_record(folder.environment_file),
+        identities=folder.read_record(folder.loaded_file),
+        latents=folder.read_record(folder.latents_file),
         lines=lines,
         events=Counter(kind for event in folder.events() if (kind := str(event["event"])) not in _OF_THE_ORIGIN),
         evaluations=chosen,
@@ -202,10 +203,7 @@ def _last_snapshot(folder: RunFolder, step: int) -> int:
 def _evaluations(path: Path, plan: Plan) -> list[Evaluation]:
     found = []
     for file in sorted((path / "evaluation").glob("*/result.json")):
-        try:
-            result = read_result(file)
-        except ValueError as error:
-            raise UserError(f"{file} cannot be read as JSON ({error}); remove it and evaluate again") from None
+        result = read_result(file)
         protocol = protocol_of(result, str(file))
         found.append(Evaluation(result, protocol, definitions(protocol, plan.data.of_scenes)))
     return found
@@ -231,9 +229,9 @@ def _study_baseline(study: Path | None, plan: Plan) -> Baseline | None:
     ]
     if not files:
         return None
-    plans = {file: stored_plan(file) for file in files}
+    plans = {file: stored_plan(file, remake_study(study)) for file in files}
     nearest = min(files, key=lambda file: len(diff(plans[file], plan)))
-    document = read_file(study / "study.yaml").data
+    document = read_yaml(read_sealed(study / "study.yaml", remake_study(study)), str(study / "study.yaml")).data
     name = document.get("name") if isinstance(document, dict) else None
     where = f" at the resolution {nearest.stem}" if nearest.parent.name == "baselines" else ""
     return Baseline(f"the baseline{where} of the study “{name or study.name}”", plans[nearest])

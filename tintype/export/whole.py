@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from tintype.errors import UserError
 
 _WRITING = "writing"
@@ -39,10 +41,9 @@ def written_whole(target: Path) -> Iterator[Path]:
         yield temporary
         refuse_existing(target)
         temporary.rename(target)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {target}: {error.strerror or error}; make room or choose another --out"
-        ) from error
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise UserError(f"cannot write {target}: {reason or error}; make room or choose another --out") from error
     finally:
         _remove(temporary)
 

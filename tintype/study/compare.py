@@ -10,11 +10,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tintype.errors import UserError
+from pydantic import ValidationError
+
+from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.run import PREVIEWS, read_result, result_file, sampling_prompts
-from tintype.files import read_json
+from tintype.files import damaged, read_lines, read_sealed, without_seal
 from tintype.images import save_png
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import Plan
@@ -35,10 +37,11 @@ from tintype.study.results import (
     TextInfo,
     TokenizerInfo,
     Trend,
+    read_results_file,
 )
 from tintype.study.runner import FAILURES
 from tintype.study.spaces import another_space
-from tintype.study.study import ArmPlan, Study
+from tintype.study.study import ArmPlan, Study, remake_study
 from tintype.study.trends import UNPAIRED, Level, relative_effect, trend_key, trend_pair
 from tintype.study.verdicts import (
     Key,
@@ -92,8 +95,19 @@ def collect(study: Study, out: Path) -> Results:
 
 def read_commands(out: Path) -> list[Command]:
     file = out / COMMANDS_FILE
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    return [Command.model_validate_json(line) for line in lines]
+    try:
+        lines = read_lines(file, remake_study(out), vouched=len(reported_commands(out)))
+        return [Command.model_validate(line) for line in lines]
+    except ValidationError as error:
+        raise damaged(file, str(error.errors()[0]["msg"]), remake_study(out)) from None
+
+
+def reported_commands(out: Path) -> list[Command]:
+    """The command lines of the last report: a copy of those in the study's folder."""
+    try:
+        return read_results_file(out / "results.json").commands
+    except UserError:  # there is none, or it is damaged: then it is no copy
+        return []
 
 
 _NO_RESOLUTION = Resolution(name="", plan="", prompts=[], real_previews=[], reference={})
@@ -101,10 +115,11 @@ _NO_RESOLUTION = Resolution(name="", plan="", prompts=[], real_previews=[], refe
 
 def _resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path) -> Resolution:
     plan = arms[0].plans[0]
-    prompts, real_previews = _shown_before(arms[0].resolution, out)
     if plan.data.at_hand:
         prompts = list(sampling_prompts(plan.data, protocol, protocol.conditions[0])[:PREVIEWS])
         real_previews = _real_previews(arms[0], protocol, out)
+    else:
+        prompts, real_previews = _shown_before(arms[0].resolution, out)
     return Resolution(
         name=arms[0].resolution,
         plan=plan.to_yaml(),
@@ -122,7 +137,8 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
     if not stored.exists():
         for state, name in FAILURES.items():
             if (path / name).exists():
-                error = (path / name).read_text(encoding="utf-8").strip().splitlines()[-1]
+                text = without_seal(read_sealed(path / name, remake_study(out)))
+                error = (text.strip().splitlines() or ["no reason is known"])[-1]
                 return Run(seed=plan.seed, hash=plan.hash, folder=folder, state=state, error=error)
         return Run(seed=plan.seed, hash=plan.hash, folder=folder, state="missing")
     result = read_result(stored)
@@ -131,9 +147,25 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
             f"{stored} was scored by the protocol {result['protocol_hash']}, this study by {protocol.hash}; "
             "remove the file to have the run scored again"
         )
+    if result.get("plan", plan.hash) != plan.hash:
+        raise damaged(stored, f"it is the result of another plan, {result['plan']}", remake_study(out))
     files = RunFolder(path)
     lines = files.metrics()
-    environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+    environment = files.read_record(files.environment_file)
+    try:
+        return _done(plan, folder, result, files, lines, environment)
+    except (ValidationError, KeyError, TypeError, AttributeError) as error:  # of files without a checksum
+        raise damaged(path, f"{type(error).__name__}: {' '.join(str(error).split())}", remake_study(out)) from None
+
+
+def _done(
+    plan: Plan,
+    folder: str,
+    result: Mapping[str, Any],
+    files: RunFolder,
+    lines: Sequence[dict[str, Any]],
+    environment: dict[str, Any],
+) -> Run:
     return Run(
         seed=plan.seed,
         hash=plan.hash,
@@ -153,19 +185,19 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
         environment=environment,
         tokenizer=_tokenizer(plan, files),
         text=_text(plan, files),
-        lineage=read_json(files.lineage_file) or None,
+        lineage=files.read_record(files.lineage_file) or None,
         previews=[f"{folder}/{name}" for name in result["previews"]],
     )
 
 
 def _tokenizer(plan: Plan, files: RunFolder) -> TokenizerInfo:
-    part, latents = plan.tokenizer, read_json(files.latents_file)
+    part, latents = plan.tokenizer, files.read_record(files.latents_file)
     return TokenizerInfo(
         kind=part.kind,
         settings=plain(part),
         channels=part.compression.channels,
         stride_px=part.compression.stride_px,
-        identity=read_json(files.loaded_file).get("tokenizer", ""),
+        identity=files.read_record(files.loaded_file).get("tokenizer", ""),
         tuned=plan.tuning is not None,
         images=latents.get("images", 0),
         mean=latents.get("mean", []),
@@ -174,7 +206,7 @@ def _tokenizer(plan: Plan, files: RunFolder) -> TokenizerInfo:
 
 
 def _text(plan: Plan, files: RunFolder) -> TextInfo:
-    identity = read_json(files.loaded_file).get("text", "")
+    identity = files.read_record(files.loaded_file).get("text", "")
     return TextInfo(kind=plan.text.kind, settings=plain(plan.text), identity=identity)
 
 
@@ -422,8 +454,10 @@ def _shown_before(resolution: str, out: Path) -> tuple[list[str], list[str]]:
     if not stored.is_file():
         return [], []
     try:
-        results = Results.model_validate_json(stored.read_text(encoding="utf-8"))
-    except ValueError:  # of another version, or damaged: it is written anew
+        results = read_results_file(stored)
+    except DamagedFileError:
+        raise
+    except UserError:  # of another version: it is written anew
         return [], []
     of = next((one for one in results.resolutions if one.name == resolution), results)
     return of.prompts, [name for name in of.real_previews if (out / name).is_file()]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import signal
+import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -14,19 +14,27 @@ import torch
 from pydantic import ValidationError
 from rich.console import Console
 
-from tintype.errors import UserError
+from tintype.errors import DamagedFileError, UserError
+from tintype.evaluation.prompts import is_caption
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import result_file, sampling_file
-from tintype.files import write_bytes, write_text
+from tintype.files import (
+    check_sha256,
+    read_checked,
+    read_sealed,
+    write_bytes,
+    write_lines,
+    write_sealed,
+)
 from tintype.plan import Plan, stored_plan
 from tintype.settings import Compression, plain
-from tintype.strict import read_file, write_yaml
-from tintype.study.compare import COMMANDS_FILE, collect, read_commands, real_folder
+from tintype.strict import read_yaml, write_yaml
+from tintype.study.compare import COMMANDS_FILE, collect, read_commands, real_folder, reported_commands
 from tintype.study.places import without_places
 from tintype.study.report import write_report
 from tintype.study.results import Command, TokenizerInfo
 from tintype.study.runner import Message, Task, run_tasks, tasks_of
-from tintype.study.study import Study, StudySettings, check_study, read_settings, resolve
+from tintype.study.study import Study, StudySettings, check_study, read_settings, remake_study, resolve
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import say
 from tintype.terminal.progress import Progress
@@ -48,13 +56,14 @@ def run_study(study: Study, out: Path, jobs: int, console: Console, argv: Sequen
     """
     with locked(out):
         tasks = tasks_of(study, out)
+        untrained = [task for task in tasks if not _trained(task)]
         with Progress("checking the data and the weights", kept="no run was started; run the same command again"):
-            check_study(study, {task.plan.hash for task in tasks if _trained(task)})
+            check_study(study, {task.plan.hash for task in tasks} - {task.plan.hash for task in untrained})
             _claim(study, out)
             _note_command(argv, out)
             _check_latents_folder([task.plan for task in tasks])
-            _check_parents(tasks)
-            _fetch_weights(tasks)
+            _check_parents(untrained)
+            _fetch_weights([task.plan for task in untrained])
         with watch_signals() as interrupt, StudyDisplay(console, len(tasks), interrupt) as display:
             last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, display.on_message)
         failed = [message for message in last.values() if message.state in ("diverged", "failed")]
@@ -70,10 +79,10 @@ def run_study(study: Study, out: Path, jobs: int, console: Console, argv: Sequen
     return 1 if failed else 0
 
 
-def _check_parents(tasks: Sequence[Task]) -> None:
+def _check_parents(untrained: Sequence[Task]) -> None:
     """Refuse arms that start from a run which is not there, before the first step."""
-    for task in tasks:
-        if not _trained(task) and task.plan.start is not None and task.parent is None:
+    for task in untrained:
+        if task.plan.start is not None and task.parent is None:
             find_parent(task.plan, task.plan.start, task.folder)
 
 
@@ -87,22 +96,23 @@ def _check_latents_folder(plans: Sequence[Plan]) -> None:
         )
 
 
-def _fetch_weights(tasks: Sequence[Task]) -> None:
+def _fetch_weights(untrained: Sequence[Plan]) -> None:
     """Finds what is wrong with tokenizers, teachers and perceptual losses before the first step, and gets their weights
     once."""
-    for tokenizer in dict.fromkeys(task.plan.tokenizer for task in tasks if not _trained(task)):
+    for tokenizer in dict.fromkeys(plan.tokenizer for plan in untrained):
         tokenizer.build(torch.device("cpu"))
-    wanted = {(loss, task.plan.token_grid): None for task in tasks if not _trained(task) for loss in task.plan.losses}
+    wanted = {(loss, plan.token_grid): None for plan in untrained for loss in plan.losses}
     for loss, grid in wanted:
         loss.fetch(grid)
-    tunings = {(task.plan.tuning, task.plan.token_grid): None for task in tasks if not _trained(task)}
+    tunings = {(plan.tuning, plan.token_grid): None for plan in untrained}
     for tuning, grid in tunings:
         if tuning is not None:
             tuning.fetch(grid)
 
 
 def _trained(task: Task) -> bool:
-    return checkpoint.newest_whole_step(RunFolder(task.folder).checkpoints) == task.plan.train.steps
+    """Whether there is nothing to train. The worker checks the tensors: hashing them here too would take as long."""
+    return checkpoint.newest_step(RunFolder(task.folder).checkpoints) == task.plan.train.steps
 
 
 def report_study(out: Path, console: Console, without_data: bool = False) -> None:
@@ -134,35 +144,53 @@ def _finished_runs(stored: Path) -> int:
 
 
 def _runs_of(stored: Path) -> list[dict[str, Any]]:
-    """Of a results.json, whatever version wrote it; none where there is none to read."""
+    """Of a results.json, whatever version wrote it; none where there is none. A damaged one is refused."""
+    remake = f"put the runs of the study back into {stored.parent / 'runs'}, then `tintype report` writes it again"
+    found = read_checked(stored, remake, earlier=(1, None))
     try:
-        arms = json.loads(stored.read_text(encoding="utf-8"))["arms"]
-        return [dict(run) for arm in arms for run in arm["runs"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        return [dict(run) for arm in found.get("arms", ()) for run in arm["runs"]]
+    except (ValueError, KeyError, TypeError):
         return []
 
 
 def _claim(study: Study, out: Path) -> None:
     """Makes the folder this study's. It may grow arms, seeds and resolutions; another baseline may not move in."""
-    if (out / _STUDY).exists():
-        _refuse_another_baseline(study, stored_study(out), out)
+    if (out / _STUDY).exists() or (out / "runs").exists():
+        try:
+            _refuse_another_baseline(study, stored_study(out), out)
+        except DamagedFileError as error:
+            _refuse_other_runs(study, out, error)
     else:
         refuse_foreign(out, _STUDY)
     for resolution, plan in study.baselines.items():
         file = _baseline_file(out, resolution)
         file.parent.mkdir(exist_ok=True)
-        write_text(file, plan.to_yaml())
+        write_sealed(file, plan.to_yaml())
     settings = study.settings.model_copy(update={"evaluation": _keep_prompts(study.settings.evaluation, out)})
-    write_text(out / _STUDY, write_yaml({"name": study.name, **plain(settings)}))
+    write_sealed(out / _STUDY, write_yaml({"name": study.name, **plain(settings)}))
     _remove_leftovers(out, study.baselines)
+
+
+def _refuse_other_runs(study: Study, out: Path, error: DamagedFileError) -> None:
+    """Refuse a study whose files are damaged, unless the names of its runs show that it is this one."""
+    known = {plan.hash for arm in study.arms for plan in arm.plans}
+    there = {folder.name for folder in (out / "runs").glob("*")}
+    if there and not there & known:
+        raise error
+    sys.stderr.write(f"note: {error}: its runs are of this study, and its files are written again\n")
 
 
 def _note_command(argv: Sequence[str], out: Path) -> None:
     """Record a command line in the study's folder; one that is repeated to resume the study stays as it is."""
-    known = read_commands(out)
+    try:
+        known = read_commands(out)
+    except DamagedFileError as error:
+        sys.stderr.write(f"note: {error}: it is written again from the last report\n")
+        known = reported_commands(out)
+        write_lines(out / COMMANDS_FILE, [command.model_dump() for command in known])
     if argv and list(argv) not in [command.argv for command in known]:
         new = Command(argv=list(argv), date=datetime.now(UTC).isoformat(timespec="seconds"))
-        write_text(out / COMMANDS_FILE, "".join(command.model_dump_json() + "\n" for command in [*known, new]))
+        write_lines(out / COMMANDS_FILE, [command.model_dump() for command in [*known, new]])
 
 
 def _remove_leftovers(out: Path, resolutions: Collection[str]) -> None:
@@ -193,7 +221,7 @@ def _baseline_file(out: Path, resolution: str) -> Path:
 
 def _stored_baselines(settings: StudySettings, out: Path) -> dict[str, Plan]:
     names = [one.name for one in settings.resolutions] or [""]
-    return {name: stored_plan(_baseline_file(out, name)) for name in names}
+    return {name: stored_plan(_baseline_file(out, name), remake_study(out)) for name in names}
 
 
 def _keep_prompts(protocol: Protocol, out: Path) -> Protocol:
@@ -209,19 +237,32 @@ def _keep_prompts(protocol: Protocol, out: Path) -> Protocol:
     return protocol.model_copy(update={"also": tuple(kept)})
 
 
+def _check_prompts(protocol: Protocol, out: Path) -> None:
+    """Refuse a copy of a prompt file that is not what its folder is named after."""
+    for sampling in protocol.conditions[1:]:
+        place = Path(sampling.prompts)
+        if not is_caption(sampling.prompts) and place.is_relative_to(out / "prompts"):
+            check_sha256(place, place.parent.name, remake_study(out))
+
+
 def stored_study(out: Path) -> Study:
     """The study of a folder, with its baselines as they were resolved when the study began."""
-    document = read_file(out / _STUDY)
+    document = read_yaml(read_sealed(out / _STUDY, remake_study(out)), str(out / _STUDY))
     if not isinstance(document.data, dict) or not isinstance(document.data.get("name"), str):
         raise UserError(f"{out / _STUDY} is not what `tintype ablate` wrote; take another --out")
     name, settings = document.data.pop("name"), read_settings(document, out)
+    _check_prompts(settings.evaluation, out)
     _note_tokenizers(out / _RESULTS)
     return resolve(name, settings, _stored_baselines(settings, out), document.place)
 
 
 def _note_tokenizers(stored: Path) -> None:
     """What the last report knew of folders of small-vae: a study can lie where they are not."""
-    for run in _runs_of(stored):
+    try:
+        runs = _runs_of(stored)
+    except DamagedFileError:  # the report reads the runs, and writes it again
+        return
+    for run in runs:
         with suppress(ValidationError):  # of a run that was not done, or of an older version
             known = TokenizerInfo.model_validate(run.get("tokenizer"))
             if folder := known.settings.get("folder"):

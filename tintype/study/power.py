@@ -15,13 +15,12 @@ from statistics import fmean
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from tintype.errors import UserError
 from tintype.strict import nearest
 from tintype.study import stats
 from tintype.study.report import findings
-from tintype.study.results import Arm, MetricInfo, Results, arm_label
+from tintype.study.results import Arm, MetricInfo, Results, arm_label, read_results_file
 from tintype.study.verdicts import Counts, confidence_of, count_comparisons
 
 MOST_SEEDS = 1_000
@@ -137,7 +136,7 @@ def plan_power(
     useful: list[Results] = []
     skipped: list[str] = []
     for path in _files(paths):
-        for one in _read(path).by_resolution():
+        for one in read_results_file(path).by_resolution():
             if reason := _useless(one, without) or _repeated(one, useful):
                 skipped.append(f"{_at_resolution(path.parent.name, one)}: {reason}")
             else:
@@ -191,17 +190,6 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 def _at_resolution(name: str, results: Results) -> str:
     """The study's name. Each of several resolutions has a baseline of its own, and so counts as a study."""
     return arm_label(name, next((arm.resolution for arm in results.arms), ""))
-
-
-def _read(path: Path) -> Results:
-    try:
-        return Results.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise UserError(f"{path} is no study's results.json ({place}: {first['msg']}); give another file") from None
 
 
 def _useless(results: Results, without: Sequence[str]) -> str | None:

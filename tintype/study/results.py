@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from tintype.errors import UserError
+from tintype.files import read_checked, write_checked
 from tintype.seams import ANY_VALUE, Range
 
 TestName = Literal["paired Student", "Welch", "sign-flip permutation", "label permutation"]
@@ -249,6 +254,21 @@ class Command(_Data):
     """When it began, in UTC."""
 
 
+def read_results_file(path: Path) -> Results:
+    """Read a results.json, and refuse one that is damaged or that another version wrote."""
+    again = f"`tintype report {quote(str(path.parent))}` writes it again where the study's runs are"
+    remake = f"{again}; or give another file"
+    try:
+        found = read_checked(path, remake, earlier=(1, None))
+        return Results.model_validate_json(json.dumps(found))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise UserError(f"{path} is no study's results.json ({place}: {first['msg']}); {remake}") from None
+
+
 class Results(_Data):
     format: Literal[1] = 1
     name: str
@@ -281,10 +301,20 @@ class Results(_Data):
     commands: list[Command] = []
     """Oldest first; empty in results that were written before they were recorded."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_checksum(cls, data: Any) -> Any:
+        """Leave out the checksum of the file, which `read_results_file` checks."""
+        return {key: value for key, value in data.items() if key != "checksum"} if isinstance(data, dict) else data
+
     def to_json(self) -> str:
         """Without the keys of resolutions where there is one only."""
         several: dict[str, Any] = {"resolutions": True, "trends": True, "arms": {"__all__": {"resolution", "tokens"}}}
         return self.model_dump_json(indent=1, exclude=None if self.resolutions else several) + "\n"
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON, with its checksum."""
+        write_checked(path, json.loads(self.to_json()))
 
     def without_data(self) -> Results:
         """Without pictures and captions of the data; what models made of the captions stays."""

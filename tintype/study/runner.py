@@ -28,7 +28,7 @@ from tintype.errors import DivergedError, UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.run import Scoring, evaluate
-from tintype.files import write_text
+from tintype.files import write_sealed
 from tintype.metrics.validation import velocity_errors
 from tintype.parent import end_with_parent
 from tintype.plan import Plan
@@ -257,7 +257,7 @@ def _run(task: Task, protocol: Protocol, interrupt: Interrupt, send: Callable[[M
         outcome = train(task.plan, task.folder, interrupt, on_progress, partial(_probe, protocol), on_wait)
         if not outcome.finished:
             return Message(task.key, "interrupted", text=f"saved at step {outcome.step}", step=outcome.step)
-        result = evaluate(task.folder, protocol, on_scoring)
+        result = evaluate(task.folder, protocol, on_scoring, whole_step=outcome.step)
     except _StoppedError:
         return Message(task.key, "interrupted", text="while scoring")
     except DivergedError as error:
@@ -284,7 +284,7 @@ def _note_failure(task: Task, message: Message) -> None:
         return
     for state, name in FAILURES.items():
         if message.state == state and task.folder.is_dir():
-            write_text(task.folder / name, message.text)
+            write_sealed(task.folder / name, message.text)
         else:
             (task.folder / name).unlink(missing_ok=True)
 

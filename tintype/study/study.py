@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import torch
@@ -262,6 +263,11 @@ def load_study(name: str, assignments: Sequence[str] = ()) -> Study:
         document.override(assignment)
     settings = parse(StudySettings, document).located(Path(name).parent)
     return resolve(Path(name).stem, settings, place=document.place)
+
+
+def remake_study(folder: Path) -> str:
+    """What to do about a damaged file of a study, as the end of a sentence."""
+    return f"`tintype ablate STUDY --out {quote(str(folder))}`, with the study's own file and settings, writes it again"
 
 
 def read_settings(document: Document, folder: Path) -> StudySettings:

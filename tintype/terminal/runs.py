@@ -61,6 +61,12 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> None:
                 "the one before was used",
                 "yellow",
             )
+        elif event["event"] == "damaged-file":
+            say(
+                console,
+                f"note: {event['file']} was damaged and is restored as far as it can be: {event['reason']}",
+                "yellow",
+            )
     if not outcome.finished:
         kept = f"saved at step {outcome.step}" if outcome.step else "before the first step"
         leave(interrupt.signal, f"{kept}; run the same command to resume")

@@ -236,11 +236,11 @@ def _run(
             began, counted = now, state.step
             folder.log_metrics({"step": state.step, **line, "images_per_s": images_per_s})
         if state.step % settings.save_every_steps == 0:
-            checkpoint.save(folder.checkpoints, state, _KEPT)
+            checkpoint.save(folder.checkpoints, state, _KEPT, records=folder.records())
             saved = state.step
         on_progress(Progress(state.step, loss, images_per_s))
     if state.step > saved:
-        checkpoint.save(folder.checkpoints, state, _KEPT)
+        checkpoint.save(folder.checkpoints, state, _KEPT, records=folder.records())
 
 
 def _refuse_nonfinite(loss: float, step: int, path: Path) -> float:

@@ -2,7 +2,8 @@
 
 Written to a temporary folder, with a SHA-256 for each file, flushed, and renamed into place; only then are older ones
 pruned. The loader goes from the newest to the oldest, checks each, and moves a damaged one aside. Two kinds of file
-only, safetensors and JSON: loading never runs code.
+only, safetensors and JSON: loading never runs code. Each has a copy of the run's small files (`records`), and the
+number of lines that its logs had.
 
 The tensors are one file, or one for each rank that holds pieces of them (`pieces`); any number of ranks loads either.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tintype.errors import UserError
-from tintype.files import flush, sha256_of
+from tintype.errors import DamagedFileError, UserError
+from tintype.files import flush, read_checked, set_aside, sha256_of, write_checked
 from tintype.train import fault
 from tintype.train.layout import is_cut
 from tintype.train.pieces import read_pieces, whole_place, write_pieces
@@ -31,6 +32,8 @@ from tintype.world import ALONE, World
 
 FORMAT = 1
 _TENSORS, _SCALARS, _MANIFEST = "state.safetensors", "state.json", "manifest.json"
+_RECORDS = "records.json"
+"""Not in the manifest, which is the same for the same training; it has its own checksum."""
 _WRITING = ".writing-"
 
 
@@ -38,16 +41,24 @@ class DamagedError(Exception):
     """A checkpoint that is not what was written."""
 
 
-def save(folder: Path, state: TrainState, keep: int, world: World = ALONE) -> Path:
-    """Commits the state as `folder/step-N` and prunes all but the newest `keep`."""
-    return save_tensors(folder, state.tensors(), state.scalars(), keep, world)
+def save(
+    folder: Path, state: TrainState, keep: int, world: World = ALONE, records: Mapping[str, Any] | None = None
+) -> Path:
+    """Commit the state as `folder/step-N` and prune all but the newest `keep`. `records()` reads `records` again."""
+    return save_tensors(folder, state.tensors(), state.scalars(), keep, world, records)
 
 
 def save_tensors(
-    folder: Path, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any], keep: int, world: World = ALONE
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    scalars: Mapping[str, Any],
+    keep: int,
+    world: World = ALONE,
+    records: Mapping[str, Any] | None = None,
 ) -> Path:
     """Commit a state that was taken apart before, and prune."""
-    target = commit(folder, scalars["step"], tensors, scalars, what="checkpoint", stage="save", world=world)
+    step = scalars["step"]
+    target = commit(folder, step, tensors, scalars, what="checkpoint", stage="save", world=world, records=records)
     fault.point("save.prune")
     for step in steps(folder)[:-keep] if world.leads else ():
         shutil.rmtree(folder_of(folder, step), ignore_errors=True)  # what stays is pruned by the next save
@@ -63,6 +74,7 @@ def commit(
     what: str,
     stage: str,
     world: World = ALONE,
+    records: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes `folder/step-N` whole or not at all. `what` is its name in messages, `stage` that of its fault points.
 
@@ -104,6 +116,9 @@ def commit(
             if world.leads:
                 _write_json(temporary / _MANIFEST, {"format": FORMAT, "sha256": digests})
                 flush(temporary / _MANIFEST)
+                if records is not None:
+                    write_checked(temporary / _RECORDS, records)
+                    flush(temporary / _RECORDS)
                 flush(temporary)
                 fault.point(f"{stage}.rename")
                 temporary.rename(target)
@@ -122,7 +137,7 @@ def restore(folder: Path, state: TrainState, on_damage: Callable[[Path, str], No
         if damage := _damage(path, world):
             with world.together():
                 if world.leads:
-                    on_damage(_quarantine(path), damage)
+                    on_damage(set_aside(path), damage)
             continue
         stored, _ = _verify(path, ())
         state.load(_content(path, state), stored["scalars"])
@@ -167,6 +182,25 @@ def describe(path: Path) -> tuple[dict[str, Any], str]:
     return stored["scalars"], wanted[_TENSORS]
 
 
+def records(folder: Path) -> dict[str, Any]:
+    """The run's small files and the lengths of its logs, as the newest checkpoint that has them whole noted them."""
+    for step in reversed(steps(folder)):
+        with suppress(DamagedFileError):
+            if found := read_checked(folder_of(folder, step) / _RECORDS, "the one before is used"):
+                return found
+    return {}
+
+
+def change_records(folder: Path, change: Callable[[int, dict[str, Any]], None]) -> None:
+    """Let `change`, given a checkpoint's step and its records, alter the records of each checkpoint."""
+    for step in steps(folder):
+        file = folder_of(folder, step) / _RECORDS
+        with suppress(DamagedFileError):
+            if found := read_checked(file, "the one before is used"):
+                change(step, found)
+                write_checked(file, found)
+
+
 def tensors_file(path: Path) -> Path:
     return path / _TENSORS
 
@@ -200,10 +234,11 @@ def _verify(path: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str,
             if sha256_of(path / name) != wanted[name]:
                 raise DamagedError(f"{name} does not match its checksum")
         stored: dict[str, Any] = json.loads((path / _SCALARS).read_text(encoding="utf-8"))
+        written_in = stored["format"]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{type(error).__name__}: {error}") from error
-    if stored["format"] != FORMAT:
-        raise _other_format(path, stored["format"])
+    if written_in != FORMAT:
+        raise _other_format(path, written_in)
     return stored, wanted
 
 
@@ -240,6 +275,15 @@ def newest_whole_step(folder: Path) -> int | None:
     found = steps(folder)
     try:
         return found[-1] if found and verify(folder_of(folder, found[-1])) else None
+    except DamagedError:
+        return None
+
+
+def newest_step(folder: Path) -> int | None:
+    """The step of the newest checkpoint by its own words. Its tensors are not read: they may be damaged."""
+    found = steps(folder)
+    try:
+        return found[-1] if found and _verify(folder_of(folder, found[-1]), (_SCALARS,)) else None
     except DamagedError:
         return None
 
@@ -290,10 +334,3 @@ def _flushed_digests(temporary: Path, world: World) -> dict[str, str]:
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1), encoding="utf-8")
-
-
-def _quarantine(path: Path) -> Path:
-    number = 0
-    while (target := path.with_name(f"damaged-{number}-{path.name}")).exists():
-        number += 1
-    return path.rename(target)

@@ -1,12 +1,14 @@
 """The folder of a run: its plan, its log files, and the lock that keeps a second process out.
 
 Every line of `metrics.jsonl` and `events.jsonl` is one JSON object. A report needs these files and nothing else.
+
+All files carry checksums (`tintype.files`). The checkpoints have copies of the small ones, the records, and know how
+many lines the logs had. So damage and loss are noticed, and training restores what it can (`restore_files`).
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import platform
 import subprocess
@@ -15,16 +17,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
 import tintype
-from tintype.errors import DivergedError, UserError
-from tintype.files import read_json, read_lines, remove_unfinished, write_json, write_text
+from tintype.errors import DamagedFileError, DivergedError, UserError
+from tintype.files import (
+    append_line,
+    count_lines,
+    damaged,
+    flush,
+    read_checked,
+    read_lines,
+    read_sealed,
+    remove_unfinished,
+    salvage_lines,
+    set_aside,
+    without_seal,
+    write_checked,
+    write_lines,
+    write_sealed,
+)
 from tintype.parent import command_with_parent
 from tintype.plan import Plan, plan_from_folder, short_diff
-from tintype.train import fault
+from tintype.train import checkpoint, fault
 from tintype.train.model_folder import refuse_training
 from tintype.world import ALONE, World
 
@@ -37,6 +55,8 @@ DIVERGED = "diverged.txt"
 _LOCK = ".lock"
 _WAIT_S = 120.0
 _LOOK_S = 0.1
+_COPIES, _LENGTHS = "files", "lines"
+"""In the records of a checkpoint: the content of each small file, and the number of lines of each log."""
 
 
 class RunFolder:
@@ -53,6 +73,15 @@ class RunFolder:
         self.lineage_file = path / "lineage.json"
         self.imported_file = path / "imported.json"
         self.diverged_file = path / DIVERGED
+        self.environment_file = path / "environment.json"
+        self.optimizer_file = path / "optimizer.json"
+        self._records = (
+            *(self.loaded_file, self.latents_file, self.lineage_file, self.imported_file),
+            *(self.environment_file, self.optimizer_file),
+        )
+        self._logs = (self.events_file, self.metrics_file)
+        self._known: dict[str, dict[str, Any]] = {}
+        """The records that this process has written or restored."""
 
     @contextmanager
     def claim(self, plan: Plan) -> Iterator[None]:
@@ -71,7 +100,7 @@ class RunFolder:
             yield
         except DivergedError as error:
             if self.writes:
-                write_text(self.diverged_file, f"{error}\n")
+                write_sealed(self.diverged_file, f"{error}\n")
             raise
         if self.writes:
             self.diverged_file.unlink(missing_ok=True)
@@ -79,7 +108,8 @@ class RunFolder:
     def refuse_diverged(self) -> None:
         """Raise DivergedError for a run that diverged: its last weights are those of a training that failed."""
         if self.diverged_file.exists():
-            reason = self.diverged_file.read_text(encoding="utf-8").strip()
+            remake = f"{self._command} trains it again from its last checkpoint"
+            reason = without_seal(read_sealed(self.diverged_file, remake)).strip()
             raise DivergedError(
                 f"{self.path} is a diverged run ({reason}). To use its last checkpoint all the same, remove "
                 f"{self.diverged_file}"
@@ -90,19 +120,96 @@ class RunFolder:
         if (self.path / "plan.yaml").exists():
             if self._begun():
                 self._check_same_plan(plan)
+        elif self._was_of(plan):
+            self._note_plan("it was missing")
         else:
             refuse_foreign(self.path, "plan.yaml")
         self.checkpoints.mkdir(exist_ok=True)
-        write_text(self.path / "plan.yaml", plan.to_yaml())
+        write_sealed(self.path / "plan.yaml", plan.to_yaml())
 
     def _begun(self) -> bool:
         """Whether there is anything of a run to lose: one that failed before its first step may be tried otherwise."""
         return self.metrics_file.exists() or any(self.checkpoints.glob("*"))
 
+    def _was_of(self, plan: Plan) -> bool:
+        """Whether the run was trained with this plan, as far as its other files know."""
+        return self.environment_file.exists() and self.read_record(self.environment_file).get("plan") == plan.hash
+
+    def _note_plan(self, reason: str) -> None:
+        self.log_event("damaged-file", 0, file="plan.yaml", reason=f"{reason}; written again from the same plan")
+
+    @property
+    def _command(self) -> str:
+        run = quote(str(self.path))
+        return f"`tintype train {quote(str(self.path / 'plan.yaml'))} --out {run}`"
+
+    def write_record(self, file: Path, content: Mapping[str, Any]) -> None:
+        """Write one of the small files that say what the run is made of."""
+        if self.writes:
+            self._known[file.name] = dict(content)
+            write_checked(file, content)
+
+    def read_record(self, file: Path) -> dict[str, Any]:
+        """Return what a small file says, empty where the run has none; refuse a damaged or lost one."""
+        found = read_checked(file, f"{self._command} restores it from a checkpoint")
+        if not file.exists() and file.name in checkpoint.records(self.checkpoints).get(_COPIES, {}):
+            raise damaged(file, "it is missing", f"{self._command} restores it from a checkpoint")
+        return found
+
+    def records(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the run's files, once the logs are on the disk."""
+        if not self.writes:
+            return {}
+        for log in self._logs:
+            if log.is_file():
+                flush(log)
+        return {_COPIES: dict(self._known), _LENGTHS: {log.name: count_lines(log) for log in self._logs}}
+
+    def restore_files(self) -> None:
+        """Restore what is damaged or lost of the records and the logs, and log it as an event.
+
+        Records come from a checkpoint. Of a log the lines that are whole stay; steps that are lost from it were
+        trained, and only an event can say that they are lost.
+        """
+        if not self.writes:
+            return
+        kept = checkpoint.records(self.checkpoints)
+        for log in self._logs:
+            self._restore_log(log, kept.get(_LENGTHS, {}).get(log.name, 0))
+        for file in self._records:
+            self._restore_record(file, kept.get(_COPIES, {}))
+
+    def _restore_log(self, file: Path, length: int) -> None:
+        found = salvage_lines(file, length)
+        if found.damage:
+            moved_to = str(set_aside(file)) if file.exists() else None
+            write_lines(file, found.whole)
+            self.log_event("damaged-file", 0, file=file.name, reason=found.damage, moved_to=moved_to)
+
+            def shorten(step: int, records: dict[str, Any]) -> None:
+                records[_LENGTHS][file.name] = sum(line.get("step", 0) <= step for line in found.whole)
+
+            checkpoint.change_records(self.checkpoints, shorten)
+
+    def _restore_record(self, file: Path, copies: Mapping[str, dict[str, Any]]) -> None:
+        """Without a checkpoint nothing was trained yet, and the file will be written anew."""
+        try:
+            found = self.read_record(file)
+        except DamagedFileError as error:
+            if file.name not in copies and checkpoint.steps(self.checkpoints):
+                raise
+            moved_to = str(set_aside(file)) if file.exists() else None
+            if file.name in copies:
+                self.write_record(file, copies[file.name])
+            self.log_event("damaged-file", 0, file=file.name, reason=str(error), moved_to=moved_to)
+        else:
+            if found:
+                self._known[file.name] = found
+
     def keep_identities(self, loaded: Mapping[str, str | None], step: int) -> None:
         """Notes the data, the tokenizer, the text encoder and what the losses compare with, and refuses to go on with
         others than the run began with."""
-        before: dict[str, str] = read_json(self.loaded_file) if step else {}
+        before: dict[str, str] = self.read_record(self.loaded_file) if step else {}
         for name, identity in loaded.items():
             if before.get(name, identity) != identity and not self._only_added(name, before):
                 raise UserError(
@@ -111,12 +218,12 @@ class RunFolder:
                     "--out"
                 )
         known = {name: identity for name, identity in loaded.items() if identity}
-        if known and self.writes:
-            write_json(self.loaded_file, {**known, **before})
+        if known:
+            self.write_record(self.loaded_file, {**known, **before})
 
     def check_identity(self, name: str, identity: str | None) -> None:
         """Refuses to use a trained run with other weights of others than it was trained with."""
-        known = read_json(self.loaded_file)
+        known = self.read_record(self.loaded_file)
         if known.get(name, identity) != identity and not self._only_added(name, known):
             raise UserError(
                 f"{self.path}: the run was trained with the '{name}' {known[name][:12]}…, and the one loaded now is "
@@ -131,7 +238,7 @@ class RunFolder:
 
     def check_plan(self, plan: Plan) -> None:
         """Refuses to hand on a trained run whose plan.yaml says something else than it was trained with."""
-        trained = read_json(self.path / "environment.json").get("plan", plan.hash)  # older runs did not note it
+        trained = self.read_record(self.environment_file).get("plan", plan.hash)  # older runs did not note it
         if trained != plan.hash:
             raise UserError(
                 f"{self.path / 'plan.yaml'} was changed after the run was trained: the plan of the training has the "
@@ -140,8 +247,7 @@ class RunFolder:
 
     def write_latents(self, images: int, mean_C: Sequence[float], std_C: Sequence[float]) -> None:
         """Mean and deviation of each channel of the latents of the run's first images."""
-        if self.writes:
-            write_json(self.latents_file, {"images": images, "mean": list(mean_C), "std": list(std_C)})
+        self.write_record(self.latents_file, {"images": images, "mean": list(mean_C), "std": list(std_C)})
 
     def write_about(self, parts: Parts) -> None:
         """What the run is made on, and which of its parameters are optimized how."""
@@ -150,17 +256,22 @@ class RunFolder:
             return
         sizes = {name: parameter.numel() for name, parameter in parts.modules.named_parameters()}
         made_on = {**environment(parts.device), "ranks": parts.world.size, "copies": parts.layout.copies}
-        write_json(
-            self.path / "environment.json", {**made_on, "parameters": sum(sizes.values()), "plan": parts.plan.hash}
-        )
+        environment_now = {**made_on, "parameters": sum(sizes.values()), "plan": parts.plan.hash}
+        self.write_record(self.environment_file, environment_now)
         about = {
             kind: {"tensors": len(names), "parameters": sum(sizes[name] for name in names), "names": names}
             for kind, names in groups.items()
         }
-        write_json(self.path / "optimizer.json", about)
+        self.write_record(self.optimizer_file, about)
 
     def _check_same_plan(self, plan: Plan) -> None:
-        there = plan_from_folder(self.path)
+        try:
+            there = plan_from_folder(self.path)
+        except DamagedFileError as error:
+            if not self._was_of(plan):
+                raise
+            self._note_plan(str(error))
+            return
         if there.hash == plan.hash:
             return
         changes = short_diff(there, plan)
@@ -186,20 +297,22 @@ class RunFolder:
                 self.log_event("warning", step, text=text)
 
     def metrics(self) -> list[dict[str, Any]]:
-        return read_lines(self.metrics_file)
+        return self._lines(self.metrics_file)
 
     def events(self) -> list[dict[str, Any]]:
-        return read_lines(self.events_file)
+        return self._lines(self.events_file)
+
+    def _lines(self, log: Path) -> list[dict[str, Any]]:
+        length = checkpoint.records(self.checkpoints).get(_LENGTHS, {}).get(log.name, 0)
+        return read_lines(log, f"{self._command} keeps the lines that are whole and logs the loss", length)
 
     def forget_after(self, step: int) -> None:
         """Drops the lines of steps that are going to be done again, and a last line that was cut short."""
         if not self.writes:
             return
-        for file in (self.metrics_file, self.events_file):
-            kept = [line for line in read_lines(file) if line["step"] <= step]
-            text = "".join(json.dumps(line) + "\n" for line in kept)
-            if file.exists() and file.read_text(encoding="utf-8") != text:
-                write_text(file, text)
+        for file in self._logs:
+            if file.is_file():
+                write_lines(file, [line for line in read_lines(file) if line.get("step", 0) <= step])
 
 
 def _word(name: str) -> str:
@@ -313,9 +426,8 @@ def _processor() -> str:
 
 def _append(path: Path, line: dict[str, Any]) -> None:
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(path, line)
     except OSError as error:
         raise UserError(
-            f"cannot write to {path}: {error.strerror}. Make room, then run the same command again to go on"
+            f"cannot write to {path}: {error.strerror}. Make room, then run the same command again to resume"
         ) from error

@@ -22,7 +22,7 @@ _BATCH = 32
 
 def check_latents(folder: RunFolder, parts: Parts, step: int) -> None:
     """Writes what the latents are like to the run's folder, and refuses those that no noise would fit."""
-    if step and folder.latents_file.exists():
+    if step and folder.read_record(folder.latents_file):
         return
     mean_C, std_C, images = measure_latents(parts)
     folder.write_latents(images, mean_C.tolist(), std_C.tolist())

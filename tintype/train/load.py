@@ -83,16 +83,20 @@ def _all_parameters(parts: Parts, average: Reconstruction) -> dict[str, Tensor]:
 
 
 def newest_good(path: Path, state: TrainState | None = None) -> tuple[dict[str, Tensor], dict[str, int]]:
-    folder = RunFolder(path).checkpoints
+    folder, found = RunFolder(path).checkpoints, []
     for step in reversed(checkpoint.steps(folder)):
         try:
             return checkpoint.read(checkpoint.folder_of(folder, step), state)
         except checkpoint.DamagedError as error:
             if read_about(path):
                 raise UserError(f"the weights in {path} are damaged: {error}. Export or download them again") from None
+            found.append(f"{checkpoint.folder_of(folder, step)} is damaged ({error})")
             if not current().leads:
                 continue
             sys.stderr.write(
                 f"note: the checkpoint of step {step} in {path} is damaged ({error}); trying the one before\n"
             )
-    raise UserError(f"{path} has no whole checkpoint yet; `tintype train RECIPE --out {quote(str(path))}` trains it")
+    command = f"`tintype train RECIPE --out {quote(str(path))}` trains it"
+    if found:
+        raise UserError(f"{path} has no whole checkpoint: {'; '.join(found)}; {command} again")
+    raise UserError(f"{path} has no whole checkpoint yet; {command}")

@@ -82,6 +82,8 @@ def train(
         watch_ranks(world, plan.run.watchdog, partial(_log_stuck_rank, folder)) as begin_step,
     ):
         if checkpoint.tidy(folder.checkpoints, world) == plan.train.steps:
+            with world.together():
+                folder.restore_files()
             return Outcome(plan.train.steps, finished=True, already_done=True)
         parts = build_parts(plan)
         state = new_state(parts)
@@ -162,10 +164,10 @@ def _log_stuck_rank(folder: RunFolder, finding: Finding, text: str) -> str:
 
 
 def _save(folder: RunFolder, run: RunSettings, state: TrainState, saver: Saver, now: bool) -> None:
-    scalars = state.scalars()
+    scalars, records = state.scalars(), folder.records()
 
     def commit(tensors: Mapping[str, Tensor], world: World) -> None:
-        checkpoint.save_tensors(folder.checkpoints, tensors, scalars, run.keep_checkpoints, world)
+        checkpoint.save_tensors(folder.checkpoints, tensors, scalars, run.keep_checkpoints, world, records)
 
     saver.write(state.step, state.tensors(), commit, now=now)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tintype.errors import UserError
+from tintype.files import note_once
 from tintype.forms import Form, misfits
 from tintype.plan import plan_from_folder
 from tintype.train import checkpoint
@@ -99,16 +101,24 @@ def try_reconstruction(run: Path, length: float, step: int | None = None) -> Rec
 def _snapshots(run: Path) -> list[Snapshot]:
     plan = plan_from_folder(run)
     found = read_snapshots(RunFolder(run).snapshots)
-    if found:
-        return found
     steps = plan.train.steps
     due = [step for step in range(1, steps + 1) if plan.ema is not None and plan.ema.snapshot_due(step, steps)]
+    if found:
+        _note_lost(run, [step for step in due if step <= found[-1].step and step not in {one.step for one in found}])
+        return found
     if due:
         raise UserError(f"{run} has no snapshot of its weight averages yet; the first is written at step {due[0]}")
     raise UserError(
         f"{run} has no snapshots of weight averages, so no other length can be had: "
         "train with --technique power-ema for that"
     )
+
+
+def _note_lost(run: Path, steps: Sequence[int]) -> None:
+    """Say once in a process that averages will be less exact than they could be."""
+    if steps:
+        listed = ", ".join(map(str, steps))
+        note_once(str(run), f"{run} has no snapshot of the steps {listed}; averages of its weights are less exact")
 
 
 def _verify(path: Path) -> None:

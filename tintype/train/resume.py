@@ -1,4 +1,4 @@
-"""Where a run goes on."""
+"""Resume a run from its newest good checkpoint."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from tintype.train.state import StateMismatchError, TrainState
 
 
 def resume(folder: RunFolder, state: TrainState) -> None:
-    """Restores the newest good checkpoint, if any, and cuts the logs and snapshots back to it."""
+    """Restores damaged files and the newest good checkpoint, if any, and cuts the logs and snapshots back to it."""
 
     def on_damage(moved_to: Path, reason: str) -> None:
         folder.log_event("damaged-checkpoint", 0, moved_to=str(moved_to), reason=reason)
 
+    with folder.world.together():
+        folder.restore_files()
     try:
         checkpoint.restore(folder.checkpoints, state, on_damage, folder.world)
     except StateMismatchError as error:

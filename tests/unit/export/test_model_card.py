@@ -15,6 +15,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from typer.testing import CliRunner
 
+from tests.edit_checked import edit_json, edit_lines
 from tests.tiny import tiny_plan
 from tests.tiny_store import imported, parquet_of, picture
 from tintype.cli import app
@@ -27,6 +28,7 @@ from tintype.export.limits import limits
 from tintype.export.model_card import CardOptions, make_card, write_card
 from tintype.export.record import read_record
 from tintype.strict import parse, read_yaml, write_yaml
+from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 
@@ -132,13 +134,10 @@ def test_the_body_says_what_the_record_has(scenes: Run) -> None:
 def test_the_cost_has_memory_gpu_hours_and_events_where_the_log_has_them(copied: Path) -> None:
     usual = make_card(copied).text
     assert "Hours of the processor" in usual and "GPU hours" not in usual and "Events" not in usual
-    lines = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
-    on_gpu = [{**line, "memory_gb": float(line["step"]), "seconds": 600.0} for line in lines]
-    (copied / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in on_gpu))
-    event = json.dumps({"event": "non-finite-step", "step": 3, "moved_to": "/home/alice"})
-    (copied / "events.jsonl").write_text(f"{event}\n{event}\n")
-    environment = copied / "environment.json"
-    environment.write_text(json.dumps({**json.loads(environment.read_text()), "ranks": 4, "device": "H200"}))
+    edit_lines(copied / "metrics.jsonl", lambda line: {**line, "memory_gb": float(line["step"]), "seconds": 600.0})
+    for _ in range(2):
+        RunFolder(copied).log_event("non-finite-step", 3, moved_to="/home/alice")
+    edit_json(copied / "environment.json", lambda environment: environment.update(ranks=4, device="H200"))
     found = cells(split(make_card(copied).text)[1])
     assert found[found.index("GPU hours") + 1] == "4"
     assert found[found.index("Memory") + 1].startswith("6.0 GB held between steps")
@@ -182,9 +181,7 @@ def test_a_card_that_was_changed_is_not_overwritten(scenes: Run, tmp_path: Path)
 
 def change_result(run: Path, change: Any) -> None:
     (file,) = (run / "evaluation").glob("*/result.json")
-    result = json.loads(file.read_text())
-    change(result)
-    file.write_text(json.dumps(result))
+    edit_json(file, change)
 
 
 @pytest.mark.parametrize("name", ["../outside.png", "plan.yaml", "nowhere.png", "/etc/hostname"])
@@ -192,7 +189,7 @@ def test_previews_are_pngs_of_the_run(copied: Path, name: str) -> None:
     png = copied / json.loads(next((copied / "evaluation").glob("*/result.json")).read_text())["previews"][0]
     shutil.copy(png, copied.parent / "outside.png")
     assert make_card(copied).pictures
-    change_result(copied, lambda result: result.update(previews=[name]))
+    change_result(copied, lambda result: result.update(previews=[name], previews_sha256=[]))
     card = make_card(copied)
     assert not card.pictures and "![" not in card.text
 
@@ -238,8 +235,7 @@ def test_captions_of_ones_own_data_are_left_out_unless_asked_for(stored: Run) ->
 
 def test_captions_of_another_store_are_not_taken_for_the_runs(stored: Run, tmp_path: Path) -> None:
     shutil.copytree(stored.path, tmp_path / "run")
-    loaded = tmp_path / "run" / "loaded.json"
-    loaded.write_text(json.dumps({**json.loads(loaded.read_text()), "data": "0" * 64}))
+    edit_json(tmp_path / "run" / "loaded.json", lambda loaded: loaded.update(data="0" * 64))
     with pytest.raises(UserError, match="trained with the 'data' 000000000000"):
         make_card(tmp_path / "run", CardOptions(with_captions=True))
     assert read_record(tmp_path / "run").data_count is None

@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors import safe_open
 from typer.testing import CliRunner
 
+from tests.edit_checked import edit_text
 from tests.fake_hub import ACCOUNT, TOKEN, FakeHub, fake_hub
 from tests.tiny import tiny_plan
 from tests.tiny_export import latent_plan, write_run
@@ -142,7 +143,7 @@ def test_what_was_damaged_or_changed_is_refused(model: Path) -> None:
         load_run(model)
     weights.write_bytes(whole)
     load_run(model)
-    plan.write_text(plan.read_text().replace("shift: 1.0", "shift: 2.0"))
+    edit_text(plan, "shift: 1.0", "shift: 2.0")
     with pytest.raises(UserError, match=r"plan\.yaml has another checksum"):
         load_run(model)
     plan.unlink()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.edit_checked import edit_json, edit_text
 from tests.tiny import tiny_plan
 from tests.tiny_export import latent_plan, pixel_plan, text_settings, write_run
 from tests.tiny_tuning import tuned_plan
@@ -72,8 +73,7 @@ def test_a_run_without_a_checkpoint(tmp_path: Path) -> None:
 
 def test_a_plan_that_was_changed_after_training(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", pixel_plan("t5"))
-    file = run / "plan.yaml"
-    file.write_text(file.read_text().replace("shift: 3.0", "shift: 2.0"))
+    edit_text(run / "plan.yaml", "shift: 3.0", "shift: 2.0")
     with pytest.raises(UserError, match="changed after the run was trained"):
         export_pipeline(run, tmp_path / "out")
 
@@ -81,18 +81,14 @@ def test_a_plan_that_was_changed_after_training(tmp_path: Path) -> None:
 def test_a_plan_of_another_shape_in_a_run_that_did_not_note_its_hash(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", pixel_plan("t5"))
     (run / "environment.json").unlink()
-    file = run / "plan.yaml"
-    file.write_text(file.read_text().replace("depth: 3", "depth: 4"))
+    edit_text(run / "plan.yaml", "depth: 3", "depth: 4")
     with pytest.raises(UserError, match=r"does not fit its plan.yaml.*missing: denoiser.blocks.3"):
         export_pipeline(run, tmp_path / "out")
 
 
 def test_another_text_encoder_than_the_runs(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", pixel_plan("t5"))
-    from tintype.files import read_json, write_json
-
-    loaded = read_json(run / "loaded.json")
-    write_json(run / "loaded.json", {**loaded, "text": "0" * 64})
+    edit_json(run / "loaded.json", lambda loaded: loaded.update(text="0" * 64))
     with pytest.raises(UserError, match="trained with the 'text'"):
         export_pipeline(run, tmp_path / "out")
 

@@ -12,6 +12,7 @@ import torch
 import transformers
 from rich.console import Console
 
+from tests.edit_checked import edit_json
 from tests.tiny import TINY, tiny_plan
 from tests.tiny_clip import write, write_clip
 from tests.tiny_dino import write_dino
@@ -54,6 +55,12 @@ def test_a_study_keeps_its_prompt_files(tmp_path: Path) -> None:
     prompts.unlink()
     out.rename(tmp_path / "moved")
     report_study(tmp_path / "moved", Console(quiet=True))
+    (copy,) = (tmp_path / "moved" / "prompts").glob("*/mine.jsonl")
+    before = copy.read_text()
+    copy.write_text(before.replace("red", "tan"))
+    with pytest.raises(UserError, match=r"mine.jsonl is damaged .*`tintype ablate"):
+        report_study(tmp_path / "moved", Console(quiet=True))
+    copy.write_text(before)
     results = read_results(tmp_path / "moved")
     assert results.arms[0].runs[0].state == "done"
     assert set(results.arms[0].runs[0].details["clip_score_clip_mine"]) == {"tag: one", "tag: two"}
@@ -209,9 +216,8 @@ def test_metrics_have_the_range_of_their_definition(finished: Path) -> None:
 def test_the_throughput_is_that_of_the_runs_own_lines(finished: Path) -> None:
     """An older version may have stored another one, by another definition."""
     (stored,) = finished.glob("runs/*/evaluation/*/result.json")
+    edit_json(stored, lambda result: result["metrics"].update(images_per_s=1e9))
     result = json.loads(stored.read_text())
-    result["metrics"]["images_per_s"] = 1e9
-    stored.write_text(json.dumps(result))
     report_study(finished, Console(quiet=True))
     (run,) = read_results(finished).arms[0].runs
     assert run.metrics == {
@@ -249,7 +255,16 @@ def test_a_study_without_any_finished_run_keeps_the_results_of_before(
     assert "no report: " in console.export_text() and (finished / "results.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"arms": 3}', '{"arms": [{"runs": [{"state": "missing"}]}]}'])
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_damaged_results_are_not_replaced_by_none(finished: Path, text: str) -> None:
+    shutil.rmtree(finished / "runs")
+    (finished / "results.json").write_text(text)
+    with pytest.raises(UserError, match=r"results.json is damaged .* put the runs of the study back"):
+        report_study(finished, Console(quiet=True))
+    assert (finished / "results.json").read_text() == text
+
+
+@pytest.mark.parametrize("text", ['{"arms": 3}', '{"arms": [{"runs": [{"state": "missing"}]}]}'])
 def test_results_without_finished_runs_are_replaced(finished: Path, text: str) -> None:
     shutil.rmtree(finished / "runs")
     (finished / "results.json").write_text(text)

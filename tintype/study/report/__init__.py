@@ -10,7 +10,7 @@ from typing import Any
 from tintype.files import write_text
 from tintype.study.report.html import to_html
 from tintype.study.report.markdown import to_markdown
-from tintype.study.results import Results
+from tintype.study.results import Results, read_results_file
 from tintype.visible import visible
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
@@ -21,7 +21,7 @@ def write_report(results: Results, folder: Path) -> Path:
     """Writes all four files, each whole or not at all, and gives the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "report.html"
-    write_text(folder / "results.json", results.to_json())
+    results.write(folder / "results.json")
     write_text(folder / "results.csv", to_csv(results))
     write_text(folder / "report.md", to_markdown(results))
     write_text(page, to_html(results, folder))
@@ -29,7 +29,7 @@ def write_report(results: Results, folder: Path) -> Path:
 
 
 def read_results(folder: Path) -> Results:
-    return Results.model_validate_json((folder / "results.json").read_text(encoding="utf-8"))
+    return read_results_file(folder / "results.json")
 
 
 def to_csv(results: Results) -> str:
