@@ -165,7 +165,7 @@ def test_without_its_format_a_later_checkpoint_counts_as_damaged(
 def test_a_flipped_bit_in_the_format_is_damage_and_not_another_format(tmp_path: Path) -> None:
     run = Path(shutil.copytree(SETS[-1] / stored.SCORED, tmp_path / "run"))
     manifest = checkpoint.folder_of(run / "checkpoints", stored.STEP) / "manifest.json"
-    content = {"format": 5, **json.loads(manifest.read_text(encoding="utf-8"))}
+    content = {**json.loads(manifest.read_text(encoding="utf-8")), "format": 5}
     for value in (content, {**content, "format": "1"}):
         manifest.write_text(json.dumps(value), encoding="utf-8")
         with pytest.raises(checkpoint.DamagedError, match="gives the format"):

@@ -1,4 +1,4 @@
-"""Ranks compare what they were started with before they work together."""
+"""Ranks compare what they were started with before they work together, and log which one holds up the others."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import torch
 
 import tintype
 from tintype.plan import Plan, settings_by_key
+from tintype.train import checkpoint
+from tintype.train.folder import RunFolder
+from tintype.watchdog import Finding
 from tintype.world import World
 
 
@@ -37,3 +40,14 @@ def code_digest() -> str:
         digest.update(f"{file.relative_to(package)}\n".encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def log_stuck_rank(folder: RunFolder, finding: Finding, text: str) -> str:
+    """Log the rank that held up the others, and return what to tell. Any rank may come here, whoever leads.
+
+    The event is of the step that the run resumes from: later ones are dropped then.
+    """
+    saved = max(checkpoint.steps(folder.checkpoints), default=0)
+    RunFolder(folder.path).log_event("stuck-rank", saved, text=text, **finding.details)
+    kept = f"the run is saved at step {saved}" if saved else "no checkpoint was saved yet"
+    return f"{text}. All ranks are ended; {kept}, and the same command resumes it"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from tintype import standing
 from tintype.plan import Plan
-from tintype.settings import RunSettings
 from tintype.train import checkpoint, fault
-from tintype.train.agreement import agree_on_plan
+from tintype.train.agreement import agree_on_plan, log_stuck_rank
 from tintype.train.clock import Clock
 from tintype.train.divergence import check_weights, count_step
 from tintype.train.folder import RunFolder, wait_for_lock
@@ -23,15 +20,15 @@ from tintype.train.latents import check_latents
 from tintype.train.parts import Parts, build_parts, cpu_threads, exact_fp32
 from tintype.train.prepare import get_ready, prepare_images
 from tintype.train.resume import resume
-from tintype.train.saving import Saver
+from tintype.train.saving import Saver, save_state
 from tintype.train.snapshots import take_snapshot
 from tintype.train.start import begin
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import StepResult, update
 from tintype.train.window import window_line
 from tintype.train.writers import open_writer
-from tintype.watchdog import Finding, watch_ranks
-from tintype.world import World, current
+from tintype.watchdog import watch_ranks
+from tintype.world import current
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def train(
         folder.note_divergence(),
         exact_fp32(),
         cpu_threads(plan.run),
-        watch_ranks(world, plan.run.watchdog, partial(_log_stuck_rank, folder)) as begin_step,
+        watch_ranks(world, plan.run.watchdog, partial(log_stuck_rank, folder)) as begin_step,
     ):
         if checkpoint.tidy(folder.checkpoints, world) == plan.train.steps:
             with world.together():
@@ -95,8 +92,8 @@ def train(
             folder.keep_identities(parts.identities | identities, state.step)
             folder.write_about(parts)
             folder.log_warnings(plan, state.step)
-        here = Progress(state.step, plan.train.steps, None, None)
-        prepare_images(parts, state.images_seen, interrupt, lambda: on_progress(here))
+        begun = partial(on_progress, Progress(state.step, plan.train.steps, None, None))
+        prepare_images(parts, state.images_seen, interrupt, begun)
         if not interrupt.of_any(world):
             with world.together():
                 check_latents(folder, parts, state.step)
@@ -112,8 +109,7 @@ def _run(
     probe: Probe,
     begin_step: Callable[[], None],
 ) -> Outcome:
-    plan, steps, run = parts.plan, parts.plan.train.steps, parts.plan.run
-    saved = state.step
+    plan, steps, run, saved = parts.plan, parts.plan.train.steps, parts.plan.run, state.step
     window: list[StepResult] = []
     line: dict[str, Any] = {}
     clock = Clock(parts.device)
@@ -126,7 +122,8 @@ def _run(
                 window.append(update(parts, state, clock))
                 if len(window) > 1:  # the step before: by now it is done, and the GPU has work
                     count_step(folder, parts, state, window[-2])
-                _release(folder, parts, state.step)
+                for loss in parts.release_losses(state.step):
+                    folder.log_event("loss-over", state.step, loss=loss)
                 fault.point("step.done")
                 standing.mark("snapshot")
                 take_snapshot(folder.snapshots, plan, state, saver)  # before the checkpoint, which vouches for it
@@ -146,36 +143,7 @@ def _run(
                 saver.check()
             if saving:
                 standing.mark("save")
-                _save(folder, run, state, saver, now=not working or state.step == steps)
+                save_state(folder, run, state, saver, now=not working or state.step == steps)
                 saved = state.step
             on_progress(Progress(state.step, steps, line.get("loss"), line.get("images_per_s")))
     return Outcome(state.step, finished=state.step >= steps)
-
-
-def _log_stuck_rank(folder: RunFolder, finding: Finding, text: str) -> str:
-    """Log the rank that held up the others, and return what to tell. Any rank may come here, whoever leads.
-
-    The event is of the step that the run resumes from: later ones are dropped then.
-    """
-    saved = max(checkpoint.steps(folder.checkpoints), default=0)
-    RunFolder(folder.path).log_event("stuck-rank", saved, text=text, **finding.details)
-    kept = f"the run is saved at step {saved}" if saved else "no checkpoint was saved yet"
-    return f"{text}. All ranks are ended; {kept}, and the same command resumes it"
-
-
-def _save(folder: RunFolder, run: RunSettings, state: TrainState, saver: Saver, now: bool) -> None:
-    scalars, records = state.scalars(), folder.records()
-
-    def commit(tensors: Mapping[str, Tensor], world: World) -> None:
-        checkpoint.save_tensors(folder.checkpoints, tensors, scalars, run.keep_checkpoints, world, records)
-
-    saver.write(state.step, state.tensors(), commit, now=now)
-
-
-def _release(folder: RunFolder, parts: Parts, step: int) -> None:
-    """Lets go of what the losses that are just over had loaded: a teacher leaves memory here."""
-    for term in parts.terms:
-        over = term.settings.schedule.over
-        if over(step) and not over(step - 1):
-            term.part.release()
-            folder.log_event("loss-over", step, loss=term.name)

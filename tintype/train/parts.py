@@ -105,6 +105,13 @@ class Parts:
         """The terms that have a weight at this step."""
         return [term for term in self.terms if term.settings.weight_at(step)]
 
+    def release_losses(self, step: int) -> list[str]:
+        """Release what the losses that are just over had loaded, and return their names: a teacher leaves memory."""
+        ended = [term for term in self.terms if (over := term.settings.schedule.over)(step) and not over(step - 1)]
+        for term in ended:
+            term.part.release()
+        return [term.name for term in ended]
+
     def wants_images(self, terms: Sequence[Term]) -> bool:
         """Whether steps with these terms need the images themselves."""
         return self.kept is None or any(term.part.needs_images for term in terms)

@@ -18,7 +18,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tintype.settings import RunSettings
+from tintype.train import checkpoint
+from tintype.train.folder import RunFolder
 from tintype.train.layout import is_cut, local
+from tintype.train.state import TrainState
 from tintype.world import ALONE, World
 
 SaveMode = Literal["auto", "wait", "background"]
@@ -138,6 +142,16 @@ class Saver:
             place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
             self._copies[name] = place
         return place.copy_(tensor, non_blocking=True)
+
+
+def save_state(folder: RunFolder, run: RunSettings, state: TrainState, saver: Saver, now: bool) -> None:
+    """Save a checkpoint of the run, in the background unless `now`."""
+    scalars, records = state.scalars(), folder.records()
+
+    def commit(tensors: Mapping[str, Tensor], world: World) -> None:
+        checkpoint.save_tensors(folder.checkpoints, tensors, scalars, run.keep_checkpoints, world, records)
+
+    saver.write(state.step, state.tensors(), commit, now=now)
 
 
 def _fits(tensors: Mapping[str, Tensor]) -> bool:
