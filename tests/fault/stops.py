@@ -50,7 +50,7 @@ PHASES = [
     Phase("waiting for data, twice", "step.data", 3, twice=True),
     *(Phase("backward", "step.backward", n) for n in (2, 5)),
     Phase("backward, twice", "step.backward", 5, twice=True),
-    *(Phase("optimizer", "step.optimizer", n) for n in (1, 6)),
+    *(Phase("optimizer", "step.optimizer", n) for n in (1, 5)),
     Phase("after a step", "step.done", 3),
     Phase("writing metrics", "log.write", 2),
     *(
@@ -60,7 +60,6 @@ PHASES = [
     ),
     Phase("saving, twice", "save.state", 2, twice=True),
     *(Phase("evaluation", "report", n, "evaluate") for n in (1, 2, 4, 6)),
-    Phase("evaluation, twice", "report", 3, "evaluate", twice=True),
 ]
 CONTROL = Phase("backward", "step.backward", 5)
 
@@ -72,14 +71,14 @@ def arguments(command: str, root: Path, folder: Path) -> list[str]:
     return ["train", str(plan), "--out", str(folder)]
 
 
-def run_command(words: list[str], said: Path, arm: Callable[[], None] = lambda: None) -> int:
+def run_command(words: list[str], folder: Path, said: Path, arm: Callable[[], None] = lambda: None) -> int:
     """Run a command in a forked process, its output in a file; return its exit code, or minus a signal."""
     child = os.fork()
     if child == 0:
         output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        os.environ["TINTYPE_CACHE"] = f"{said}.cache"
+        os.environ["TINTYPE_CACHE"] = f"{folder}.cache"
         sys.argv = ["tintype", *words]
         arm()
         try:
@@ -138,16 +137,16 @@ def stop_and_resume(phase: Phase, index: str, root: Path, arm: Callable[[Phase],
     whole, folder, said = root / f"whole {phase.command}", root / index, root / f"{index}.txt"
     for one in (whole, folder):
         if phase.command == "evaluate" and not one.exists():
-            assert run_command(arguments("train", root, one), said) == 0, said.read_text()
+            assert run_command(arguments("train", root, one), one, said) == 0, said.read_text()
     if not whole.exists() or (phase.command == "evaluate" and not (whole / "evaluation").exists()):
-        assert run_command(arguments(phase.command, root, whole), said) == 0, said.read_text()
+        assert run_command(arguments(phase.command, root, whole), whole, said) == 0, said.read_text()
     words = arguments(phase.command, root, folder)
     began_s = time.monotonic()
-    code = run_command(words, said, partial(arm, phase))
+    code = run_command(words, folder, said, partial(arm, phase))
     seconds, told = time.monotonic() - began_s, said.read_text().splitlines()
     line = "ended at once by a second signal" if phase.twice else "interrupted: "
     one_line = sum(text.startswith(line) for text in told) == 1 and not any("Traceback" in text for text in told)
-    resumed = run_command(words, said)
+    resumed = run_command(words, folder, said)
     identical = resumed == 0 and outcome(phase.command, folder, said) == outcome(phase.command, whole, said)
     return {
         "phase": f"{phase.name} ({phase.point} {phase.occurrence})",

@@ -101,11 +101,14 @@ CONDITIONAL = {
     ("RunSettings", "latents_folder"): "with latents on disk",
     ("Schedule", "start"): "of a term that begins later",
     ("SmallVaeSettings", "posterior"): "where latents are not tuned",
+    ("TrainSettings", "most_skipped"): "after a step that is not finite",
     ("TrainSettings", "most_skips"): "after a step that is not finite",
     ("TuningAdversary", "start_step"): "where its weight is above 0",
     ("TuningAdversary", "width"): "where its weight is above 0",
     ("TuningPerceptual", "net"): "of LPIPS",
     ("TuningPerceptual", "weights"): "of LPIPS",
+    ("WatchdogSettings", "floor_minutes"): "with several ranks",
+    ("WatchdogSettings", "multiple"): "with several ranks",
 }
 """Fields that a training of the tiny plan with one technique need not read, and when they are."""
 Key = tuple[str, str]

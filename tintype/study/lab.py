@@ -73,7 +73,8 @@ def run_study(study: Study, out: Path, jobs: int, console: Console, argv: Sequen
         else:
             _report(study, out, console)
     done = sum(message.state == "done" for message in last.values())
-    if done + len(failed) < len(tasks):
+    stopped = interrupt.signal is not None or any(message.state == "interrupted" for message in last.values())
+    if stopped and done + len(failed) < len(tasks):
         kept = f"{done} of {len(tasks)} runs are done, those that had begun are saved"
         leave(interrupt.signal or signal.SIGTERM, f"{kept}; run the same command to resume")
     return 1 if failed else 0
