@@ -326,7 +326,7 @@ def test_the_autoencoder_has_a_group_of_its_own_with_its_own_learning_rate(
     assert last["lr"] == pytest.approx(5e-4 / 4)
     assert all("exp_avg" in state.optimizer.state[p] for p in tuning.tuned)
     RunFolder(tmp_path).write_about(parts)
-    about = json.loads((tmp_path / "optimizer.json").read_text())
+    about = RunFolder(tmp_path).read_record(tmp_path / "optimizer.json")
     assert about["tuning"]["names"] == [f"{TUNED}{name}" for name, _ in tuning.tokenizer.named_parameters()]
     listed = sorted(name for group in about.values() for name in group["names"])
     assert listed == sorted(name for name, _ in parts.modules.named_parameters())
@@ -403,7 +403,7 @@ def test_the_log_has_the_autoencoders_losses_and_its_time(run: Path) -> None:
     for name in ("loss", "reconstruction", "kl", "alignment", "perceptual", "grad_norm"):
         assert isinstance(line[f"vae/{name}"], float)
     assert line["parts"]["tokenizer"] > 0
-    assert set(json.loads(RunFolder(run).loaded_file.read_text())) == {"tokenizer", "repa", "perceptual"}
+    assert set(RunFolder(run).read_record(run / "loaded.json")) == {"tokenizer", "repa", "perceptual"}
 
 
 def test_the_first_latents_are_normal(run: Path) -> None:

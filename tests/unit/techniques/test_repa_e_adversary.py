@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -205,7 +204,7 @@ def test_it_has_a_group_of_its_own_and_no_average(optimizer: list[str], tmp_path
     assert all("exp_avg" in state.optimizer.state[p] for p in tuning.judging)
     assert state.ema is not None and not any(ADVERSARY in name for name in state.ema.tensors())
     RunFolder(tmp_path).write_about(parts)
-    about = json.loads((tmp_path / "optimizer.json").read_text())
+    about = RunFolder(tmp_path).read_record(tmp_path / "optimizer.json")
     assert about["adversary"]["names"] == [f"{ADVERSARY}{name}" for name, _ in judge_of(tuning).named_parameters()]
     listed = sorted(name for group in about.values() for name in group["names"])
     assert listed == sorted(name for name, _ in parts.modules.named_parameters())

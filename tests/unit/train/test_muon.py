@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tintype import recipes
 from tintype.errors import UserError
 from tintype.model import Transformer
 from tintype.plan import plan_from_document
+from tintype.train.folder import RunFolder
 from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.optim.adamw import AdamWSettings
@@ -186,7 +186,8 @@ def test_it_takes_the_matrices_of_the_blocks() -> None:
 
 def test_the_run_says_which_tensors_it_took(tmp_path: Path) -> None:
     train(tiny_plan("train.steps=1", techniques=["muon"]), tmp_path / "run", Interrupt())
-    groups = json.loads((tmp_path / "run" / "optimizer.json").read_text())
+    folder = RunFolder(tmp_path / "run")
+    groups = folder.read_record(folder.optimizer_file)
     assert set(groups) == {"muon", "adamw"}
     assert set(groups["muon"]["names"]) == taken() and groups["muon"]["tensors"] == len(taken())
     assert "denoiser.final_layer.linear.weight" in groups["adamw"]["names"]

@@ -219,7 +219,7 @@ def test_a_damaged_snapshot_is_named_and_can_be_done_without(file: str, recorded
     content = bytearray((path / file).read_bytes())
     content[len(content) // 2] ^= 4
     (path / file).write_bytes(content)
-    with pytest.raises(UserError, match=r"the snapshot \S*step-000000080 is damaged .* remove it to do without it"):
+    with pytest.raises(UserError, match=r"the snapshot \S*step-000000080 is damaged .* remove it and run the same"):
         reconstruction(run, 0.08).weights()
     shutil.rmtree(path)
     found = reconstruction(run, 0.08)
