@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import re
 import shutil
 import traceback
@@ -58,7 +57,7 @@ def run_in_this_process(
     """The work of the workers, without their processes; a run that fails ends it with its error."""
     last = {}
     for task in tasks:
-        message = runner._run(task, protocol, os.getppid(), Interrupt(), lambda message: None)
+        message = runner._run(task, protocol, Interrupt(), lambda message: None)
         runner._note_failure(task, message)
         if message.state != "done":
             raise (RuntimeError if "Traceback" in message.text else UserError)(message.text)
