@@ -95,7 +95,7 @@ def stop_at(phase: Phase) -> None:
     """Send SIGTERM to this process when it comes to the phase; twice: and once more before it does anything."""
     left = phase.occurrence
 
-    def act(*_: object) -> None:
+    def act() -> None:
         nonlocal left
         left -= 1
         if left == 0:
@@ -106,20 +106,28 @@ def stop_at(phase: Phase) -> None:
                 time.sleep(60)
 
     if phase.point == "build_parts":
-        build = loop.build_parts
-        loop.build_parts = lambda *given: (act(), build(*given))[1]
+        _before(loop, "build_parts", act)
     elif phase.point == "report":
-        show = Progress.show
-        Progress.show = lambda *given, **named: (show(*given, **named), act())[0]  # type: ignore[method-assign]
+        _before(Progress, "show", act)
     else:
         fault.arm(phase.point, act)
 
 
+def _before(owner: Any, name: str, act: Callable[[], None]) -> None:
+    """Act whenever a function is called."""
+    function = getattr(owner, name)
+
+    def called(*given: Any, **named: Any) -> Any:
+        act()
+        return function(*given, **named)
+
+    setattr(owner, name, called)
+
+
 def unwatched(phase: Phase) -> None:
     """The negative control: signals do what they do to any program."""
-    program_signals.handle_signals = lambda *_: lambda: None  # type: ignore[assignment]
-    for module in (cli, sys.modules["tintype.train.interrupt"]):
-        module.handle_signals = program_signals.handle_signals  # type: ignore[attr-defined]
+    for module in (program_signals, cli, sys.modules["tintype.train.interrupt"]):
+        setattr(module, "handle_signals", lambda *_: lambda: None)  # noqa: B010
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     stop_at(phase)
 

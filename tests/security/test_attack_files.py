@@ -22,6 +22,7 @@ from tests.tiny import TINY, tiny_plan
 from tests.tiny_store import picture, tiny_store
 from tests.tiny_vae import write_tiny_vae
 from tintype import cli
+from tintype.plan import Plan
 from tintype.study.lab import _claim
 from tintype.study.study import load_study
 from tintype.tokenizers.fill_cache import fill_cache
@@ -65,7 +66,7 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def latents_plan(folder: Path) -> object:
+def latents_plan(folder: Path) -> Plan:
     return tiny_plan(techniques=[f"tokenizer:to.kind=small-vae,to.folder={folder / 'vae'}"])
 
 
@@ -134,7 +135,7 @@ def _folder_of(folder: Path, files: dict[str, bytes]) -> None:
         (folder / name).write_bytes(content)
 
 
-IMPORTS: dict[str, tuple[str, Callable[[Path, bytes], None]]] = {
+IMPORTS: dict[str, tuple[str, Callable[[Path, bytes], object]]] = {
     "parquet": ("set.parquet", Path.write_bytes),
     "tar": ("set.tar", Path.write_bytes),
     "members of a tar": (

@@ -11,10 +11,11 @@ import pytest
 import yaml
 
 from tests.fault.promises import Promise
-from tests.plan_fields import document, fields
+from tests.plan_fields import Field, document, fields
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.plan import Plan, apply_techniques, plan_from_yaml
+from tintype.settings import Settings
 from tintype.strict import parse, read_yaml
 from tintype.study.study import StudySettings
 from tintype.techniques import TECHNIQUES
@@ -49,7 +50,7 @@ def attacks(trap: Path) -> list[Any]:
 def test_no_field_of_a_plan_or_study_runs_what_it_names(promise: Promise, tmp_path: Path) -> None:
     """Put calls, class names and shell commands into each field of a plan and a study, and look whether one ran."""
     trap = tmp_path / "made"
-    models = [(Plan, PLAN_FIELDS), (StudySettings, STUDY_FIELDS)]
+    models: list[tuple[type[Settings], list[Field]]] = [(Plan, PLAN_FIELDS), (StudySettings, STUDY_FIELDS)]
     cases = [(model, one, attack) for model, known in models for one in known for attack in attacks(trap)]
     for model, (path, kinds, _), attack in promise.choose(cases, short=200):
         name = f"{'.'.join(map(str, path))}: {attack}"

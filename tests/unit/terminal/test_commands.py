@@ -398,7 +398,7 @@ def test_a_signal_in_a_command_is_one_line_whatever_a_library_makes_of_it(
 
 
 def test_an_error_without_a_signal_keeps_its_traceback(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "app", lambda: {}["gone"])
+    monkeypatch.setattr(cli, "app", lambda: os.environ["A_NAME_OF_NOTHING"])
     with pytest.raises(KeyError):
         cli.main()
 
