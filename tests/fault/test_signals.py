@@ -206,7 +206,7 @@ MOMENTS = [
 @pytest.mark.promise(3)
 def test_a_signal_to_the_whole_group_of_a_study_fails_no_run(promise: Promise, tmp_path: Path) -> None:
     """A signal to a study and all its workers, as a terminal or a scheduler sends it, and another to its rerun."""
-    for name, number, sign in promise.choose(MOMENTS, short=2):
+    for name, number, sign in promise.choose(MOMENTS, short=1):
         root = tmp_path / f"{name} {number}"
         root.mkdir()
         steps = 4 if name == "scoring" else 90000
