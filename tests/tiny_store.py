@@ -16,6 +16,7 @@ from PIL import Image
 from tintype.data.store import layout
 from tintype.data.store.importing import ImportOptions, Outcome, Progress, import_pictures
 from tintype.data.store.layout import AboutStore
+from tintype.files import checksum_of
 from tintype.train.interrupt import Interrupt
 
 
@@ -86,7 +87,7 @@ def rewrite_about(store: Path, change: Callable[[dict[str, Any]], object]) -> No
     content = json.loads((store / "store.json").read_text())
     del content["checksum"]
     change(content)
-    (store / "store.json").write_text(json.dumps({**content, "checksum": layout.checksum_of(content)}))
+    (store / "store.json").write_text(json.dumps({**content, "checksum": checksum_of(content)}))
 
 
 def as_earlier(store: Path) -> Path:

@@ -104,7 +104,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_checked(path: Path, content: Mapping[str, Any], format: int = 1) -> None:
     """Write JSON with its checksum. The format tells a file whose key `checksum` was damaged from an old file."""
     marked = {_FORMAT: format, **content}
-    text = json.dumps({**marked, _CHECKSUM: _checksum(marked)}, indent=1, ensure_ascii=False)
+    text = json.dumps({**marked, _CHECKSUM: checksum_of(marked)}, indent=1, ensure_ascii=False)
     write_text(path, text + "\n")
 
 
@@ -124,18 +124,18 @@ def read_checked(path: Path, remake: str, format: int = 1, earlier: Collection[i
     wanted, its_format = found.pop(_CHECKSUM, None), found.get(_FORMAT)
     if wanted is None and its_format in earlier:
         note_unchecked(path)
-    elif its_format != format and wanted in (None, _checksum(found)):
+    elif its_format != format and wanted in (None, checksum_of(found)):
         raise UserError(
             f"{path} was written by another version of tintype, in the format {its_format}; this one reads the format "
             f"{format}; {remake}"
         )
-    elif wanted != _checksum(found):
+    elif wanted != checksum_of(found):
         raise damaged(path, "it does not match its checksum", remake)
     found.pop(_FORMAT, None)
     return found
 
 
-def _checksum(content: Any) -> str:
+def checksum_of(content: Any) -> str:
     """SHA-256 of a JSON value as a reader gets it, however it is laid out."""
     as_read = json.loads(json.dumps(content))
     return hashlib.sha256(json.dumps(as_read, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -257,7 +257,7 @@ def salvage_lines(path: Path, vouched: int = 0) -> Lines:
 
 def _line(number: int, line: Mapping[str, Any]) -> str:
     numbered = {**line, _NUMBER: number}
-    return json.dumps({**numbered, _CHECKSUM: _checksum(numbered)[:16]}) + "\n"
+    return json.dumps({**numbered, _CHECKSUM: checksum_of(numbered)[:16]}) + "\n"
 
 
 def _read_line(text: bytes) -> tuple[int | None, dict[str, Any]] | None:
@@ -271,7 +271,7 @@ def _read_line(text: bytes) -> tuple[int | None, dict[str, Any]] | None:
     wanted, number = line.pop(_CHECKSUM, None), line.get(_NUMBER)
     if wanted is None and number is None:
         return None, line
-    if wanted != _checksum(line)[:16] or type(number) is not int or number < 1:
+    if wanted != checksum_of(line)[:16] or type(number) is not int or number < 1:
         return None
     del line[_NUMBER]
     return number, line

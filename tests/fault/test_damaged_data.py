@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 
 from tests.fault.promises import Promise
 from tests.tiny import tiny_plan
@@ -119,7 +119,7 @@ class StoreOfImages:
         assert source.bucket_N is not None
         images = [of_tensor(source.images([id_])) for id_ in range(len(source))]
         store = open_store(folder / "store")
-        about = [store.about_row(row) | store.attributes_of(row) for row in range(len(store))]
+        about = [[store.about_row(row), store.attributes_of(row)] for row in range(len(store))]
         captions = [record.captions for record in source.records(range(len(source)))]
         held_out = [one.content for one in store.all_encoded("eval")]
         counts = [store.about.counts, store.about.made_from, store.quarantine(), source.identity]
@@ -288,7 +288,7 @@ class OutsideWeights:
         source = weights.Url(
             (folder / "net.bin").as_uri(), hashlib.sha256((folder / "net.bin").read_bytes()).hexdigest()
         )
-        found = weights.fetch(weights.Known("toy", (source,), {".bin": weights.load_file}, ""))
+        found = weights.fetch(weights.Known("toy", (source,), {".bin": load_file}, ""))
         return {name: tensor.tolist() for name, tensor in found.tensors.items()}
 
 
@@ -339,6 +339,14 @@ def swap(one: int, other: int, size: int) -> Callable[[bytes], bytes]:
     return change
 
 
+def cut(end: int) -> Callable[[bytes], bytes]:
+    return lambda content: content[:end]
+
+
+def put(other: bytes) -> Callable[[bytes], bytes]:
+    return lambda _: other
+
+
 def places(count: int, most: int) -> list[int]:
     return [at * count // most for at in range(most)] if count > most else list(range(count))
 
@@ -351,7 +359,7 @@ def damages(folder: Path, fields: int = 24) -> Iterator[Damage]:
         size = len(content)
         yield Damage(file, "deleted", lambda content: None)
         for end in sorted({0, size // 2, size - 1}):
-            yield Damage(file, f"cut to {end} bytes", lambda content, end=end: content[:end])
+            yield Damage(file, f"cut to {end} bytes", cut(end))
         for at in places(size, fields):
             yield Damage(file, f"bit {at % 8} of byte {at}", flip(at, at % 8))
         digits = [at for at, byte in enumerate(content) if chr(byte).isdigit()] if is_text(content) else []
@@ -360,7 +368,7 @@ def damages(folder: Path, fields: int = 24) -> Iterator[Damage]:
         lines = content.splitlines(keepends=True) if is_text(content) else []
         for at in places(max(0, len(lines) - 1), 6):
             swapped = b"".join([*lines[:at], lines[at + 1], lines[at], *lines[at + 2 :]])
-            yield Damage(file, f"lines {at} and {at + 1} swapped", lambda content, swapped=swapped: swapped)
+            yield Damage(file, f"lines {at} and {at + 1} swapped", put(swapped))
         for piece in (4, 8, 32, 64, 192, 272):
             for at in places(max(0, size // piece - 1), 6):
                 yield Damage(
@@ -376,7 +384,7 @@ def is_text(content: bytes) -> bool:
 def swapped_with_others(file: str, contents: Mapping[str, bytes]) -> Iterator[Damage]:
     for other, content in contents.items():
         if other != file and Path(other).suffix == Path(file).suffix:
-            yield Damage(file, f"put in place of it: {other}", lambda _, content=content: content)
+            yield Damage(file, f"put in place of it: {other}", put(content))
 
 
 def outcome(subject: Subject, root: Path, made: Path, place: str, damage: Damage, expected: object) -> str:

@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.caption_server import CaptionServer, caption_server, send
+from tests.caption_server import CaptionServer, Deed, caption_server, send
 from tests.fault.promises import Promise
 from tests.tiny_store import tiny_store
 from tintype.data.captions import parts_of
@@ -114,7 +113,12 @@ def test_emphasis_is_taken_off_as_before(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_answer_that_is_too_long_is_not_looked_at(promise: Promise, monkeypatch: pytest.MonkeyPatch) -> None:
     """Judge answers of 262,144 characters and of one more; the longer is given to no pattern."""
     looked: list[int] = []
-    monkeypatch.setattr(answers, "clean", lambda answer: looked.append(len(answer)) or "a dog")
+
+    def look(answer: str) -> str:
+        looked.append(len(answer))
+        return "a dog"
+
+    monkeypatch.setattr(answers, "clean", look)
     assert judge("x" * MOST_CHARACTERS).caption == "a dog"
     judged = judge("x" * (MOST_CHARACTERS + 1))
     assert judged.caption == "" and judged.problem == "has 262,145 characters; the most of an answer is 262,144"
@@ -150,14 +154,10 @@ def to(server: CaptionServer) -> Server:
     return Server(read_place(server.url), "m", ASKING, 1, FAST)
 
 
-def counting(tokens: str) -> Any:
-    def deed(handler: Any) -> None:
-        send(
-            handler, 200, b'{"choices": [{"message": {"content": "A dog."}}], "usage": {"prompt_tokens": %b}}' % tokens
-        )
-
-    tokens = tokens.encode()  # type: ignore[assignment]
-    return deed
+def counting(tokens: str) -> Deed:
+    """Answer with a count of tokens as it is written here."""
+    content = f'{{"choices": [{{"message": {{"content": "A dog."}}}}], "usage": {{"prompt_tokens": {tokens}}}}}'
+    return lambda handler: send(handler, 200, content.encode())
 
 
 @pytest.mark.promise(27)

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -327,13 +328,17 @@ def test_a_damaged_store_is_refused_and_never_followed(tmp_path: Path) -> None:
         ({"rows": "12"}, "is not what `tintype data import` of this version wrote"),
         ({"images_at": -5}, "its captions or other columns"),
     ):
-        rewrite_about(store, lambda content, change=change: content["shards"][0].update(change))
+        rewrite_about(store, partial(_change_shard, change))
         with pytest.raises(UserError, match=reason):
             Store(store)
         (store / "store.json").write_text(about)
     rewrite_about(store, lambda content: content.update(format="tintype-store-9"))
     with pytest.raises(UserError, match="is not what `tintype data import` of this version wrote"):
         Store(store)
+
+
+def _change_shard(change: dict[str, Any], content: dict[str, Any]) -> None:
+    content["shards"][0].update(change)
 
 
 @pytest.mark.parametrize("column", ["width", "height", "split", "source", "pixels", "sha256", "caption", "attribute"])

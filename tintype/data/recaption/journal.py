@@ -17,8 +17,8 @@ from typing import IO, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tintype.data.store.layout import checksum_of
 from tintype.errors import UserError
+from tintype.files import checksum_of
 
 _SYNC_S = 5.0
 _FORMAT, _EARLIER_FORMAT = "tintype-recaption-2", "tintype-recaption-1"

@@ -31,6 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tintype.data.arrow_file import FILE_HEAD, refuse_compressed
 from tintype.data.store.attributes import RESERVED, Kind, Value, arrow_type
 from tintype.errors import UserError
+from tintype.files import checksum_of
 
 if TYPE_CHECKING:
     from tintype.data.pictures import Encoded
@@ -156,11 +157,6 @@ class AboutStore(BaseModel):
     def to_json(self) -> str:
         content = self.model_dump(mode="json", exclude_defaults=True) | {"format": self.format}
         return json.dumps({**content, _CHECKSUM: checksum_of(content)}, indent=1, ensure_ascii=False) + "\n"
-
-
-def checksum_of(content: Any) -> str:
-    """Return the SHA-256 of a JSON value, however it is laid out."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def schema(captions: Sequence[str], attributes: Mapping[str, Kind]) -> Any:

@@ -25,13 +25,12 @@ from tintype.data.store.layout import (
     Shard,
     Split,
     check_part,
-    checksum_of,
     open_shard,
     schema,
     shard_of,
 )
 from tintype.errors import UserError
-from tintype.files import flush, write_bytes
+from tintype.files import checksum_of, flush, write_bytes
 
 SHARD_BYTES, SHARD_ROWS = 64 << 20, 4096
 _PROGRESS, _CHECKSUM = "progress.json", "checksum"
