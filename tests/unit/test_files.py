@@ -58,6 +58,7 @@ RAW_WRITERS = {
     "data/recaption/journal.py": "errors name the journal",
     "text/segments.py": "errors name the cache",
     "vision/weights.py": "the download; errors name the target",
+    "vision/first_use.py": "the lock, which is empty",
     "data/store/export.py": "in a temporary folder; errors name the target",
 }
 
