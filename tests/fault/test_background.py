@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from tests.fault.promises import Promise
@@ -91,6 +92,22 @@ def test_without_a_copy_saves_are_torn(promise: Promise, tmp_path: Path, monkeyp
     """The same, with the tensors in use instead of a copy."""
     monkeypatch.setattr(Saver, "copy", lambda self, tensors: (dict(tensors), lambda: None))
     count_torn(promise, tmp_path, ["ema"])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_the_copy_is_made_before_the_next_step_changes_it() -> None:
+    """The GPU has work in its queue before the copy, and changes the tensor right after it."""
+    saver, written = Saver("background"), []
+    value = torch.zeros(64_000_000, device="cuda")
+    busy = torch.randn(4096, 4096, device="cuda")
+    for step in range(1, 9):
+        for _ in range(20):
+            busy = torch.nn.functional.normalize(busy @ busy)
+        value.fill_(step)
+        saver.write(step, {"value": value}, lambda tensors, world: written.append(tensors["value"].aminmax()))
+        value.fill_(-step)
+    saver.wait()
+    assert [(int(low), int(high)) for low, high in written] == [(step, step) for step in range(1, 9)]
 
 
 @pytest.mark.promise(6)
