@@ -1,7 +1,7 @@
 """Where this process stands, for the watchdog of its ranks.
 
 All ranks of a run pass the same phases in the same order, so the one that has passed the fewest is behind the others.
-Only the main thread counts.
+The main thread counts, and where it waits for the thread that saves in the background, that one.
 """
 
 from __future__ import annotations
@@ -28,33 +28,61 @@ class Standing:
     """Number of phases begun."""
 
 
-_here = Standing()
+_here, _writer = Standing(), Standing("save")
+"""Of the main thread, and of the one that saves in the background."""
+_writer_thread = 0
+_waits_for_writer = False
 
 
 def here() -> Standing:
     return _here
 
 
+def passed_by_writer() -> int:
+    """Number of phases that the thread that saves in the background has begun."""
+    return _writer.passed
+
+
 def mark(phase: str, step: int | None = None) -> None:
     """Note that a phase begins, and which step it is of."""
+    place = _place()
+    place.phase = phase
+    place.passed += 1
+    place.step = place.step if step is None else step
+
+
+def _place() -> Standing:
+    global _writer_thread
     if threading.current_thread() is threading.main_thread():
-        _here.phase = phase
-        _here.passed += 1
-        _here.step = _here.step if step is None else step
+        return _here
+    _writer_thread = threading.get_ident()
+    return _writer
+
+
+@contextmanager
+def waiting_for_writer() -> Iterator[None]:
+    """Note that the main thread waits for the one that saves, which then says where this process stands."""
+    global _waits_for_writer
+    _waits_for_writer = True
+    try:
+        yield
+    finally:
+        _waits_for_writer = False
 
 
 @contextmanager
 def waiting() -> Iterator[None]:
     """Note that this process waits for the other ranks."""
-    before = _here.phase
+    before = _place().phase
     mark(f"{before}, {WAITING}")
     yield
     mark(before)
 
 
 def stack() -> list[str]:
-    """Where the main thread is: the innermost frames of this package, then what they call, as `file:line function`."""
-    top = sys._current_frames().get(threading.main_thread().ident or 0)
+    """Where the thread that counts is: the innermost frames of this package and what they call, as `file:line name`."""
+    thread = _writer_thread if _waits_for_writer else threading.main_thread().ident
+    top = sys._current_frames().get(thread or 0)
     frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_stack(top)]
     own = [frame for frame in frames if frame[0].startswith(_PACKAGE)][:_SHOWN_FRAMES]
     called = [frame for frame in frames[:1] if frame not in own]

@@ -47,6 +47,8 @@ class Place:
     stack: list[str] = field(default_factory=list)
     left: bool = False
     """Whether it has left the training."""
+    writer: int = 0
+    """Number of phases that its thread which saves in the background has begun."""
 
     @property
     def words(self) -> str:
@@ -107,8 +109,9 @@ def blame(before: Mapping[int, Place | None], after: Mapping[int, Place | None],
         return Finding("no answer", silent, after)
     if left:
         return Finding("left", left, after)
-    fewest = min(place.passed for place in after.values() if place)
-    return Finding("behind", [rank for rank, place in after.items() if place and place.passed == fewest], after)
+    passed = {rank: (place.passed, place.writer) for rank, place in after.items() if place}
+    fewest = min(passed.values())
+    return Finding("behind", [rank for rank, count in passed.items() if count == fewest], after)
 
 
 class Watchdog:
@@ -230,7 +233,8 @@ class Watchdog:
     def _write(self, left: bool = False) -> None:
         self._beats += 1
         now = standing.here()
-        place = Place(self._beats, now.phase, now.step, now.passed, [] if left else standing.stack(), left)
+        stack = [] if left else standing.stack()
+        place = Place(self._beats, now.phase, now.step, now.passed, stack, left, standing.passed_by_writer())
         self._store.set(store_key("stands", str(self._world.rank)), json.dumps(vars(place)))
 
 

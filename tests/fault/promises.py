@@ -15,13 +15,15 @@ import os
 import platform
 import subprocess
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import torch
 
+_ROOT = Path(__file__).parents[2]
 PROMISES = {
     1: "A run resumed from any step ends bit-identical",
     2: "A SIGKILL anywhere loses no more than the steps since the last checkpoint",
@@ -93,11 +95,12 @@ class Record:
     how: str
     tries: int
     failures: int
+    commit: str
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--faults", choices=("short", "full"), default="short", help="some tries of each promise, or all")
-    parser.addoption("--faults-record", metavar="FILE", help="write what was counted to a JSON file")
+    parser.addoption("--faults-record", metavar="FILE", help="write what was counted to a JSON file, or renew it there")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -150,7 +153,7 @@ def _record(item: pytest.Item, passed: bool) -> Record:
         failures = max(failures, 1)
     doc = getattr(getattr(item, "function", None), "__doc__", None) or ""
     name = item.nodeid.split("[")[0]
-    return Record(number, control, name, doc.strip().split("\n")[0].rstrip("."), tries, failures)
+    return Record(number, control, name, doc.strip().split("\n")[0].rstrip("."), tries, failures, _commit())
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -178,27 +181,38 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_sessionfinish() -> None:
     if _WRITER is not None:
-        text = json.dumps({"machine": _machine(), "promises": PROMISES, "records": _joined(_WRITER.records)}, indent=1)
+        before = json.loads(_WRITER.path.read_text(encoding="utf-8"))["records"] if _WRITER.path.exists() else []
+        there = {f"{file.relative_to(_ROOT)}" for file in _ROOT.glob("tests/**/test_*.py")}
+        kept = [Record(**one) for one in before if one["test"].split("::")[0] in there]
+        text = json.dumps(
+            {"machine": _machine(), "promises": PROMISES, "records": _renewed(kept, _WRITER.records)}, indent=1
+        )
         _WRITER.path.write_text(f"{text}\n", encoding="utf-8")
 
 
-def _joined(records: list[Record]) -> list[dict[str, Any]]:
-    """One entry for each test, with the tries of its parameters added up."""
-    by_test: dict[tuple[int, str], Record] = {}
-    for one in records:
+def _renewed(before: list[Record], now: list[Record]) -> list[dict[str, Any]]:
+    """One entry for each test, with the tries of its parameters added up; of tests that did not run now the old one."""
+    found: dict[tuple[int, str], Record] = {}
+    for one in now:
         key = (one.promise, one.test)
-        before = by_test.get(key)
-        tries, failures = (before.tries, before.failures) if before else (0, 0)
-        by_test[key] = Record(one.promise, one.control, one.test, one.how, tries + one.tries, failures + one.failures)
-    return [asdict(by_test[key]) for key in sorted(by_test)]
+        first = found.get(key)
+        tries, failures = (first.tries, first.failures) if first else (0, 0)
+        found[key] = replace(one, tries=tries + one.tries, failures=failures + one.failures)
+    ran = {test for _, test in found}
+    found |= {(one.promise, one.test): one for one in before if one.test not in ran}
+    return [asdict(found[key]) for key in sorted(found)]
 
 
 def _machine() -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "commit": commit,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": platform.system(),
         "cores": os.cpu_count(),
     }
+
+
+@cache
+def _commit() -> str:
+    asked = ["git", "rev-parse", "--short=12", "HEAD"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False, cwd=_ROOT).stdout.strip()

@@ -109,7 +109,7 @@ def test_a_file_that_the_manifest_leaves_out_is_not_believed(run: Path, file: st
         checkpoint.read(with_manifest(newest(run), {file: None}))
 
 
-@pytest.mark.promise(4, control="the checksums of a checkpoint")
+@pytest.mark.promise(4, control="checksums of checkpoints off")
 def test_without_checksums_a_flipped_bit_is_not_seen(run: Path) -> None:
     """Flip a bit of the tensors' file and load it by safetensors alone."""
     path = newest(run) / "state.safetensors"
@@ -191,7 +191,7 @@ def test_a_kill_while_pruning_leaves_a_good_checkpoint(
     assert checkpoint.steps(run / "checkpoints") == good(run) == [7, 8]
 
 
-@pytest.mark.promise(6, control="pruning after the new checkpoint is whole, not before")
+@pytest.mark.promise(6, control="pruning before the new checkpoint is whole")
 def test_pruning_first_loses_all_on_a_full_disk(promise: Promise, run: Path) -> None:
     """Remove the old checkpoints before a save that fails."""
     state = new_state(build_parts(PLAN))
@@ -272,7 +272,7 @@ def test_a_log_on_a_full_disk_is_named(run: Path, name: str) -> None:
     assert [line["step"] for line in RunFolder(run).metrics()] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.promise(5, control="the removal of what was half written")
+@pytest.mark.promise(5, control="what is half written is not removed")
 def test_without_removal_a_full_disk_stays_full(promise: Promise, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Train a last step with files limited in size, and leave temporary folders where they are."""
     shutil.rmtree(newest(run))
@@ -332,7 +332,7 @@ def test_a_run_stopped_five_times_has_one_line_for_each_step(promise: Promise, t
     promise.count(found == sorted(found) and len(RunFolder(tmp_path / "run").metrics()) == 14, "order")
 
 
-@pytest.mark.promise(16, control="cutting the log back to the checkpoint")
+@pytest.mark.promise(16, control="the log is not cut back to the checkpoint")
 def test_without_cutting_the_log_steps_are_logged_twice(
     promise: Promise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

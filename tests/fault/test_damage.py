@@ -311,7 +311,7 @@ class _AnyChecksum(str):
     __hash__ = str.__hash__
 
 
-@pytest.mark.promise(4, control="the checksums of scores and logs")
+@pytest.mark.promise(4, control="checksums of scores and logs off")
 def test_without_checksums_changed_scores_are_silent(
     promise: Promise, study: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

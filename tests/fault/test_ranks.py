@@ -22,6 +22,7 @@ from tests.ranks import RankError, run_ranks
 from tests.tiny import tiny_plan
 from tintype import sample, world
 from tintype.errors import UserError
+from tintype.files import write_sealed
 from tintype.generate import SamplerSettings
 from tintype.settings import WatchdogSettings
 from tintype.standing import WAITING
@@ -176,7 +177,7 @@ def sample_with_fault(run: str, out: str) -> None:
 def test_a_stopped_rank_ends_the_others_of_another_command(whole: Path, tmp_path: Path) -> None:
     """Stop one of two ranks that sample: there is no step whose time is known, but it does not answer."""
     run = Path(shutil.copytree(whole, tmp_path / "run"))
-    (run / "plan.yaml").write_text(tiny_plan(*WATCHED).to_yaml())
+    write_sealed(run / "plan.yaml", tiny_plan(*WATCHED).to_yaml())
     with pytest.raises(RankError, match="rank 0 of 2:\nthe process ended without a word"):
         run_ranks(2, sample_with_fault, str(run), str(tmp_path / "out"))
     said = (tmp_path / "said").read_text()

@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tintype import standing
 from tintype.settings import RunSettings
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
@@ -83,8 +84,9 @@ class Saver:
     def wait(self) -> None:
         """Return when all saves are on the disk. Raise the error of the first that failed."""
         running, self._running = self._running, []
-        for save in running:
-            save.result()
+        with standing.waiting_for_writer():
+            for save in running:
+                save.result()
 
     def check(self) -> None:
         """Raise the error of a save that has failed in the background on any rank, without waiting for others."""

@@ -69,11 +69,13 @@ def reliability_page() -> Iterator[Claim]:
     machine = found["machine"]
     yield Block("promises", table(header, (row(*one) for one in found["promises"].items())))
     versions = f"Python {machine['python']}, torch {machine['torch']}, {machine['system']}, {machine['cores']} cores"
-    yield Block("promises-machine", [f"Tried at commit `{machine['commit'][:12]}` with {versions}."])
+    commits = " and ".join(f"`{one}`" for one in sorted({one["commit"] for one in found["records"]}))
+    yield Block("promises-machine", [f"Tried at {commits} with {versions}."])
 
 
 def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
+    """Without its capital, unless its first word is an abbreviation."""
+    return text[:1].lower() + text[1:] if text[:2].istitle() and not text.startswith("NaN") else text
 
 
 def scenes_page() -> Iterator[Claim]:
