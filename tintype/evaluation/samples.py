@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from tintype.errors import UserError
+from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.protocol import Sampling
 from tintype.files import damaged, write_bytes, write_json
 from tintype.generate import cut, generate
@@ -151,7 +151,9 @@ def _read(path: Path, first: int = 0, last: int | None = None) -> tuple[Tensor, 
         with safe_open(path, "pt") as file:
             return file.get_slice("images")[first:last], file.metadata()["sha256"]
     except (OSError, SafetensorError, KeyError, TypeError) as error:
-        raise damaged(path, str(error), _REMAKE) from None
+        raise DamagedFileError(
+            f"{path} is no shard of sampled images, or a damaged one ({error}); if an evaluation wrote it, {_REMAKE}"
+        ) from None
 
 
 def _asked(path: Path) -> list[str]:

@@ -340,20 +340,23 @@ def locked(folder: Path, otherwise: str = "choose another --out") -> Iterator[No
         yield
 
 
-def wait_for_lock(folder: Path, stop: Callable[[], bool], on_wait: Callable[[str], None]) -> None:
-    """Wait until no other process works in the folder, `_WAIT_S` at most, or until `stop` says so.
+def wait_for_lock(folder: Path, stop: Callable[[], bool], on_wait: Callable[[str], None]) -> bool:
+    """Wait until no other process works in the folder, `_WAIT_S` at most; False where `stop` ended the wait.
 
     A process that was killed a moment ago may still be ending. `on_wait` gets one sentence if there is a wait.
     """
     if not os.access(folder / _LOCK, os.W_OK):  # not there, or `locked` says what is wrong with it
-        return
+        return True
     until_s = time.monotonic() + _WAIT_S
     with (folder / _LOCK).open("a+") as lock:
         if _take(lock):
-            return
+            return True
         on_wait(f"waiting for another process{_holder(folder)} that works in {folder}, {_WAIT_S:g} s at most")
-        while not _take(lock) and not stop() and time.monotonic() < until_s:
+        while not _take(lock) and time.monotonic() < until_s:
+            if stop():
+                return False
             time.sleep(_LOOK_S)
+    return True
 
 
 def _take(lock: TextIO) -> bool:

@@ -67,9 +67,8 @@ def train(
     world = current()
     folder = RunFolder(path, world)
     agree_on_plan(plan, world)
-    if folder.writes:
-        wait_for_lock(path, lambda: interrupt.signal is not None, on_wait)
-    if interrupt.of_any(world):
+    free = not folder.writes or wait_for_lock(path, lambda: interrupt.signal is not None, on_wait)
+    if world.any(not free):
         return Outcome(max(checkpoint.steps(folder.checkpoints), default=0), finished=False)
     with (
         folder.claim(plan),

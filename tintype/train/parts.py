@@ -245,7 +245,9 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     modules = modules.to(device)
     if training and isinstance(tokenizer, TunedTokenizer):
         begin_statistics(tokenizer, source, order, plan)
-    layout.world.agree({**of_data(source), "tokenizer": tokenizer.identity, "text": text.identity})
+    if layout.world.size > 1:
+        loaded = {"tokenizer": tokenizer.identity, "text": text.identity}
+        layout.world.agree({**loaded, **(of_data(source) if training else {})})  # who samples may not have the data
     as_the_leader_has_it(modules, layout.world)
     if layout.mesh is not None:
         gather = torch.bfloat16 if plan.precision.gather == "bf16" else None

@@ -19,6 +19,7 @@ from tintype.audit.run import audit_plan
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import evaluate
+from tintype.files import without_seal
 from tintype.plan import Plan, apply_techniques, plan_from_folder, plan_from_yaml
 from tintype.strict import parse, read_yaml
 from tintype.study.study import StudySettings, resolve
@@ -249,7 +250,8 @@ def test_scores_of_an_average_with_much_of_the_init_say_so(uncorrected: Path) ->
 def as_it_was_stored(run: Path) -> Path:
     """The folder of a run as an older version left it: its plan has no `ema.ramp` and no `ema.every`."""
     file = run / "plan.yaml"
-    lines = [line for line in file.read_text().splitlines() if line.strip() not in ("ramp: false", "every: 1")]
+    text = without_seal(file.read_text())
+    lines = [line for line in text.splitlines() if line.strip() not in ("ramp: false", "every: 1")]
     file.write_text("\n".join(lines) + "\n")
     assert "ramp" not in file.read_text()
     return run
