@@ -7,4 +7,4 @@ from typing import Any
 from tests.unit.cli.test_help import ALL
 
 COMMANDS: dict[str, Any] = {" ".join(path): one for path, one in ALL.items() if not hasattr(one, "commands")}
-"""Those that are no groups, by their names, as `data import`."""
+"""Commands, without groups, by their full names such as `data import`."""

@@ -69,14 +69,14 @@ class OtherRounding(TorchDispatchMode):
         return tuple(_rounded(one, other, _factor(one, draw)) if _is_fp32(one) else one for one, other in pairs)
 
     def _factor_of_value(self, found: Tensor) -> Tensor:
-        """The same for the same digits, wherever they stand and whatever power of two they are scaled by."""
+        """Return a factor that depends on the digits alone, not on their place or on a power of two."""
         digits = found.contiguous().view(torch.int32) & 0x7FFFFF
         mixed = (digits.long() + self.seed) * 2654435761 % 2**32
         return AMPLITUDE * (mixed / 2**31 - 1)
 
 
 def _factor(found: Tensor, draw: torch.Generator) -> Tensor:
-    """The same for every row."""
+    """Return random factors, the same for every row."""
     shape = (1, *found.shape[1:]) if found.dim() else ()
     return AMPLITUDE * (2 * torch.rand(shape, generator=draw) - 1)
 

@@ -36,7 +36,7 @@ def fields(model: type[Settings]) -> Iterator[Field]:
 
 
 def _inside(annotation: Any) -> Place:
-    """What stands between a key and the settings below it: an index of a list, or a key of a dictionary."""
+    """Step from a key to the settings below it: an index of a list, or a key of a dictionary."""
     origin = get_origin(annotation)
     if origin in (tuple, list):
         return (0,)

@@ -23,7 +23,7 @@ TIMEOUT_S = 180.0
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _OF_TORCH = ["torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"]
-"""What the first step of every rank would import, in two seconds."""
+"""Modules that the first step of every rank would import, in two seconds."""
 _CONTEXT.set_forkserver_preload([*_OF_TORCH, "pytest", "tests.tiny", "tintype.evaluation.run", "tintype.sample"])
 
 

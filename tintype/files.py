@@ -33,7 +33,7 @@ from tintype.errors import DamagedFileError, UserError
 _NUMBER, _CHECKSUM, _FORMAT = "line", "checksum", "format"
 _SEAL = re.compile(r"# tintype wrote this file; the SHA-256 of the lines below is ([0-9a-f]{64})\n")
 _SEAL_WORDS = re.compile("tintype wrote|SHA-256 of")
-"""Of a first line that was damaged, one or the other is left."""
+"""Words of which a damaged first line still has one."""
 _KEPT_DAMAGED = 2
 """Damaged files and folders that are kept aside in one folder, for a look at what happened to them."""
 

@@ -29,7 +29,7 @@ class Standing:
 
 
 _here, _writer = Standing(), Standing("save")
-"""Of the main thread, and of the one that saves in the background."""
+"""Places of the main thread and of the thread that saves in the background."""
 _writer_thread = 0
 _waits_for_writer = False
 

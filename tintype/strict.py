@@ -30,7 +30,7 @@ _MOST_VALUES = 10_000
 _MOST_DEPTH = 40
 _MOST_PROBLEMS = 20
 _LONGEST_KEY = 200
-"""What is shown of a key in a message, and compared with valid ones."""
+"""Most characters of a key that a message shows and that are compared with valid keys."""
 
 
 class _RefusedError(Exception):

@@ -239,7 +239,7 @@ class Watchdog:
 
 
 def _in_time(ask: Callable[[], Any]) -> Any:
-    """What a question to the store gives, or None: a store whose machine is gone may never answer."""
+    """Return the answer of the store, or None: a store whose machine is gone may never answer."""
     answers: list[Any] = []
 
     def put() -> None:

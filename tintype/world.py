@@ -60,7 +60,7 @@ class World:
         return _aside if self.in_thread else _talk
 
     def aside(self) -> World:
-        """The same ranks with a group of their own, for one more thread. Every rank must call it.
+        """Return the same ranks with a group of their own, for one more thread. Every rank must call it.
 
         Collectives of two threads in one group would be taken for each other.
         """

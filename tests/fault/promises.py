@@ -62,7 +62,7 @@ class Promise:
 
     full: bool
     control: str | None = None
-    """What is off, for a negative control: then at least one try must fail."""
+    """The safeguard that is off in a negative control, where at least one try must fail."""
     tries: int = 0
     broken: list[str] = field(default_factory=list)
 
@@ -87,7 +87,7 @@ class Promise:
 
 @dataclass(frozen=True)
 class Record:
-    """What one test counted."""
+    """Tries and failures of one test."""
 
     promise: int
     control: str | None

@@ -133,7 +133,7 @@ def unwatched(phase: Phase) -> None:
 
 
 def outcome(command: str, folder: Path, said: Path) -> str:
-    """What a command that went to its end leaves."""
+    """Return what a finished command leaves."""
     if command != "evaluate":
         return digest(folder)
     (result,) = folder.glob("evaluation/**/result.json")

@@ -36,7 +36,7 @@ def plan(save: str, *techniques: str) -> Plan:
 
 
 def saves(folder: Path) -> dict[str, str]:
-    """What each checkpoint and snapshot of a run holds: a digest of the tensors, and the scalars."""
+    """Return a digest of the tensors, and the scalars, of each checkpoint and snapshot of a run."""
     found = {}
     for path in [*folder.glob("checkpoints/step-*"), *folder.glob("snapshots/step-*")]:
         tensors, scalars = checkpoint.read(path)

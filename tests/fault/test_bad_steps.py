@@ -90,7 +90,7 @@ def spoiled(parts: Parts, place: str, bad: float, handles: list[Any]) -> Parts:
 
 
 def digest(state: TrainState) -> str:
-    """Of all that a skipped step must leave as it is, as this rank holds it."""
+    """Return a digest of everything on this rank that a skipped step must not change."""
     sha256 = hashlib.sha256()
     for name, tensor in state.tensors().items():
         if not name.startswith("spikes/"):
@@ -99,7 +99,7 @@ def digest(state: TrainState) -> str:
 
 
 Tried = tuple[str, bool, bool, str]
-"""What a case was, whether it was skipped, whether the state stayed, and the window of spikes."""
+"""Name of a case, whether it was skipped, whether the state stayed, and the window of spikes."""
 
 
 def try_all(settings: Sequence[str], techniques: Sequence[str], spikes: bool = True) -> list[Tried]:
@@ -136,7 +136,7 @@ def try_layouts() -> list[Tried]:
 
 @pytest.mark.promise(11)
 def test_ranks_agree_on_a_bad_value_that_one_of_them_has(promise: Promise) -> None:
-    """The same on one rank of two, with replicated and with sharded weights: both skip, with equal windows."""
+    """Put the same values on one rank of two, weights replicated and sharded: both skip, with equal windows."""
     for case in zip(*run_ranks(2, try_layouts), strict=True):
         skipped, stayed = all(one[1] for one in case), all(one[2] for one in case)
         promise.count(skipped and stayed and len({one[3] for one in case}) == 1, case[0][0])
@@ -144,7 +144,7 @@ def test_ranks_agree_on_a_bad_value_that_one_of_them_has(promise: Promise) -> No
 
 @pytest.mark.promise(11, control="train.skip_spikes is off")
 def test_control_without_the_setting_a_spike_is_trained_on(promise: Promise) -> None:
-    """The same with spikes not skipped: 1e9 reaches the weights."""
+    """Put the same values in without skipping spikes: 1e9 reaches the weights."""
     for what, skipped, stayed, _ in try_all(*PLANS["adamw"], spikes=False):
         promise.count(skipped and stayed, what)
         assert stayed == (not what.startswith("1e9")), "what is not finite is skipped always"
@@ -154,7 +154,7 @@ def test_control_without_the_setting_a_spike_is_trained_on(promise: Promise) -> 
 def test_control_without_the_guard_everything_reaches_the_weights(
     promise: Promise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same where every step is taken."""
+    """Put the same values in and take every step."""
 
     def never(*arguments: Any) -> tuple[Tensor, Tensor]:
         loss, skipped = _decide(*arguments)
@@ -214,7 +214,7 @@ def test_the_window_of_spikes_resumes_bit_exactly(
 def test_control_a_window_that_begins_anew_resumes_otherwise(
     promise: Promise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same where the window is left out of the state."""
+    """Resume in the same way with the window left out of the state."""
     spoil_step(monkeypatch)
     monkeypatch.setattr(SpikeWindow, "tensors", lambda self: {})
     promise.count(resumed_equals_whole(PLAN, tmp_path, SPOILT_STEP - 1), "stopped just before the spike")

@@ -104,7 +104,7 @@ def use(run: Path) -> tuple[str, int, str]:
 
 
 def scores(results: Results) -> list[Any]:
-    """What verdicts are made of, but for the speed."""
+    """Return the numbers that verdicts are made of, without the speed."""
     return [
         [arm.name, run.state, {name: value for name, value in run.metrics.items() if name != SPEED}, run.details]
         for arm in results.arms
@@ -183,7 +183,7 @@ def damages(out: Path, file: Path) -> list[Damage]:
 
 
 def every_damage(out: Path) -> list[Damage]:
-    """Of each file that is there: one that a later version adds is damaged too."""
+    """List the damages of each file that is there, so that a file of a later version is damaged too."""
     there = sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
     return [damage for file in there for damage in damages(out, file)]
 

@@ -161,7 +161,7 @@ TASK = Task("vlm", Asking("Describe it.", 50))
 
 
 class StoppedRecaption:
-    """Of its files only the journal: the store is a subject of its own."""
+    """Journal of a stopped recaption. Its store is a subject of its own."""
 
     name = "recaption that was stopped"
 
@@ -303,7 +303,7 @@ SUBJECTS: list[tuple[Subject, str]] = [
     (Looks(), "cache/looks"),
     (OutsideWeights(), "cache/weights"),
 ]
-"""What is damaged, and where its files lie."""
+"""Name of what is damaged, and the folder of its files."""
 
 
 @dataclass(frozen=True)

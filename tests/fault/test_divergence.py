@@ -141,7 +141,7 @@ def test_commands_refuse_a_diverged_run_and_say_why(
 def test_weights_that_are_absurd_are_refused_without_a_word_in_the_folder(
     promise: Promise, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The same commands on a run of an older version, which called itself trained with weights of 1e30."""
+    """Use a run of an older version, which called itself trained with weights of 1e30: each command refuses it."""
     run = tmp_path / "run"
     with monkeypatch.context() as older:
         older.setattr(loop, "check_weights", lambda parts, state: None)

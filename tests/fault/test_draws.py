@@ -1,4 +1,4 @@
-"""What is drawn for a sample depends on its place in the training, and not on who draws it."""
+"""Draws for a sample depend on its position in the training, and not on the rank that draws."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAYOUTS: dict[str, tuple[int, list[str]]] = {
 
 @dataclass
 class Drawn:
-    """What one sample got."""
+    """Noise, time, caption and kept tokens of one sample."""
 
     noise: bytes = b""
     t: float = 0.0

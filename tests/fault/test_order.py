@@ -68,7 +68,7 @@ def read(sources: Sequence[StoreSource], open_: Open, first_batch: int) -> list[
 
 @pytest.fixture(scope="module")
 def whole(store: Path) -> dict[str, list[tuple[int, bytes]]]:
-    """As one process reads it with one thread, without looking ahead."""
+    """Read in one process with one thread, without reading ahead."""
     found = {}
     for name in BUCKETS:
         source = opened(store, name, 1)

@@ -98,7 +98,7 @@ CASES = [(name, 1) for name in FAULTS] + [(name, 0) for name in (*list(FAULTS)[5
 
 
 def use_two_groups() -> None:
-    """As in a real launch: gradients have a group of their own."""
+    """Give gradients a group of their own, as a real launch does."""
     world._talk = dist.new_group(backend="gloo")
 
 
@@ -214,11 +214,11 @@ OTHERS: dict[str, tuple[str, str]] = {
     "code": ("", 'rank 1 has the code of tintype "other" and not "'),
     "data": ("", 'rank 1 has data "other" and not '),
 }
-"""What differs on rank 1, and what is said of it."""
+"""Difference on rank 1, and the message about it."""
 
 
 def train_with_another(folder: str, names: list[str], agreed: bool) -> list[str]:
-    """What this rank hears for each difference; 'trained' where it hears nothing."""
+    """Return the message on this rank for each difference; 'trained' where there is none."""
     use_two_groups()
     heard = []
     for name in names:

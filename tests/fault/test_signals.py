@@ -181,7 +181,7 @@ def test_a_signal_at_the_very_end_does_not_undo_a_finished_command(promise: Prom
 
 @pytest.mark.promise(3, control="signals are left to Python at the end")
 def test_control_a_signal_at_the_very_end_is_a_failure(promise: Promise) -> None:
-    """The same without a handler for the end."""
+    """Send a signal at the very end, without a handler for it."""
     off = "import tintype.__main__ as program; program.ignore_signals = int"  # does nothing
     program = AT_THE_END.replace("int(sys.argv[-1])", str(int(signal.SIGINT))).replace("WHEN", off)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
@@ -201,7 +201,7 @@ MOMENTS = [
     ("starting", signal.SIGTERM, "study.yaml"),
     ("scoring", signal.SIGTERM, "runs/*/evaluation"),
 ]
-"""What the workers do when the signal comes, and the file by which that is seen."""
+"""Work that is under way when the signal comes, and the file that shows it."""
 
 
 @pytest.mark.promise(3)

@@ -123,7 +123,7 @@ def test_every_counter_of_the_state_is_saved_and_restored(promise: Promise) -> N
 
 
 def wrong_forms(tensor: Tensor) -> dict[str, Tensor]:
-    """The same numbers in other shapes and types, each of which torch's own copies would accept or guess."""
+    """Return the numbers in other shapes and types, each of which torch would accept, broadcast or cast."""
     found = {"fp16": tensor.half(), "fp64": tensor.double()} if tensor.dtype != torch.float64 else {}
     found["one axis more"] = tensor[None]
     if tensor.numel() > 1:

@@ -55,9 +55,9 @@ class Killed:
     out: Path
     last: subprocess.CompletedProcess[str]
     orphans: list[list[str]]
-    """What was still there of each kill after `GONE_S`."""
+    """Processes that were left `GONE_S` after each kill."""
     shared_memory: set[str]
-    """What its processes had in shared memory, which outlives a process."""
+    """Shared memory of its processes, which outlives them."""
 
 
 def processes(mark: str) -> list[Path]:

@@ -27,9 +27,9 @@ from tintype.errors import UserError
 
 MIB = 1 << 20
 SLACK = 32 * MIB
-"""What reading any file may take besides."""
+"""Memory that reading any file may take besides."""
 SMALL, LARGE = 8 * MIB, 72 * MIB
-"""Of a blob below and one above the most of an image file and of a page."""
+"""Sizes of a blob below and one above the limits of an image file and of a page."""
 ROWS = 16
 
 

@@ -30,7 +30,7 @@ from tintype.train.interrupt import Interrupt
 
 SHORT, TIMES = 1000, 16
 UNMEASURED_S = 1e-3
-"""Of the long text: less than that is not compared, since a clock says little about it."""
+"""Shortest time of the long text that is compared: a clock says little about less."""
 Reader = Callable[[str], object]
 
 

@@ -41,7 +41,7 @@ FIRST, SECOND = "a" * 40, "b" * 40
 
 @dataclass(frozen=True)
 class Hub:
-    """What a machine without a network has of the hub: the cache that downloads leave."""
+    """Cache of the hub, as downloads leave it; there is no network."""
 
     root: Path
 

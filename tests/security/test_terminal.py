@@ -258,7 +258,7 @@ def test_bars_and_lines_of_progress_do_not_act(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_bars_of_other_libraries_are_left_as_they_are() -> None:
-    """Those of tqdm go to the start of a line, or up by lines, in a text of its own."""
+    """Leave the codes by which tqdm goes to the start of a line or up by lines, where it writes them alone."""
     file = io.StringIO()
     stream = VisibleStream(file)
     for text in ("\rfile: 50%", "\n\n\x1b[A\x1b[A", "\r", "\r      \r"):

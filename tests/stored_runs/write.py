@@ -124,7 +124,7 @@ def _begin_anywhere(path: Path, plan: Plan) -> None:
 
 
 def _any_machine(device: torch.device) -> dict[str, Any]:
-    """What a run notes of its machine, but for what only this machine has."""
+    """Return what a run notes of its machine, without what only this machine has."""
     kept = {key: value for key, value in environment(device).items() if key != "commit"}
     return {**kept, "system": "", "device": ""}
 

@@ -154,7 +154,7 @@ class Recorder:
 
 
 def short(plan: Plan) -> Plan:
-    """Of so many steps that one comes after the warm-up."""
+    """Return the plan with four steps, so that some come after the warm-up."""
     return plan.model_copy(update={"train": plan.train.model_copy(update={"steps": 4})})
 
 

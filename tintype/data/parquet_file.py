@@ -16,7 +16,7 @@ from tintype.errors import UserError
 
 MOST_FOOTER_BYTES = 64 << 20
 MOST_PAGE_BYTES = 1 << 30
-"""Of a page when it is unpacked."""
+"""Largest size of an unpacked page."""
 UNCOUNTED_PAGE_BYTES = 64 << 20
 MOST_TIMES = 100
 """A page of more than the bytes above has at most so many times its size in the file: images hardly shrink."""

@@ -59,7 +59,7 @@ _UNCHECKED = 2
 """The format of results that had no checksum."""
 _PARTS = {"step", "weights", "protocol", "protocol_hash", "encoders", "metrics", "errors", "warnings", "details"}
 _PARTS |= {"samples", "real", "time_split", "seconds", "previews"}
-"""What every result has."""
+"""Keys that every result has."""
 _FEATURE = "feature"
 
 

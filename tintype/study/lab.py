@@ -145,7 +145,7 @@ def _finished_runs(stored: Path) -> int:
 
 
 def _runs_of(stored: Path) -> list[dict[str, Any]]:
-    """Of a results.json, whatever version wrote it; none where there is none. A damaged one is refused."""
+    """Read a results.json of any version; return none where there is none. Refuse a damaged one."""
     remake = f"put the runs of the study back into {stored.parent / 'runs'}, then `tintype report` writes it again"
     found = read_checked(stored, remake, earlier=(1, None))
     try:

@@ -266,7 +266,7 @@ def load_study(name: str, assignments: Sequence[str] = ()) -> Study:
 
 
 def remake_study(folder: Path) -> str:
-    """What to do about a damaged file of a study, as the end of a sentence."""
+    """Return what to do about a damaged file of a study, as the end of a sentence."""
     return f"`tintype ablate STUDY --out {quote(str(folder))}`, with the study's own file and settings, writes it again"
 
 

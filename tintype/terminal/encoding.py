@@ -58,7 +58,7 @@ class VisibleStream:
 
     @property
     def rich_proxied_file(self) -> TextIO:
-        """What consoles write to, by the name that they look for."""
+        """Return the stream that consoles write to, under the name that they look for."""
         below: TextIO = getattr(self._stream, "rich_proxied_file", self._stream)
         return getattr(below, "rich_proxied_file", below)
 

@@ -31,13 +31,13 @@ class Interrupted(BaseException):
 
 
 class _State:
-    """Of the one command of this process."""
+    """State of the one command of this process."""
 
     begun = False
     signal: int | None = None
     """The number of the signal for which `Interrupted` was raised."""
     hook: Callable[[Any], object] = sys.unraisablehook
-    """What was there before."""
+    """Handler that was there before."""
 
 
 def begin_command() -> None:

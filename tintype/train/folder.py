@@ -157,7 +157,7 @@ class RunFolder:
         return found
 
     def records(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the run's files, once the logs are on the disk."""
+        """Flush the logs, and return what a checkpoint keeps of the run's files."""
         if not self.writes:
             return {}
         for log in self._logs:

@@ -12,28 +12,30 @@ from tintype.study.places import without_places
 from tintype.study.report import write_report
 from tintype.study.results import Change, Command, Results, TokenizerInfo
 
-LONG = "/root/secret place/" + "a folder of many words " * 6 + "/photos"
+LONG = "/home/al/secret place/" + "a folder of many words " * 6 + "/photos"
 
 
 def with_paths() -> Results:
     results = example()
     first, *others = results.arms
     first_run, *runs = first.runs
-    vae = TokenizerInfo(kind="small-vae", settings={"folder": "/root/a/vae"}, channels=4, stride_px=8)
+    vae = TokenizerInfo(kind="small-vae", settings={"folder": "/home/al/a/vae"}, channels=4, stride_px=8)
     changed: dict[str, Any] = {
-        "error": "UserError: /root/secret place/photos is no store (~/logs/run.txt, ~root/a.txt, 3 images/s, and/or)",
+        "error": "UserError: /home/al/secret place/photos is no store (~/logs/run.txt, ~al/a.txt, 3 images/s, and/or)",
         "tokenizer": vae,
-        "lineage": {"folder": "/work/runs/base", "before": "~root/older", "plan": "0123", "weights": "raw"},
+        "lineage": {"folder": "/lab/runs/base", "before": "~al/older", "plan": "0123", "weights": "raw"},
     }
     arm = first.model_copy(
         update={
             "runs": [first_run.model_copy(update=changed), *runs],
-            "changes": [Change(key="data.path", before="/root/secret place/photos", after="/root/b/vae")],
-            "techniques": ["tokenizer:to.folder=/root/a/vae", "sft:from=/work/runs/base,lr=1e-4"],
+            "changes": [Change(key="data.path", before="/home/al/secret place/photos", after="/home/al/b/vae")],
+            "techniques": ["tokenizer:to.folder=/home/al/a/vae", "sft:from=/lab/runs/base,lr=1e-4"],
         }
     )
     plan = tiny_plan(f"data={{kind: store, path: '{LONG}', size_px: 16}}").to_yaml()
-    command = Command(argv=["tintype", "ablate", "/root/secret place/study.yaml", "--out=/root/out"], date="2026-11-15")
+    command = Command(
+        argv=["tintype", "ablate", "/home/al/secret place/study.yaml", "--out=/home/al/out"], date="2026-11-15"
+    )
     return results.model_copy(update={"arms": [arm, *others], "plan": plan, "commands": [command]})
 
 
@@ -51,7 +53,7 @@ def test_of_a_path_the_last_name_is_left(tmp_path: Path) -> None:
     write_report(found, tmp_path)
     for file in ("report.html", "report.md", "results.json", "results.csv"):
         text = (tmp_path / file).read_text()
-        assert not any(place in text for place in ("/root", "/work/", "secret", "~")), file
+        assert not any(place in text for place in ("/home", "/lab/", "secret", "~")), file
 
 
 def test_results_without_paths_stay_as_they_are() -> None:

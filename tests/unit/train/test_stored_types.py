@@ -62,7 +62,7 @@ def test_stored_tensors_have_the_type_that_the_plan_says(name: str, promise: Pro
 
 @pytest.mark.promise(22, control="the average is kept in bf16")
 def test_control_an_average_in_bf16_is_found(promise: Promise, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same where the average takes the type of the weights."""
+    """Take the same steps with an average in the type of the weights."""
 
     class Narrow(ema.Ema):
         def tensors(self) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from tintype.data.store.texts import unfit
 
 EMPTY, REFUSAL, CUT_OFF = "empty", "refusal", "cut off"
 MOST_CHARACTERS = 1 << 18
-"""Of an answer with its thoughts; a caption has 20,000 at most. A longer answer is not looked at."""
+"""Most characters of an answer with its thoughts; a caption has 20,000 at most. A longer answer is not looked at."""
 
 
 @dataclass(frozen=True)

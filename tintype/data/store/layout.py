@@ -73,7 +73,7 @@ class Shard(BaseModel):
     """The first byte of the images, which lie in one piece."""
     images_bytes: int
     sha256: str
-    """Of the file without the images."""
+    """SHA-256 of the file without the images."""
 
 
 class AddedPart(BaseModel):
@@ -119,7 +119,7 @@ class AboutStore(BaseModel):
     """Records of each split."""
     quarantined: int
     quarantine_sha256: str | None = None
-    """Of the file that names the quarantined records, where there are any."""
+    """SHA-256 of the file that names the quarantined records, where there are any."""
     captions: list[str]
     shards: list[Shard] = Field(min_length=1)
     made_from: dict[str, Any]

@@ -69,7 +69,7 @@ class Storage:
             weight.copy_(rounded)
 
     def slots(self, weight: Tensor) -> dict[str, Form]:
-        """What of an optimizer's state `close` keeps for a weight."""
+        """Return the slots of an optimizer's state that `close` keeps for a weight."""
         compensated = self.rounding == "kahan" and weight.dtype != torch.float32
         return {COMPENSATION: form_of(weight)} if compensated else {}
 
