@@ -95,7 +95,7 @@ class Record:
     how: str
     tries: int
     failures: int
-    commit: str
+    commit: str = ""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -153,7 +153,7 @@ def _record(item: pytest.Item, passed: bool) -> Record:
         failures = max(failures, 1)
     doc = getattr(getattr(item, "function", None), "__doc__", None) or ""
     name = item.nodeid.split("[")[0]
-    return Record(number, control, name, doc.strip().split("\n")[0].rstrip("."), tries, failures, _commit())
+    return Record(number, control, name, doc.strip().split("\n")[0].rstrip("."), tries, failures)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -184,9 +184,9 @@ def pytest_sessionfinish() -> None:
         before = json.loads(_WRITER.path.read_text(encoding="utf-8"))["records"] if _WRITER.path.exists() else []
         there = {f"{file.relative_to(_ROOT)}" for file in _ROOT.glob("tests/**/test_*.py")}
         kept = [Record(**one) for one in before if one["test"].split("::")[0] in there]
-        text = json.dumps(
-            {"machine": _machine(), "promises": PROMISES, "records": _renewed(kept, _WRITER.records)}, indent=1
-        )
+        now = [replace(one, commit=_commit()) for one in _WRITER.records]
+        content = {"machine": _machine(), "promises": PROMISES, "records": _renewed(kept, now)}
+        text = json.dumps(content, indent=1)
         _WRITER.path.write_text(f"{text}\n", encoding="utf-8")
 
 
