@@ -25,6 +25,7 @@ atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--other-rounding", type=int, metavar="SEED", help="round like another machine in every test")
+    parser.addoption("--record", action="store_true", help="write the golden numbers instead of comparing them")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
