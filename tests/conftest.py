@@ -44,7 +44,7 @@ def other_rounding(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_armed_faults() -> object:
-    from tintype.train import fault
+    from tintype.runtime import fault
 
     yield
     fault.disarm()

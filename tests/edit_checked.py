@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tintype import files
+from tintype.runtime import files
 
 
 def edit_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -15,6 +15,7 @@ from tintype.plan import Plan, apply_techniques
 from tintype.techniques import TECHNIQUES
 from tintype.train.parts import choose_device
 
+NAMES = sorted(TECHNIQUES)
 MakePlan = Callable[..., Plan]
 """From assignments `key.path=value` to a plan."""
 OFFLINE: dict[str, str] = {

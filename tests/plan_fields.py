@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, get_args, get_origin
 
+from tintype.config.strict import settings_in
 from tintype.settings import Settings
-from tintype.strict import settings_in
 
 Place = tuple[str | int, ...]
 Field = tuple[Place, dict[Place, str], type[Settings]]

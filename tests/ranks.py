@@ -24,7 +24,8 @@ TIMEOUT_S = 180.0
 _CONTEXT = multiprocessing.get_context("forkserver")
 _OF_TORCH = ["torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"]
 """Modules that the first step of every rank would import, in two seconds."""
-_CONTEXT.set_forkserver_preload([*_OF_TORCH, "pytest", "tests.tiny", "tintype.evaluation.run", "tintype.sample"])
+_OF_TINTYPE = ["tests.tiny", "tintype.evaluation.run", "tintype.sampling.sample"]
+_CONTEXT.set_forkserver_preload([*_OF_TORCH, "pytest", *_OF_TINTYPE])
 
 
 class RankError(AssertionError):

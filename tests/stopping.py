@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from tintype.plan import Plan
-from tintype.train.interrupt import Interrupt
+from tintype.runtime.interrupt import Interrupt
 from tintype.train.loop import Progress, train
 
 

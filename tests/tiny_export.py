@@ -9,10 +9,10 @@ from torch import nn
 
 from tests import tiny_autoencoders, tiny_text
 from tests.tiny import tiny_plan
+from tintype.optim.ema import UPDATES
 from tintype.plan import Plan
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.optim.ema import UPDATES
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state
 

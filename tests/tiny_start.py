@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tintype.model import fp8
 from tintype.plan import Plan
-from tintype.train.interrupt import Interrupt
+from tintype.runtime.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import choose_device
 

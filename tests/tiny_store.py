@@ -16,8 +16,8 @@ from PIL import Image
 from tintype.data.store import layout
 from tintype.data.store.importing import ImportOptions, Outcome, Progress, import_pictures
 from tintype.data.store.layout import AboutStore
-from tintype.files import checksum_of
-from tintype.train.interrupt import Interrupt
+from tintype.runtime.files import checksum_of
+from tintype.runtime.interrupt import Interrupt
 
 
 def picture(seed: int, size: tuple[int, int] = (24, 20), form: str = "png", **options: Any) -> bytes:

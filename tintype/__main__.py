@@ -3,8 +3,8 @@
 import atexit
 import os
 
-from tintype.parent import end_with_parent
-from tintype.signals import end_before_work, handle_signals, ignore_signals
+from tintype.runtime.parent import end_with_parent
+from tintype.runtime.signals import end_before_work, handle_signals, ignore_signals
 
 
 def main() -> None:

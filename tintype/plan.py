@@ -16,14 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from tintype import recipes
+from tintype.config.paths import locate
+from tintype.config.strict import Document, assignments_in, nearest, parse, read_yaml, write_yaml
 from tintype.data.captions import ColumnSettings
 from tintype.data.mixture.settings import MixtureSettings, in_words
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
-from tintype.files import read_sealed
 from tintype.flow.objective import VelocitySettings
 from tintype.losses.tuning import TuningAdversary
-from tintype.paths import locate
+from tintype.model.start import ArmStart, RunStart
+from tintype.optim.adamw import AdamWSettings
+from tintype.optim.ema import EmaSettings
+from tintype.runtime.files import read_sealed
 from tintype.settings import (
     DataPart,
     DataSettings,
@@ -37,16 +41,12 @@ from tintype.settings import (
     TrainSettings,
     plain,
 )
-from tintype.start import ArmStart, RunStart
-from tintype.strict import Document, assignments_in, nearest, parse, read_yaml, write_yaml
 from tintype.techniques import SHARED_SEAMS, TECHNIQUES, Technique
 from tintype.text import PARTS as TEXT_PARTS
 from tintype.text import TextChoice
 from tintype.text.words import WordsSettings
 from tintype.tokenizers import TokenizerChoice
 from tintype.tokenizers.pixels import PixelsSettings
-from tintype.train.optim.adamw import AdamWSettings
-from tintype.train.optim.ema import EmaSettings
 
 _CAME_LATER: list[tuple[str, str, Any]] = [
     ("captions", "keep_parts", 1.0),
@@ -123,6 +123,7 @@ def _averages() -> Any:
 if TYPE_CHECKING:
     from tintype.losses import LossPart as Loss
     from tintype.losses.tuning import TuningSettings as Tuning
+    from tintype.model.start import StartPart as Start
     from tintype.settings import AverageSettings as Average
     from tintype.settings import CaptionsPart as Captions
     from tintype.settings import DataPart as Data
@@ -132,7 +133,6 @@ if TYPE_CHECKING:
     from tintype.settings import TextPart as Text
     from tintype.settings import TokenizerPart as Tokenizer
     from tintype.settings import WeightingPart as Weighting
-    from tintype.start import StartPart as Start
 else:
     Data = _kinds("data", *_DATA, usual="scenes")
     Captions = _kinds("captions", ColumnSettings, usual="column")

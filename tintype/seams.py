@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tintype import rng
-from tintype.world import ALONE, World
+from tintype.runtime.dist import ALONE, World
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from tintype.optim.storage import Storage
     from tintype.plan import Plan
+    from tintype.runtime.layout import Layout
     from tintype.seams import CaptionPolicy, Objective, Router, TextEncoder, Tokenizer, WeightAverage, Weighting
     from tintype.tokenizers.tuned import Autoencoder
-    from tintype.train.layout import Layout
-    from tintype.train.optim.storage import Storage
 
 
 FP8_MULTIPLE = 16
@@ -38,7 +38,7 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True)
 class NamesFile:
-    """Marks a setting that names a file or folder to read, unless it is a word. `tintype.paths` finds it."""
+    """Marks a setting that names a file or folder to read, unless it is a word. `tintype.config.paths` finds it."""
 
     is_word: Callable[[str], bool] = lambda text: False
 

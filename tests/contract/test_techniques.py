@@ -10,23 +10,22 @@ import pytest
 import torch
 
 from tests.fault.promises import Promise
-from tests.offline import OFFLINE, baseline_for, refused_by_the_device, with_technique
+from tests.offline import NAMES, OFFLINE, baseline_for, refused_by_the_device, with_technique
 from tests.stopping import train_to
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.plan import Plan, apply_techniques, diff, plan_from_yaml
+from tintype.runtime.interrupt import Interrupt
 from tintype.techniques import SHARED_SEAMS, TECHNIQUES, Technique
 from tintype.train import checkpoint
 from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import Parts, build_parts
 from tintype.train.start import begin
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import update
 
-NAMES = sorted(TECHNIQUES)
 NEEDY = [name for name in NAMES if TECHNIQUES[name].needs]
 REFUSED = {
     ("irepa", "sprint"),

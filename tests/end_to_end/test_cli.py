@@ -19,7 +19,7 @@ from tintype import cli
 from tintype.data.scenes import draw_scenes
 from tintype.data.scenes.render import render
 from tintype.errors import UserError
-from tintype.images import save_png
+from tintype.sampling.images import save_png
 from tintype.techniques import TECHNIQUES
 
 runner = CliRunner()

@@ -13,10 +13,10 @@ import pytest
 
 from tests.end_to_end.test_study import environment
 from tests.tiny import tiny_plan
-from tintype.generate import SamplerSettings
-from tintype.sample import sample_run
+from tintype.runtime.interrupt import Interrupt
+from tintype.sampling.generate import SamplerSettings
+from tintype.sampling.sample import sample_run
 from tintype.train import checkpoint
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 
 PROMPTS = ["a red ball", "a blue ring"]
@@ -26,7 +26,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 ONE_RANK_FAILS = """
 from tintype import cli, sample
 from tintype.errors import UserError
-from tintype.world import current
+from tintype.runtime.dist import current
 
 real = sample.generate
 

@@ -18,11 +18,12 @@ from pathlib import Path
 from tests.tiny import tiny_plan
 from tests.tiny_vae import write_tiny_vae
 from tintype.plan import Plan
-from tintype.tokenizers.fill_cache import fill_cache
+from tintype.runtime import fault
+from tintype.runtime.interrupt import Interrupt
+from tintype.tokenizer_lab.fill_cache import fill_cache
 from tintype.tokenizers.latent_cache import HEADER_NAME, ROWS_NAME
-from tintype.train import checkpoint, fault
+from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 
 PLAN = tiny_plan("run.save=wait", techniques=["ema"])

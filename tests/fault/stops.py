@@ -19,11 +19,12 @@ from typing import Any
 from tests.fault.harness import digest, latent_plan
 from tests.tiny import TINY
 from tintype import cli
-from tintype import signals as program_signals
 from tintype.evaluation import run as _evaluation  # noqa: F401  (imported here, so that no child does)
+from tintype.runtime import fault
+from tintype.runtime import signals as program_signals
 from tintype.terminal import runs as _runs  # noqa: F401
 from tintype.terminal.progress import Progress
-from tintype.train import fault, loop
+from tintype.train import loop
 
 SMALL = ["count=8", "also=[]", "reference_count=8", "validation_count=4", "metrics=[fd]", "sampler.steps=2"]
 SMALL = [word for one in [*SMALL, "sampler.batch=4"] for word in ("--set", one)]
@@ -126,7 +127,7 @@ def _before(owner: Any, name: str, act: Callable[[], None]) -> None:
 
 def unwatched(phase: Phase) -> None:
     """The negative control: signals do what they do to any program."""
-    for module in (program_signals, cli, sys.modules["tintype.train.interrupt"]):
+    for module in (program_signals, cli, sys.modules["tintype.runtime.interrupt"]):
         setattr(module, "handle_signals", lambda *_: lambda: None)  # noqa: B010
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     stop_at(phase)

@@ -18,13 +18,14 @@ from tests.ranks import run_ranks
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.plan import Plan
-from tintype.train import checkpoint, fault, saving
+from tintype.runtime import fault
+from tintype.runtime.dist import ALONE, World, current
+from tintype.runtime.interrupt import Interrupt
+from tintype.train import checkpoint, saving
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import Progress, train
 from tintype.train.saving import Saver
 from tintype.train.start import identity
-from tintype.world import ALONE, World, current
 
 TECHNIQUES = ["ema", "power-ema:snapshots=3", "muon", "bf16-storage"]
 ALL_KEPT = ("run.keep_checkpoints=9", "run.log_every_steps=1")

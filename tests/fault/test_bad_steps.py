@@ -18,20 +18,20 @@ from tests.stopping import train_to
 from tests.tiny import tiny_plan
 from tintype.losses import LossPart
 from tintype.plan import Plan
+from tintype.runtime.dist import current
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.layout import local
 from tintype.seams import Draws, LossTerm, View
 from tintype.tokenizers.pixels import Pixels
 from tintype.train import checkpoint
 from tintype.train import update as update_module
 from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
-from tintype.train.layout import local
 from tintype.train.loop import train
 from tintype.train.parts import Parts, Term, build_parts
 from tintype.train.spikes import SpikeWindow
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import _decide, update
-from tintype.world import current
 
 SPIKES = ("train.skip_spikes.window=4", "train.skip_spikes.deviations=20")
 BAD = ("nan", "inf", "1e9")

@@ -18,12 +18,12 @@ from safetensors.torch import load_file
 from tests.fault.promises import Promise
 from tests.full_disk import disk_of
 from tests.tiny import tiny_plan
-from tintype import files
 from tintype.errors import UserError
 from tintype.plan import Plan
-from tintype.train import checkpoint, fault, folder
+from tintype.runtime import fault, files
+from tintype.runtime.interrupt import Interrupt
+from tintype.train import checkpoint, folder
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state
@@ -364,7 +364,7 @@ def test_housekeeping_may_change_when_a_run_goes_on(run: Path) -> None:
 
 
 def test_two_processes_cannot_train_in_one_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tintype.train.folder._WAIT_S", 0.0)
+    monkeypatch.setattr("tintype.runtime.locks._WAIT_S", 0.0)
     folder = RunFolder(run)
     with folder.claim(PLAN), pytest.raises(UserError, match=rf"another process \({os.getpid()}\) works in "):
         train(PLAN, run, Interrupt())

@@ -21,17 +21,17 @@ from rich.console import Console
 from tests.fault.promises import Promise
 from tests.full_disk import disk_of
 from tests.tiny import tiny_plan
-from tintype import files
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import evaluate
+from tintype.runtime import files
+from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab, runner
 from tintype.study.report import read_results
 from tintype.study.results import SPEED, Results
 from tintype.study.runner import Message, Task
 from tintype.study.study import load_study
 from tintype.train import checkpoint
-from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.reconstruct import reconstruction
 

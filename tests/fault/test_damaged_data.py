@@ -25,7 +25,6 @@ from tests.tiny import tiny_plan
 from tests.tiny_store import parquet_of, picture
 from tests.tiny_text import MAX_TOKENS, write_text_encoder
 from tests.tiny_vae import write_tiny_vae
-from tintype import rows
 from tintype.data.recaption import journal
 from tintype.data.recaption.asking import Asking, Pull, Reply
 from tintype.data.recaption.work import Task, recaption
@@ -34,22 +33,22 @@ from tintype.data.sources import open_source
 from tintype.data.store import layout, writer
 from tintype.data.store.attributes import read_attributes
 from tintype.data.store.columns import add_column
+from tintype.data.store.fingerprints import look_at
 from tintype.data.store.importing import ImportOptions, import_pictures
 from tintype.data.store.layout import open_store
-from tintype.data.store.looks import look_at
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
 from tintype.evaluation.reference import About, cached_features
+from tintype.pretrained import weights
+from tintype.runtime import rows, segments
+from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Encoder
 from tintype.settings import DataSettings
-from tintype.text import segments
+from tintype.text.cache import KeptText
 from tintype.text.frozen import FrozenTextEncoder
-from tintype.text.kept import KeptText
 from tintype.text.published import MiniLmSettings
 from tintype.tokenizers.latent_cache import keep_latents
-from tintype.train.interrupt import Interrupt
-from tintype.vision import weights
 from tintype.vision.encoders import scene_features
 from tintype.vision.teacher_cache import keep_tokens
 from tintype.vision.teachers import SceneTeacherSettings, Teacher

@@ -15,14 +15,14 @@ from tintype import cli
 from tintype.errors import DivergedError, UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.plan import Plan
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.pending import Later
 from tintype.settings import SKIP_WINDOW_STEPS
 from tintype.study.compare import read_run
 from tintype.study.runner import Task, _note_failure, _run
 from tintype.train import checkpoint, loop
 from tintype.train.divergence import count_step, too_large
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
-from tintype.train.later import Later
 from tintype.train.loop import train
 from tintype.train.parts import build_parts
 from tintype.train.state import TrainState, new_state

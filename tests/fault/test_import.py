@@ -22,12 +22,12 @@ from PIL import Image
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-import tintype.files
+import tintype.runtime.files
 from tests import sets
 from tests.fault.promises import Promise
 from tests.shared import shared
 from tests.tiny_store import imported, parquet_of, picture
-from tests.unit.data.test_doors import animated, bomb, sixteen, sixteen_of_colour
+from tests.unit.data.test_importers import animated, bomb, sixteen, sixteen_of_colour
 from tests.unit.data.test_store import quarantine
 from tintype.cli import app
 from tintype.data.order import Shuffled
@@ -39,7 +39,7 @@ from tintype.data.store.layout import AboutStore, open_store
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
-from tintype.train.interrupt import Interrupt
+from tintype.runtime.interrupt import Interrupt
 
 ROOT = Path(__file__).parents[2]
 GOOD = 5
@@ -195,7 +195,7 @@ from tintype.cli import main
 from tintype.data.order import Shuffled
 from tintype.data.store import writer
 from tintype.data.store.attributes import read_attributes
-import tintype.terminal.data, tintype.data.store.encode, tintype.data.store.doors.parquet
+import tintype.terminal.data, tintype.data.store.encode, tintype.data.importers.parquet
 import pyarrow.parquet, pyarrow.compute
 
 def too_large():
@@ -415,7 +415,7 @@ def test_all_is_on_the_disk_before_the_rename_that_makes_it_a_store(
     assert files == ["quarantine.jsonl", *(f"shard-{index:05d}.arrow" for index in range(3)), "store.json"]
     assert disk.unsafe(tmp_path / ".store.importing", tmp_path / "store") == set()
     disk.events.clear()
-    for module in (writer, tintype.files):  # control
+    for module in (writer, tintype.runtime.files):  # control
         monkeypatch.setattr(module, "flush", lambda path: None)
     imported(source, tmp_path / "other")
     late = disk.unsafe(tmp_path / ".other.importing", tmp_path / "other")

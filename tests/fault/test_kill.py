@@ -12,7 +12,7 @@ import pytest
 
 from tests.fault.harness import BACKGROUND_KILLS, CACHE_KILLS, KILLS, LATENT_KILLS, SNAPSHOT_KILLS
 from tests.fault.promises import Promise
-from tintype.train import fault
+from tintype.runtime import fault
 
 ROOT = Path(__file__).parents[2]
 ALL = {
@@ -26,7 +26,7 @@ SHORT = {"run": 8, "snapshots": 2, "background": 3, "latents": 2, "cache": 1}
 """How many of each `make test` tries."""
 
 ELSEWHERE = {"text.index"}
-"""Points that tests/unit/text/test_segments.py dies at: what is lost there is encoded again."""
+"""Points that tests/unit/runtime/test_segments.py dies at: what is lost there is encoded again."""
 
 
 def test_every_named_point_is_tried() -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.fault.promises import Promise
-from tintype.train.folder import locked
+from tintype.runtime.locks import locked
 
 PACKAGE = Path(__file__).parents[2] / "tintype"
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 
 PARENT = """
 import os, subprocess, sys, time
-from tintype.parent import command_with_parent
+from tintype.runtime.parent import command_with_parent
 child = [sys.executable, "-c", sys.argv[1], str(os.getpid())]
 if sys.argv[2] == "command":
     child = command_with_parent(["sleep", "60"])
@@ -136,7 +136,7 @@ def test_ranks_end_with_their_torchrun(promise: Promise, tmp_path: Path) -> None
 HALF = """
 import os, signal, sys
 from pathlib import Path
-from tintype.files import written_beside
+from tintype.runtime.files import written_beside
 with written_beside(Path(sys.argv[1])) as file:
     file.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -173,7 +173,7 @@ def test_every_process_that_the_package_starts_ends_with_it() -> None:
         "data/decoding/processes.py": ("data/decoding/process.py", "watch_parent("),
         "study/runner.py": ("study/runner.py", "end_with_parent(parent)"),
         "train/folder.py": ("train/folder.py", "subprocess.run(command_with_parent("),
-        "vision/weights.py": ("vision/weights.py", "command_with_parent(command)"),
+        "pretrained/weights.py": ("pretrained/weights.py", "command_with_parent(command)"),
     }
     assert found == set(words)
     for file, word in words.values():

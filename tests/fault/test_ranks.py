@@ -20,20 +20,22 @@ import torch.distributed as dist
 from tests.fault.promises import Promise
 from tests.ranks import RankError, run_ranks
 from tests.tiny import tiny_plan
-from tintype import sample, world
 from tintype.errors import UserError
-from tintype.files import write_sealed
-from tintype.generate import SamplerSettings
+from tintype.runtime import dist as world
+from tintype.runtime import fault
+from tintype.runtime.activity import WAITING
+from tintype.runtime.dist import World, current
+from tintype.runtime.files import write_sealed
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.watchdog import Place, Watchdog, blame
+from tintype.sampling import sample
+from tintype.sampling.generate import SamplerSettings
 from tintype.settings import WatchdogSettings
-from tintype.standing import WAITING
-from tintype.train import agreement, checkpoint, fault, loop
+from tintype.train import agreement, checkpoint, loop
 from tintype.train import parts as parts_module
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.update import update
-from tintype.watchdog import Place, Watchdog, blame
-from tintype.world import World, current
 
 FLOOR_S = 2.0
 STUCK_S = 60.0
@@ -278,9 +280,9 @@ def test_the_rank_that_is_silent_has_left_or_is_behind_is_named() -> None:
 
 
 def test_the_limit_is_a_multiple_of_the_usual_step_with_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tintype.watchdog.ranks_store", dist.HashStore)  # type: ignore[attr-defined]
+    monkeypatch.setattr("tintype.runtime.watchdog.ranks_store", dist.HashStore)  # type: ignore[attr-defined]
     now = 0.0
-    monkeypatch.setattr("tintype.watchdog.time.monotonic", lambda: now)
+    monkeypatch.setattr("tintype.runtime.watchdog.time.monotonic", lambda: now)
     watchdog = Watchdog(World(0, 2), WatchdogSettings(multiple=10, floor_minutes=0.5), lambda finding, text: text)
     assert watchdog.limit_s == 30.0
     for took_s in (0.0, 100.0, 2.0, 2.0, 2.0):

@@ -15,9 +15,9 @@ from tests.stored_runs import write as stored
 from tintype.errors import UserError
 from tintype.evaluation.run import evaluate, read_result
 from tintype.plan import plan_from_folder
+from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import build_parts

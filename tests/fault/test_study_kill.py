@@ -18,11 +18,11 @@ from tests.fault.promises import Promise
 from tests.fault.test_orphans import LINUX, wait_for
 from tests.tiny import TINY
 from tintype.evaluation.run import evaluate
-from tintype.files import read_lines
+from tintype.runtime.files import read_lines
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.locks import locked
 from tintype.study.runner import Task, tasks_of
 from tintype.study.study import load_study
-from tintype.train.folder import locked
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 
 STEPS = 30

@@ -15,8 +15,8 @@ import pyarrow
 from PIL import Image
 from pyarrow import parquet
 
-from tintype.data.pictures import Encoded, decode, open_pictures
-from tintype.data.store.doors import Item, Reading, open_door
+from tintype.data.image_sets import Encoded, decode, open_pictures
+from tintype.data.importers import Item, Reading, open_door
 from tintype.data.store.encode import Refused, Sizing, prepare
 from tintype.data.store.layout import open_shard
 from tintype.data.store.selection import read_skip_list

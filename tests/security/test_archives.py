@@ -18,7 +18,7 @@ import pytest
 from tests import sets
 from tests.fault.promises import Promise
 from tests.tiny_store import imported, picture, rewrite_about, tiny_store, tried
-from tintype.data.pictures import open_pictures
+from tintype.data.image_sets import open_pictures
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import open_store
 from tintype.errors import UserError

@@ -23,10 +23,10 @@ from tests.tiny_store import picture, tiny_store
 from tests.tiny_vae import write_tiny_vae
 from tintype import cli
 from tintype.plan import Plan
+from tintype.runtime.interrupt import Interrupt
 from tintype.study.lab import _claim
 from tintype.study.study import load_study
-from tintype.tokenizers.fill_cache import fill_cache
-from tintype.train.interrupt import Interrupt
+from tintype.tokenizer_lab.fill_cache import fill_cache
 from tintype.train.loop import train
 
 

@@ -22,25 +22,26 @@ from typer.testing import CliRunner
 import tintype
 from tests.tiny_store import parquet_of, picture, tried
 from tintype.cli import app
-from tintype.data import image_file, pictures
+from tintype.data import image_file
+from tintype.data import image_sets as pictures
 from tintype.data.decoding.threads import PixelBudget
 from tintype.data.folders import files_in
 from tintype.data.image_file import BadImageError, Limits, open_image, pixels_stated, read_file
-from tintype.data.pictures import Encoded, decode, map_ahead, open_pictures
+from tintype.data.image_sets import Encoded, decode, map_ahead, open_pictures
+from tintype.data.importers import Item, Reading, open_door
+from tintype.data.importers.table import parquet_rows
 from tintype.data.recaption.server import data_url
 from tintype.data.store import importing
-from tintype.data.store.doors import Item, Reading, open_door
-from tintype.data.store.doors.table import parquet_rows
 from tintype.data.store.encode import Picture, Refused, Sizing, prepare
 from tintype.data.store.export import export_store
+from tintype.data.store.fingerprints import look
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.inspect_html import _uri
 from tintype.data.store.layout import open_store
-from tintype.data.store.looks import look
 from tintype.data.store.writer import Record, Writer
 from tintype.errors import UserError
+from tintype.runtime.interrupt import Interrupt
 from tintype.study.report.html import _image
-from tintype.train.interrupt import Interrupt
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
 PACKAGE = Path(tintype.__file__).parent

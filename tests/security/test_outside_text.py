@@ -15,7 +15,7 @@ from tests.caption_server import CaptionServer, Deed, caption_server, send
 from tests.fault.promises import Promise
 from tests.tiny_store import tiny_store
 from tintype.data.captions import parts_of
-from tintype.data.pictures import Encoded
+from tintype.data.image_sets import Encoded
 from tintype.data.recaption import answers
 from tintype.data.recaption.answers import MOST_CHARACTERS, clean, judge, whole_sentences
 from tintype.data.recaption.asking import Asking, Question
@@ -25,8 +25,8 @@ from tintype.data.store.attributes import MisfitError, fit
 from tintype.data.store.layout import open_store
 from tintype.data.store.texts import has_html
 from tintype.errors import UserError
+from tintype.runtime.interrupt import Interrupt
 from tintype.text.cleaning import clean as clean_caption
-from tintype.train.interrupt import Interrupt
 
 SHORT, TIMES = 1000, 16
 UNMEASURED_S = 1e-3

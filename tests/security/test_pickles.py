@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from tintype.errors import UserError
+from tintype.pretrained.pickles import read_arrays, read_state_dict, read_torchscript
+from tintype.pretrained.weights import fetch
 from tintype.vision.inception import WEIGHTS as INCEPTION
 from tintype.vision.lpips import WEIGHTS as LPIPS
-from tintype.vision.pickles import read_arrays, read_state_dict, read_torchscript
-from tintype.vision.weights import fetch
 
 
 class Hostile:

@@ -22,14 +22,14 @@ from tests.tiny_clip import write_clip
 from tests.tiny_dino import SIZE_PX, write_dino
 from tests.tiny_vae import write_tiny_vae
 from tintype.errors import UserError
+from tintype.pretrained import first_use
+from tintype.pretrained.hub import KNOWN_COMMITS, Checkpoint
+from tintype.pretrained.weights import Known, Url, fetch
 from tintype.techniques.perceptual_dino import PerceptualDinoSettings
 from tintype.text.published import MiniLmSettings
 from tintype.tokenizers.small_vae import SmallVaeSettings
-from tintype.vision import first_use
 from tintype.vision.encoders import ClipSettings
-from tintype.vision.hub import KNOWN_COMMITS, Checkpoint
 from tintype.vision.teachers import Dinov2TeacherSettings
-from tintype.vision.weights import Known, Url, fetch
 
 transformers = pytest.importorskip("transformers")
 huggingface_hub = pytest.importorskip("huggingface_hub")

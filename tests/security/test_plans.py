@@ -13,10 +13,10 @@ import yaml
 from tests.fault.promises import Promise
 from tests.plan_fields import Field, document, fields
 from tests.tiny import tiny_plan
+from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.plan import Plan, apply_techniques, plan_from_yaml
 from tintype.settings import Settings
-from tintype.strict import parse, read_yaml
 from tintype.study.study import StudySettings
 from tintype.techniques import TECHNIQUES
 

@@ -28,18 +28,18 @@ from tests.fault.promises import Promise
 from tests.tiny import TINY, tiny_plan
 from tests.tiny_store import imported, parquet_of, picture
 from tintype import cli
+from tintype.config.strict import write_yaml
 from tintype.data.store.importing import ImportOptions
 from tintype.plan import plan_from_yaml
-from tintype.strict import write_yaml
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.printable import acts, visible
 from tintype.study.lab import _claim
 from tintype.study.study import load_study
 from tintype.terminal import encoding, progress
 from tintype.terminal.encoding import EncodedConsole, VisibleStream
 from tintype.terminal.lines import say
 from tintype.terminal.progress import Progress
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
-from tintype.visible import acts, visible
 
 MARK = "outside"
 HOSTILE = f"\x1b]0;title\x07\x1b[2J\x9b31m\u202e{MARK}\u2066\u200b\r\x08\x7f\U000e0041"

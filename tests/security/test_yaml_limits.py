@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.fault.promises import Promise
-from tintype import strict
+from tintype.config import strict
+from tintype.config.strict import read_yaml
 from tintype.errors import UserError
 from tintype.plan import plan_from_yaml, read_plan
-from tintype.strict import read_yaml
 
 KEYS = "\n".join(f"k{index}: 1" for index in range(200_000))
 FITS = strict._MOST_BYTES - 10

@@ -20,17 +20,18 @@ from tests.ranks import run_ranks
 from tests.stopping import train_to
 from tests.tiny import tiny_plan
 from tintype import __version__
+from tintype.config.strict import parse, read_yaml
 from tintype.evaluation import run as scoring
 from tintype.evaluation.protocol import Protocol
 from tintype.export import trained
 from tintype.export.model_folder import export_model
-from tintype.files import read_json, write_json
 from tintype.flow.guidance import ClassifierFreeSettings
-from tintype.generate import SamplerSettings, generate
 from tintype.plan import Plan
-from tintype.strict import parse, read_yaml
+from tintype.runtime.files import read_json, write_json
+from tintype.runtime.machine import environment
+from tintype.sampling.generate import SamplerSettings, generate
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder, environment
+from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.parts import build_parts
 from tintype.train.start import identity
@@ -111,7 +112,7 @@ def write_run(folder: str, kind: str) -> None:
 
 
 def _begin_anywhere(path: Path, plan: Plan) -> None:
-    from tintype.world import current
+    from tintype.runtime.dist import current
 
     world = current()
     parts = build_parts(plan.model_copy(update={"run": tiny_plan().run}))

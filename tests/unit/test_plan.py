@@ -10,6 +10,7 @@ from tests.fault.promises import Promise
 from tests.tiny import tiny_plan
 from tintype import recipes
 from tintype.cli.shared import plan_of
+from tintype.config.strict import assignments_in, read_yaml, write_yaml
 from tintype.errors import UserError
 from tintype.plan import (
     Application,
@@ -24,7 +25,6 @@ from tintype.plan import (
     short_diff,
 )
 from tintype.settings import plain
-from tintype.strict import assignments_in, read_yaml, write_yaml
 from tintype.study.study import ArmSettings, StudySettings, load_study, resolve
 from tintype.techniques import TECHNIQUES
 

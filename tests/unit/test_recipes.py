@@ -11,11 +11,11 @@ from torch import nn
 from tintype import recipes
 from tintype.data.captions import NULL_CAPTION
 from tintype.flow.guidance import ClassifierFreeSettings
-from tintype.generate import SamplerSettings, generate
 from tintype.model import Transformer
 from tintype.plan import Plan, plan_from_document
+from tintype.runtime.interrupt import Interrupt
+from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import Draws, TextTokens
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import build_parts
 from tintype.train.update import lr_factor

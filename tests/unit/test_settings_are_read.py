@@ -10,19 +10,19 @@ import pytest
 from pydantic import ConfigDict
 
 import tintype
-from tests.contract.test_techniques import NAMES, refused_by_the_device, with_technique
 from tests.fault.promises import Promise
+from tests.offline import NAMES, refused_by_the_device, with_technique
 from tests.plan_fields import document, fields
 from tests.tiny import TINY, tiny_plan
 from tintype import recipes
+from tintype.config.strict import Document, parse
 from tintype.data.sources import forget_sources
 from tintype.errors import UserError
 from tintype.plan import Plan
+from tintype.runtime.interrupt import Interrupt
 from tintype.settings import Settings, TrainSettings
-from tintype.strict import Document, parse
 from tintype.study.study import StudySettings, load_study
 from tintype.techniques import TECHNIQUES
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 
 MODELS: list[type[Settings]] = [Plan, StudySettings, *dict.fromkeys(one.options for one in TECHNIQUES.values())]

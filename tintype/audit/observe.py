@@ -21,10 +21,10 @@ from torch.overrides import TorchFunctionMode
 from tintype.audit.seen import NARROW, Bad, Input, Seen, room_of, type_name
 from tintype.audit.updates import UpdateWatch, averages_of, group_of, parameter_name
 from tintype.model.layers import sinusoid
+from tintype.optim.storage import COMPENSATION
+from tintype.runtime.layout import local
 from tintype.settings import ModelSettings, plain
 from tintype.train.clock import Clock
-from tintype.train.layout import local
-from tintype.train.optim.storage import COMPENSATION
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState
 from tintype.train.update import StepResult, update

@@ -12,13 +12,13 @@ from tintype.audit.observe import observe
 from tintype.audit.seen import Seen
 from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_folder
+from tintype.runtime.dist import World, current
 from tintype.train.folder import RunFolder
 from tintype.train.load import newest_good
 from tintype.train.model_folder import refuse_training
 from tintype.train.parts import Parts, build_parts, exact_fp32
 from tintype.train.start import begin
 from tintype.train.state import StateMismatchError, TrainState, new_state
-from tintype.world import World, current
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tintype.train.layout import local
+from tintype.runtime.layout import local
 
 TYPE_NAMES = {
     torch.float64: "fp64",

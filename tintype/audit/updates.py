@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from tintype.audit.seen import Group, Seen, Updates, room_of
+from tintype.optim.adamw import AdamWSettings
+from tintype.optim.muon import MuonSettings
+from tintype.optim.storage import COMPENSATION, EXACT
+from tintype.runtime.layout import Layout, local
 from tintype.settings import OptimizerPart
-from tintype.train.layout import Layout, local
-from tintype.train.optim.adamw import AdamWSettings
-from tintype.train.optim.muon import MuonSettings
-from tintype.train.optim.storage import COMPENSATION, EXACT
 from tintype.train.state import TrainState, build_optimizer
 
 _COUNT = "step"

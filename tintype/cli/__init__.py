@@ -23,7 +23,7 @@ from tintype.cli import runs, studies, plans, measure, data, tokenizers, export,
 # isort: on
 from tintype.cli.shared import app, console
 from tintype.errors import DivergedError, UserError
-from tintype.signals import end_with, handle_signals
+from tintype.runtime.signals import end_with, handle_signals
 from tintype.terminal.encoding import EncodedConsole, prepare_streams
 from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted, begin_command, came, interrupt_command, leave
 from tintype.terminal.lines import progress_console, say
@@ -68,7 +68,7 @@ def _run_command() -> None:
 
 def _run_as_rank() -> None:
     """Of several processes the first talks. Torch is imported before a command needs it: they meet to speak as one."""
-    from tintype import world
+    from tintype.runtime import dist as world
 
     with world.joined() as ranks:
         console.quiet = progress_console.quiet = not ranks.leads

@@ -47,7 +47,7 @@ def card(
 ) -> None:
     """Write a model's card, as the hub shows it, from the record of its run."""
     from tintype.export.model_card import CardOptions, make_card, write_card
-    from tintype.world import alone
+    from tintype.runtime.dist import alone
 
     alone("tintype card")
     if out is not None and out.is_dir():

@@ -71,8 +71,8 @@ def data_import(
     from tintype.data.store.attributes import read_attributes
     from tintype.data.store.encode import Sizing
     from tintype.data.store.importing import ImportOptions, read_pairs, read_share, read_splits
+    from tintype.runtime.dist import alone
     from tintype.terminal.data import import_with_progress
-    from tintype.world import alone
 
     alone("tintype data import")
     if split_column is not None and eval_share is not None:
@@ -104,8 +104,8 @@ def data_export(
 ) -> None:
     """Write a store's pictures, captions and attributes as WebDataset tars or Parquet files."""
     from tintype.data.store.export import read_form, read_split
+    from tintype.runtime.dist import alone
     from tintype.terminal.data import export_with_progress
-    from tintype.world import alone
 
     alone("tintype data export")
     export_with_progress(store, read_form(to), out, read_split(split), console)
@@ -169,8 +169,8 @@ def data_recaption(
     from tintype.data.recaption.asking import Asking, Captioner
     from tintype.data.recaption.work import Choice, Prices, Task
     from tintype.data.store.export import read_split
+    from tintype.runtime.dist import alone
     from tintype.terminal.recaption import recaption_with_progress
-    from tintype.world import alone
 
     alone("tintype data recaption")
     asking = Asking(words, max_tokens or MAX_TOKENS.get(name, MAX_TOKENS["long"]), temperature, seed)
@@ -188,8 +188,8 @@ def data_recaption(
         captioner = Server(place, model, asking, concurrency, patience, key)
     else:
         from tintype.data.recaption.local import Local
+        from tintype.pretrained.hub import Checkpoint
         from tintype.train.parts import choose_device
-        from tintype.vision.hub import Checkpoint
 
         if key_variable is not None:
             raise UserError("--key-variable is for a server; give --server too")
@@ -263,8 +263,8 @@ def data_show(
 @data_app.command("upgrade")
 def data_upgrade(store: Annotated[Path, typer.Argument(help="Folder of a store")]) -> None:
     """Check a store that an earlier version imported, and add checksums of all its columns."""
+    from tintype.runtime.dist import alone
     from tintype.terminal.data import upgrade_with_progress
-    from tintype.world import alone
 
     alone("tintype data upgrade")
     upgrade_with_progress(store, console)
@@ -300,8 +300,8 @@ def data_inspect(
 ) -> None:
     """Write a page that shows a store: counts, sizes, captions, copies, samples, and what is wrong with it."""
     from tintype.data.store.inspect import Asked
+    from tintype.runtime.dist import alone
     from tintype.terminal.data import inspect_with_progress
-    from tintype.world import alone
 
     alone("tintype data inspect")
     if out is None and not json_:

@@ -58,7 +58,7 @@ def export(
     from tintype.export.model_folder import export_model
     from tintype.export.pipeline_folder import export_pipeline
     from tintype.export.single_file import export_file
-    from tintype.world import alone
+    from tintype.runtime.dist import alone
 
     alone("tintype export")
     _one_of("--to", to, ("diffusers", "tintype", "safetensors"))
@@ -154,7 +154,7 @@ def import_(
 ) -> None:
     """Make a PRX model of diffusers, or of PRX's training, a run: to sample, to score, to train on."""
     from tintype.export.import_run import import_model
-    from tintype.world import alone
+    from tintype.runtime.dist import alone
 
     alone("tintype import")
     with Progress(f"reading {source}", kept=_NOTHING_WRITTEN):

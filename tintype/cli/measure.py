@@ -60,10 +60,10 @@ def bench(
 ) -> None:
     """Measure training, sampling and rendering speed, with the time split by part; or what techniques do to the speed
     of training; or the speed of the metrics; or that of decoding pictures."""
-    from tintype.bench import measure
+    from tintype.bench.run import measure
     from tintype.metrics.speed import time_feature_metrics
+    from tintype.runtime.dist import alone
     from tintype.train.parts import choose_device, cpu_threads
-    from tintype.world import alone
 
     alone("tintype bench")
     plan = plan_of(recipe, set_, [])
@@ -121,7 +121,7 @@ def _whole_numbers(option: str, value: str | None, example: str) -> list[int]:
 def _bench_training(
     plan: Any, techniques: list[str], tokens: list[int], batches: list[int], steps: int, json_: bool
 ) -> None:
-    from tintype.bench import compare, show
+    from tintype.bench.run import compare, show
     from tintype.train.parts import cpu_threads
 
     with _measuring() as bars, cpu_threads(plan.run):
@@ -135,7 +135,7 @@ def _bench_training(
 
 
 def _bench_import(source: Path, json_: bool) -> None:
-    from tintype.bench_data import measure_import
+    from tintype.bench.data import measure_import
 
     with Progress("importing", kept="nothing was kept; run the same command again") as bars:
         result = measure_import(source, lambda now: bars.show(None, now.done, now.total))
@@ -152,7 +152,7 @@ def _bench_import(source: Path, json_: bool) -> None:
 
 
 def _bench_data(plan: Any, steps: int, json_: bool) -> None:
-    from tintype.bench_data import measure_data, sentences
+    from tintype.bench.data import measure_data, sentences
     from tintype.train.parts import cpu_threads
 
     with _measuring() as bars, cpu_threads(plan.run):

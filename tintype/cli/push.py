@@ -42,7 +42,7 @@ def refuse_unasked(yes: bool) -> None:
 
 def push_folder(folder: Path, repo: str, private: bool, yes: bool) -> None:
     from tintype.export.push import push as send
-    from tintype.world import alone
+    from tintype.runtime.dist import alone
 
     alone("tintype push")
     refuse_unasked(yes)

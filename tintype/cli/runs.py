@@ -67,9 +67,9 @@ def sample(
     device: Device = None,
 ) -> None:
     """Generate images from prompts: PNGs with their settings inside, and a contact sheet."""
-    from tintype.generate import SamplerSettings
-    from tintype.sample import sample_run
-    from tintype.strict import Document, KeyPath, parse
+    from tintype.config.strict import Document, KeyPath, parse
+    from tintype.sampling.generate import SamplerSettings
+    from tintype.sampling.sample import sample_run
     from tintype.terminal.progress import Progress
 
     from_t, to_t = guidance_interval
@@ -176,10 +176,10 @@ def _evaluate_images(
     json_: bool,
 ) -> None:
     from tintype.evaluation.images import ImageProtocol, evaluate_images, image_definitions
+    from tintype.runtime.dist import alone
     from tintype.terminal.progress import Progress
     from tintype.terminal.runs import show_evaluation
     from tintype.train.parts import choose_device
-    from tintype.world import alone
 
     alone("tintype evaluate --images")
     protocol = settings_of(ImageProtocol, "evaluation", assignments)

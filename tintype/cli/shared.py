@@ -79,7 +79,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 
 def settings_of(model: type[S], name: str, assignments: list[str]) -> S:
-    from tintype.strict import Document, parse
+    from tintype.config.strict import Document, parse
 
     document = Document(name, {})
     for assignment in assignments:

@@ -34,10 +34,10 @@ def ablate(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the arms and stop")] = False,
 ) -> None:
     """Run a study: every arm with every seed, then the comparison and the report."""
+    from tintype.runtime.dist import alone
     from tintype.study.lab import run_study
     from tintype.study.study import choose_arms, load_study
     from tintype.terminal.studies import show_arms
-    from tintype.world import alone
 
     alone("tintype ablate")
     resolved = load_study(study, set_)
@@ -59,8 +59,8 @@ def report(
     ] = False,
 ) -> None:
     """Write a study's report again from the files of its runs."""
+    from tintype.runtime.dist import alone
     from tintype.study.lab import report_study
-    from tintype.world import alone
 
     alone("tintype report")
     report_study(folder, console, without_data)
@@ -97,10 +97,10 @@ def calibrate(
     studies: Annotated[int, typer.Option(min=2, help="Simulated studies of each kind")] = 1000,
 ) -> None:
     """Simulate studies in which the truth is known, and measure how often the statistics are wrong."""
+    from tintype.runtime.dist import alone
     from tintype.study.calibration import calibrate as simulate
     from tintype.study.calibration import write_calibration
     from tintype.terminal.progress import Progress
-    from tintype.world import alone
 
     alone("tintype calibrate")
     with Progress("simulating", unit="cells", kept="nothing was written; run the same command again") as bars:

@@ -46,10 +46,10 @@ def encoder_train(
     device: Annotated[str, typer.Option()] = "cpu",
 ) -> None:
     """Train the scene encoder anew and measure it."""
+    from tintype.evaluation.train_scene_encoder import train as train_encoder
+    from tintype.runtime.dist import alone
     from tintype.terminal.progress import Progress
     from tintype.train.parts import choose_device
-    from tintype.vision.train_scene_encoder import train as train_encoder
-    from tintype.world import alone
 
     alone("tintype encoder train")
     choose_device(device)
@@ -74,10 +74,10 @@ def tokenizer_train(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
 ) -> None:
     """Train a small-vae on any images. Running it again resumes, or says that it is done."""
+    from tintype.runtime.dist import alone
     from tintype.terminal.tokenizers import train_vae_with_progress
-    from tintype.tokenizers.train_small_vae import Training
+    from tintype.tokenizer_lab.train_small_vae import Training
     from tintype.train.parts import choose_device
-    from tintype.world import alone
 
     alone("tintype tokenizer train")
     given = [] if data is None else [f"data={json.dumps(data)}"]
@@ -115,9 +115,9 @@ def tokenizer_save(
     """Write the autoencoder that a run has tuned as a frozen tokenizer, with its statistics, for any other plan."""
     from dataclasses import asdict
 
+    from tintype.runtime.dist import alone
     from tintype.terminal.progress import Progress
-    from tintype.tokenizers.save_tuned import save_tuned
-    from tintype.world import alone
+    from tintype.tokenizer_lab.save_tuned import save_tuned
 
     alone("tintype tokenizer save")
     with Progress(f"writing {out}"):
@@ -148,11 +148,11 @@ def tokenizer_report(
     json_: Json = False,
 ) -> None:
     """Compare tokenizers on any pictures: quality, compression, speed, latents and pictures, in one HTML file."""
+    from tintype.runtime.dist import alone
     from tintype.terminal.progress import Progress
     from tintype.terminal.tokenizers import show_tokenizers
-    from tintype.tokenizers.report import ReportSettings, report_tokenizers
+    from tintype.tokenizer_lab.report import ReportSettings, report_tokenizers
     from tintype.train.parts import choose_device
-    from tintype.world import alone
 
     alone("tintype tokenizer report")
     settings = settings_of(ReportSettings, "report", [*set_, f"data={json.dumps(data)}"])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tintype.data.shrink import Span, shrink
 from tintype.errors import UserError
-from tintype.vision.preprocess import Resampling
+from tintype.pretrained.preprocess import Resampling
 
 SHRINK = Resampling("bicubic")
 

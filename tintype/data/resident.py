@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tintype.transfer import send
+from tintype.runtime.transfer import send
 
 
 class Resident:

@@ -1,5 +1,6 @@
-"""Shrinks one picture on a CPU, in float64, as two products with matrices (`vision/preprocess.py`) that are almost all
-zeros: each pixel of the result sees a few of the picture's. Here only the blocks around the diagonal are multiplied,
+"""Shrink one image on a CPU, in float64, as two products with sparse matrices (`pretrained/preprocess.py`).
+
+Each pixel of the result sees a few of the image's. Here only the blocks around the diagonal are multiplied,
 and only what is cut out is computed, in about an eighth of the time.
 
 The bytes are those of the whole products. Both add up the same numbers, but a library may do so in another order when
@@ -17,7 +18,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from tintype.vision.preprocess import Resampling, axis_weights, resize
+from tintype.pretrained.preprocess import Resampling, axis_weights, resize
 
 _BLOCK_PX = 32
 _CLOSE = 1e-9

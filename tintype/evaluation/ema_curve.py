@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tintype.config.strict import nearest
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.evaluation.run import Scoring, evaluate
-from tintype.strict import nearest
 from tintype.train.reconstruct import MOST_RESIDUAL, Reconstruction, reconstruction, try_reconstruction
 
 

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from tintype.data.pictures import Pictures, open_pictures
+from tintype.data.image_sets import Pictures, open_pictures
 from tintype.errors import UserError
 from tintype.evaluation.protocol import (
     Definition,

@@ -15,9 +15,9 @@ from pydantic import Field, model_validator
 from tintype.evaluation.prompts import CAPTIONS, is_caption, read_prompts
 from tintype.flow.guidance import Guidance
 from tintype.flow.sampler import Method
-from tintype.generate import SamplerSettings
 from tintype.metrics import clip_score, scene_accuracy, throughput, validation
 from tintype.metrics.feature_metrics import FEATURE_METRICS, revisions
+from tintype.sampling.generate import SamplerSettings
 from tintype.seams import ANY_VALUE, NOT_NEGATIVE, SHARE, Direction, Measured, Range
 from tintype.settings import NamesFile, Settings, plain
 from tintype.vision.encoders import EncoderChoice, EncoderPart, SceneEncoderSettings

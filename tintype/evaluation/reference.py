@@ -21,21 +21,21 @@ from safetensors.torch import save
 from torch import Tensor
 
 import tintype
-from tintype.data.pictures import Pictures
+from tintype.data.image_sets import Pictures
 from tintype.data.sources import open_held_out
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.data import check_data
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.samples import digest
-from tintype.files import damaged, write_bytes
-from tintype.generate import cut
 from tintype.metrics.copies import digested
 from tintype.metrics.pair import Reference
+from tintype.pretrained.weights import cache_folder
+from tintype.runtime.dist import current
+from tintype.runtime.files import damaged, write_bytes
+from tintype.sampling.generate import cut
 from tintype.seams import Encoder, ImageSource
 from tintype.settings import DataPart
 from tintype.vision.encoders import feature_matrix
-from tintype.vision.weights import cache_folder
-from tintype.world import current
 
 _PROBES = 16
 _DIGESTS, _OF_ALL = "digests", "content_sha256"

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from tintype.config.strict import Document, parse
 from tintype.data.scenes import CaptionKind
 from tintype.data.sources import open_held_out
 from tintype.errors import DamagedFileError, DivergedError, UserError
@@ -23,7 +24,13 @@ from tintype.evaluation.prompts import CAPTIONS, PromptFile, is_caption, read_pr
 from tintype.evaluation.protocol import Protocol, Sampling, definitions, nonfinite, numbers_of, warnings_of
 from tintype.evaluation.reference import BLOCK, data_reference, held_out, shared_features
 from tintype.evaluation.samples import Samples, digest, samples_of, step_name
-from tintype.files import (
+from tintype.metrics import clip_score, scene_accuracy, throughput, validation
+from tintype.metrics.feature_metrics import FEATURE_METRICS
+from tintype.metrics.pair import FeaturePair
+from tintype.metrics.resample import mean_with_error
+from tintype.plan import Plan, plan_from_folder
+from tintype.runtime.dist import current, refuse_other_steps
+from tintype.runtime.files import (
     check_sha256,
     damaged,
     read_checked,
@@ -32,16 +39,11 @@ from tintype.files import (
     sha256_of,
     write_checked,
 )
-from tintype.generate import cut
-from tintype.images import save_png
-from tintype.metrics import clip_score, scene_accuracy, throughput, validation
-from tintype.metrics.feature_metrics import FEATURE_METRICS
-from tintype.metrics.pair import FeaturePair
-from tintype.metrics.resample import mean_with_error
-from tintype.plan import Plan, plan_from_folder
+from tintype.runtime.watchdog import watch_ranks
+from tintype.sampling.generate import cut
+from tintype.sampling.images import save_png
 from tintype.seams import Encoder, ImageSource, Measured, TextImageEncoder
 from tintype.settings import DataPart, plain
-from tintype.strict import Document, parse
 from tintype.train import checkpoint
 from tintype.train.agreement import agree_on_plan
 from tintype.train.folder import RunFolder
@@ -50,8 +52,6 @@ from tintype.train.parts import Parts, choose_device, cpu_threads
 from tintype.train.reconstruct import Reconstruction
 from tintype.vision.encoders import READ_TOGETHER, EncoderPart, scene_features
 from tintype.vision.scene_encoder import SceneReading
-from tintype.watchdog import watch_ranks
-from tintype.world import current, refuse_other_steps
 
 PREVIEWS = 8
 FORMAT = 3

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.protocol import Sampling
-from tintype.files import damaged, write_bytes, write_json
-from tintype.generate import cut, generate
+from tintype.runtime.dist import current
+from tintype.runtime.files import damaged, write_bytes, write_json
+from tintype.sampling.generate import cut, generate
 from tintype.settings import plain
 from tintype.train.parts import Parts
-from tintype.world import current
 
 SHARD_IMAGES = 256
 _REMAKE = "remove it and run the same command again to sample its images again"

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tintype.errors import UserError
-from tintype.forms import Form, forms_of, misfits
 from tintype.model import Transformer
+from tintype.runtime.forms import Form, forms_of, misfits
 from tintype.settings import ModelSettings
 
 CLASS = "PRXTransformer2DModel"

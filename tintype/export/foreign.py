@@ -19,7 +19,7 @@ from tintype.export.architecture import from_config
 from tintype.export.names import denoiser_in
 from tintype.export.pipeline_folder import ABOUT
 from tintype.export.single_file import ABOUT as ABOUT_IN_HEADER
-from tintype.vision.hub import json_object
+from tintype.pretrained.hub import json_object
 
 _WEIGHTS = "diffusion_pytorch_model.safetensors"
 _PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".pkl")

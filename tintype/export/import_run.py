@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 import tintype
+from tintype.config.strict import Document
 from tintype.errors import UserError
 from tintype.export.architecture import check_tensors, from_config, from_tensors
 from tintype.export.foreign import PIPELINES_BY_CLEANING, Foreign, read_foreign
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.plan import Plan, plan_from_document
 from tintype.settings import TextPart, plain
-from tintype.strict import Document
 from tintype.text.frozen import FrozenTextPart
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import tintype
+from tintype.config.strict import write_yaml
 from tintype.data.mixture.settings import MixtureSettings
 from tintype.errors import UserError
 from tintype.evaluation.reference import held_out
@@ -20,14 +21,13 @@ from tintype.export.data_words import in_plain, in_words
 from tintype.export.limits import intended_use, limits
 from tintype.export.public import fenced, front_matter, table, text
 from tintype.export.record import Evaluation, RunRecord, read_record
-from tintype.files import write_bytes
 from tintype.metrics import throughput
 from tintype.plan import Plan
+from tintype.pretrained.hub import Checkpoint
+from tintype.runtime.files import write_bytes
 from tintype.settings import plain
-from tintype.strict import write_yaml
 from tintype.text.frozen import FrozenTextPart
 from tintype.train.folder import RunFolder
-from tintype.vision.hub import Checkpoint
 
 Library = Literal["tintype", "diffusers"]
 UNKNOWN = "unknown"

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tintype.config.strict import write_yaml
 from tintype.errors import UserError
 from tintype.export.model_card import CARD, Card, CardOptions, make_card, write_card
 from tintype.export.origin import hub_place
@@ -22,10 +23,9 @@ from tintype.export.pipeline_folder import CONFIGS, Exported, forget_places
 from tintype.export.public import is_local
 from tintype.export.trained import Dtype, Trained, Weights, load_trained
 from tintype.export.whole import refuse_existing, written_whole
-from tintype.files import read_json, sha256_of, write_json, write_sealed
 from tintype.plan import Plan, plan_from_folder
+from tintype.runtime.files import read_json, sha256_of, write_json, write_sealed
 from tintype.settings import Part, plain
-from tintype.strict import write_yaml
 from tintype.tokenizers.small_vae import RECORD_NAME, WEIGHTS_NAME, SmallVaeSettings
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder

@@ -20,7 +20,7 @@ from tintype.errors import UserError
 from tintype.export.pipeline_folder import timesteps
 from tintype.export.quiet import quiet_diffusers
 from tintype.flow.guidance import ClassifierFreeSettings
-from tintype.generate import SamplerSettings, first_noise, sample_latents
+from tintype.sampling.generate import SamplerSettings, first_noise, sample_latents
 from tintype.seams import Draws
 from tintype.settings import PrecisionSettings
 from tintype.tokenizers.latent import LatentTokenizer

@@ -23,12 +23,12 @@ from tintype.export.model_card import CARD, Card, CardOptions, make_card, write_
 from tintype.export.quiet import quiet_diffusers
 from tintype.export.trained import Dtype, Trained, Weights, load_trained
 from tintype.export.whole import refuse_existing, written_whole
-from tintype.files import write_json
 from tintype.flow.path import sampling_times
 from tintype.plan import Plan, plan_from_folder
+from tintype.pretrained.hub import json_object
+from tintype.runtime.files import write_json
 from tintype.tokenizers.published import diffusers_package
 from tintype.train.weights import DTYPES
-from tintype.vision.hub import json_object
 
 ABOUT = "tintype.json"
 STEPS = 28

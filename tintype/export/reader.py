@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tintype.errors import UserError
-from tintype.files import write_json
+from tintype.pretrained.hub import json_object
+from tintype.runtime.files import write_json
 from tintype.seams import TextEncoder
+from tintype.text.cache import KeptText
 from tintype.text.frozen import FrozenTextEncoder
-from tintype.text.kept import KeptText
-from tintype.vision.hub import json_object
 
 _T5GEMMA_ALONE = "t5_gemma_module"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tintype import recipes
+from tintype.config.strict import read_yaml
 from tintype.data.mixture.settings import MixtureSettings
 from tintype.data.mixture.shares import images_before
 from tintype.data.store.layout import is_store, open_store
@@ -19,11 +20,10 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import Definition, Protocol, Sampling, definitions
 from tintype.evaluation.run import protocol_of, read_result
 from tintype.export.origin import Origin, read_origin
-from tintype.files import read_sealed
 from tintype.metrics import clip_score
 from tintype.plan import Change, Plan, diff, plan_from_folder, read_plan, stored_plan
+from tintype.runtime.files import read_sealed
 from tintype.settings import DataPart
-from tintype.strict import read_yaml
 from tintype.study.study import remake_study
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder

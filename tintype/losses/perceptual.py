@@ -16,8 +16,8 @@ from pydantic import Field
 from torch import Tensor
 
 from tintype.losses.part import LossPart, Scheduled
+from tintype.pretrained.preprocess import Resampling, resize
 from tintype.seams import LossTerm, Place, View
-from tintype.vision.preprocess import Resampling, resize
 
 if TYPE_CHECKING:
     from tintype.plan import Plan

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.losses.perceptual import Distance, resized
+from tintype.pretrained.weights import digest
 from tintype.settings import PathText, Settings
 from tintype.vision.lpips import Net, load_lpips
 from tintype.vision.scene_encoder import INPUT_PX, load_scene_encoder, scene_encoder_record
-from tintype.vision.weights import digest
 
 
 class PerceptualSettings(Settings):

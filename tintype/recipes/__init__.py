@@ -6,8 +6,8 @@ from importlib import resources
 from itertools import takewhile
 from pathlib import Path
 
+from tintype.config.strict import Document, nearest, read_file, read_yaml
 from tintype.errors import UserError
-from tintype.strict import Document, nearest, read_file, read_yaml
 
 
 def names(kind: str) -> list[str]:

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tintype.files import write_json, write_text
 from tintype.rng import stream_key
+from tintype.runtime.files import write_json, write_text
 from tintype.study import calibration_figure, stats
 from tintype.study.results import Comparison
 from tintype.study.verdicts import AnalysisSettings, Key, Pair, compare, confidence_of, weights_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from tintype.study.report.svg import Scale, circle, line, tag, text
+from tintype.page.svg import Scale, circle, line, tag, text
 
 _STYLE = """
 text { font: 12px system-ui, "Segoe UI", Roboto, "Liberation Sans", sans-serif; fill: #1c1e21; }

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tintype.config.strict import closest
 from tintype.errors import UserError
 from tintype.plan import Plan
-from tintype.strict import closest
 from tintype.study.lab import stored_study
 from tintype.study.study import ArmPlan, Study
 

@@ -16,10 +16,10 @@ from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.run import PREVIEWS, read_result, result_file, sampling_prompts
-from tintype.files import damaged, read_lines, read_sealed, without_seal
-from tintype.images import save_png
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import Plan
+from tintype.runtime.files import damaged, read_lines, read_sealed, without_seal
+from tintype.sampling.images import save_png
 from tintype.settings import plain
 from tintype.study import stats
 from tintype.study.results import (

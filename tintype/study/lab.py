@@ -14,11 +14,13 @@ import torch
 from pydantic import ValidationError
 from rich.console import Console
 
+from tintype.config.strict import read_yaml, write_yaml
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.prompts import is_caption
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import result_file, sampling_file
-from tintype.files import (
+from tintype.plan import Plan, stored_plan
+from tintype.runtime.files import (
     check_sha256,
     read_checked,
     read_sealed,
@@ -26,9 +28,9 @@ from tintype.files import (
     write_lines,
     write_sealed,
 )
-from tintype.plan import Plan, stored_plan
+from tintype.runtime.interrupt import watch_signals
+from tintype.runtime.locks import locked, refuse_foreign
 from tintype.settings import Compression, plain
-from tintype.strict import read_yaml, write_yaml
 from tintype.study.compare import COMMANDS_FILE, collect, read_commands, real_folder, reported_commands
 from tintype.study.places import without_places
 from tintype.study.report import write_report
@@ -42,8 +44,7 @@ from tintype.terminal.studies import StudyDisplay, show_verdicts
 from tintype.tokenizers.latent_cache import why_uncacheable
 from tintype.tokenizers.small_vae import note_compression
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder, locked, refuse_foreign
-from tintype.train.interrupt import watch_signals
+from tintype.train.folder import RunFolder
 from tintype.train.start import find_parent
 
 _STUDY, _BASELINE, _RESULTS = "study.yaml", "baseline.yaml", "results.json"

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tintype.config.strict import nearest
 from tintype.errors import UserError
-from tintype.start import ArmStart
-from tintype.strict import nearest
+from tintype.model.start import ArmStart
 from tintype.train.start import unfit_settings
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from tintype.strict import read_yaml, write_yaml
+from tintype.config.strict import read_yaml, write_yaml
 from tintype.study.results import Results
 
 _PLAN = "plan"

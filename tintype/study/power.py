@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
+from tintype.config.strict import nearest
 from tintype.errors import UserError
-from tintype.strict import nearest
 from tintype.study import stats
 from tintype.study.report import findings
 from tintype.study.results import Arm, MetricInfo, Results, arm_label, read_results_file

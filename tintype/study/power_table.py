@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tintype.page.numerals import decimals_showing, fixed, significant
 from tintype.study import stats
 from tintype.study.power import MOST_SEEDS, Effect, Group, MetricPower, PowerPlan, degrees
-from tintype.study.report.numerals import decimals_showing, fixed, significant
 
 
 def show_power(plan: PowerPlan, console: Console) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from tintype.errors import UserError
-from tintype.files import read_checked, write_checked
+from tintype.runtime.files import read_checked, write_checked
 from tintype.seams import ANY_VALUE, Range
 
 TestName = Literal["paired Student", "Welch", "sign-flip permutation", "label permutation"]

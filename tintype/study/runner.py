@@ -28,14 +28,14 @@ from tintype.errors import DivergedError, UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.run import Scoring, evaluate
-from tintype.files import write_sealed
 from tintype.metrics.validation import velocity_errors
-from tintype.parent import end_with_parent
 from tintype.plan import Plan
+from tintype.runtime.files import write_sealed
+from tintype.runtime.interrupt import Interrupt, watch_signals
+from tintype.runtime.parent import end_with_parent
 from tintype.study.study import Study
 from tintype.terminal.encoding import prepare_streams
 from tintype.train.folder import DIVERGED
-from tintype.train.interrupt import Interrupt, watch_signals
 from tintype.train.loop import Progress, train
 from tintype.train.parts import Parts
 

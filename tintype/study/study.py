@@ -16,12 +16,13 @@ import torch
 from pydantic import Field, model_validator
 
 from tintype import recipes
+from tintype.config.paths import locate, locate_assignments, locate_options
+from tintype.config.strict import Document, KeyPath, nearest, parse
 from tintype.data.sources import open_held_out, open_source
 from tintype.errors import UserError
 from tintype.evaluation.data import Fitted, Problem, data_problems, fit_protocol, refuse
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.run import readiness_problems
-from tintype.paths import locate, locate_assignments, locate_options
 from tintype.plan import (
     Application,
     Change,
@@ -33,7 +34,6 @@ from tintype.plan import (
     short_diff,
 )
 from tintype.settings import DataPart, NamesFile, Settings, plain
-from tintype.strict import Document, KeyPath, nearest, parse
 from tintype.study.lineage import link_arms, with_parents
 from tintype.study.results import Role, arm_label
 from tintype.study.verdicts import AnalysisSettings, check_seeds, count_comparisons

@@ -29,9 +29,9 @@ from torch import Tensor
 from tintype import rng
 from tintype.flow.objective import mean_square
 from tintype.losses import LossPart, Scheduled
+from tintype.runtime.transfer import send
 from tintype.seams import Draws, LossTerm, Place, View
 from tintype.techniques.technique import Technique
-from tintype.transfer import send
 
 if TYPE_CHECKING:
     from tintype.plan import Plan

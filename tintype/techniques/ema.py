@@ -1,11 +1,11 @@
-"""ema: keep an exponential average of the weights, and sample and score with it (`train/optim/ema.py`)."""
+"""ema: keep an exponential average of the weights, and sample and score with it (`optim/ema.py`)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tintype.optim.ema import EmaSettings
 from tintype.techniques.technique import Technique
-from tintype.train.optim.ema import EmaSettings
 
 if TYPE_CHECKING:
     from tintype.plan import Plan

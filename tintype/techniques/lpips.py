@@ -15,10 +15,10 @@ from pydantic import Field
 from torch import Tensor
 
 from tintype.losses.perceptual import PerceptualOptions, PerceptualPart, resized
+from tintype.pretrained.weights import digest
 from tintype.settings import PathText
 from tintype.techniques.technique import Technique
 from tintype.vision.lpips import SMALLEST_PX, Lpips, Net, load_lpips
-from tintype.vision.weights import digest
 
 if TYPE_CHECKING:
     from tintype.plan import Plan

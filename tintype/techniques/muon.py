@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from tintype.optim.adamw import AdamWSettings
+from tintype.optim.muon import MuonSettings
 from tintype.settings import Settings
 from tintype.techniques.technique import Technique
-from tintype.train.optim.adamw import AdamWSettings
-from tintype.train.optim.muon import MuonSettings
 
 if TYPE_CHECKING:
     from tintype.plan import Plan

@@ -18,10 +18,10 @@ from torch.nn.functional import cosine_similarity
 
 from tintype.errors import UserError
 from tintype.losses.perceptual import PerceptualOptions, PerceptualPart, resized
+from tintype.pretrained.hub import DINOV2, IMAGENET_MEAN, IMAGENET_STD, Checkpoint
+from tintype.pretrained.weights import digest
 from tintype.settings import PathText
 from tintype.techniques.technique import Technique
-from tintype.vision.hub import DINOV2, IMAGENET_MEAN, IMAGENET_STD, Checkpoint
-from tintype.vision.weights import digest
 
 if TYPE_CHECKING:
     from tintype.plan import Plan

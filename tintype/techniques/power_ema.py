@@ -1,6 +1,6 @@
 """power-ema: keep power-function averages of the weights, from which any length can be had after the run.
 
-The averages are in `train/optim/power_ema.py`, their snapshots in `train/snapshots.py`, and what is made of these after
+The averages are in `optim/power_ema.py`, their snapshots in `train/snapshots.py`, and what is made of these after
 the run in `train/reconstruct.py`.
 """
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from tintype.optim.power_ema import PowerEmaSettings
 from tintype.settings import Settings
 from tintype.techniques.technique import Technique
-from tintype.train.optim.power_ema import PowerEmaSettings
 
 if TYPE_CHECKING:
     from tintype.plan import Plan

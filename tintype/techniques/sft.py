@@ -12,11 +12,11 @@ from pydantic import Field
 
 from tintype.data.mixture.like import Given, like
 from tintype.errors import UserError
+from tintype.model.start import ArmStart, RunStart, StartPart
+from tintype.optim.adamw import AdamWSettings
+from tintype.optim.muon import MuonSettings
 from tintype.settings import OptimizerPart, PathText, Settings
-from tintype.start import ArmStart, RunStart, StartPart
 from tintype.techniques.technique import Technique
-from tintype.train.optim.adamw import AdamWSettings
-from tintype.train.optim.muon import MuonSettings
 
 if TYPE_CHECKING:
     from tintype.plan import Plan

@@ -20,7 +20,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from tintype.routing import RangePart, RouteOptions, random_kept
+from tintype.flow.routes import RangePart, RouteOptions, random_kept
 from tintype.seams import Draws, Route
 from tintype.settings import ModelSettings, Settings
 from tintype.techniques.technique import Technique

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from tintype.routing import RangePart, RouteOptions, random_kept
+from tintype.flow.routes import RangePart, RouteOptions, random_kept
 from tintype.seams import Draws, Route
 from tintype.settings import ModelSettings
 from tintype.techniques.technique import Technique

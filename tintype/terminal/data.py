@@ -19,11 +19,11 @@ from tintype.data.store.selection import read_skip_list, select
 from tintype.data.store.upgrade import upgrade_store
 from tintype.errors import UserError
 from tintype.evaluation.data import held_out_note
-from tintype.files import write_text
+from tintype.runtime.files import write_text
+from tintype.runtime.interrupt import watch_signals
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import progress_console, say
 from tintype.terminal.progress import Progress
-from tintype.train.interrupt import watch_signals
 
 
 def import_with_progress(source: Path, out: Path, options: ImportOptions, console: Console) -> None:

@@ -18,7 +18,7 @@ from typing import Any, TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
-from tintype.visible import visible
+from tintype.runtime.printable import visible
 
 _HANDLER = "tintype-plain"
 _PLAIN = {

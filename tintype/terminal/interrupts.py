@@ -2,7 +2,7 @@
 
 Until a command begins to work it has nothing to keep, and imports for seconds: a signal ends it at once, since an
 exception that is raised within an import may be lost or become another. From then on a signal raises `Interrupted`, or
-sets a flag where a loop watches for it (`tintype.train.interrupt`).
+sets a flag where a loop watches for it (`tintype.runtime.interrupt`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from tintype.signals import end_before_work
+from tintype.runtime.printable import visible
+from tintype.runtime.signals import end_before_work
 from tintype.terminal.lines import progress_console
-from tintype.visible import visible
 
 _LATER_S = 0.02
 NOTHING_HARMED = "no file is left half written; run the same command again"

@@ -16,13 +16,13 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
+from tintype.runtime.printable import visible
 from tintype.terminal.encoding import prepare_streams
 from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted, begin_work
 from tintype.terminal.lines import progress_console
-from tintype.visible import visible
 
 if TYPE_CHECKING:
-    from tintype.train.interrupt import Interrupt
+    from tintype.runtime.interrupt import Interrupt
 
 LOG_EVERY_S = 9.0
 """A log gets a line at least every ten seconds; one second is spare for a thread that wakes up late."""

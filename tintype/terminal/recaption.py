@@ -8,10 +8,10 @@ from rich.console import Console
 
 from tintype.data.recaption import work as recaptioning
 from tintype.data.recaption.asking import Captioner
+from tintype.runtime.interrupt import watch_signals
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import say
 from tintype.terminal.progress import Progress
-from tintype.train.interrupt import watch_signals
 
 
 def recaption_with_progress(store: Path, task: recaptioning.Task, captioner: Captioner, console: Console) -> None:

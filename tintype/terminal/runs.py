@@ -20,12 +20,12 @@ from tintype.evaluation.protocol import Definition
 from tintype.evaluation.run import Scoring
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import Plan
+from tintype.runtime.interrupt import watch_signals
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import number, progress_console, say
 from tintype.terminal.progress import Progress, duration, short, speed_note
 from tintype.train.divergence import SKIPS
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import watch_signals
 from tintype.train.loop import Progress as TrainProgress
 from tintype.train.loop import train
 

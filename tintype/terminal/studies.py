@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tintype.evaluation.protocol import definitions
+from tintype.runtime.interrupt import Interrupt
 from tintype.settings import plain
 from tintype.study.prompts import one_kind_note, reads_other_captions
 from tintype.study.report import findings
@@ -18,7 +19,6 @@ from tintype.study.study import ArmPlan, Study
 from tintype.terminal.lines import say
 from tintype.terminal.progress import Progress, speed_note
 from tintype.terminal.runs import show_warnings
-from tintype.train.interrupt import Interrupt
 
 _VERDICT_STYLE = {"better": "green", "worse": "red", "not shown": "dim", "identical": "dim"}
 """All other verdicts are yellow."""

@@ -11,13 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from tintype.plan import Plan
-from tintype.rows import gigabytes
+from tintype.runtime.interrupt import watch_signals
+from tintype.runtime.rows import gigabytes
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import number, say
 from tintype.terminal.progress import Progress, speed_note
-from tintype.tokenizers import train_small_vae
-from tintype.tokenizers.fill_cache import fill_cache
-from tintype.train.interrupt import watch_signals
+from tintype.tokenizer_lab import train_small_vae
+from tintype.tokenizer_lab.fill_cache import fill_cache
 
 
 def train_vae_with_progress(

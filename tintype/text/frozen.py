@@ -18,17 +18,17 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from tintype.config.pins import Pin, check_pin
 from tintype.errors import UserError
-from tintype.pins import Pin, check_pin
+from tintype.pretrained.frozen import frozen_arithmetic
+from tintype.pretrained.hub import Checkpoint, explained, unpinned_elsewhere
+from tintype.pretrained.weights import digest
+from tintype.runtime.transfer import send
 from tintype.seams import TextTokens
 from tintype.settings import TextPart
 from tintype.text import cleaning
 from tintype.text.packing import Grouping, Packed, alone, by_length, spread
 from tintype.tokenizers.latent import Compute, Revision, Source, Subfolder
-from tintype.transfer import send
-from tintype.vision.frozen import frozen_arithmetic
-from tintype.vision.hub import Checkpoint, explained, unpinned_elsewhere
-from tintype.vision.weights import digest
 
 _PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 500, "")
 """Texts that show case, marks, special tokens and the cut."""

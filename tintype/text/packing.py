@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tintype.runtime.transfer import send
 from tintype.seams import TextTokens
-from tintype.transfer import send
 
 _MULTIPLE = 32
 """Lengths are rounded up to this on a GPU: fewer and fuller groups."""

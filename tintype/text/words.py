@@ -18,9 +18,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from tintype.runtime.transfer import send
 from tintype.seams import TextTokens
 from tintype.settings import TextPart
-from tintype.transfer import send
 
 _PADDING, _START, _FIRST_WORD = 0, 1, 2
 _SALT = "tintype-8:"

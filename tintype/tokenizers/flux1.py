@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from tintype.files import write_json
+from tintype.runtime.files import write_json
 from tintype.settings import Statistics
 from tintype.tokenizers.latent import Channels, Revision, Source, StridePx, Subfolder
 from tintype.tokenizers.published import KlAutoencoder, KlPart, KlTokenizer, load_published

@@ -14,14 +14,14 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
+from tintype.config.pins import Pin, check_pin
 from tintype.errors import UserError
-from tintype.pins import Pin, check_pin
+from tintype.pretrained.frozen import encode_evenly, frozen_arithmetic
+from tintype.pretrained.hub import Checkpoint, unpinned_elsewhere
+from tintype.pretrained.weights import digest
 from tintype.seams import Draws
 from tintype.settings import Compression, PathText, TokenizerPart
 from tintype.tokenizers.normalise import Normalisation, Numbers, filled
-from tintype.vision.frozen import encode_evenly, frozen_arithmetic
-from tintype.vision.hub import Checkpoint, unpinned_elsewhere
-from tintype.vision.weights import digest
 
 Compute = Literal["fp32", "tf32", "bf16"]
 

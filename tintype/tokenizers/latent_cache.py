@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from tintype.errors import UserError
-from tintype.files import write_json
 from tintype.plan import Plan
-from tintype.rows import Content, DiskRows, fingerprint
+from tintype.pretrained.frozen import encode_evenly
+from tintype.pretrained.weights import cache_folder
+from tintype.runtime.files import write_json
+from tintype.runtime.rows import Content, DiskRows, fingerprint
+from tintype.runtime.transfer import send
 from tintype.seams import Draws, ImageSource, Tokenizer
-from tintype.transfer import send
-from tintype.vision.frozen import encode_evenly
-from tintype.vision.weights import cache_folder
 
 ROWS_NAME, HEADER_NAME = "latents.rows", "latents.json"
 FORMAT = 2

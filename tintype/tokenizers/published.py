@@ -16,10 +16,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tintype.errors import UserError
+from tintype.pretrained.hub import Checkpoint, explained, json_object
 from tintype.tokenizers.latent import LatentPart, LatentTokenizer, Posterior
 from tintype.tokenizers.normalise import Normalisation, filled
 from tintype.tokenizers.small_vae import Posterior as Gaussian
-from tintype.vision.hub import Checkpoint, explained, json_object
 
 
 @dataclass(frozen=True)

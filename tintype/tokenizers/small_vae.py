@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from tintype.errors import UserError
-from tintype.files import write_bytes, write_json
-from tintype.forms import forms_of, misfits
+from tintype.pretrained.frozen import encode_evenly, frozen_arithmetic
+from tintype.pretrained.weights import digest
+from tintype.runtime.files import write_bytes, write_json
+from tintype.runtime.forms import forms_of, misfits
 from tintype.seams import Draws
 from tintype.settings import Compression, PathText, Settings, Statistics, TokenizerPart, plain
 from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, CPU_BATCH, checked_size
-from tintype.vision.frozen import encode_evenly, frozen_arithmetic
-from tintype.vision.weights import digest
 
 WEIGHTS_NAME, RECORD_NAME = "vae.safetensors", "vae.json"
 FORMAT = 1

@@ -16,13 +16,13 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from tintype.pretrained.frozen import frozen_arithmetic
+from tintype.pretrained.weights import digest
+from tintype.runtime.dist import World
 from tintype.seams import Draws
 from tintype.settings import Compression, Statistics
 from tintype.tokenizers.latent import checked_size, images_at_a_time
 from tintype.tokenizers.small_vae import Posterior, to_bytes, to_floats
-from tintype.vision.frozen import frozen_arithmetic
-from tintype.vision.weights import digest
-from tintype.world import World
 
 _LEAST_STD = 1e-3
 """A latent that varies less, after the norm, is no latent."""

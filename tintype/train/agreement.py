@@ -11,10 +11,10 @@ import torch
 
 import tintype
 from tintype.plan import Plan, settings_by_key
+from tintype.runtime.dist import World
+from tintype.runtime.watchdog import Finding
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.watchdog import Finding
-from tintype.world import World
 
 
 def agree_on_plan(plan: Plan, world: World, **more: Any) -> None:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from tintype.data.captions import captions_of
+from tintype.runtime import fault
+from tintype.runtime.transfer import send
 from tintype.seams import Draws, TextTokens
-from tintype.train import fault
 from tintype.train.clock import Clock
 from tintype.train.parts import Parts, Term
-from tintype.transfer import send
 
 BATCHES_AHEAD = 3
 """Micro-batches that are begun before they are asked for: one picture that takes long holds no step up."""

@@ -23,12 +23,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tintype.errors import DamagedFileError, UserError
-from tintype.files import flush, read_checked, set_aside, sha256_of, write_checked
-from tintype.train import fault
-from tintype.train.layout import is_cut
-from tintype.train.pieces import read_pieces, whole_place, write_pieces
+from tintype.runtime import fault
+from tintype.runtime.dist import ALONE, World
+from tintype.runtime.files import flush, read_checked, set_aside, sha256_of, write_checked
+from tintype.runtime.layout import is_cut
+from tintype.train.shards import read_pieces, whole_place, write_pieces
 from tintype.train.state import TrainState
-from tintype.world import ALONE, World
 
 FORMAT = 1
 _TENSORS, _SCALARS, _MANIFEST = "state.safetensors", "state.json", "manifest.json"

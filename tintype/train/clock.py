@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from tintype import standing
+from tintype.runtime import activity as standing
 
 PARTS = ("data", "text", "tokenizer", "teacher", "forward", "losses", "backward", "optimizer")
 

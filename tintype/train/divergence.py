@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tintype.errors import DivergedError
+from tintype.runtime.layout import ONE, Layout, is_cut, local
 from tintype.settings import SKIP_WINDOW_STEPS, TrainSettings
-from tintype.train.layout import ONE, Layout, is_cut, local
 
 if TYPE_CHECKING:
     from tintype.train.folder import RunFolder

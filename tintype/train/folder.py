@@ -2,29 +2,24 @@
 
 Every line of `metrics.jsonl` and `events.jsonl` is one JSON object. A report needs these files and nothing else.
 
-All files carry checksums (`tintype.files`). The checkpoints have copies of the small ones, the records, and know how
-many lines the logs had. So damage and loss are noticed, and training restores what it can (`restore_files`).
+All files carry checksums (`tintype.runtime.files`). The checkpoints have copies of the small ones, the records, and
+know how many lines the logs had. So damage and loss are noticed, and training restores what it can (`restore_files`).
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import platform
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-import tintype
 from tintype.errors import DamagedFileError, DivergedError, UserError
-from tintype.files import (
+from tintype.plan import Plan, plan_from_folder, short_diff
+from tintype.runtime import fault
+from tintype.runtime.dist import ALONE, World
+from tintype.runtime.files import (
     append_line,
     count_lines,
     damaged,
@@ -32,7 +27,6 @@ from tintype.files import (
     read_checked,
     read_lines,
     read_sealed,
-    remove_unfinished,
     salvage_lines,
     set_aside,
     without_seal,
@@ -40,11 +34,10 @@ from tintype.files import (
     write_lines,
     write_sealed,
 )
-from tintype.parent import command_with_parent
-from tintype.plan import Plan, plan_from_folder, short_diff
-from tintype.train import checkpoint, fault
+from tintype.runtime.locks import locked, refuse_foreign
+from tintype.runtime.machine import environment
+from tintype.train import checkpoint
 from tintype.train.model_folder import refuse_training
-from tintype.world import ALONE, World
 
 if TYPE_CHECKING:
     from tintype.train.parts import Parts
@@ -52,9 +45,6 @@ if TYPE_CHECKING:
 
 DIVERGED = "diverged.txt"
 """The file in a run's folder that says why the run diverged."""
-_LOCK = ".lock"
-_WAIT_S = 120.0
-_LOOK_S = 0.1
 _COPIES, _LENGTHS = "files", "lines"
 """In the records of a checkpoint: the content of each small file, and the number of lines of each log."""
 
@@ -317,114 +307,6 @@ class RunFolder:
 
 def _word(name: str) -> str:
     return "pictures and captions" if name.partition("/")[0] == "data" else "weights"
-
-
-@contextmanager
-def locked(folder: Path, otherwise: str = "choose another --out") -> Iterator[None]:
-    """Make the folder and keep other processes out of it. The lock falls with the process that holds it.
-
-    The file names that process, for messages. What killed processes left half written in the folder is removed.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / _LOCK).open("a+")
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; {otherwise}") from None
-    with lock:
-        if not _take(lock):
-            raise UserError(f"another process{_holder(folder)} works in {folder}; wait for it or {otherwise}")
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        remove_unfinished(folder)
-        yield
-
-
-def wait_for_lock(folder: Path, stop: Callable[[], bool], on_wait: Callable[[str], None]) -> bool:
-    """Wait until no other process works in the folder, `_WAIT_S` at most; False where `stop` ended the wait.
-
-    A process that was killed a moment ago may still be ending. `on_wait` gets one sentence if there is a wait.
-    """
-    if not os.access(folder / _LOCK, os.W_OK):  # not there, or `locked` says what is wrong with it
-        return True
-    until_s = time.monotonic() + _WAIT_S
-    with (folder / _LOCK).open("a+") as lock:
-        if _take(lock):
-            return True
-        on_wait(f"waiting for another process{_holder(folder)} that works in {folder}, {_WAIT_S:g} s at most")
-        while not _take(lock) and time.monotonic() < until_s:
-            if stop():
-                return False
-            time.sleep(_LOOK_S)
-    return True
-
-
-def _take(lock: TextIO) -> bool:
-    """Take the lock if it is free; it falls when the file is closed."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _holder(folder: Path) -> str:
-    """Return the id of the process that holds the lock, in words; empty where it has not written it."""
-    with suppress(OSError, ValueError):
-        return f" ({int((folder / _LOCK).read_text())})"
-    return ""
-
-
-def refuse_foreign(folder: Path, mark: str) -> None:
-    """A folder without its mark must be empty, but for what an earlier try may have left."""
-    if any(not entry.name.startswith(".") and entry.name != "checkpoints" for entry in folder.iterdir()):
-        raise UserError(f"{folder} holds other files and no {mark}; choose an empty or new folder for --out")
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """What the numbers were made on."""
-    return {
-        "tintype": tintype.__version__,
-        **({"commit": commit} if (commit := code_commit()) else {}),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-@cache
-def code_commit() -> str:
-    """Return the git commit that the package runs from, and whether its files were changed since.
-
-    Empty where the package is not its own checkout: an installed one can lie within another project's repository.
-    """
-    package = Path(tintype.__file__).parent
-    git = ["git", "-c", "core.fsmonitor=false", "-C", str(package)]
-    found = _output([*git, "rev-parse", "--show-toplevel", "HEAD"]).splitlines()
-    if len(found) != 2 or Path(found[0]) != package.parent.resolve():
-        return ""
-    changed = _output([*git, "status", "--porcelain", "--untracked-files=no", "--", "."])
-    return f"{found[1]} with uncommitted changes" if changed else found[1]
-
-
-def _output(command: Sequence[str]) -> str:
-    """Return what a command printed; empty where it is not installed, fails or does not end."""
-    try:
-        done = subprocess.run(command_with_parent(command), capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        if names:
-            return f"{names[0]} × {len(names)}"
-    return platform.processor() or platform.machine()
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tintype import standing
-from tintype.train.layout import ONE, Layout, is_cut, local
+from tintype.runtime import activity as standing
+from tintype.runtime.layout import ONE, Layout, is_cut, local
 
 _BUCKET_BYTES = 32 << 20
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from tintype.errors import DivergedError, UserError
-from tintype.forms import Form, forms_of, misfits
 from tintype.plan import Plan, plan_from_folder
+from tintype.runtime.dist import current
+from tintype.runtime.forms import Form, forms_of, misfits
 from tintype.train import checkpoint
 from tintype.train.divergence import too_large
 from tintype.train.folder import RunFolder
@@ -21,7 +22,6 @@ from tintype.train.parts import TUNED, Parts, build_parts
 from tintype.train.reconstruct import Reconstruction
 from tintype.train.state import TrainState
 from tintype.train.weights import weight_misfits, weights_in
-from tintype.world import current
 
 
 def load_run(

@@ -8,14 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tintype import standing
 from tintype.plan import Plan
-from tintype.train import checkpoint, fault
+from tintype.runtime import activity as standing
+from tintype.runtime import fault
+from tintype.runtime.dist import current
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.locks import wait_for_lock
+from tintype.runtime.watchdog import watch_ranks
+from tintype.train import checkpoint
 from tintype.train.agreement import agree_on_plan, log_stuck_rank
 from tintype.train.clock import Clock
 from tintype.train.divergence import check_weights, count_step
-from tintype.train.folder import RunFolder, wait_for_lock
-from tintype.train.interrupt import Interrupt
+from tintype.train.folder import RunFolder
 from tintype.train.latents import check_latents
 from tintype.train.parts import Parts, build_parts, cpu_threads, exact_fp32
 from tintype.train.prepare import get_ready, prepare_images
@@ -27,8 +31,6 @@ from tintype.train.state import TrainState, new_state
 from tintype.train.update import StepResult, update
 from tintype.train.window import window_line
 from tintype.train.writers import open_writer
-from tintype.watchdog import watch_ranks
-from tintype.world import current
 
 
 @dataclass(frozen=True)

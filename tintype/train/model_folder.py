@@ -13,7 +13,7 @@ from shlex import quote
 from typing import Any
 
 from tintype.errors import UserError
-from tintype.files import read_json, sha256_of
+from tintype.runtime.files import read_json, sha256_of
 
 ABOUT = "tintype.json"
 FORM = "tintype"

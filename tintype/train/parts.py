@@ -11,16 +11,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from tintype import world
 from tintype.data.mixture.source import columns_by_part
 from tintype.data.mixture.source import identities as of_data
 from tintype.data.sources import LaterSource, open_order, open_source
 from tintype.errors import UserError
+from tintype.flow.routes import Unrouted
 from tintype.losses import LossPart
 from tintype.model import TextCache, Transformer, fp8
 from tintype.plan import Plan
 from tintype.rng import stream_key
-from tintype.routing import Unrouted
+from tintype.runtime import dist as world
+from tintype.runtime.dist import World
+from tintype.runtime.layout import ONE, Layout, as_the_leader_has_it, cut_into_pieces, lay_out, share_of_batch
+from tintype.runtime.transfer import send
 from tintype.seams import (
     CaptionPolicy,
     Draws,
@@ -37,16 +40,13 @@ from tintype.seams import (
     Weighting,
 )
 from tintype.settings import DataPart, PrecisionSettings, RunSettings
+from tintype.text.cache import KeptText
 from tintype.text.frozen import FrozenTextEncoder
-from tintype.text.kept import KeptText
 from tintype.tokenizers.adversary import Adversary
 from tintype.tokenizers.latent_cache import KeptLatents, keep_latents, why_uncacheable
 from tintype.tokenizers.tuned import TunedTokenizer
 from tintype.train.gradients import NO_OTHERS, GradientMean
-from tintype.train.layout import ONE, Layout, as_the_leader_has_it, cut_into_pieces, lay_out, share_of_batch
 from tintype.train.tuning import Tuning, begin_statistics, find_aligner
-from tintype.transfer import send
-from tintype.world import World
 
 
 @dataclass(frozen=True)

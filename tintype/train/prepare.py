@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from tintype.data.captions import captions_of
+from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws, ImageSource
-from tintype.text.kept import KeptText
-from tintype.train.interrupt import Interrupt
+from tintype.text.cache import KeptText
 from tintype.train.parts import Parts
 
 _CHUNK_IMAGES = 256

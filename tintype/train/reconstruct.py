@@ -15,13 +15,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tintype.errors import UserError
-from tintype.files import note_once
-from tintype.forms import Form, misfits
+from tintype.optim.power_ema import prefix
+from tintype.optim.power_function import LONGEST, Profile, fit
 from tintype.plan import plan_from_folder
+from tintype.runtime.files import note_once
+from tintype.runtime.forms import Form, misfits
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.optim.power_ema import prefix
-from tintype.train.optim.power_function import LONGEST, Profile, fit
 from tintype.train.snapshots import Snapshot, damaged, read_snapshots
 
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -18,13 +18,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tintype import standing
+from tintype.runtime import activity as standing
+from tintype.runtime.dist import ALONE, World
+from tintype.runtime.layout import is_cut, local
 from tintype.settings import RunSettings
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.layout import is_cut, local
 from tintype.train.state import TrainState
-from tintype.world import ALONE, World
 
 SaveMode = Literal["auto", "wait", "background"]
 Commit = Callable[[Mapping[str, Tensor], World], object]

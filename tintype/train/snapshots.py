@@ -17,14 +17,14 @@ from typing import Any
 from torch import Tensor
 
 from tintype.errors import UserError
+from tintype.optim.ema import UPDATES
 from tintype.plan import Plan
+from tintype.runtime.dist import World
+from tintype.runtime.layout import whole
 from tintype.train import checkpoint
-from tintype.train.layout import whole
-from tintype.train.optim.ema import UPDATES
 from tintype.train.parts import LOSSES
 from tintype.train.saving import Saver
 from tintype.train.state import TrainState
-from tintype.world import World
 
 
 def take_snapshot(folder: Path, plan: Plan, state: TrainState, saver: Saver | None = None) -> None:

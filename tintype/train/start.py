@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tintype.config.pins import check_pin
 from tintype.errors import UserError
-from tintype.pins import check_pin
+from tintype.model.start import StartPart
 from tintype.plan import Plan, diff, plan_from_folder
+from tintype.runtime.layout import is_cut
 from tintype.settings import AverageSettings, plain
-from tintype.start import StartPart
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.layout import is_cut
 from tintype.train.model_folder import read_about
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState, new_state

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tintype.forms import Form, forms_of, misfits, under
+from tintype.optim.storage import Storage
+from tintype.runtime.forms import Form, forms_of, misfits, under
+from tintype.runtime.layout import Layout, is_cut
 from tintype.seams import WeightAverage
 from tintype.settings import OptimizerPart
-from tintype.train.layout import Layout, is_cut
-from tintype.train.optim.storage import Storage
 from tintype.train.parts import ADVERSARY, APART, LOSSES, TUNED, Parts
-from tintype.train.pieces import Place, whole_place
+from tintype.train.shards import Place, whole_place
 from tintype.train.spikes import SpikeWindow
 
 _LATE = (LOSSES, "router.", ADVERSARY)

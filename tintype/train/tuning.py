@@ -22,13 +22,13 @@ from tintype.losses.alignment import AlignmentTerm
 from tintype.losses.perceptual import Distance
 from tintype.losses.tuning import TuningSettings, aligned_loss
 from tintype.plan import Plan
+from tintype.runtime.layout import Layout
 from tintype.seams import Draws, ImageSource, Order, TextTokens
 from tintype.tokenizers.adversary import Adversary
 from tintype.tokenizers.small_vae import to_floats
 from tintype.tokenizers.tuned import TunedTokenizer
 from tintype.train.clock import Clock
 from tintype.train.gradients import GradientMean, backward_start, clip
-from tintype.train.layout import Layout
 
 if TYPE_CHECKING:
     from tintype.train.batch import Batch

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from tintype.flow.objective import mean_square
 from tintype.plan import Plan
+from tintype.runtime import fault
+from tintype.runtime.layout import local, share_of_batch
+from tintype.runtime.pending import Later
 from tintype.seams import View
-from tintype.train import fault
 from tintype.train.batch import Batch, read_batch
 from tintype.train.clock import Clock
 from tintype.train.gradients import backward_start, clip
-from tintype.train.later import Later
-from tintype.train.layout import local, share_of_batch
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState
 from tintype.train.tuning import TuningStep

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tintype.forms import Form, forms_of, misfits, under
 from tintype.plan import Plan
+from tintype.runtime.forms import Form, forms_of, misfits, under
 from tintype.settings import AverageSettings
 from tintype.train.parts import ADVERSARY, APART, LOSSES, storage_dtype
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from tintype.runtime.dist import World
 from tintype.train.clock import Clock
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState
 from tintype.train.update import TIME_BINS, StepResult
-from tintype.world import World
 
 
 def window_line(parts: Parts, state: TrainState, window: Sequence[StepResult], clock: Clock) -> dict[str, Any]:

@@ -16,11 +16,13 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from tintype.errors import UserError
+from tintype.pretrained import hub
+from tintype.pretrained.frozen import Arithmetic, encode_filled, frozen_arithmetic
+from tintype.pretrained.preprocess import check_bytes
+from tintype.pretrained.weights import Known, at_hand, fetch
 from tintype.seams import Encoder
 from tintype.settings import Part, PathText, kind_alone
-from tintype.vision import hub, inception, lpips, towers
-from tintype.vision.frozen import Arithmetic, encode_filled, frozen_arithmetic
-from tintype.vision.preprocess import check_bytes
+from tintype.vision import inception, lpips, towers
 from tintype.vision.scene_encoder import (
     FEATURES,
     INPUT_PX,
@@ -30,7 +32,6 @@ from tintype.vision.scene_encoder import (
     prepared,
     scene_encoder_record,
 )
-from tintype.vision.weights import Known, at_hand, fetch
 
 READ_TOGETHER = 128
 _CPU_BATCH, _CPU_BATCH_SMALL, _SMALL_PX = 8, 64, 128

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, batch_norm, conv2d, max_pool2d
 
 from tintype.errors import UserError
-from tintype.vision.frozen import Arithmetic, FrozenEncoder
-from tintype.vision.pickles import read_state_dict, read_torchscript
-from tintype.vision.preprocess import Preprocess, Resampling
-from tintype.vision.weights import Known, Packaged, Tensors, Url, Weights, fill
+from tintype.pretrained.frozen import Arithmetic, FrozenEncoder
+from tintype.pretrained.pickles import read_state_dict, read_torchscript
+from tintype.pretrained.preprocess import Preprocess, Resampling
+from tintype.pretrained.weights import Known, Packaged, Tensors, Url, Weights, fill
 
 FEATURES = 2048
 INPUT_PX = 299

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d
 
 from tintype.errors import UserError
-from tintype.vision.frozen import FrozenEncoder, frozen_arithmetic
-from tintype.vision.pickles import read_arrays, read_state_dict
-from tintype.vision.preprocess import Preprocess, Resampling, check_bytes
-from tintype.vision.weights import Known, Packaged, Tensors, digest, fetch, fill
+from tintype.pretrained.frozen import FrozenEncoder, frozen_arithmetic
+from tintype.pretrained.pickles import read_arrays, read_state_dict
+from tintype.pretrained.preprocess import Preprocess, Resampling, check_bytes
+from tintype.pretrained.weights import Known, Packaged, Tensors, digest, fetch, fill
 
 Net = Literal["vgg16", "alexnet"]
 

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from tintype.errors import UserError
-from tintype.rows import Content, DiskRows, fingerprint, gigabytes
+from tintype.pretrained.weights import cache_folder
+from tintype.runtime.rows import Content, DiskRows, fingerprint, gigabytes
+from tintype.runtime.transfer import send
 from tintype.seams import ImageSource
-from tintype.transfer import send
 from tintype.vision.teachers import Teacher
-from tintype.vision.weights import cache_folder
 
 CacheKind = Literal["none", "memory", "disk"]
 

@@ -20,12 +20,13 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
 from tintype.errors import UserError
+from tintype.pretrained import hub
+from tintype.pretrained.frozen import Arithmetic, FrozenEncoder, encode_filled, frozen_arithmetic
+from tintype.pretrained.preprocess import Preparation, Resampling, Stretch, check_bytes, resize
+from tintype.pretrained.weights import digest
 from tintype.settings import Part, PathText, kind_alone
-from tintype.vision import hub, lpips
-from tintype.vision.frozen import Arithmetic, FrozenEncoder, encode_filled, frozen_arithmetic
-from tintype.vision.preprocess import Preparation, Resampling, Stretch, check_bytes, resize
+from tintype.vision import lpips
 from tintype.vision.scene_encoder import FEATURES, INPUT_PX, load_scene_encoder, prepared, scene_encoder_record
-from tintype.vision.weights import digest
 
 Grid = tuple[int, int]
 """Rows and columns of tokens."""

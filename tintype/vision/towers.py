@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from tintype.errors import UserError
-from tintype.vision.frozen import FrozenEncoder, frozen_arithmetic
-from tintype.vision.hub import (
+from tintype.pretrained.frozen import FrozenEncoder, frozen_arithmetic
+from tintype.pretrained.hub import (
     DINOV2,
     DINOV3,
     IMAGENET_MEAN,
@@ -30,8 +30,8 @@ from tintype.vision.hub import (
     resize_filter,
     stated_side,
 )
-from tintype.vision.preprocess import Preprocess, Resampling
-from tintype.vision.weights import digest
+from tintype.pretrained.preprocess import Preprocess, Resampling
+from tintype.pretrained.weights import digest
 
 DinoForm = Literal["fd", "prx"]
 ClipForm = Literal["processor", "cmmd"]

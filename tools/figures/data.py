@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from tintype.study.report.numerals import fixed
+from tintype.page.numerals import fixed
 from tintype.study.results import Arm, Comparison, Results
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-from tests.contract.test_techniques import NAMES, with_technique
+from tests.offline import NAMES, with_technique
 from tests.ranks import run_ranks
 from tests.tiny import TINY, tiny_plan
 from tintype import cli, recipes
@@ -29,17 +29,17 @@ from tintype.audit.seen import Bad, Group, Seen, Tally, Updates
 from tintype.audit.updates import UpdateWatch
 from tintype.model import attention
 from tintype.model.layers import rotate, sinusoid
+from tintype.optim.adamw import AdamW, AdamWSettings
+from tintype.optim.ema import Ema
+from tintype.optim.storage import Storage
 from tintype.plan import Plan, plan_from_document
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.layout import ONE, local
 from tintype.techniques import TECHNIQUES
 from tintype.train import update as update_module
 from tintype.train.clock import Clock
-from tintype.train.interrupt import Interrupt
-from tintype.train.layout import ONE, local
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.optim.adamw import AdamW, AdamWSettings
-from tintype.train.optim.ema import Ema
-from tintype.train.optim.storage import Storage
 from tintype.train.parts import Parts, build_parts
 from tintype.train.state import TrainState, new_state
 

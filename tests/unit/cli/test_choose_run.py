@@ -13,10 +13,10 @@ from tests.tiny import TINY
 from tests.unit.cli.test_help import ALL
 from tintype.cli import app
 from tintype.errors import UserError
+from tintype.runtime.interrupt import Interrupt
 from tintype.study.choose_run import choose_run
 from tintype.study.lab import _claim
 from tintype.study.study import Study, load_study
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 
 STUDY = """

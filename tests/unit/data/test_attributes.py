@@ -24,7 +24,7 @@ from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import ABOUT, Store, open_store
 from tintype.data.store.where import kept_by, written
 from tintype.errors import UserError
-from tintype.train.interrupt import Interrupt
+from tintype.runtime.interrupt import Interrupt
 
 KNOWN: dict[str, list[Value]] = {
     "score": [4.5, 5.0, None, 6.25, 7.0, -1.5],

@@ -13,14 +13,14 @@ from tests.tiny_store import imported, parquet_of, picture
 from tintype.cli import app
 from tintype.data.buckets import Bucketed
 from tintype.data.fit import covering
-from tintype.data.pictures import Encoded, decode
+from tintype.data.image_sets import Encoded, decode
 from tintype.data.shapes import nearest_shape, shapes
 from tintype.data.sources import forget_sources
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.source import StoreSource
 from tintype.plan import Plan
+from tintype.runtime.interrupt import Interrupt
 from tintype.train.clock import Clock
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state

@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.tiny_store import tiny_store
 from tintype.data.decoding.processes import Decoders
 from tintype.data.fit import covering
-from tintype.data.pictures import Encoded, decode
+from tintype.data.image_sets import Encoded, decode
 from tintype.data.store import source
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
@@ -96,7 +96,7 @@ def test_ctrl_c_is_not_for_them_and_they_end_with_their_run(tmp_path: Path) -> N
     script = (
         "import sys, time, torch\n"
         "from tintype.data.decoding.processes import Decoders\n"
-        "from tintype.data.pictures import Encoded\n"
+        "from tintype.data.image_sets import Encoded\n"
         "two = Decoders(1)\n"
         "two.cover(Encoded('one', sys.stdin.buffer.read()), torch.zeros(3, 32, 48, dtype=torch.uint8))\n"
         "print(two.running[0].process.pid, flush=True)\n"

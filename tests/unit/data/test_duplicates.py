@@ -10,10 +10,10 @@ from PIL import Image, ImageEnhance
 from scipy.fft import dctn
 
 from tests.tiny_store import picture
-from tintype.data.pictures import Encoded
+from tintype.data.image_sets import Encoded
 from tintype.data.store import duplicates
 from tintype.data.store.duplicates import Group, bit_counts, find_groups, near_pairs
-from tintype.data.store.looks import Looks, look, perceptual_hash
+from tintype.data.store.fingerprints import Looks, look, perceptual_hash
 from tintype.errors import UserError
 
 

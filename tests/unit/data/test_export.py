@@ -21,8 +21,8 @@ from tintype.data.store.export import Exported, Form, export_store, read_form, r
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import Split, open_store
 from tintype.errors import UserError
+from tintype.runtime.interrupt import Interrupt
 from tintype.terminal.data import export_with_progress
-from tintype.train.interrupt import Interrupt
 
 TO: list[Form] = ["webdataset", "parquet"]
 

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from tests.tiny_store import imported, parquet_of, picture, tiny_store
 from tests.unit.data.test_duplicates import again, textured
 from tintype.cli import app
-from tintype.data.store import looks, problems
-from tintype.data.store.doors import Item
+from tintype.data.importers import Item
+from tintype.data.store import fingerprints as looks
+from tintype.data.store import problems
 from tintype.data.store.encode import Picture, Sizing, prepare
 from tintype.data.store.histograms import whole_histogram
 from tintype.data.store.importing import ImportOptions

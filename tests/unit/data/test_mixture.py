@@ -13,7 +13,7 @@ from tests.ranks import run_ranks
 from tests.tiny import tiny_plan
 from tests.tiny_store import captioned, imported, tiny_store
 from tests.tiny_vae import write_tiny_vae
-from tintype.bench import at_size
+from tintype.bench.run import at_size
 from tintype.data.mixture.order import Mixed
 from tintype.data.mixture.settings import MixtureSettings
 from tintype.data.mixture.shares import images_before
@@ -24,11 +24,11 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.reference import _data_fingerprint, held_out
 from tintype.evaluation.run import evaluate
-from tintype.files import read_json
-from tintype.generate import SamplerSettings
 from tintype.plan import Plan, diff, plan_from_yaml
+from tintype.runtime.files import read_json
+from tintype.runtime.interrupt import Interrupt
+from tintype.sampling.generate import SamplerSettings
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import build_parts, check_columns
 

@@ -21,8 +21,8 @@ from tintype.data.store.selection import read_skip_list, select
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
+from tintype.runtime.interrupt import Interrupt
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import _data_key
 

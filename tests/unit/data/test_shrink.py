@@ -5,7 +5,7 @@ import torch
 
 from tintype.data import shrink as module
 from tintype.data.fit import SHRINK, covering, crop, shrunk, square
-from tintype.vision.preprocess import resize
+from tintype.pretrained.preprocess import resize
 
 
 def whole(image_CHW: torch.Tensor, rows: int, columns: int) -> torch.Tensor:

@@ -16,16 +16,16 @@ from PIL import Image, ImageOps
 
 from tests.shared import shared
 from tests.tiny_store import as_earlier, captioned, imported, parquet_of, picture, rewrite_about, tiny_store, tried
-from tintype.data.pictures import Encoded, decode, open_pictures
+from tintype.data.image_sets import Encoded, decode, open_pictures
+from tintype.data.importers import Item
 from tintype.data.store import writer
 from tintype.data.store.attributes import read_attributes
-from tintype.data.store.doors import Item
 from tintype.data.store.encode import Picture, Sizing, prepare
 from tintype.data.store.importing import ImportOptions, Progress, read_pairs, read_splits
 from tintype.data.store.layout import Store, open_shard, open_store
 from tintype.data.store.upgrade import upgrade_store
 from tintype.errors import UserError
-from tintype.train.interrupt import Interrupt
+from tintype.runtime.interrupt import Interrupt
 
 
 def quarantine(store: Path) -> dict[str, str]:

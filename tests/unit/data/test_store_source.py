@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.tiny import tiny_plan
 from tests.tiny_store import captioned, imported, parquet_of, picture, rewrite_about, tiny_store
 from tintype.data.fit import square
-from tintype.data.pictures import Encoded, decode, open_pictures
+from tintype.data.image_sets import Encoded, decode, open_pictures
 from tintype.data.sources import LaterSource, forget_sources, open_source
 from tintype.data.store import source as module
 from tintype.data.store.importing import ImportOptions
@@ -19,7 +19,7 @@ from tintype.data.store.layout import open_store
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
-from tintype.tokenizers.image_sets import TrainingPictures, measured_images
+from tintype.tokenizer_lab.images import TrainingPictures, measured_images
 from tintype.train.parts import _data_key
 
 CPU = torch.device("cpu")

@@ -15,16 +15,16 @@ from typer.testing import CliRunner
 
 from tests.tiny import tiny_plan
 from tintype import cli
+from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.evaluation import ema_curve
 from tintype.evaluation import run as scoring
 from tintype.evaluation.ema_curve import Curve, check_metric, read_lengths, score_lengths
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import Scoring, evaluate
-from tintype.strict import parse, read_yaml
+from tintype.runtime.interrupt import Interrupt
 from tintype.terminal.runs import show_ema_curve
 from tintype.train import checkpoint
-from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.reconstruct import Reconstruction, reconstruction

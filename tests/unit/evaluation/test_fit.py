@@ -12,6 +12,7 @@ from tests.tiny import TINY, tiny_plan
 from tests.tiny_clip import write_clip
 from tests.tiny_store import imported, parquet_of, picture, tiny_store
 from tintype.cli import app
+from tintype.config.strict import read_yaml
 from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
 from tintype.evaluation import data as fitting
@@ -19,16 +20,15 @@ from tintype.evaluation.data import fit_protocol, held_out_note
 from tintype.evaluation.prompts import is_caption
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.run import evaluate
-from tintype.generate import SamplerSettings
 from tintype.plan import Plan
+from tintype.pretrained.weights import Known
+from tintype.runtime.interrupt import Interrupt
+from tintype.sampling.generate import SamplerSettings
 from tintype.settings import DataSettings
-from tintype.strict import read_yaml
 from tintype.study.study import StudySettings, check_study, read_settings, resolve
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.vision import encoders
 from tintype.vision.encoders import ClipSettings, InceptionSettings, VggSettings, general_encoder
-from tintype.vision.weights import Known
 
 QUICK = SamplerSettings(steps=1, batch=16)
 

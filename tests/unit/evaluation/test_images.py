@@ -12,13 +12,13 @@ import torch
 from PIL import Image, ImageFilter
 
 from tests.shared import shared
-from tintype.data.pictures import open_pictures
+from tintype.data.image_sets import open_pictures
 from tintype.data.scenes import draw_scenes
 from tintype.data.scenes.render import render
 from tintype.errors import UserError
 from tintype.evaluation.images import ImageProtocol, evaluate_images, image_definitions
-from tintype.images import save_png
 from tintype.metrics.feature_metrics import FEATURE_METRICS
+from tintype.sampling.images import save_png
 from tintype.vision.encoders import InceptionSettings, SceneEncoderSettings
 
 CPU = torch.device("cpu")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.evaluation.prompts import read_prompts
 from tintype.evaluation.protocol import Protocol, definitions, metric_label
-from tintype.strict import parse, read_yaml
 from tintype.vision.encoders import ClipSettings, Dinov2Settings, InceptionSettings, SceneEncoderSettings
 
 

@@ -19,18 +19,18 @@ from torch import Tensor
 
 from tests.ranks import run_ranks
 from tests.tiny import tiny_plan
-from tintype import sample
+from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.evaluation import reference, run, samples
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import evaluate
-from tintype.generate import SamplerSettings
 from tintype.metrics import validation
-from tintype.strict import parse, read_yaml
-from tintype.train.interrupt import Interrupt
+from tintype.runtime.dist import current
+from tintype.runtime.interrupt import Interrupt
+from tintype.sampling import sample
+from tintype.sampling.generate import SamplerSettings
 from tintype.train.loop import train
 from tintype.train.parts import build_parts
-from tintype.world import current
 
 PROMPTS = [f"prompt {index}" for index in range(10)]
 

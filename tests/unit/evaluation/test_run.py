@@ -17,14 +17,14 @@ from torch import Tensor
 from tests.edit_checked import edit_json
 from tests.tiny import tiny_plan
 from tests.tiny_clip import write_clip
+from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.evaluation import samples as sampling
 from tintype.evaluation.data import refuse
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.run import Scoring, evaluate, read_result, readiness_problems, result_file
+from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Measured
-from tintype.strict import parse, read_yaml
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import Parts
 from tintype.vision.encoders import forget_encoders
@@ -140,7 +140,7 @@ def test_progress_reaches_its_total(scored: Scored) -> None:
 
 def test_repeated_images_come_with_a_note(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when every image starts from the same noise and the model hardly hears its prompt."""
-    from tintype.generate import generate as real
+    from tintype.sampling.generate import generate as real
 
     def repeated(parts: Parts, prompts: Sequence[str], *settings: Any, **more: Any) -> Tensor:
         return real(parts, ["the same"], *settings, **{**more, "first_index": 0}).repeat(len(prompts), 1, 1, 1)

@@ -13,7 +13,7 @@ from tintype.evaluation import samples as module
 from tintype.evaluation.protocol import Protocol, Sampling
 from tintype.evaluation.samples import Samples, samples_hash, samples_of
 from tintype.flow.guidance import ClassifierFreeSettings, PathDropSettings, SelfSettings
-from tintype.generate import SamplerSettings
+from tintype.sampling.generate import SamplerSettings
 from tintype.seams import Draws
 from tintype.train.parts import Parts, build_parts
 

@@ -19,6 +19,7 @@ from tests.tiny_clip import write_clip
 from tests.tiny_store import imported, parquet_of, picture, tiny_store
 from tintype import recipes
 from tintype.cli import app
+from tintype.config.strict import parse, read_yaml
 from tintype.data.mixture.settings import MixedSource, MixtureSettings
 from tintype.data.mixture.source import identities
 from tintype.data.sources import forget_sources, open_source
@@ -32,13 +33,12 @@ from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.reference import _data_fingerprint, held_out
 from tintype.evaluation.run import evaluate, readiness_problems
 from tintype.flow.guidance import ClassifierFreeSettings
-from tintype.generate import SamplerSettings
 from tintype.plan import Plan, plan_from_document
-from tintype.sample import sample_run
+from tintype.runtime.interrupt import Interrupt
+from tintype.sampling.generate import SamplerSettings
+from tintype.sampling.sample import sample_run
 from tintype.settings import DataSettings
-from tintype.strict import parse, read_yaml
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train
 

@@ -14,6 +14,7 @@ from tests.fake_hub import ACCOUNT, TOKEN, FakeHub, fake_hub
 from tests.tiny_export import latent_plan, pixel_plan, write_run
 from tests.tiny_start import trained
 from tintype.cli import app
+from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import evaluate
@@ -22,7 +23,6 @@ from tintype.export.model_card import CardOptions
 from tintype.export.pipeline_folder import export_pipeline
 from tintype.export.trained import Dtype
 from tintype.plan import apply_techniques
-from tintype.strict import parse, read_yaml
 
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")

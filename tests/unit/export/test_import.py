@@ -19,14 +19,14 @@ from tintype.export.parity import open_pipeline
 from tintype.export.pipeline_folder import export_pipeline
 from tintype.export.quiet import quiet_diffusers
 from tintype.export.single_file import export_file
-from tintype.files import read_json
 from tintype.flow.guidance import ClassifierFreeSettings
-from tintype.generate import SamplerSettings, generate
 from tintype.plan import plan_from_folder
+from tintype.runtime.files import read_json
+from tintype.runtime.interrupt import Interrupt
+from tintype.sampling.generate import SamplerSettings, generate
 from tintype.settings import plain
 from tintype.text.frozen import FrozenTextEncoder
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train
 

@@ -9,18 +9,18 @@ from typer.testing import CliRunner
 
 from tests.tiny_export import pixel_plan, write_run
 from tintype.cli import app
+from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import evaluate
 from tintype.export.import_run import Imported, import_model
 from tintype.export.model_card import CardOptions, make_card
 from tintype.export.pipeline_folder import export_pipeline
-from tintype.files import read_json
 from tintype.plan import apply_techniques
-from tintype.strict import parse, read_yaml
+from tintype.runtime.files import read_json
+from tintype.runtime.interrupt import Interrupt
 from tintype.study.runner import tasks_of
 from tintype.study.study import read_settings, resolve
-from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train
 

@@ -19,6 +19,7 @@ from tests.edit_checked import edit_json, edit_lines
 from tests.tiny import tiny_plan
 from tests.tiny_store import imported, parquet_of, picture
 from tintype.cli import app
+from tintype.config.strict import parse, read_yaml, write_yaml
 from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
@@ -27,9 +28,8 @@ from tintype.export import public
 from tintype.export.limits import limits
 from tintype.export.model_card import CardOptions, make_card, write_card
 from tintype.export.record import read_record
-from tintype.strict import parse, read_yaml, write_yaml
+from tintype.runtime.interrupt import Interrupt
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 
 PROTOCOL = """

@@ -17,11 +17,11 @@ from tests.tiny_dino import dino_model
 from tests.unit.losses.alignment_views import CPU, GRID, SAMPLES, WIDTH, normal, place, view
 from tintype.errors import UserError
 from tintype.losses.alignment import AlignmentTerm, RepaSettings
+from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Route
 from tintype.train import checkpoint
 from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import Progress, train
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state

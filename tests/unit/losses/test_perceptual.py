@@ -19,6 +19,7 @@ from tests.tiny_perceptual import pictures, view_of, write_alexnet
 from tintype.errors import UserError
 from tintype.losses.perceptual import PerceptualPart, PerceptualTerm, resized
 from tintype.plan import Plan, apply_techniques
+from tintype.runtime.interrupt import Interrupt
 from tintype.settings import TokenizerPart
 from tintype.techniques.lpips import LpipsLossSettings
 from tintype.techniques.perceptual_dino import PerceptualDinoSettings
@@ -26,7 +27,6 @@ from tintype.tokenizers.pixels import Pixels
 from tintype.train import checkpoint
 from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
-from tintype.generate import SamplerSettings, generate
 from tintype.model import Transformer, fp8
 from tintype.model.fp8 import Fp8Linear, _filled, product, scaled
 from tintype.plan import Plan
+from tintype.sampling.generate import SamplerSettings, generate
 from tintype.settings import ModelSettings, PrecisionSettings
 from tintype.train import checkpoint
 from tintype.train.clock import Clock

@@ -20,11 +20,11 @@ from tintype.errors import UserError
 from tintype.evaluation.run import evaluate
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import plan_from_folder
+from tintype.runtime.interrupt import Interrupt
 from tintype.study.lab import _claim, report_study, run_study, stored_study
 from tintype.study.report import read_results
 from tintype.study.study import Study, load_study
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import Parts
 

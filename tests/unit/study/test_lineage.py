@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from tests.tiny import TINY
+from tintype.config.strict import read_yaml
 from tintype.errors import UserError
-from tintype.strict import read_yaml
 from tintype.study.lab import run_study
 from tintype.study.report import read_results
 from tintype.study.runner import Task, _next_task, tasks_of

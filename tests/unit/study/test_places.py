@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.tiny import tiny_plan
 from tests.unit.study.example_results import draw_previews, example, several
-from tintype.strict import read_yaml
+from tintype.config.strict import read_yaml
 from tintype.study.places import without_places
 from tintype.study.report import write_report
 from tintype.study.results import Change, Command, Results, TokenizerInfo

@@ -16,13 +16,13 @@ from rich.console import Console
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.locks import locked
 from tintype.study.compare import read_run
 from tintype.study.lab import run_study
 from tintype.study.runner import Message, Task, _note_failure, _run, _Worker, tasks_of
 from tintype.study.study import load_study
 from tintype.terminal.studies import StudyDisplay
-from tintype.train.folder import locked
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import Outcome, train
 
 PROTOCOL = Protocol(count=8, also=(), reference_count=8, validation_count=2)
@@ -50,7 +50,7 @@ def test_a_restart_waits_for_a_run_that_still_ends(
     wait_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With no wait, the control, the run is called failed."""
-    monkeypatch.setattr("tintype.train.folder._WAIT_S", wait_s)
+    monkeypatch.setattr("tintype.runtime.locks._WAIT_S", wait_s)
     task = Task("baseline", tiny_plan("train.steps=2"), tmp_path / "run")
     sent: list[Message] = []
     with hold_lock(task.folder, 0.5) as process:

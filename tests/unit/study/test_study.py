@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from tintype import recipes
+from tintype.config.strict import read_yaml
 from tintype.errors import UserError
-from tintype.strict import read_yaml
 from tintype.study.study import Study, choose_arms, load_study, read_settings, resolve
 from tintype.terminal.studies import show_arms
 

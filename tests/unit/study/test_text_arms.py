@@ -9,7 +9,7 @@ import pytest
 from tests.tiny import tiny_plan
 from tests.tiny_text import option
 from tintype.errors import UserError
-from tintype.files import write_json
+from tintype.runtime.files import write_json
 from tintype.study.compare import _check_texts, _text
 from tintype.study.results import Run
 from tintype.train.folder import RunFolder

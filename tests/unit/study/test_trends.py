@@ -10,8 +10,8 @@ import pytest
 from scipy import stats as scipy_stats
 
 from tests.unit.study.example_results import METRICS, example, several
+from tintype.config.strict import read_yaml
 from tintype.evaluation.protocol import definitions
-from tintype.strict import read_yaml
 from tintype.study import stats
 from tintype.study.compare import _compared, _trend_pairs, planned_comparisons
 from tintype.study.report import findings

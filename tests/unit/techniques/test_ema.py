@@ -16,21 +16,21 @@ from torch import Tensor
 from tests.tiny import TINY, tiny_plan
 from tests.unit.train.test_update import Poisoned, clock
 from tintype.audit.run import audit_plan
+from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import evaluate
-from tintype.files import without_seal
+from tintype.optim.ema import Ema, EmaSettings
 from tintype.plan import Plan, apply_techniques, plan_from_folder, plan_from_yaml
-from tintype.strict import parse, read_yaml
+from tintype.runtime.files import without_seal
+from tintype.runtime.interrupt import Interrupt
 from tintype.study.study import StudySettings, resolve
 from tintype.terminal.runs import train_with_progress
 from tintype.terminal.studies import show_arms
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.optim.ema import Ema, EmaSettings
 from tintype.train.parts import build_parts
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import update

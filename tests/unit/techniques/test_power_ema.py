@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.tiny import tiny_plan
 from tests.unit.train.test_update import Poisoned, clock
 from tintype.errors import UserError
+from tintype.optim.ema import EmaSettings
+from tintype.optim.power_ema import PowerEma, PowerEmaSettings
+from tintype.optim.power_function import exponent
 from tintype.plan import apply_techniques, plan_from_yaml
-from tintype.train.optim.ema import EmaSettings
-from tintype.train.optim.power_ema import PowerEma, PowerEmaSettings
-from tintype.train.optim.power_function import exponent
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state
 from tintype.train.update import update

@@ -14,9 +14,9 @@ from tests.tiny_dino import dino_model
 from tintype.errors import UserError
 from tintype.losses.alignment import AlignmentTerm, RepaSettings
 from tintype.plan import Plan
+from tintype.runtime.interrupt import Interrupt
 from tintype.schedule import Schedule
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import Progress, train
 from tintype.vision.teachers import SceneTeacherSettings, Teacher
 

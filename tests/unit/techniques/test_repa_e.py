@@ -32,11 +32,13 @@ from tests.tiny_tuning import (
 )
 from tintype import plan as plan_module
 from tintype.errors import UserError
-from tintype.generate import SamplerSettings
 from tintype.losses.tuning import ProbeTerm
 from tintype.metrics.validation import velocity_errors
 from tintype.plan import Plan, apply_techniques
-from tintype.sample import sample_run
+from tintype.runtime.interrupt import Interrupt
+from tintype.sampling.generate import SamplerSettings
+from tintype.sampling.sample import sample_run
+from tintype.sampling.velocity_bias import velocity_bias
 from tintype.seams import Draws
 from tintype.tokenizers.pixels import Pixels
 from tintype.tokenizers.small_vae import Vae
@@ -45,7 +47,6 @@ from tintype.train import checkpoint
 from tintype.train import tuning as tuning_module
 from tintype.train.batch import read_batch
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import TUNED, Parts, build_parts
@@ -53,7 +54,6 @@ from tintype.train.reconstruct import try_reconstruction
 from tintype.train.state import new_state
 from tintype.train.tuning import Tuning, TuningStep, tune
 from tintype.train.update import micro_batch_losses, update
-from tintype.velocity_bias import velocity_bias
 
 ALONE = [REPA_E]
 BOTH = [REPA, REPA_E]

@@ -27,12 +27,12 @@ from tests.tiny_tuning import (
 )
 from tintype.errors import UserError
 from tintype.plan import Plan
+from tintype.runtime.interrupt import Interrupt
 from tintype.tokenizers.adversary import Adversary
 from tintype.tokenizers.small_vae import to_floats
 from tintype.train import checkpoint
 from tintype.train.batch import read_batch
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import ADVERSARY, TUNED, Parts, build_parts

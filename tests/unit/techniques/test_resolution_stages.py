@@ -11,26 +11,26 @@ from torch import Tensor
 from tests.ranks import run_ranks
 from tests.tiny import tiny_plan
 from tests.tiny_store import imported, parquet_of, picture
-from tintype.bench import compare, measure
-from tintype.bench_data import measure_data
+from tintype.bench.data import measure_data
+from tintype.bench.run import compare, measure
 from tintype.data.sources import forget_sources, open_source
 from tintype.data.store import source as store_source
-from tintype.data.store.ahead import Ahead
 from tintype.data.store.importing import ImportOptions
+from tintype.data.store.prefetch import Ahead
 from tintype.errors import UserError
 from tintype.plan import Plan, diff
+from tintype.runtime.interrupt import Interrupt
+from tintype.sampling.velocity_bias import mean_target
 from tintype.settings import StageSettings
 from tintype.train import checkpoint
 from tintype.train.batch import read_batch
 from tintype.train.clock import Clock
-from tintype.train.interrupt import Interrupt
 from tintype.train.latents import measure_latents
 from tintype.train.loop import train
 from tintype.train.parts import Parts, build_parts
 from tintype.train.prepare import prepare_images
 from tintype.train.state import new_state
 from tintype.train.update import update
-from tintype.velocity_bias import mean_target
 
 CPU = torch.device("cpu")
 LARGE = "data.size_px=32"

@@ -14,11 +14,11 @@ from tintype.errors import UserError
 from tintype.metrics.validation import velocity_errors
 from tintype.model import Transformer
 from tintype.plan import Plan
+from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws, Output, Route
 from tintype.settings import ModelSettings
 from tintype.techniques.sprint import Sprint, SprintSettings, grouped_kept
 from tintype.train.clock import Clock
-from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import Parts, build_parts

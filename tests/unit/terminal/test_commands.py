@@ -25,11 +25,14 @@ from tests.tiny_store import as_earlier, captioned, tiny_store
 from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
 from tests.tiny_vae import write_tiny_vae
 from tintype import __main__ as program
-from tintype import bench, cli
+from tintype import cli
+from tintype.bench import run as bench
 from tintype.data.scenes import draw_scenes
 from tintype.data.scenes.render import render
-from tintype.images import save_png
+from tintype.evaluation import train_scene_encoder
 from tintype.metrics import speed
+from tintype.runtime.interrupt import Interrupt
+from tintype.sampling.images import save_png
 from tintype.study import calibration
 from tintype.study.calibration import Cell
 from tintype.study.lab import _claim
@@ -37,10 +40,8 @@ from tintype.study.study import load_study
 from tintype.terminal.interrupts import begin_work
 from tintype.terminal.lines import progress_console
 from tintype.terminal.progress import Progress
-from tintype.tokenizers import report as tokenizer_report
-from tintype.train.interrupt import Interrupt
+from tintype.tokenizer_lab import report as tokenizer_report
 from tintype.train.loop import train
-from tintype.vision import train_scene_encoder
 
 AT_ONCE = {"card", "data shapes", "plan diff", "plan schema", "plan show", "power", "recipes", "studies", "techniques"}
 """Commands that only read a few small files."""
@@ -210,7 +211,7 @@ COMMANDS: dict[str, Long] = {
         lambda the: ["tokenizer", "save", the / "tuned", "--out", the.out / "saved", "--json"],
         r"writing .*/saved",
         rf"no file is left half written; {AGAIN}",
-        "tintype.tokenizers.save_tuned.load_run",
+        "tintype.tokenizer_lab.save_tuned.load_run",
     ),
     "tokenizer report": Long(
         lambda the: [

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tintype.runtime.interrupt import Interrupt
 from tintype.study.runner import Message
 from tintype.terminal import progress as progress_module
 from tintype.terminal.interrupts import Interrupted
 from tintype.terminal.progress import Bar, Heartbeat, Progress, duration
 from tintype.terminal.studies import StudyDisplay
-from tintype.train.interrupt import Interrupt
 
 
 @pytest.fixture

@@ -18,13 +18,13 @@ from tests.bounds import distance, network_bound
 from tests.tiny import tiny_plan
 from tests.tiny_text import MAX_TOKENS, WIDTH, write_text_encoder
 from tintype.errors import UserError
+from tintype.pretrained.hub import Checkpoint
 from tintype.seams import TextTokens
 from tintype.text import PARTS
 from tintype.text.frozen import FrozenTextEncoder, FrozenTextPart
 from tintype.text.packing import alone, by_length, evenly, spread
 from tintype.text.published import ClipSettings, MiniLmSettings, T5GemmaSettings, T5Settings, TransformersSettings
 from tintype.train.parts import build_parts
-from tintype.vision.hub import Checkpoint
 
 CPU = torch.device("cpu")
 KINDS = list(tiny_text.MODELS)

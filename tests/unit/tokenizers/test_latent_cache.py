@@ -29,16 +29,16 @@ from tintype.data.store import source as stores
 from tintype.data.store.layout import open_store
 from tintype.errors import UserError
 from tintype.plan import Plan
+from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws, Tokenizer
 from tintype.settings import DataSettings
+from tintype.tokenizer_lab.fill_cache import Filled, fill_cache
 from tintype.tokenizers import latent
-from tintype.tokenizers.fill_cache import Filled, fill_cache
 from tintype.tokenizers.flux1 import Flux1Settings
 from tintype.tokenizers.latent import LatentTokenizer, Posterior
 from tintype.tokenizers.latent_cache import HEADER_NAME, ROWS_NAME, KeptLatents, keep_latents
 from tintype.tokenizers.small_vae import SmallVae, SmallVaeShape, Vae
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.parts import build_parts
 from tintype.train.prepare import prepare_ids, prepare_images

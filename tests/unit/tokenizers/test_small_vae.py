@@ -16,10 +16,10 @@ from tests.tiny import tiny_plan
 from tests.tiny_perceptual import pictures
 from tintype.data.scenes.source import scene_source
 from tintype.errors import UserError
+from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws
+from tintype.tokenizer_lab.train_small_vae import latent_statistics
 from tintype.tokenizers.small_vae import Posterior, SmallVae, SmallVaeSettings, SmallVaeShape, Vae, read_vae, write_vae
-from tintype.tokenizers.train_small_vae import latent_statistics
-from tintype.train.interrupt import Interrupt
 from tintype.train.loop import train
 
 TINY = SmallVaeShape(channels=3, stride_px=4, width=8, blocks=1)

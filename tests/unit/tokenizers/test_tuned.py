@@ -17,21 +17,21 @@ from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
 from tintype import cli
 from tintype.errors import UserError
 from tintype.plan import Plan, apply_techniques, plan_from_yaml
+from tintype.runtime.dist import ALONE, current
+from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws
 from tintype.settings import TokenizerPart
-from tintype.tokenizers.choose import tokenizer_kinds
+from tintype.tokenizer_lab.choose import tokenizer_kinds
+from tintype.tokenizer_lab.save_tuned import save_tuned
 from tintype.tokenizers.flux1 import E2eFluxSettings, Flux1Settings
-from tintype.tokenizers.save_tuned import save_tuned
 from tintype.tokenizers.small_vae import SmallVaeSettings
 from tintype.tokenizers.tuned import LatentNorm, TunedTokenizer
 from tintype.train.clock import Clock
-from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state
 from tintype.train.update import update
-from tintype.world import ALONE, current
 
 CPU = torch.device("cpu")
 MOMENTUM, EPS = 0.3, 1e-2

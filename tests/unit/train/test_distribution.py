@@ -21,22 +21,22 @@ from tests.ranks import RankError, run_ranks
 from tests.stopping import train_to
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
+from tintype.optim.muon import MuonSettings
+from tintype.optim.spread import Spread
 from tintype.plan import Plan
+from tintype.runtime.dist import World, current
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.layout import Layout, is_cut, local, rows_of_piece, share_of_batch, whole
 from tintype.train import checkpoint, gradients
 from tintype.train import parts as parts_module
 from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
 from tintype.train.gradients import GradientMean, clip
-from tintype.train.interrupt import Interrupt
-from tintype.train.layout import Layout, is_cut, local, rows_of_piece, share_of_batch, whole
 from tintype.train.loop import train
-from tintype.train.optim.muon import MuonSettings
-from tintype.train.optim.spread import Spread
 from tintype.train.parts import build_parts
 from tintype.train.resume import resume
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import update
-from tintype.world import World, current
 
 BATCH = "train.batch=12"
 LAYOUTS = {

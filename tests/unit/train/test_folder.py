@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tintype
-from tintype.train.folder import code_commit, environment
+from tintype.runtime.machine import code_commit, environment
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tests.tiny_dino import write_dino
-from tintype import signals
 from tintype.data.order import ids_at
 from tintype.data.scenes.source import SceneSource, scene_source
 from tintype.errors import DivergedError, UserError
+from tintype.runtime import signals
+from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.train import checkpoint, loop
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt, watch_signals
 from tintype.train.load import load_run
 from tintype.train.loop import Progress, train
 from tintype.train.parts import build_parts

@@ -17,8 +17,8 @@ from tests.tiny import tiny_plan
 from tests.unit.techniques.test_power_ema import power_weights
 from tests.unit.train.test_update import Poisoned, clock
 from tintype.errors import UserError
+from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint, reconstruct
-from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import build_parts

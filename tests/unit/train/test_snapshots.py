@@ -16,9 +16,10 @@ from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tests.unit.train.test_update import Poisoned, clock
 from tintype.errors import UserError
-from tintype.train import checkpoint, fault
+from tintype.runtime import fault
+from tintype.runtime.interrupt import Interrupt
+from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import build_parts

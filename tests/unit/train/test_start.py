@@ -14,11 +14,11 @@ from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tests.tiny_text import MAX_TOKENS, write_text_encoder
 from tintype.errors import UserError
-from tintype.files import read_json
 from tintype.plan import Plan
+from tintype.runtime.files import read_json
+from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.interrupt import Interrupt
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import build_parts

@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.tiny import tiny_plan
 from tintype.losses import LossPart
 from tintype.losses.alignment import AlignmentTerm
+from tintype.optim.ema import Ema
 from tintype.schedule import Schedule
 from tintype.seams import Draws, LossTerm, Sample, View
 from tintype.settings import DataSettings
 from tintype.train.clock import PARTS, Clock
-from tintype.train.optim.ema import Ema
 from tintype.train.parts import Parts, Term, build_parts
 from tintype.train.state import new_state
 from tintype.train.update import TIME_BINS, lr_factor, micro_batch_losses, update

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.settings import Settings, plain
-from tintype.strict import parse, read_yaml
 from tintype.vision.encoders import (
     ClipSettings,
     Dinov2Settings,

@@ -17,12 +17,12 @@ from torch import Tensor
 from tests.shared import shared
 from tintype.data.scenes.source import SceneSource
 from tintype.errors import UserError
+from tintype.pretrained.pickles import read_torchscript
+from tintype.pretrained.weights import Weights, digest, fill
 from tintype.settings import DataSettings
 from tintype.vision import inception
 from tintype.vision.encoders import InceptionSettings, feature_matrix
 from tintype.vision.inception import UNITS, WEIGHTS, Inception, from_state_dict, from_torchscript
-from tintype.vision.pickles import read_torchscript
-from tintype.vision.weights import Weights, digest, fill
 
 CPU = torch.device("cpu")
 

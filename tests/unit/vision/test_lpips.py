@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tintype.errors import UserError
+from tintype.pretrained.weights import Weights, fill
 from tintype.vision.encoders import VggSettings
 from tintype.vision.lpips import (
     SCALE,
@@ -24,7 +25,6 @@ from tintype.vision.lpips import (
     lpips,
     lpips_from_files,
 )
-from tintype.vision.weights import Weights, fill
 
 CPU = torch.device("cpu")
 NETS: tuple[Net, ...] = get_args(Net)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair
+from tintype.pretrained.weights import fetch
 from tintype.vision import inception
 from tintype.vision.encoders import InceptionSettings, feature_matrix
-from tintype.vision.weights import fetch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

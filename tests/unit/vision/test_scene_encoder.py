@@ -19,6 +19,7 @@ from tintype.data.scenes import (
     draw_scenes,
     render,
 )
+from tintype.evaluation.train_scene_encoder import MEASURED_SIZES_PX, reading_loss, train
 from tintype.metrics.scene_accuracy import score
 from tintype.vision import scene_encoder
 from tintype.vision.scene_encoder import (
@@ -30,7 +31,6 @@ from tintype.vision.scene_encoder import (
     scene_encoder_record,
     visible_attributes,
 )
-from tintype.vision.train_scene_encoder import MEASURED_SIZES_PX, reading_loss, train
 
 
 def silent(step: int, loss: float) -> None:

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from tests.tiny_clip import TOWER, VISION, text_tower, write
+from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
+from tintype.pretrained.hub import IMAGENET_MEAN, IMAGENET_STD
+from tintype.pretrained.preprocess import Resampling, Stretch
 from tintype.settings import Settings, plain
-from tintype.strict import parse, read_yaml
-from tintype.vision.hub import IMAGENET_MEAN, IMAGENET_STD
 from tintype.vision.lpips import Lpips
-from tintype.vision.preprocess import Resampling, Stretch
 from tintype.vision.scene_encoder import load_scene_encoder, prepared
 from tintype.vision.teachers import (
     Dinov2TeacherSettings,

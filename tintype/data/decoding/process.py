@@ -17,9 +17,9 @@ from typing import BinaryIO
 import torch
 
 from tintype.data.fit import covering
-from tintype.data.pictures import Encoded, decode
+from tintype.data.image_sets import Encoded, decode
 from tintype.errors import UserError
-from tintype.parent import watch_parent
+from tintype.runtime.parent import watch_parent
 
 QUESTION = struct.Struct("<IQII")
 ANSWER = struct.Struct("<qQ")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from tintype.config.strict import Document, nearest, parse
 from tintype.data.mixture.settings import MixtureSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.settings import DataPart, DataSettings, KeysOf, plain
-from tintype.strict import Document, nearest, parse
 
 Given = Annotated[dict[str, Any], KeysOf((DataSettings, StoreSettings, MixtureSettings))]
 """Settings of data as an option gives them: `data.style=photo,data.buckets=[[64,64],[48,80]]`."""

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from tintype.runtime.transfer import send
 from tintype.seams import ImageSource, Record
-from tintype.transfer import send
 
 
 class MixtureSource:

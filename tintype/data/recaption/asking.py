@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tintype.data.pictures import Encoded
-from tintype.train.interrupt import Interrupt
+from tintype.data.image_sets import Encoded
+from tintype.runtime.interrupt import Interrupt
 
 _HOTTER = 0.4
 """Added to the temperature with each further try: at 0 the same question has the same answer."""

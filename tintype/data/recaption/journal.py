@@ -18,7 +18,7 @@ from typing import IO, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from tintype.errors import UserError
-from tintype.files import checksum_of
+from tintype.runtime.files import checksum_of
 
 _SYNC_S = 5.0
 _FORMAT, _EARLIER_FORMAT = "tintype-recaption-2", "tintype-recaption-1"

@@ -16,11 +16,11 @@ from PIL import Image
 from torch import Tensor
 
 from tintype import rng
-from tintype.data.pictures import decode
+from tintype.data.image_sets import decode
 from tintype.data.recaption.asking import Asking, Pull, Question, Reply
 from tintype.errors import UserError
-from tintype.train.interrupt import Interrupt
-from tintype.vision.hub import Checkpoint
+from tintype.pretrained.hub import Checkpoint
+from tintype.runtime.interrupt import Interrupt
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tintype.config.strict import nearest
 from tintype.errors import UserError
-from tintype.strict import nearest
 
 PROMPTS = {
     "long": (

@@ -26,11 +26,11 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from tintype.data.image_file import open_image
-from tintype.data.pictures import Encoded, decode
+from tintype.data.image_sets import Encoded, decode
 from tintype.data.recaption.asking import Asking, Pull, Question, Reply
 from tintype.data.recaption.journal import MOST_TOKENS
 from tintype.errors import UserError
-from tintype.train.interrupt import Interrupt
+from tintype.runtime.interrupt import Interrupt
 
 KEY_VARIABLE = "TINTYPE_API_KEY"
 _MOST_BYTES = 4 << 20

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tintype.config.strict import nearest
 from tintype.data.recaption.answers import EMPTY, REFUSAL, judge
 from tintype.data.recaption.asking import Asking, Captioner, Question, Reply
 from tintype.data.recaption.journal import Entry, Journal, open_journal
@@ -22,9 +23,8 @@ from tintype.data.store.columns import add_column, check_name
 from tintype.data.store.layout import CAPTION, AboutStore, AddedColumn, Split, Store, open_store
 from tintype.data.store.texts import LONGEST
 from tintype.errors import UserError
-from tintype.strict import nearest
-from tintype.train.folder import locked
-from tintype.train.interrupt import Interrupt
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.locks import locked
 
 _MOST_FAILURES = 10
 """So many pictures in a row that the server fails at mean that the server fails."""

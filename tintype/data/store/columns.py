@@ -26,7 +26,7 @@ from tintype.data.store.layout import (
     refuse_built_in,
 )
 from tintype.errors import UserError
-from tintype.files import write_bytes
+from tintype.runtime.files import write_bytes
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 

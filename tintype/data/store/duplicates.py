@@ -13,7 +13,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from tintype.data.store.looks import Looks
+from tintype.data.store.fingerprints import Looks
 
 _BANDS, _BAND_BITS = 4, 16
 MOST_BITS = 11

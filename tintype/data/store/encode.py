@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tintype.data.fit import shrunk
 from tintype.data.image_file import LIMITS, BadImageError, Limits, open_image
-from tintype.data.pictures import pixels_of
-from tintype.data.store.doors import Item
+from tintype.data.image_sets import pixels_of
+from tintype.data.importers import Item
 
 _ORIENTATION = 0x0112
 

@@ -20,9 +20,9 @@ from tintype.data.image_file import open_image
 from tintype.data.store.attributes import Kind, Value, arrow_type
 from tintype.data.store.layout import ROW_TEXTS, SPLITS, Split, Store
 from tintype.errors import UserError
-from tintype.files import flush
-from tintype.train.folder import locked
-from tintype.train.interrupt import Interrupt
+from tintype.runtime.files import flush
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.locks import locked
 
 Form = Literal["webdataset", "parquet"]
 PART_BYTES, PART_ROWS = 256 << 20, 10_000

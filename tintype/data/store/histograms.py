@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tintype.study.report.svg import linear_ticks
+from tintype.page.svg import linear_ticks
 
 _BINS, _FARTHEST = 24, 1e300
 

@@ -16,18 +16,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tintype.config.strict import nearest
 from tintype.data.image_file import LIMITS, MOST_PIXELS_AT_ONCE, Limits, pixels_stated
-from tintype.data.pictures import map_ahead
+from tintype.data.image_sets import map_ahead
+from tintype.data.importers import Door, Item, Reading, open_door
 from tintype.data.store.attributes import Attribute, MisfitError, Settled, Value, check_names, fit, settle
-from tintype.data.store.doors import Door, Item, Reading, open_door
 from tintype.data.store.encode import Picture, Refused, Sizing, prepare
 from tintype.data.store.layout import ABOUT, SPLITS, AboutStore, Split, is_store, open_store, refuse_built_in
 from tintype.data.store.texts import unfit
 from tintype.data.store.writer import Record, Writer, has_kept
 from tintype.errors import UserError
-from tintype.strict import nearest
-from tintype.train.folder import locked
-from tintype.train.interrupt import Interrupt
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.locks import locked
 
 _SPLIT_NAMES: dict[str, Split] = {
     **dict.fromkeys(("train", "training"), "train"),

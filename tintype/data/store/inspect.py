@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 import tintype
 from tintype.data.order import ids_at
 from tintype.data.store.duplicates import Group, find_groups
+from tintype.data.store.fingerprints import FORMATS, MODES, look_at
 from tintype.data.store.histograms import whole_histogram
 from tintype.data.store.inspect_attributes import about_attribute
 from tintype.data.store.layout import CAPTION, SPLITS, Store
-from tintype.data.store.looks import FORMATS, MODES, look_at
 from tintype.data.store.problems import LONG_WORDS, TINY_PX, find_problems, strange_text
 from tintype.data.store.selection import REPEATS, Selection
 from tintype.data.store.where_values import word_counts
@@ -239,7 +239,7 @@ def _printable(text: str) -> str:
 
 
 def write_skip_list(path: Path, store: Store, groups: list[Group]) -> int:
-    from tintype.files import write_text
+    from tintype.runtime.files import write_text
 
     lines = skip_lines(store, groups)
     head = [f"# Copies in the store {store.identity}; use it with data.skip in a plan."]

@@ -18,12 +18,12 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from tintype.data.image_file import open_image
-from tintype.data.pictures import Encoded, map_ahead
+from tintype.data.image_sets import Encoded, map_ahead
 from tintype.data.store.attributes import Value
 from tintype.data.store.duplicates import Group
 from tintype.data.store.inspect import Inspection
 from tintype.data.store.layout import Store
-from tintype.study.report import numerals, svg
+from tintype.page import numerals, svg
 
 _THUMB_PX = 200
 _SHOWN_GROUPS, _SHOWN_MEMBERS = 16, 6
@@ -36,7 +36,7 @@ def to_html(store: Store, inspection: Inspection) -> str:
     wanted = {*inspection.samples, *(row for group in groups for row in group.rows[:_SHOWN_MEMBERS])}
     thumbs = _thumbnails(store, sorted(wanted))
     return _template().render(
-        style=Markup((files("tintype.study.report") / "style.css").read_text(encoding="utf-8")),
+        style=Markup((files("tintype.page") / "style.css").read_text(encoding="utf-8")),
         result=result,
         name=Path(result["store"]).resolve().name,
         leak=result["duplicates"]["leaking"],

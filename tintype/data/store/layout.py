@@ -31,10 +31,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tintype.data.arrow_file import FILE_HEAD, refuse_compressed
 from tintype.data.store.attributes import RESERVED, Kind, Value, arrow_type
 from tintype.errors import UserError
-from tintype.files import checksum_of
+from tintype.runtime.files import checksum_of
 
 if TYPE_CHECKING:
-    from tintype.data.pictures import Encoded
+    from tintype.data.image_sets import Encoded
 
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -234,7 +234,7 @@ class Store:
 
     def encoded(self, row: int) -> Encoded:
         """The bytes of a picture, which must be those that were stored."""
-        from tintype.data.pictures import Encoded
+        from tintype.data.image_sets import Encoded
 
         content: bytes = self._value("image", row)
         name = self.name(row)

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from tintype.config.pins import Pin
 from tintype.data.store.layout import is_store
-from tintype.pins import Pin
 from tintype.settings import DataPart, PathText, plain
 
 

@@ -13,22 +13,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tintype.config.pins import check_pin
 from tintype.data.decoding.processes import decoders
 from tintype.data.decoding.threads import PixelBudget, usual_threads
 from tintype.data.fit import covering
 from tintype.data.image_file import MOST_PIXELS_AT_ONCE
+from tintype.data.image_sets import decode
 from tintype.data.order import ids_at
-from tintype.data.pictures import decode
 from tintype.data.resident import Resident, resident_bytes
 from tintype.data.shapes import Shape, nearest_shape
-from tintype.data.store.ahead import Ahead
 from tintype.data.store.layout import Split, Store, open_store
+from tintype.data.store.prefetch import Ahead
 from tintype.data.store.selection import refuse_empty, select
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
-from tintype.pins import check_pin
+from tintype.runtime.transfer import send
 from tintype.seams import Record
-from tintype.transfer import send
 
 _MOST_KEPT_BYTES = {"cpu": 1 << 30, "cuda": 2 << 30}
 _MOST_KEPT_RECORDS = 1 << 18

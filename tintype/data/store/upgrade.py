@@ -27,7 +27,7 @@ from tintype.data.store.layout import (
     shard_of,
 )
 from tintype.errors import UserError
-from tintype.files import sha256_of, write_bytes
+from tintype.runtime.files import sha256_of, write_bytes
 
 
 def upgrade_store(path: Path, on_records: Callable[[int, int], None] = lambda done, total: None) -> AboutStore:

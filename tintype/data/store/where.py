@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tintype.config.strict import nearest
 from tintype.data.store.attributes import Kind
 from tintype.data.store.where_values import FUNCTIONS, Columns, Type, compared, same_text, same_truth, truth
 from tintype.errors import UserError
-from tintype.strict import nearest
 
 if TYPE_CHECKING:
     from tintype.data.store.layout import Store

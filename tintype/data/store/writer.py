@@ -30,7 +30,7 @@ from tintype.data.store.layout import (
     shard_of,
 )
 from tintype.errors import UserError
-from tintype.files import checksum_of, flush, write_bytes
+from tintype.runtime.files import checksum_of, flush, write_bytes
 
 SHARD_BYTES, SHARD_ROWS = 64 << 20, 4096
 _PROGRESS, _CHECKSUM = "progress.json", "checksum"

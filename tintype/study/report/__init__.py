@@ -7,11 +7,11 @@ import io
 from pathlib import Path
 from typing import Any
 
-from tintype.files import write_text
+from tintype.runtime.files import write_text
+from tintype.runtime.printable import visible
 from tintype.study.report.html import to_html
 from tintype.study.report.markdown import to_markdown
 from tintype.study.results import Results, read_results_file
-from tintype.visible import visible
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 """How a formula begins. Spreadsheets take the wide forms too."""

@@ -14,9 +14,8 @@ from statistics import fmean
 
 from markupsafe import Markup
 
-from tintype.seams import ANY_VALUE, Range
-from tintype.study.report.numerals import fixed, interval, percent, share, significant
-from tintype.study.report.svg import (
+from tintype.page.numerals import fixed, interval, percent, share, significant
+from tintype.page.svg import (
     CHARACTER_PX,
     Box,
     Scale,
@@ -29,6 +28,7 @@ from tintype.study.report.svg import (
     text,
     tick_labels,
 )
+from tintype.seams import ANY_VALUE, Range
 from tintype.study.results import Curve
 
 PART_COLOURS = 9

@@ -11,6 +11,7 @@ from statistics import fmean, median, stdev
 from typing import Any, Literal, get_args
 
 from tintype.metrics.throughput import tokenizer_words
+from tintype.page.numerals import UNKNOWN, decimals_showing, fixed, percent
 from tintype.study.prompts import (
     comparable_conditions,
     kind_words,
@@ -18,7 +19,6 @@ from tintype.study.prompts import (
     one_kind_note,
     reads_other_captions,
 )
-from tintype.study.report.numerals import UNKNOWN, decimals_showing, fixed, percent
 from tintype.study.results import Arm, Comparison, Loss, MetricInfo, Results, Run, TokenizerInfo, Trend
 from tintype.study.spaces import ANOTHER_SPACE
 from tintype.study.trends import NOT_POSITIVE

@@ -21,8 +21,9 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from tintype.data.image_file import BadImageError, open_image, read_file
+from tintype.page import numerals
 from tintype.seams import ANY_VALUE
-from tintype.study.report import charts, findings, numerals
+from tintype.study.report import charts, findings
 from tintype.study.results import SPEED, Arm, Comparison, MetricInfo, Results, Run, Trend
 
 _LARGEST_PREVIEW_PX = 320
@@ -32,7 +33,7 @@ _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5}(?:v\d+)?|[a-z-]+(?:\.[A-Z]{2})?/\d{7
 
 def to_html(results: Results, folder: Path) -> str:
     """`folder` is where the paths of the samples start."""
-    style = _part_of_the_page("style.css")
+    style = (files("tintype.page") / "style.css").read_text(encoding="utf-8")
     return _template().render(style=Markup(style), **_page(results, folder))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from tintype.study.report import findings, numerals
+from tintype.page import numerals
+from tintype.study.report import findings
 from tintype.study.results import SPEED, Arm, Comparison, MetricInfo, Results, Trend
 
 _MEANINGFUL = re.compile(r"([\\|`*]|\](?=[(\[]))")

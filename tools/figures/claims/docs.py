@@ -13,13 +13,13 @@ from rich.console import Console
 
 from tests.fault.harness import BACKGROUND_KILLS
 from tintype.model import Transformer
+from tintype.optim.muon import MuonSettings, newton_schulz_flops
+from tintype.optim.power_function import Profile, fit
 from tintype.settings import ModelSettings
 from tintype.study import stats
 from tintype.study.power import plan_power
 from tintype.study.power_table import show_power
 from tintype.study.verdicts import Counts, confidence_of, count_comparisons
-from tintype.train.optim.muon import MuonSettings, newton_schulz_flops
-from tintype.train.optim.power_function import Profile, fit
 from tintype.train.reconstruct import MOST_RESIDUAL
 from tools.figures.claims import measured
 from tools.figures.claims.measured import calibration, false_verdicts, shares

@@ -12,14 +12,14 @@ import torch
 
 from tests.tiny_store import picture, tiny_store
 from tests.tiny_vlm import write_vlm
-from tintype.data.pictures import Encoded
+from tintype.data.image_sets import Encoded
 from tintype.data.recaption.asking import Asking, Question, Reply
 from tintype.data.recaption.local import Local
 from tintype.data.recaption.work import Task, recaption
 from tintype.data.store.layout import open_store
 from tintype.errors import UserError
-from tintype.train.interrupt import Interrupt
-from tintype.vision.hub import Checkpoint
+from tintype.pretrained.hub import Checkpoint
+from tintype.runtime.interrupt import Interrupt
 
 ASKING = Asking("Describe it.", 12)
 

@@ -25,12 +25,12 @@ from tests.caption_server import (
     status,
 )
 from tests.tiny_store import picture
-from tintype.data.pictures import Encoded
+from tintype.data.image_sets import Encoded
 from tintype.data.recaption import server as server_module
 from tintype.data.recaption.asking import Asking, Question, Reply
 from tintype.data.recaption.server import Patience, Place, Server, data_url, read_answer, read_key, read_place
 from tintype.errors import UserError
-from tintype.train.interrupt import Interrupt
+from tintype.runtime.interrupt import Interrupt
 
 FAST = Patience(timeout_s=30.0, tries=3, first_wait_s=0.001)
 HASTY = replace(FAST, timeout_s=0.3)

@@ -20,7 +20,6 @@ import torch
 
 from tests.caption_server import CaptionServer, caption_server, status
 from tests.tiny_store import picture, rewrite_about, tiny_store
-from tintype import files
 from tintype.data.recaption.asking import Asking
 from tintype.data.recaption.server import Patience, Server, read_place
 from tintype.data.recaption.work import Choice, Outcome, Prices, Progress, Task, recaption
@@ -32,7 +31,8 @@ from tintype.data.store.layout import Store, open_store
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
-from tintype.train.interrupt import Interrupt
+from tintype.runtime import files
+from tintype.runtime.interrupt import Interrupt
 
 ASKING = Asking("Describe it.", 50)
 TASK = Task("vlm", ASKING)
@@ -191,7 +191,7 @@ from pathlib import Path
 from tintype.data.recaption.asking import Asking
 from tintype.data.recaption.server import Server, read_place
 from tintype.data.recaption.work import Task, recaption
-from tintype.train.interrupt import Interrupt
+from tintype.runtime.interrupt import Interrupt
 asking = Asking("Describe it.", 50)
 recaption(Path(sys.argv[1]), Task("vlm", asking), Server(read_place(sys.argv[2]), "m", asking, 3), Interrupt())
 """

@@ -1,0 +1,201 @@
+"""Files are whole or absent, durable ones lie on the disk before anything goes on, and checksums find damage."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tintype
+from tests.full_disk import disk_of
+from tintype.errors import DamagedFileError, UserError
+from tintype.runtime import files
+
+
+@pytest.mark.parametrize("wrong", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_what_goes_wrong_leaves_the_file_as_it_was(tmp_path: Path, wrong: BaseException) -> None:
+    file = tmp_path / "file"
+    files.write_text(file, "before")
+    with pytest.raises(type(wrong)), files.written_beside(file) as temporary:
+        temporary.write_text("half of wh")
+        raise wrong
+    assert file.read_text() == "before" and list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_durable_file_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    file, flush, done = tmp_path / "file", files.flush, []
+
+    def noted(path: Path) -> None:
+        flush(path)
+        done.append((path == tmp_path, path.read_bytes() if path.is_file() else b"", file.exists()))
+
+    monkeypatch.setattr(files, "flush", noted)
+    files.write_bytes(file, b"content", durable=durable)
+    assert file.read_bytes() == b"content"
+    assert done == ([(False, b"content", False), (True, b"", True)] if durable else [])
+
+
+def test_an_error_of_the_disk_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    with disk_of(100), pytest.raises(OSError, match=r"File too large: '.*/file'"):
+        files.write_text(file, "x" * 1000)
+    assert not list(tmp_path.iterdir())
+
+
+RAW_WRITERS = {
+    "files.py": "the one place",
+    "train/checkpoint.py": "in a temporary folder; errors name the checkpoint",
+    "export/pipeline_folder.py": "in a temporary folder; errors name the target",
+    "train/folder.py": "the lock, which is empty",
+    "data/store/columns.py": "the lock, which is empty",
+    "data/store/writer.py": "the list of refused images; errors name the store",
+    "data/recaption/journal.py": "errors name the journal",
+    "runtime/segments.py": "errors name the cache",
+    "pretrained/weights.py": "the download; errors name the target",
+    "pretrained/first_use.py": "the lock, which is empty",
+    "data/store/export.py": "in a temporary folder; errors name the target",
+}
+
+
+def writes_directly(call: ast.Call) -> bool:
+    """Whether a call writes a file by itself: `path.write_text(…)`, `path.open("w")`."""
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    if call.func.attr in ("write_text", "write_bytes"):
+        return True
+    modes = [
+        word.value for word in (*call.args, *(key.value for key in call.keywords)) if isinstance(word, ast.Constant)
+    ]
+    return call.func.attr == "open" and any(isinstance(mode, str) and mode[:1] in ("w", "a", "x") for mode in modes)
+
+
+def test_files_are_written_in_one_place() -> None:
+    """Anywhere else an error of a full disk would have no path, and a kill would leave a half-written file."""
+    package = Path(tintype.__file__).parent
+    found = {
+        str(file.relative_to(package))
+        for file in package.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and writes_directly(node)
+    }
+    assert found == set(RAW_WRITERS)
+
+
+CONTENT = {"scores": [0.5, 1e-9, float("nan")], "text": "größer", "of": {10: 1, 9: None}}
+
+
+def test_checked_json_is_read_as_it_was_written_and_can_be_read_by_anyone(tmp_path: Path) -> None:
+    file = tmp_path / "file.json"
+    files.write_checked(file, CONTENT)
+    found = files.read_checked(file, "make it again")
+    assert repr(found) == repr(json.loads(json.dumps(CONTENT)))
+    assert json.loads(file.read_text())["text"] == "größer"
+    assert files.read_checked(tmp_path / "none.json", "make it again") == {}
+
+
+def test_every_flipped_bit_of_checked_json_is_noticed_or_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "file.json"
+    files.write_checked(file, CONTENT)
+    content, expected = file.read_bytes(), repr(files.read_checked(file, ""))
+    noticed = 0
+    for place in range(len(content)):
+        for bit in range(8):
+            changed = bytearray(content)
+            changed[place] ^= 1 << bit
+            file.write_bytes(changed)
+            try:
+                assert repr(files.read_checked(file, "")) == expected
+            except UserError:
+                noticed += 1
+    assert noticed > 7 * len(content), "layout and the case of an exponent are all that may change"
+
+
+def test_a_file_of_an_earlier_version_has_no_checksum(tmp_path: Path) -> None:
+    file = tmp_path / "file.json"
+    file.write_text('{"score": 0.5}')
+    assert files.read_checked(file, "make it again") == {"score": 0.5}
+    file.write_text('{"score": 0.5, "format": 1}')
+    with pytest.raises(DamagedFileError, match=r"file.json is damaged .* checksum\); make it again"):
+        files.read_checked(file, "make it again")
+    file.write_text('{"score": 0.5, "format": 2}')
+    with pytest.raises(UserError, match="another version of tintype, in the format 2"):
+        files.read_checked(file, "make it again")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    for step in range(1, 6):
+        files.append_line(tmp_path / "log.jsonl", {"step": step})
+    return tmp_path / "log.jsonl"
+
+
+def steps_of(lines: list[dict[str, Any]]) -> list[int]:
+    return [line["step"] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("order", "kept", "damage"),
+    [
+        ([0, 1, 3, 4], [1, 2, 4, 5], "1 of its lines are lost, the first is line 3"),
+        ([0, 1, 2], [1, 2, 3], "2 of its lines are lost, the first is line 4"),
+        ([], [], "5 of its lines are lost, the first is line 1"),
+        ([0, 3, 2, 1, 4], [1, 2, 3, 4, 5], "its lines are not in the order in which they were written"),
+        ([0, 0, 1, 2, 3, 4], [1, 2, 3, 4, 5], "its lines are not in the order in which they were written"),
+    ],
+)
+def test_lost_exchanged_and_repeated_lines_are_noticed(
+    log: Path, order: list[int], kept: list[int], damage: str
+) -> None:
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[index] for index in order))
+    found = files.salvage_lines(log, vouched=5)
+    assert (steps_of(found.whole), found.damage) == (kept, damage)
+    with pytest.raises(DamagedFileError, match=r"log.jsonl is damaged"):
+        files.read_lines(log, vouched=5)
+
+
+def test_a_changed_line_is_lost_and_the_others_are_kept(log: Path) -> None:
+    log.write_text(log.read_text().replace('"step": 2', '"step": 9'))
+    found = files.salvage_lines(log)
+    assert steps_of(found.whole) == [1, 3, 4, 5] and "the first is line 2" in found.damage
+
+
+@pytest.mark.parametrize("torn", ['{"step": 6, "lo', "x" * 9000])
+def test_a_line_cut_short_by_a_kill_is_no_damage(log: Path, torn: str) -> None:
+    with log.open("a") as file:
+        file.write(torn)
+    assert steps_of(files.read_lines(log)) == [1, 2, 3, 4, 5]
+    files.append_line(log, {"step": 6})
+    assert steps_of(files.read_lines(log, vouched=6)) == [1, 2, 3, 4, 5, 6] and files.count_lines(log) == 6
+
+
+def test_lines_of_an_earlier_version_come_first(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"step": 1}\n{"step": 2}\n')
+    files.append_line(log, {"step": 3})
+    assert steps_of(files.read_lines(log, vouched=3)) == [1, 2, 3]
+    with log.open("a") as file:
+        file.write('{"step": 4}\n')
+    with pytest.raises(DamagedFileError):
+        files.read_lines(log)
+
+
+def test_sealed_text_is_read_with_its_comment(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    files.write_sealed(file, "seed: 0\n")
+    text = files.read_sealed(file, "make it again")
+    assert text.startswith("# ") and files.without_seal(text) == "seed: 0\n"
+    content = file.read_bytes()
+    for place in range(len(content)):
+        for bit in range(8):
+            changed = bytearray(content)
+            changed[place] ^= 1 << bit
+            file.write_bytes(changed)
+            with pytest.raises(DamagedFileError, match=r"plan.yaml is damaged .*; make it again"):
+                files.read_sealed(file, "make it again")

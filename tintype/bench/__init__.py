@@ -1,0 +1,1 @@
+"""Measure speed: training, sampling, rendering, and reading data."""

@@ -1,0 +1,151 @@
+"""`tintype bench --data`: how fast the pictures of a store are decoded, and how long training waits for them; and
+`tintype bench --import`: how fast pictures come into a store.
+
+Nothing is kept on the device, however small the store is: what is measured is what a large store costs in each step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from tintype.bench.run import OnPart, StepClock, refuse_stages
+from tintype.data.decoding.threads import usual_threads
+from tintype.data.sources import open_order
+from tintype.data.store.importing import ImportOptions, Progress, import_pictures
+from tintype.data.store.settings import StoreSettings
+from tintype.data.store.source import StoreSource
+from tintype.errors import UserError
+from tintype.plan import Plan
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.machine import environment
+from tintype.train.batch import BATCHES_AHEAD
+from tintype.train.parts import build_parts, choose_device, exact_fp32
+from tintype.train.state import new_state
+from tintype.train.update import update
+
+_WARM_UP_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Decoding, fitting and putting into batches with so many threads or processes, and nothing else to do."""
+
+    threads: int
+    processes: bool
+    images_per_s: float
+    cpu_ms_per_image: float
+    """Of all threads, whatever else runs on the machine: what does not depend on its load."""
+
+    @property
+    def images_per_s_per_core(self) -> float:
+        return 1000 / self.cpu_ms_per_image
+
+
+@exact_fp32()
+def measure_data(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: None) -> dict[str, Any]:
+    """The loader alone, with one thread and with all; then training on it."""
+    if not isinstance(plan.data, StoreSettings):
+        raise UserError(
+            f"--data measures decoding, and data of the kind '{plan.data.kind}' is no store; take one: "
+            "--set data.kind=store --set data.path=DIR"
+        )
+    refuse_stages(plan)
+    device = choose_device(plan.run.device)
+    counts = sorted({1, usual_threads()})
+    on_part("reading the store", 0, len(counts) + 2)
+    _loading(plan, plan.data, steps, usual_threads(), device)  # from the disk, which is not what is measured
+    loadings = []
+    for number, threads in enumerate(counts, 1):
+        on_part(f"decoding with {threads} threads", number, len(counts) + 2)
+        loadings.append(_loading(plan, plan.data, steps, threads, device))
+    on_part(f"training, {steps} steps", len(counts) + 1, len(counts) + 2)
+    training = _training(plan, plan.data, steps, device)
+    on_part("", len(counts) + 2, len(counts) + 2)
+    return {
+        "environment": environment(device),
+        "plan": plan.hash,
+        "size_px": plan.data.size_px,
+        "batch": plan.train.batch,
+        "loader": [{**asdict(one), "images_per_s_per_core": one.images_per_s_per_core} for one in loadings],
+        "training": training,
+        "loader_times_training": loadings[-1].images_per_s / training["images_per_s"],
+    }
+
+
+def _loading(plan: Plan, data: StoreSettings, steps: int, threads: int, device: torch.device) -> Loading:
+    source = StoreSource(data, "train", device, keep=False, threads=threads)
+    count = plan.train.batch // plan.train.accumulate
+    order = open_order(plan.seed, data, plan.train, source, device)
+    source.images(order.ids(0, count))  # starts the threads
+    began_s, began_cpu_s = time.perf_counter(), _cpu_s(source)
+    for step in range(1, steps + 1):
+        for later in range(min(BATCHES_AHEAD, steps - step) + 1):
+            source.expect(order.ids((step + later) * count, count))
+        source.images(order.ids(step * count, count))
+    wall_s, cpu_s = time.perf_counter() - began_s, _cpu_s(source) - began_cpu_s
+    return Loading(threads, source.decoders is not None, steps * count / wall_s, 1000 * cpu_s / (steps * count))
+
+
+def _cpu_s(source: StoreSource) -> float:
+    """Of this process and of those that decode for it."""
+    return time.process_time() + (source.decoders.cpu_s if source.decoders else 0.0)
+
+
+def _training(plan: Plan, data: StoreSettings, steps: int, device: torch.device) -> dict[str, float]:
+    parts = replace(build_parts(plan), source=StoreSource(data, "train", device, keep=False))
+    parts.ready()
+    state, clock = new_state(parts), StepClock(parts.device)
+    for _ in range(_WARM_UP_STEPS):
+        update(parts, state, clock)
+    clock.start()
+    for _ in range(steps):
+        update(parts, state, clock)
+        clock.end_step()
+    timed = clock.steps()
+    whole_s, waited_s = sum(step.whole_s for step in timed), sum(step.parts_s["data"] for step in timed)
+    return {"images_per_s": steps * plan.train.batch / (whole_s - waited_s), "data_share": waited_s / whole_s}
+
+
+def measure_import(source: Path, on_progress: Callable[[Progress], None] = lambda progress: None) -> dict[str, Any]:
+    """`tintype data import` of the source, with its usual options, into a folder that goes again."""
+    with TemporaryDirectory() as folder:
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        options = ImportOptions(most_bad=1.0)
+        outcome = import_pictures(source, Path(folder) / "store", options, Interrupt(), on_progress)
+        wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    assert outcome.about is not None
+    return {
+        "images": outcome.done,
+        "set_aside": outcome.about.quarantined,
+        "images_per_s": outcome.done / wall_s,
+        "cpu_ms_per_image": 1000 * cpu_s / outcome.done,
+        "images_per_s_per_core": outcome.done / cpu_s,
+    }
+
+
+def _workers(count: int, processes: bool) -> str:
+    one, many = ("process", "processes") if processes else ("thread", "threads")
+    return f"{count} {one if count == 1 else many}"
+
+
+def sentences(result: dict[str, Any]) -> list[str]:
+    lines = [
+        f"loader, {_workers(one['threads'], one['processes'])}: {one['images_per_s']:,.0f} images/s of "
+        f"{result['size_px']} px, {one['cpu_ms_per_image']:.2f} ms of CPU each ({one['images_per_s_per_core']:,.0f} "
+        "images/s on a core of its own)"
+        for one in result["loader"]
+    ]
+    training = result["training"]
+    return [
+        *lines,
+        f"training: {training['images_per_s']:,.1f} images/s without the wait for data, which is "
+        f"{100 * training['data_share']:.2f}% of a step",
+        f"the loader gives {result['loader_times_training']:.2f} × what training takes",
+    ]

@@ -1,0 +1,88 @@
+"""Relative paths in studies and plans: looked for beside the file that names them, then in the working directory."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from tintype.config.strict import assignments_in, read_yaml, settings_in
+from tintype.settings import KeysOf, NamesFile, Settings
+
+_PLAIN = re.compile(r"[\w./~@+-]+")
+"""A path that needs no quotes in an assignment."""
+
+
+def find_beside(folder: Path, text: str) -> str:
+    """Return the absolute path of what lies in `folder`, or the text where the working directory is meant."""
+    path = Path(text).expanduser()
+    found = folder / path
+    if not text or path.is_absolute() or not found.exists() or (path.exists() and path.samefile(found)):
+        return text
+    return str(found.resolve())
+
+
+def locate(data: Any, classes: Sequence[type[Settings]], folder: Path) -> Any:
+    """Return data of any of the classes with the paths in it found."""
+    if isinstance(data, list):
+        return [locate(inner, classes, folder) for inner in data]
+    if not isinstance(data, Mapping):
+        return data
+    return {key: _located(key, inner, classes, folder) for key, inner in data.items()}
+
+
+def locate_assignments(assignments: Sequence[str], classes: Sequence[type[Settings]], folder: Path) -> tuple[str, ...]:
+    """Return assignments `a.b=value` to settings of any of the classes with the paths in their values found."""
+    return tuple(_located_assignment(assignment, classes, folder) for assignment in assignments)
+
+
+def locate_options(spec: str, classes: Sequence[type[Settings]], folder: Path) -> str:
+    """Return `name:key=value,key=value` with the paths in its values found."""
+    name, colon, rest = spec.partition(":")
+    return name + colon + ",".join(locate_assignments(assignments_in(rest), classes, folder))
+
+
+def _located(key: str, value: Any, classes: Sequence[type[Settings]], folder: Path) -> Any:
+    fields = [field for one in classes for name, field in one.model_fields.items() if key in (name, field.alias)]
+    if isinstance(value, str):
+        marks = [mark for field in fields for mark in _marks(field) if isinstance(mark, NamesFile)]
+        return find_beside(folder, value) if any(not mark.is_word(value) for mark in marks) else value
+    inside = [one for field in fields for one in _classes_in(field)]
+    return locate(value, inside if fields else classes, folder)  # a key that is no setting names one of several
+
+
+def _located_assignment(assignment: str, classes: Sequence[type[Settings]], folder: Path) -> str:
+    dotted, equals, text = assignment.partition("=")
+    keys = dotted.strip().split(".")
+    value = read_yaml(text, dotted).data if equals else None
+    nested = value
+    for key in reversed(keys):
+        nested = {key: nested}
+    located = locate(nested, classes, folder)
+    for key in keys:
+        located = located[key]
+    if located == value:
+        return assignment
+    is_plain = isinstance(located, str) and _PLAIN.fullmatch(located)
+    return f"{dotted}={located if is_plain else json.dumps(located, ensure_ascii=False)}"
+
+
+def _marks(field: FieldInfo) -> Iterator[Any]:
+    yield from field.metadata
+    yield from _marks_in(field.annotation)
+
+
+def _marks_in(annotation: Any) -> Iterator[Any]:
+    if get_origin(annotation) is Annotated:
+        yield from annotation.__metadata__
+    for inner in get_args(annotation):
+        yield from _marks_in(inner)
+
+
+def _classes_in(field: FieldInfo) -> list[type[Settings]]:
+    marked = [one for mark in _marks(field) if isinstance(mark, KeysOf) for one in mark.classes]
+    return [*settings_in(field.annotation), *marked]

@@ -1,0 +1,335 @@
+"""Strict reading of YAML into settings, with errors that name the place, the key, and the nearest valid name.
+
+Differs from plain PyYAML: `2e-4` is a number, `no` and `on` are words, and a key given twice is an error.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+import re
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import ValidationError
+
+from tintype.errors import UserError
+from tintype.runtime.printable import acts
+from tintype.settings import Part, Settings
+
+KeyPath = tuple[str | int, ...]
+S = TypeVar("S", bound=Settings)
+_MOST_BYTES = 1 << 18
+_MOST_VALUES = 10_000
+"""Keys, values and items of lists. PyYAML reads some ten thousand a second."""
+_MOST_DEPTH = 40
+_MOST_PROBLEMS = 20
+_LONGEST_KEY = 200
+"""Most characters of a key that a message shows and that are compared with valid keys."""
+
+
+class _RefusedError(Exception):
+    """It is YAML, but no file of settings has that."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Stops at the first value that is too many or too deep, so that a hostile file takes no time."""
+
+    values, depth = 0, 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):  # a few aliases of aliases would unfold into gigabytes
+            raise _RefusedError(f"line {self.line + 1}: aliases are not supported")
+        self.values += 1
+        if self.values > _MOST_VALUES:
+            raise _RefusedError(f"line {self.line + 1}: more than {_MOST_VALUES:,} keys and values")
+        if self.depth > _MOST_DEPTH:
+            raise _RefusedError(f"line {self.line + 1}: nested more than {_MOST_DEPTH} levels deep")
+        self.depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+_SCALARS: dict[str, tuple[str, str, Callable[[str], Any]]] = {
+    "tag:yaml.org,2002:bool": (r"^(?:true|false)$", "tf", lambda text: text == "true"),
+    "tag:yaml.org,2002:null": (r"^(?:null|~|)$", "n~", lambda text: None),
+    "tag:yaml.org,2002:int": (r"^[-+]?[0-9]+$", "-+0123456789", int),
+    "tag:yaml.org,2002:float": (r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789", float),
+    "tag:yaml.org,2002:str": (r"(?!)", "", str),
+}
+_KNOWN_TAGS = {*_SCALARS, "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
+for _class in (_Loader, _Dumper):
+    _class.yaml_implicit_resolvers = {}
+    for _tag, (_pattern, _first, _) in _SCALARS.items():
+        _class.add_implicit_resolver(_tag, re.compile(_pattern), [*_first, ""])
+
+
+@dataclass(frozen=True)
+class Override:
+    """One assignment, `a.b=value`. `option` stands before it in messages; `then` adapts the data after it."""
+
+    assignment: str
+    option: str
+    then: Callable[[Any], None] | None
+
+    @property
+    def label(self) -> str:
+        return self.option + self.assignment
+
+
+@dataclass
+class Document:
+    """Data with the place that each key came from, and the overrides that were applied to it."""
+
+    name: str
+    data: Any
+    places: dict[KeyPath, str] = field(default_factory=dict)
+    overrides: list[Override] = field(default_factory=list)
+    _before: Any = None
+    """The data before the first override."""
+
+    def place(self, path: KeyPath) -> str:
+        """Return where the deepest known part of a key path stands."""
+        for end in range(len(path), -1, -1):
+            if path[:end] in self.places:
+                return self.places[path[:end]]
+        return self.name
+
+    def without(self, left_out: Collection[Override]) -> Any:
+        """Return the data as it would be without some of its overrides."""
+        other = Document(self.name, copy.deepcopy(self._before if self.overrides else self.data))
+        for one in self.overrides:
+            if one not in left_out:
+                other.override(one.assignment, one.option, one.then)
+        return other.data
+
+    def override(self, assignment: str, option: str = "--set ", then: Callable[[Any], None] | None = None) -> None:
+        """Set `a.b=value`; the value is read as YAML. `option` stands before it in messages; `then` adapts the data."""
+        if not self.overrides:
+            self._before = copy.deepcopy(self.data)
+        self.overrides.append(Override(assignment, option, then))
+        dotted, equals, text = assignment.partition("=")
+        keys = dotted.strip().split(".")
+        if not equals or not all(keys):
+            raise UserError(f"{option}{assignment}: write it as key.path=value, for example optimizer.lr=2e-4")
+        node = self.data
+        for depth, key in enumerate(keys[:-1]):
+            self.places.setdefault(tuple(keys[: depth + 1]), option + assignment)
+            if isinstance(node, dict) and node.get(key) is None:
+                node[key] = {}  # a section that is absent, or off
+            node = node[key] if isinstance(node, dict) else None
+        if not isinstance(node, dict):
+            raise UserError(f"{option}{assignment}: {'.'.join(keys[:-1])} has no keys below it")
+        node[keys[-1]] = read_yaml(text, option + dotted).data
+        for path in [path for path in self.places if path[: len(keys)] == tuple(keys)]:
+            del self.places[path]  # what stood there before
+        self.places[tuple(keys)] = option + assignment
+        if then is not None:
+            then(self.data)
+
+
+def read_yaml(text: str, name: str) -> Document:
+    if len(text) > _MOST_BYTES:
+        raise UserError(f"{name} is larger than {_MOST_BYTES >> 10} KiB, which no plan or study is")
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        document = Document(name, None)
+        document.data = None if node is None else _plain(node, (), document)
+    except _RefusedError as error:
+        raise UserError(f"{name}, {error}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
+    return document
+
+
+def read_file(path: Path) -> Document:
+    try:
+        with path.open("rb") as file:
+            text = file.read(4 * _MOST_BYTES + 1).decode("utf-8")  # a letter has four bytes at most
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: {error}") from None
+    return read_yaml(text, str(path))
+
+
+def _plain(node: yaml.Node, path: KeyPath, document: Document) -> Any:
+    line = f"{document.name}, line {node.start_mark.line + 1}"
+    document.places[path] = line
+    if node.tag not in _KNOWN_TAGS:
+        raise UserError(f"{line}: the tag {node.tag:.{_LONGEST_KEY}} is not supported; write a plain value")
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, (*path, index), document) for index, item in enumerate(node.value)]
+    if not isinstance(node, yaml.MappingNode):
+        try:
+            return _SCALARS[node.tag][2](node.value)
+        except (ValueError, TypeError, KeyError):
+            raise UserError(f"{line}: {node.value!s:.40} is no value of the tag {node.tag}") from None
+    result: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = str(key_node.value)
+        if key in result:
+            line = f"{document.name}, line {key_node.start_mark.line + 1}"
+            raise UserError(f"{line}: the key '{key:.{_LONGEST_KEY}}' is given twice")
+        result[key] = _plain(value_node, (*path, key), document)
+        document.places[(*path, key)] = f"{document.name}, line {key_node.start_mark.line + 1}"
+    return result
+
+
+def write_yaml(data: Any) -> str:
+    """Return the data as YAML; as ASCII where it has characters that would act on a terminal."""
+    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    if acts(text):
+        text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=100)
+    return text
+
+
+def parse(model: type[S], document: Document) -> S:
+    """Validated settings, or a `UserError` with one line for each mistake."""
+    if not isinstance(document.data, Mapping):
+        raise UserError(f"{document.name}: expected keys and values, found {type(document.data).__name__}")
+    try:
+        return _validated(model, document.data)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        lines = [_explain(problem, model, document) for problem in problems[:_MOST_PROBLEMS]]
+        more = len(problems) - len(lines)
+        raise UserError("\n".join([*lines, *([f"and {more:,} more mistakes"] if more else [])])) from None
+
+
+def _validated(model: type[S], data: Any) -> S:
+    return model.model_validate_json(json.dumps(data))  # JSON's rules: a list may fill a tuple
+
+
+def closest(word: str, valid: Iterable[str]) -> str | None:
+    """Return the valid name that is most like the word, if one is like it."""
+    found = difflib.get_close_matches(word[:_LONGEST_KEY], sorted(valid), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """Return 'did you mean …?', or the list of what is valid."""
+    names = sorted(valid)
+    if (close := closest(word, names)) is not None:
+        return f"did you mean '{close}'?"
+    return f"valid: {', '.join(names)}" if names else "nothing is valid here yet"
+
+
+def _explain(problem: Any, model: type[Settings], document: Document) -> str:
+    path = _path_in_data(problem["loc"], document.data)
+    shown_path = ".".join(map(str, path))
+    parts = [_cause(problem, model, document) or document.place(path), f"{shown_path:.{_LONGEST_KEY}}"]
+    where = ": ".join(filter(None, parts))
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: unknown key; {nearest(str(path[-1]), _valid_keys(model, problem['loc'][:-1]))}"
+    if problem["type"] == "union_tag_invalid":
+        tags = [tag.strip("' ") for tag in problem["ctx"]["expected_tags"].split(",")]
+        return (
+            f"{where}: unknown kind '{problem['ctx']['tag']:.{_LONGEST_KEY}}'; {nearest(problem['ctx']['tag'], tags)}"
+        )
+    if problem["type"] == "union_tag_not_found":
+        return f"{where}: say which kind; valid: {', '.join(sorted(_kinds_at(model, problem['loc'])))}"
+    if problem["type"] == "missing":
+        return f"{where}: this key is required and missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    found = problem["input"]
+    shown = "" if isinstance(found, Mapping) else f" (found {type(found).__name__} {found!r:.80})"
+    return f"{where}: {message[0].lower()}{message[1:]}{shown}"
+
+
+def _cause(problem: Any, model: type[Settings], document: Document) -> str:
+    """Return the overrides that make a problem, '' where it is there without any of them."""
+    every = document.overrides
+    if not every or _has_problem(model, document, every, problem):
+        return ""
+    found = [one for one in every if not _has_problem(model, document, [one], problem)]
+    return ", ".join(dict.fromkeys(one.label for one in found or every))
+
+
+def _has_problem(model: type[Settings], document: Document, left_out: Collection[Override], problem: Any) -> bool:
+    """Whether the data without some overrides has the same problem."""
+    try:
+        _validated(model, document.without(left_out))
+    except UserError:  # an override needs another one
+        return False
+    except ValidationError as error:
+        others = error.errors(include_url=False)
+        return any(all(one[key] == problem[key] for key in ("type", "loc", "msg")) for one in others)
+    return False
+
+
+def _path_in_data(loc: KeyPath, data: Any) -> KeyPath:
+    """Pydantic puts a union's tag into the path; the user never wrote it there.
+
+    A tag can be the name of a key too (the kind `column` has a `column`): a key with a plain value ends a path, unless
+    that is a kind alone (`teacher: vgg16`), and the tag.
+    """
+    path: list[str | int] = []
+    for depth, key in enumerate(loc):
+        last = depth == len(loc) - 1
+        if isinstance(data, Mapping | list) and (key in data if isinstance(data, Mapping) else isinstance(key, int)):
+            inner = data[key]  # type: ignore[index]
+            if last or isinstance(inner, Mapping | list) or inner == loc[depth + 1]:
+                data = inner
+                path.append(key)
+        elif last:
+            path.append(key)
+    return tuple(path)
+
+
+def _valid_keys(model: type[Settings], loc: KeyPath) -> set[str]:
+    fields = (item for candidate in _classes_at(model, loc) for item in candidate.model_fields.items())
+    return {field.alias or name for name, field in fields}
+
+
+def _classes_at(model: type[Settings], loc: KeyPath) -> list[type[Settings]]:
+    """The settings that may stand at a place of pydantic's path, which holds the tags of unions too."""
+    candidates = [model]
+    for key in loc:
+        of_kind: list[type[Settings]] = [
+            c for c in candidates if issubclass(c, Part) and c.model_fields["kind"].default == key
+        ]
+        deeper = [c.model_fields[key].annotation for c in candidates if isinstance(key, str) and key in c.model_fields]
+        inside = [c for annotation in deeper for c in settings_in(annotation)]
+        if inside or (deeper and not of_kind):
+            candidates = inside
+        elif of_kind:
+            candidates = of_kind
+    return candidates
+
+
+def _kinds_at(model: type[Settings], loc: KeyPath) -> set[str]:
+    return {str(c.model_fields["kind"].default) for c in _classes_at(model, loc) if issubclass(c, Part)}
+
+
+def settings_in(annotation: Any) -> list[type[Settings]]:
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return [annotation]
+    if get_origin(annotation) in (Union, types.UnionType) or get_args(annotation):
+        return [c for inner in get_args(annotation) for c in settings_in(inner)]
+    return []
+
+
+_MARKS = re.compile(r"""'[^']*'|"[^"]*"|[\[({\])},]""")
+"""What decides whether a comma parts two options: quoted text, brackets, and the comma itself."""
+
+
+def assignments_in(options: str) -> list[str]:
+    """The assignments of `key=value,key=[value,value]`: a comma within brackets or quotes parts nothing."""
+    commas, depth = [], 0
+    for mark in _MARKS.finditer(options):
+        if mark[0] == "," and depth == 0:
+            commas.append(mark.start())
+        depth = max(0, depth + (mark[0] in ("[", "(", "{")) - (mark[0] in ("]", ")", "}")))
+    cut = zip([0, *(comma + 1 for comma in commas)], [*commas, len(options)], strict=True)
+    return [options[start:end] for start, end in cut if start < end]

@@ -1,0 +1,356 @@
+"""MDS shards, as MosaicML's streaming writes them: `index.json` and `shard.00000.mds`, …
+
+A shard is a uint32 count of samples, uint32 offsets (one more than samples, from the file's beginning), a note of the
+writer's, and the samples. A sample is the uint32 sizes of those columns that have no fixed one, and then the columns'
+bytes in the index's order. Shards of several splits may lie in folders of their own; the column `folder` says which.
+Pickled columns are never read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import BaseModel, Field, ValidationError
+
+from tintype.data.folders import check_inside
+from tintype.data.image_file import Limits, read_file, too_large
+from tintype.data.importers import (
+    MOST_TABLE_BYTES,
+    MOST_TEXT_BYTES,
+    Item,
+    Reading,
+    fingerprint,
+    first_folder,
+    leads_out,
+    usual_captions,
+)
+from tintype.data.importers.beside import FOLDER, UnreadableError, entries_of, strings_in, text_of
+from tintype.data.store.attributes import kinds_in
+from tintype.errors import UserError
+
+_INDEX = "index.json"
+_PICTURES = ("jpeg", "png", "pil")
+_TEXTS = ("str", "str_int", "str_float", "str_decimal")
+_WHOLE = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_SCALARS = {name: np.dtype(name).newbyteorder("<") for name in (*_WHOLE, "float16", "float32", "float64")}
+_KINDS: dict[str, str] = {
+    "str": "text",
+    **dict.fromkeys(("int", "str_int", *_WHOLE), "int"),
+    **dict.fromkeys(("str_float", "str_decimal", "float16", "float32", "float64"), "float"),
+}
+_UINT32 = np.dtype("<u4")
+_RAW_MODES = {"L": (1, "PNG"), "LA": (2, "PNG"), "RGB": (3, "PNG"), "RGBA": (4, "PNG"), "CMYK": (4, "TIFF")}
+"""Bytes a pixel of the kinds of raw pixels that can be stored, and a format that keeps them exactly."""
+
+
+class _File(BaseModel):
+    basename: str
+    bytes: int = Field(ge=0, lt=1 << 32)
+
+
+class _Shard(BaseModel):
+    """What the index says of a shard; what is not needed here is left."""
+
+    version: int
+    format: str
+    column_names: list[str]
+    column_encodings: list[str]
+    column_sizes: list[int | None]
+    compression: str | None = None
+    raw_data: _File
+    zip_data: _File | None = None
+    samples: int = Field(ge=0)
+
+    def encodings(self) -> dict[str, str]:
+        """Without what follows a colon, as in `jpeg:90`."""
+        plain = (encoding.partition(":")[0] for encoding in self.column_encodings)
+        return dict(zip(self.column_names, plain, strict=True))
+
+
+class _Index(BaseModel):
+    version: int
+    shards: list[_Shard] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A shard in its folder."""
+
+    folder: Path
+    split: str | None
+    shard: _Shard
+
+    @property
+    def path(self) -> Path:
+        """The plain file where it is there, else the compressed one."""
+        plain = self.folder / self.shard.raw_data.basename
+        return self.folder / self.shard.zip_data.basename if self.shard.zip_data and not plain.is_file() else plain
+
+
+def open_mds(path: Path, reading: Reading) -> MdsDoor | None:
+    if not path.is_dir():
+        return None
+    found = [file for file in (path / _INDEX, *sorted(path.glob(f"[!.]*/{_INDEX}"))) if _is_index(file)]
+    if found and found[0].parent == path:
+        found = found[:1]  # one above the others names their shards too
+    return MdsDoor(path, found, reading) if found else None
+
+
+class MdsDoor:
+    def __init__(self, path: Path, indices: Sequence[Path], reading: Reading) -> None:
+        self._path, self._indices = path, indices
+        check_inside(path, indices, reading.follow_links)
+        self._places = [_place(path, index, shard) for index in indices for shard in _read_index(index).shards]
+        for place in self._places:
+            _check(place)
+        check_inside(path, [place.path for place in self._places], reading.follow_links)
+        encodings = self._places[0].shard.encodings()
+        if other := next((place for place in self._places if place.shard.encodings() != encodings), None):
+            raise UserError(f"{other.path} has other columns than {self._places[0].path}")
+        self._image, self._encodings = _image_column(encodings, path), encodings
+        self._most_bytes = _most_bytes(encodings, self._image, reading.limits)
+        first = self._first_entries() if "json" in encodings.values() else {}
+        entries = strings_in(first)
+        texts = [name for name, encoding in encodings.items() if encoding in (*_TEXTS, "int", "json")]
+        folder = [FOLDER] if any(place.split for place in self._places) else []
+        self.columns = list(dict.fromkeys([*texts, *entries, *folder]))
+        self.kinds = {**_kinds(encodings, first), **{name: {"text"} for name in folder}}
+        self.usual_captions = usual_captions(self.columns)
+        self.count = sum(place.shard.samples for place in self._places)
+
+    @property
+    def fingerprint(self) -> list[list[str | int]]:
+        return fingerprint([*self._indices, *(place.path for place in self._places)])
+
+    def items(self, columns: Sequence[str], first: int, attributes: Sequence[str] = ()) -> Iterator[Item]:
+        for place in self._places:
+            if first < place.shard.samples:
+                for number, sample in _samples(place, first, self._most_bytes):
+                    yield self._item(place, number, sample, columns, attributes)
+            first = max(0, first - place.shard.samples)
+
+    def _item(
+        self, place: _Place, number: int, sample: bytes | str, columns: Sequence[str], attributes: Sequence[str]
+    ) -> Item:
+        source = f"{place.path.relative_to(self._path)}, sample {number}"
+        if isinstance(sample, str):
+            return Item(source, None, {}, sample)
+        try:
+            parts = _parts(place.shard, sample)
+            asked = [*columns, *attributes]
+            found: dict[str, Any] = {**dict.fromkeys(asked), FOLDER: place.split}
+            for name, encoding in self._encodings.items():
+                if name in asked or (encoding == "json" and any(one.startswith(f"{name}.") for one in asked)):
+                    found.update(_values(name, encoding, parts[name]))
+            content = parts[self._image]
+            content = _file_of_raw(content) if self._encodings[self._image] == "pil" else content
+            texts = {column: _text(found[column], self._encodings.get(column)) for column in columns}
+            return Item(source, content, texts, values={column: found[column] for column in attributes})
+        except UnreadableError as error:
+            return Item(source, None, {}, str(error))
+
+    def _first_entries(self) -> dict[str, Any]:
+        """What the JSON columns of the first sample hold."""
+        place = next((place for place in self._places if place.shard.samples), None)
+        if place is None:
+            return {}
+        try:
+            sample = next(_samples(place, 0, self._most_bytes))[1]
+            parts = _parts(place.shard, sample if isinstance(sample, bytes) else b"")
+            found = [_values(name, "json", parts[name]) for name, kind in self._encodings.items() if kind == "json"]
+        except UnreadableError:
+            return {}
+        return {key: value for values in found for key, value in values.items()}
+
+
+def _is_index(file: Path) -> bool:
+    """Whether it is one of MDS shards, and not any other file of that frequent name."""
+    if not file.is_file():
+        return False
+    try:
+        found = json.loads(read_file(file, MOST_TABLE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return any(file.parent.glob("*.mds*"))
+    return isinstance(found, dict) and "shards" in found
+
+
+def _read_index(file: Path) -> _Index:
+    try:
+        index = _Index.model_validate_json(read_file(file, MOST_TABLE_BYTES))
+    except (OSError, ValidationError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else None
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else error
+        raise UserError(f"{file} is not the index of MDS shards: {reason}") from None
+    for shard in index.shards:
+        if shard.version != 2 or shard.format != "mds":
+            raise UserError(f"{file}: its shards are {shard.format} of version {shard.version}; MDS version 2 is known")
+        if not len(shard.column_names) == len(shard.column_encodings) == len(shard.column_sizes):
+            raise UserError(f"{file}: names, encodings and sizes of the columns do not fit together")
+    return index
+
+
+def _place(path: Path, index: Path, shard: _Shard) -> _Place:
+    names = [one.basename for one in (shard.raw_data, shard.zip_data) if one]
+    if bad := next((name for name in names if leads_out(name)), None):
+        raise UserError(f"{index} names the shard {bad}, which does not lie in the folder")
+    return _Place(index.parent, first_folder(index.parent / shard.raw_data.basename, path), shard)
+
+
+def _check(place: _Place) -> None:
+    shard = place.shard
+    if not place.path.is_file():
+        raise UserError(f"{place.path} is missing, and {_INDEX} names it; copy the shards again")
+    said = (
+        shard.zip_data if shard.zip_data and place.path.name == Path(shard.zip_data.basename).name else shard.raw_data
+    )
+    if place.path.stat().st_size != said.bytes:
+        raise UserError(f"{place.path} has {place.path.stat().st_size:,} bytes, and {_INDEX} says {said.bytes:,}")
+    if said is not shard.raw_data:
+        _codec(place)
+
+
+def _codec(place: _Place) -> str:
+    import pyarrow
+
+    name = (place.shard.compression or "").partition(":")[0]
+    if name != "zstd":
+        raise UserError(f"{place.path} is compressed with {name}; only zstd is read here: unpack the shards first")
+    if not pyarrow.Codec.is_available(name):
+        raise UserError(f"{place.path} is compressed with zstd, which this build of pyarrow lacks; unpack it first")
+    return name
+
+
+def _open(place: _Place) -> io.BufferedIOBase:
+    import pyarrow
+
+    size = place.shard.raw_data.bytes
+    if place.path == place.folder / place.shard.raw_data.basename:
+        return place.path.open("rb")
+    if size > MOST_TABLE_BYTES:
+        raise UserError(f"{too_large(str(place.path), size, MOST_TABLE_BYTES)} when unpacked; unpack the shards first")
+    try:
+        with pyarrow.input_stream(str(place.path), compression=_codec(place)) as stream:
+            content = stream.read(size + 1)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{place.path} cannot be unpacked: {error}") from None
+    if len(content) != size:
+        raise UserError(f"{place.path} does not unpack to the {size:,} bytes that {_INDEX} says")
+    return io.BytesIO(content)
+
+
+def _most_bytes(encodings: Mapping[str, str], image: str, limits: Limits) -> int:
+    """Return the most that a sample may have: of its image, which may be raw pixels, and of its other columns."""
+    raw_bytes = limits.pixels * max(depth for depth, _ in _RAW_MODES.values())
+    return (raw_bytes if encodings[image] == "pil" else limits.bytes) + len(encodings) * MOST_TEXT_BYTES
+
+
+def _samples(place: _Place, first: int, most_bytes: int) -> Iterator[tuple[int, bytes | str]]:
+    """Yield the number and the bytes of each sample, or why it is not read."""
+    with _open(place) as file:
+        offsets = _offsets(file, place)
+        for number in range(first, place.shard.samples):
+            start, size = int(offsets[number]), int(offsets[number + 1]) - int(offsets[number])
+            if size > most_bytes:
+                yield number, too_large("it", size, most_bytes)
+                continue
+            file.seek(start)
+            yield number, file.read(size)
+
+
+def _offsets(file: io.BufferedIOBase, place: _Place) -> NDArray[np.uint32]:
+    count, size = place.shard.samples, place.shard.raw_data.bytes
+    head = file.read(4 * min(count + 2, size // 4))
+    numbers = np.frombuffer(head, _UINT32)
+    if len(numbers) != count + 2 or numbers[0] != count:
+        raise UserError(f"{place.path} is damaged: it does not hold the {count:,} samples that {_INDEX} says")
+    offsets = numbers[1:]
+    if offsets[0] < len(head) or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > size:
+        raise UserError(f"{place.path} is damaged: its samples do not lie one after the other within the file")
+    return offsets
+
+
+def _parts(shard: _Shard, sample: bytes) -> dict[str, bytes]:
+    """The bytes of each column."""
+    varying = sum(not size for size in shard.column_sizes)
+    if len(sample) < 4 * varying:
+        raise UnreadableError("it is damaged: it ends within the sizes of its columns")
+    told = iter(np.frombuffer(sample, _UINT32, varying).tolist())
+    sizes = [size or next(told) for size in shard.column_sizes]
+    if 4 * varying + sum(sizes) != len(sample):
+        raise UnreadableError(f"it is damaged: it has {len(sample):,} bytes, and its columns do not fit that")
+    ends = np.cumsum([4 * varying, *sizes]).tolist()
+    return {name: sample[ends[at] : ends[at + 1]] for at, name in enumerate(shard.column_names)}
+
+
+def _kinds(encodings: Mapping[str, str], first: Mapping[str, Any]) -> dict[str, set[str]]:
+    """By the encodings. Of JSON only the first sample is known: a number that is whole there need not be elsewhere."""
+    entries = {name: {"float" if kind == "int" else kind for kind in some} for name, some in kinds_in([first]).items()}
+    return {name: {_KINDS[encoding]} for name, encoding in encodings.items() if encoding in _KINDS} | entries
+
+
+def _text(value: Any, encoding: str | None) -> str | None:
+    if encoding == "int":
+        return str(value)
+    return value if isinstance(value, str) else None
+
+
+def _values(name: str, encoding: str, content: bytes) -> Mapping[str, Any]:
+    """What a column gives: itself, or `NAME.KEY` for each entry in an object of JSON."""
+    if encoding == "int":
+        return {name: int.from_bytes(content, "little", signed=True)}
+    if encoding in _SCALARS:
+        return {name: _scalar(name, encoding, content)}
+    if encoding != "json":
+        return {name: text_of(content, f"its column {name}")}
+    if content[:1] == b'"':
+        return {name: _json_string(name, content)}
+    entries = entries_of(content, f"its column {name}")
+    return {f"{name}.{key}": value for key, value in entries.items()}
+
+
+def _scalar(name: str, encoding: str, content: bytes) -> Any:
+    if len(content) != _SCALARS[encoding].itemsize:
+        raise UnreadableError(f"its column {name} has {len(content)} bytes, and {encoding} has another number of them")
+    return np.frombuffer(content, _SCALARS[encoding])[0].item()
+
+
+def _json_string(name: str, content: bytes) -> str:
+    try:
+        return str(json.loads(content))
+    except ValueError as error:
+        raise UnreadableError(f"its column {name} cannot be read as JSON: {error}") from None
+
+
+def _file_of_raw(content: bytes) -> bytes:
+    """Width, height and the length of the mode's name as uint32, that name, and raw pixels: as an image file."""
+    head: list[Any] = np.frombuffer(content[:12], _UINT32).tolist() if len(content) >= 12 else [0, 0, 0]
+    width, height, named = head
+    mode, raw = content[12 : 12 + named].decode("ascii", "replace"), content[12 + named :]
+    if mode not in _RAW_MODES:
+        raise UnreadableError(f"it has raw pixels of the kind '{mode[:12]}'; {', '.join(_RAW_MODES)} can be stored")
+    depth, form = _RAW_MODES[mode]
+    if not width or not height or width * height * depth != len(raw):
+        raise UnreadableError(f"it is damaged: {len(raw):,} bytes are not {width} × {height} pixels of {depth} bytes")
+    buffer = io.BytesIO()
+    Image.frombytes(mode, (width, height), raw).save(buffer, form)
+    return buffer.getvalue()
+
+
+def _image_column(encodings: Mapping[str, str], path: Path) -> str:
+    """A column of pictures, or else of bytes: the one named `image`, or the only one."""
+    pictures = [name for name, encoding in encodings.items() if encoding in _PICTURES]
+    some = pictures or [name for name, encoding in encodings.items() if encoding == "bytes"]
+    if "image" in some:
+        return "image"
+    if len(some) == 1:
+        return some[0]
+    columns = ", ".join(f"{name} ({encoding})" for name, encoding in encodings.items())
+    raise UserError(f"{path} has no column 'image', nor only one of jpeg, png, pil or bytes; it has {columns}")

@@ -1,0 +1,188 @@
+"""A folder of pictures with a `metadata.jsonl`, `.csv` or `.parquet`, as image folders on the hub have it.
+
+Each row names a picture in `file_name`, seen from the folder that the metadata file lies in; its other values are
+columns, and the texts among them can be captions. A picture that no row names is an item too, so that it is told of.
+The column `folder` is the first folder on the way to a picture, unless the rows have a column of that name.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tintype.data.folders import check_inside, files_in
+from tintype.data.image_file import read_file
+from tintype.data.image_sets import SUFFIXES
+from tintype.data.importers import (
+    MOST_TABLE_BYTES,
+    MOST_TEXT_BYTES,
+    Item,
+    Reading,
+    fingerprint,
+    first_folder,
+    leads_out,
+    usual_captions,
+)
+from tintype.data.importers.beside import FOLDER, strings_in
+from tintype.data.importers.table import IMAGE, TooLarge, kinds, parquet_rows
+from tintype.data.parquet_file import open_bounded
+from tintype.data.store.attributes import kinds_in
+from tintype.errors import UserError
+
+_NAME = "file_name"
+_LONGEST_CELL = 1 << 27
+
+
+@dataclass(frozen=True)
+class _Row:
+    place: str
+    """Of the row itself, for messages."""
+    values: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def name(self) -> str | None:
+        """Of its picture."""
+        found = self.values.get(_NAME)
+        return found if isinstance(found, str) else None
+
+
+def _is_table(file: Path) -> bool:
+    return file.name == "metadata.parquet"
+
+
+def is_metadata(file: Path) -> bool:
+    """A Parquet file of this name may as well hold the pictures themselves."""
+    if _is_table(file):
+        names = open_bounded(file).schema_arrow.names
+        return _NAME in names or IMAGE not in names
+    return file.name in _READERS
+
+
+def open_metadata(path: Path, reading: Reading) -> MetadataDoor | None:
+    if not path.is_dir():
+        return None
+    files = files_in(path, follow_links=reading.follow_links)
+    metadata = [file for file in files if is_metadata(file)]
+    pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
+    others = [file for file in files if file.suffix.lower() in (".tar", ".parquet", ".mds", ".arrow")]
+    if not metadata or (not pictures and set(others) - set(metadata)):
+        return None
+    return MetadataDoor(path, metadata, pictures, reading)
+
+
+class MetadataDoor:
+    def __init__(self, path: Path, metadata: Sequence[Path], pictures: Sequence[Path], reading: Reading) -> None:
+        self._path, self._files, self._reading = path, [*metadata, *pictures], reading
+        folders = [file.parent for file in metadata]
+        if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
+            raise UserError(f"{twice} has several metadata files; leave one of them")
+        self._rows = [(file.parent, row) for file in metadata for row in _READERS[file.name](file)]
+        named = {folder / row.name for folder, row in self._rows if row.name is not None}
+        self._unnamed = [picture for picture in pictures if picture not in named]
+        if not any(row.name is not None for _, row in self._rows):
+            raise UserError(f"{metadata[0]} has no column '{_NAME}', which names the picture of each row")
+        seen = kinds_in(row.values for _, row in self._rows)
+        for name, some in kinds([open_bounded(file).schema_arrow for file in metadata if _is_table(file)]).items():
+            seen.setdefault(name, set()).update(some)
+        del seen[_NAME]
+        self.columns = list(dict.fromkeys([*(name for name, some in seen.items() if "text" in some), FOLDER]))
+        self.kinds = {FOLDER: {"text"}, **seen}
+        self.usual_captions = usual_captions(self.columns)
+        self.count = len(self._rows) + len(self._unnamed)
+
+    @property
+    def fingerprint(self) -> list[list[str | int]]:
+        return fingerprint(self._files)
+
+    def items(self, columns: Sequence[str], first: int, attributes: Sequence[str] = ()) -> Iterator[Item]:
+        for folder, row in self._rows[first:]:
+            yield self._item(folder, row, columns, attributes)
+        for picture in self._unnamed[max(0, first - len(self._rows)) :]:
+            yield Item(str(picture.relative_to(self._path)), None, {}, "no row of the metadata names it")
+
+    def _item(self, folder: Path, row: _Row, columns: Sequence[str], attributes: Sequence[str]) -> Item:
+        if row.problem:
+            return Item(row.place, None, {}, row.problem)
+        name = row.name or ""
+        if not name.strip():
+            return Item(row.place, None, {}, f"its {_NAME} is empty")
+        if leads_out(name):
+            return Item(row.place, None, {}, f"its {_NAME} {name} leads out of the folder")
+        file = folder / name
+        source = str(file.relative_to(self._path))
+        known = {FOLDER: first_folder(file, self._path), **row.values}
+        texts = {**dict.fromkeys(columns), **strings_in({column: known.get(column) for column in columns})}
+        try:
+            if not file.is_file():
+                return Item(source, None, {}, f"{row.place} names it, and there is no such file")
+            check_inside(self._path, [file], self._reading.follow_links)
+            values = {column: known.get(column) for column in attributes}
+            return Item(source, read_file(file, self._reading.limits.bytes), texts, values=values)
+        except (OSError, UserError) as error:
+            return Item(source, None, {}, f"it cannot be read: {error}")
+
+
+def _text(file: Path) -> str:
+    """Bytes that are not UTF-8 are kept as what they are, and refused with the row that they stand in."""
+    return read_file(file, MOST_TABLE_BYTES).decode("utf-8-sig", "surrogateescape")
+
+
+def _read_jsonl(file: Path) -> Iterator[_Row]:
+    for number, line in enumerate(_text(file).split("\n"), 1):
+        place = f"{file.name}, line {number}"
+        if line.strip():
+            yield _json_row(line, place)
+
+
+def _json_row(line: str, place: str) -> _Row:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return _Row(place, problem=f"it cannot be read as JSON: {error}")
+    if not isinstance(found, dict):
+        return _Row(place, problem="it is no JSON object")
+    return _Row(place, found)
+
+
+def _read_csv(file: Path) -> Iterator[_Row]:
+    before = csv.field_size_limit(_LONGEST_CELL)
+    reader = csv.reader(io.StringIO(_text(file), newline=""), strict=True)
+    try:
+        header = next(reader, [])
+        for cells in reader:
+            place = f"{file.name}, line {reader.line_num}"
+            if len(cells) == len(header):
+                yield _Row(place, dict(zip(header, cells, strict=True)))
+            elif cells:
+                yield _Row(place, problem=f"it has {len(cells)} cells, and the header has {len(header)}")
+    except csv.Error as error:
+        raise UserError(f"{file} cannot be read as CSV, line {reader.line_num}: {error}") from None
+    finally:
+        csv.field_size_limit(before)
+
+
+def _read_parquet(file: Path) -> Iterator[_Row]:
+    columns = kinds([open_bounded(file).schema_arrow])
+    for number, values in parquet_rows(file, list(columns), MOST_TEXT_BYTES):
+        place = f"{file.name}, row {number}"
+        if large := next((value for value in values.values() if isinstance(value, TooLarge)), None):
+            yield _Row(place, problem=str(large))
+        else:
+            yield _Row(place, {name: _decoded(value) for name, value in values.items()})
+
+
+def _decoded(value: Any) -> Any:
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
+    "metadata.jsonl": _read_jsonl,
+    "metadata.csv": _read_csv,
+    "metadata.parquet": _read_parquet,
+}

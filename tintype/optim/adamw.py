@@ -1,0 +1,138 @@
+"""AdamW, by torch's fused kernels. The defaults are PRX's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.optim.adamw import adamw as fused_adamw
+
+from tintype.optim.storage import EXACT, Storage
+from tintype.runtime.forms import Form, form_of
+from tintype.runtime.layout import ONE, Layout, is_cut, local
+from tintype.settings import OptimizerPart
+
+_CHUNK_NUMBERS = 1 << 26
+"""Weights that are opened at a time."""
+
+
+class AdamWSettings(OptimizerPart):
+    kind: Literal["adamw"] = "adamw"
+    lr: float = Field(1e-4, gt=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    eps: float = Field(1e-15, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+
+    def build(
+        self, named: Iterable[tuple[str, torch.nn.Parameter]], storage: Storage = EXACT, layout: Layout = ONE
+    ) -> torch.optim.Optimizer:
+        return AdamW(self, [parameter for _, parameter in named], storage)
+
+
+class AdamW(torch.optim.Optimizer):
+    """The moments are stored in the type of their weights, and cut as they are. Where `found_inf` is 1 nothing moves.
+
+    Every number has its own step, so a rank moves what it holds and asks no other.
+    """
+
+    found_inf: Tensor | None = None
+    update_number: int = 0
+
+    def __init__(self, settings: AdamWSettings, parameters: Sequence[torch.nn.Parameter], storage: Storage) -> None:
+        super().__init__(
+            parameters, {"lr": settings.lr, "fused": True}
+        )  # fused: torch loads step counts as they must be
+        self.settings, self.storage = settings, storage
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            step_adamw(self, self.settings, group["params"], group["lr"], self.storage)
+
+    def slots(self, parameter: Tensor) -> dict[str, Form]:
+        """The state of a parameter, from its first step on."""
+        return adamw_slots(parameter, self.storage)
+
+
+def step_adamw(
+    optimizer: Any, settings: AdamWSettings, parameters: Sequence[Tensor], lr: float, storage: Storage
+) -> None:
+    """A step of those parameters of an optimizer that have a gradient."""
+    moving = [parameter for parameter in parameters if parameter.grad is not None]
+    for device, cut in dict.fromkeys((parameter.device, is_cut(parameter)) for parameter in moving):
+        generator = storage.generator(device, optimizer.update_number, cut)
+        here = [parameter for parameter in moving if (parameter.device, is_cut(parameter)) == (device, cut)]
+        for chunk in [here] if storage.rounding == "nearest" else _chunks(here):
+            _step_chunk(optimizer, settings, chunk, lr, storage, generator)
+
+
+def _step_chunk(
+    optimizer: Any,
+    settings: AdamWSettings,
+    parameters: Sequence[Tensor],
+    lr: float,
+    storage: Storage,
+    generator: torch.Generator | None,
+) -> None:
+    states = [_state(optimizer, parameter) for parameter in parameters]
+    exact = storage.rounding == "nearest"  # then torch's kernel reads, computes in fp32 and rounds by itself
+    weights = [local(parameter) for parameter in parameters] if exact else storage.open(parameters, states)
+    stored = {slot: [local(state[slot]) for state in states] for slot in _MOMENTS}
+    opened = stored if exact else {slot: [moment.float() for moment in stored[slot]] for slot in _MOMENTS}
+    gradients = [local(p.grad) if exact else local(p.grad).float() for p in parameters if p.grad is not None]
+    fused_adamw(
+        weights,
+        gradients,
+        opened["exp_avg"],
+        opened["exp_avg_sq"],
+        [],
+        [state["step"] for state in states],
+        fused=True,
+        found_inf=optimizer.found_inf,
+        amsgrad=False,
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        lr=lr,
+        weight_decay=settings.weight_decay,
+        eps=settings.eps,
+        maximize=False,
+    )
+    if exact:
+        return
+    for slot in _MOMENTS:
+        torch._foreach_copy_(stored[slot], opened[slot])
+    storage.close(parameters, weights, states, generator, optimizer.found_inf)
+
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def adamw_slots(parameter: Tensor, storage: Storage) -> dict[str, Form]:
+    """The state that `step_adamw` keeps of a parameter."""
+    moments = {slot: form_of(parameter) for slot in _MOMENTS}
+    return {"step": Form(torch.Size(()), torch.float32), **moments, **storage.slots(parameter)}
+
+
+def _state(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = optimizer.state[parameter]
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        state |= {slot: torch.zeros_like(parameter) for slot in _MOMENTS}
+    return state
+
+
+def _chunks(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+    found: list[list[Tensor]] = []
+    room = 0
+    for parameter in parameters:
+        size = local(parameter).numel()
+        if size > room or not found:
+            found.append([])
+            room = _CHUNK_NUMBERS
+        found[-1].append(parameter)
+        room -= size
+    return found

@@ -1,0 +1,376 @@
+"""Muon: the 2-D weights of the blocks move along their orthogonalised momentum, the rest by AdamW (arXiv 2502.16982).
+
+Newton and Schulz's iteration replaces the singular values of a matrix by numbers near one. It runs on batches of
+matrices of equal shape.
+
+N: matrices of a batch, R: rows, C: columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Literal, TypeVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.utils._triton import has_triton
+
+from tintype.errors import UserError
+from tintype.optim.adamw import AdamWSettings, adamw_slots, step_adamw
+from tintype.optim.replay import Replay
+from tintype.optim.spread import Spread
+from tintype.optim.storage import EXACT, Storage
+from tintype.optim.symmetric import bracket, gram
+from tintype.runtime.forms import Form, form_of
+from tintype.runtime.layout import ONE, Layout, is_cut, local
+from tintype.settings import OptimizerPart
+
+T = TypeVar("T")
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic x -> a x + b x^3 + c x^5, steepest at zero: five steps bring [0.01, 1] to about [0.7, 1.2]."""
+_SMALLEST_NORM = 1e-7
+_LARGE_NUMBERS = 1 << 25
+"""From here on a batch takes its time for reading and writing, and below for starting kernels."""
+_FUSED = {"img_qkv_proj.weight": 3, "txt_kv_proj.weight": 2, "modulation.lin.weight": 6}
+"""Matrices that are several in one, stacked by rows."""
+
+
+class MuonSettings(OptimizerPart):
+    kind: Literal["muon"] = "muon"
+    lr: float = Field(1e-3, gt=0)
+    momentum: float = Field(0.95, ge=0, lt=1)
+    nesterov: bool = True
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled")
+    scaling: Literal["matched", "original"] = Field(
+        "matched",
+        description="Times 0.2 sqrt(max(rows, columns)), the size of AdamW's steps; or sqrt(max(1, rows / columns))",
+    )
+    newton_schulz_steps: int = Field(5, ge=1, le=20)
+    compute: Literal["bf16", "fp32"] = Field("bf16", description="The type of the iteration")
+    fused: Literal["whole", "parts"] = Field(
+        "whole", description="Fused projections (QKV, KV, modulation) as one matrix, or each of their parts by itself"
+    )
+    modulation: bool = Field(True, description="Take the modulation matrices too; without, AdamW has them")
+    matrices: tuple[str, ...] = Field(
+        ("denoiser.blocks.",), min_length=1, description="Beginnings of the names whose 2-D weights it takes"
+    )
+    adamw: AdamWSettings = Field(AdamWSettings(), description="For all other parameters")
+
+    def build(
+        self, named: Iterable[tuple[str, nn.Parameter]], storage: Storage = EXACT, layout: Layout = ONE
+    ) -> torch.optim.Optimizer:
+        named = list(named)
+        taken = self.taken(dict(named))
+        matrices = [(name, parameter) for name, parameter in named if name in taken]
+        return Muon(self, matrices, [parameter for name, parameter in named if name not in taken], storage, layout)
+
+    def groups(self, named: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
+        taken = self.taken(named)
+        return {self.kind: [n for n in named if n in taken], self.adamw.kind: [n for n in named if n not in taken]}
+
+    def taken(self, named: Mapping[str, Tensor]) -> set[str]:
+        """Names of the parameters that are orthogonalised: a matrix of one row or column has no directions to even."""
+        found = {name for name, parameter in named.items() if name.startswith(self.matrices) and _is_matrix(parameter)}
+        if not self.modulation:
+            found = {name for name in found if not name.endswith("modulation.lin.weight")}
+        for beginning in self.matrices:
+            if not any(name.startswith(beginning) for name in found):
+                raise UserError(
+                    f"optimizer.matrices: no 2-D weight has a name that begins with '{beginning}'; names begin with "
+                    + ", ".join(sorted({".".join(name.split(".")[:2]) + "." for name in named}))
+                )
+        return found
+
+
+def _is_matrix(parameter: Tensor) -> bool:
+    return parameter.ndim == 2 and min(parameter.shape) > 1
+
+
+class Muon(torch.optim.Optimizer):
+    """The first group holds the matrices, the second, where there is one, what AdamW has in torch's fused form."""
+
+    found_inf: Tensor | None = None
+    update_number: int = 0
+
+    def __init__(
+        self,
+        settings: MuonSettings,
+        matrices: Sequence[tuple[str, nn.Parameter]],
+        others: Sequence[nn.Parameter],
+        storage: Storage,
+        layout: Layout,
+    ) -> None:
+        groups: list[dict[str, Any]] = [{"params": [parameter for _, parameter in matrices], "lr": settings.lr}]
+        groups += [{"params": list(others), "lr": settings.adamw.lr}] if others else []
+        super().__init__(groups, {"fused": True})  # by which torch loads AdamW's step counts as they must be
+        self.settings, self.storage = settings, storage
+        self._layout = layout
+        self._portions = _portions(_batches_of(settings, matrices, layout))
+        self._lr: Tensor | None = None
+        self._replays = {
+            at: self._replay(*portion) for at, portion in enumerate(self._portions) if self._same(*portion)
+        }
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One step of all parameters. Where `found_inf` is 1 nothing moves, as in torch's fused optimizers."""
+        if closure is not None:
+            raise NotImplementedError("a step without a closure only")
+        matrices, *others = self.param_groups
+        for group in others:
+            step_adamw(self, self.settings.adamw, group["params"], group["lr"], self.storage)
+        device = matrices["params"][0].device
+        # Other numbers than AdamW's part draws.
+        kinds = {batches[0].is_cut for batches, _ in self._portions}
+        generators = {cut: self.storage.generator(device, -1 - self.update_number, cut) for cut in kinds}
+        lr = self._lr_on(device, matrices["lr"])
+        skipped = torch.zeros((), device=device) if self.found_inf is None else self.found_inf
+        for at, (batches, fused) in enumerate(self._portions):
+            gradients = [local(one.grad) for batch in batches for one in batch.parameters if one.grad is not None]
+            if len(gradients) < sum(len(batch.parameters) for batch in batches):
+                raise RuntimeError("muon: a matrix has no gradient")
+            if at in self._replays:
+                self._replays[at]([lr, skipped, *gradients])
+            else:
+                self._move(batches, fused, lr, skipped, gradients, generators[batches[0].is_cut])
+
+    def slots(self, parameter: Tensor) -> dict[str, Form]:
+        """The state of a parameter, from its first step on."""
+        if any(parameter is matrix for matrix in self.param_groups[0]["params"]):
+            return {"momentum": form_of(parameter), **self.storage.slots(parameter)}
+        return adamw_slots(parameter, self.storage)
+
+    def _lr_on(self, device: torch.device, lr: float) -> Tensor:
+        """In float64, so that it is multiplied as the host would."""
+        if self._lr is None:
+            self._lr = torch.zeros((), dtype=torch.float64, device=device)
+        return self._lr.fill_(lr)
+
+    def _same(self, batches: Sequence[_Batch], fused: bool) -> bool:
+        """Whether every step starts the same kernels: no other rank is asked, no random numbers are drawn."""
+        on_gpu = all(parameter.is_cuda for batch in batches for parameter in batch.parameters)
+        return on_gpu and not fused and self._layout.world.size == 1 and self.storage.rounding == "nearest"
+
+    def _replay(self, batches: Sequence[_Batch], fused: bool) -> Replay:
+        parameters = [parameter for batch in batches for parameter in batch.parameters]
+
+        def work(inputs: list[Tensor]) -> None:
+            lr, skipped, *gradients = inputs
+            self._move(batches, fused, lr, skipped, gradients, None)
+
+        def anchors() -> list[Tensor]:
+            momenta = [self.state[one]["momentum"] for one in parameters if "momentum" in self.state[one]]
+            return [*parameters, *momenta]
+
+        return Replay(work, anchors)
+
+    def _move(
+        self,
+        batches: Sequence[_Batch],
+        fused: bool,
+        lr: Tensor,
+        skipped: Tensor,
+        gradients: list[Tensor],
+        generator: torch.Generator | None,
+    ) -> None:
+        """Every rank moves what it holds of the matrices, along what the one rank found that had the whole."""
+        settings = self.settings
+        parameters = [parameter for batch in batches for parameter in batch.parameters]
+        moves = 1 - skipped
+        states = [self.state[parameter] for parameter in parameters]
+        momenta = [local(_momentum(state, parameter)) for state, parameter in zip(states, parameters, strict=True)]
+        # Sent to other ranks, or by the fused kernel, in the iteration's type; else each batch is converted at once.
+        kind = _TYPES[settings.compute] if fused or self._layout.world.size > 1 else torch.float32
+        take = _fused(aim) if fused else aim_at_once
+        aims = take(gradients, momenta, moves, settings.momentum, settings.nesterov, kind)
+        weights = self.storage.open(parameters, states)
+        first = 0
+        for batch in batches:
+            mine = slice(first, first := first + len(batch.parameters))
+            steps = batch.spread.work(partial(batch.orthogonalise, settings, kind), aims[mine])
+            keep = (1 - lr * settings.weight_decay * moves).float() if settings.weight_decay else None
+            (_fused(go) if fused else go)(weights[mine], steps, (-lr * batch.scale * moves).float(), keep)
+        self.storage.close(parameters, weights, states, generator, skipped)
+
+
+def _momentum(state: dict[str, Tensor], parameter: Tensor) -> Tensor:
+    if "momentum" not in state:
+        state["momentum"] = torch.zeros_like(parameter)
+    return state["momentum"]
+
+
+def aim(
+    gradients: list[Tensor], momenta: list[Tensor], moves: Tensor, momentum: float, nesterov: bool, dtype: torch.dtype
+) -> list[Tensor]:
+    """Takes the gradients into the momenta, unless `moves` is 0, and returns what is to be orthogonalised."""
+    # A gradient that is not finite times zero is not zero, but its bits are.
+    bits = torch._foreach_mul([gradient.float().view(torch.int32) for gradient in gradients], moves.to(torch.int32))
+    given = [one.view(torch.float32) for one in bits]
+    moved = [one.float() for one in momenta]
+    towards = torch._foreach_sub(given, moved)
+    torch._foreach_mul_(towards, (1 - momentum) * moves)
+    moved = list(torch._foreach_add(moved, towards))
+    torch._foreach_copy_(momenta, moved)
+    aims = torch._foreach_lerp(given, moved, momentum) if nesterov else moved
+    return [one.to(dtype) for one in aims]
+
+
+def aim_at_once(
+    gradients: list[Tensor], momenta: list[Tensor], moves: Tensor, momentum: float, nesterov: bool, dtype: torch.dtype
+) -> list[Tensor]:
+    """As `aim`, with all of them as one: the host has a few kernels to start, however many the matrices are."""
+    given = torch.where(moves > 0, _flatten_dense_tensors(gradients).float(), 0.0)
+    moved = _flatten_dense_tensors(momenta).float()
+    moved = moved + (given - moved) * ((1 - momentum) * moves)
+    torch._foreach_copy_(momenta, _unflatten_dense_tensors(moved, momenta))
+    aims = given.lerp(moved, momentum) if nesterov else moved
+    return list(_unflatten_dense_tensors(aims.to(dtype), gradients))
+
+
+def go(weights: list[Tensor], steps: list[Tensor], size: Tensor, keep: Tensor | None) -> None:
+    """Moves the weights by `size` of the steps, after all but `keep` of them is given up."""
+    if keep is not None:
+        torch._foreach_mul_(weights, keep)
+    torch._foreach_add_(weights, torch._foreach_mul([step.float() for step in steps], size))
+
+
+@lru_cache(maxsize=4)
+def _fused(function: Callable[..., T]) -> Callable[..., T]:
+    """Each number is read and written once; a kernel is compiled for each batch."""
+    from tintype.model.transformer import allow_shapes
+
+    allow_shapes()
+    return torch.compile(function, dynamic=False)
+
+
+_TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Parameters whose matrices have one shape once the wide side lies along the columns."""
+
+    parameters: list[Tensor]
+    parts: list[int]
+    """Of how many matrices, stacked by rows, each is made."""
+    scale: float
+    spread: Spread
+
+    @property
+    def is_cut(self) -> bool:
+        return is_cut(self.parameters[0])
+
+    @property
+    def numbers(self) -> int:
+        """About what a rank holds of them: all ranks must come to the same number."""
+        return sum(parameter.numel() for parameter in self.parameters) // self.spread.layout.pieces
+
+    def orthogonalise(
+        self, settings: MuonSettings, kind: torch.dtype, which: Sequence[int], matrices: list[Tensor]
+    ) -> list[Tensor]:
+        """Some of the parameters' matrices, by their places, as one batch; the wide ones stand before the tall ones."""
+        parts = [self.parts[index] for index in which]
+        wide = sum(one.shape[0] // count <= one.shape[1] for one, count in zip(matrices, parts, strict=True))
+        stacks = [_stacked(matrices[:wide], parts[:wide])] if wide else []
+        stacks += [_stacked(matrices[wide:], parts[wide:]).mT] if wide < len(parts) else []
+        wide_NRC = torch.cat(stacks) if len(stacks) > 1 else stacks[0]
+        even_NRC = orthogonalise(wide_NRC, settings.newton_schulz_steps, _TYPES[settings.compute]).to(kind)
+        turned_NCR = even_NRC[sum(parts[:wide]) :].mT.contiguous()  # at once, and not one by one
+        return [*_apart(even_NRC[: sum(parts[:wide])], parts[:wide]), *_apart(turned_NCR, parts[wide:])]
+
+
+def _stacked(matrices: list[Tensor], parts: list[int]) -> Tensor:
+    """One batch of all their parts. Where nothing is to be cut it is one call, for the host's sake."""
+    if set(parts) == {1}:
+        return torch.stack(matrices)
+    return torch.cat([one.unflatten(0, (count, -1)) for one, count in zip(matrices, parts, strict=True)])
+
+
+def _apart(stack_NRC: Tensor, parts: list[int]) -> Sequence[Tensor]:
+    """What `_stacked` made one, each by itself again."""
+    if set(parts) == {1}:
+        return stack_NRC.unbind()
+    return [one.flatten(0, 1) for one in stack_NRC.split(parts)] if parts else []
+
+
+def _batches_of(settings: MuonSettings, matrices: Sequence[tuple[str, nn.Parameter]], layout: Layout) -> list[_Batch]:
+    found: dict[tuple[int, int, float, bool], list[tuple[int, nn.Parameter]]] = {}
+    for name, parameter in matrices:
+        parts = _parts(name) if settings.fused == "parts" else 1
+        rows, columns = parameter.shape[0] // parts, parameter.shape[1]
+        scale = step_scale(settings.scaling, rows, columns)
+        key = (min(rows, columns), max(rows, columns), scale, is_cut(parameter))
+        found.setdefault(key, []).append((parts, parameter))
+    batches: list[_Batch] = []
+    for (_, _, scale, cut), members in found.items():
+        members.sort(key=lambda member: member[1].shape[0] // member[0] > member[1].shape[1])  # the tall ones last
+        parameters: list[Tensor] = [parameter for _, parameter in members]
+        before = sum(len(batch.parameters) for batch in batches)
+        held = layout if cut else Layout(layout.world)  # what is not cut every rank has a copy of
+        spread = Spread([parameter.shape for parameter in parameters], before, held)
+        batches.append(_Batch(parameters, [parts for parts, _ in members], scale, spread))
+    return batches
+
+
+def _portions(batches: list[_Batch]) -> list[tuple[list[_Batch], bool]]:
+    """Which batches are gone over together, and whether by a fused kernel: large ones each, the others all at once."""
+    on_gpu = all(parameter.device.type == "cuda" for batch in batches for parameter in batch.parameters)
+    is_large = [on_gpu and has_triton() and batch.numbers >= _LARGE_NUMBERS for batch in batches]
+    small = [batch for batch, large in zip(batches, is_large, strict=True) if not large]
+    together = [[batch for batch in small if batch.is_cut == cut] for cut in (True, False)]
+    return [(some, False) for some in together if some] + [
+        ([batch], True) for batch, large in zip(batches, is_large, strict=True) if large
+    ]
+
+
+def _parts(name: str) -> int:
+    return next((parts for ending, parts in _FUSED.items() if name.endswith(ending)), 1)
+
+
+def step_scale(scaling: str, rows: int, columns: int) -> float:
+    """What an orthogonal step is multiplied with besides the learning rate."""
+    if scaling == "matched":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1.0, rows / columns))
+
+
+def orthogonalise(matrix_NRC: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+    """Each matrix with its singular values brought near one; rows must not be more than columns.
+
+    a X + (b A + c A²) X, with A = X Xᵀ, is one product where a stands on the diagonal of the bracket; and the first
+    bracket divides by the matrix's norm too, so that X is never gone over for these alone.
+    """
+    x_NRC = matrix_NRC.to(dtype)
+    norm_N: Tensor | None
+    for step in range(steps):
+        gram_NRR = gram(x_NRC)
+        norm_N = _norm(gram_NRR) if step == 0 else None
+        x_NRC = torch.bmm(bracket(gram_NRR, *COEFFICIENTS, norm_N), x_NRC)
+    return x_NRC
+
+
+def _norm(gram_NRR: Tensor) -> Tensor:
+    """Of the matrices that these are the products of, each with itself."""
+    return gram_NRR.diagonal(dim1=1, dim2=2).float().sum(1).sqrt().clamp(min=_SMALLEST_NORM)
+
+
+def newton_schulz_flops(settings: MuonSettings, named: Mapping[str, Tensor]) -> int:
+    """Floating-point operations of one step's iterations: X Xᵀ, its square, and that times X, each as a full product.
+
+    Half of the first two would do, for they are symmetric; what is elementwise is not counted.
+    """
+    return settings.newton_schulz_steps * sum(
+        _iteration_flops(named[name].shape, _parts(name) if settings.fused == "parts" else 1)
+        for name in settings.taken(named)
+    )
+
+
+def _iteration_flops(shape: Sequence[int], parts: int) -> int:
+    rows, columns = sorted((shape[0] // parts, shape[1]))
+    return parts * (4 * rows**2 * columns + 2 * rows**3)

@@ -1,0 +1,96 @@
+"""Power-function averages of the weights, of several lengths at once, in fp32 (EDM2, arXiv 2312.02696).
+
+A length is the width of the average as a share of the training so far, so that an early average is short and a late one
+long. What stands behind it is in `power_function`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from tintype.optim.ema import UPDATES
+from tintype.optim.power_function import LONGEST, exponent
+from tintype.runtime.layout import local
+from tintype.settings import AverageSettings, Part
+
+Length = Annotated[float, Field(gt=0, lt=LONGEST)]
+
+
+class PowerEmaSettings(Part, AverageSettings):
+    kind: Literal["power"] = "power"
+    lengths: tuple[Length, ...] = Field((0.05, 0.10), min_length=1, description="Widths as shares of the training")
+    snapshots: int = Field(16, ge=1, description="How often over the run the averages are written down for good")
+
+    @model_validator(mode="after")
+    def _different(self) -> PowerEmaSettings:
+        if len(set(self.lengths)) < len(self.lengths):
+            raise ValueError(f"lengths: one is given twice in {list(self.lengths)}")
+        return self
+
+    def build(self, weights: Mapping[str, Tensor]) -> PowerEma:
+        return PowerEma(self.lengths, weights)
+
+    def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The average of the first length; nothing before the first update, so that the weights themselves are used."""
+        return of_length(stored, self.lengths[0]) if stored[UPDATES] else {}
+
+    def snapshot_due(self, step: int, steps: int) -> bool:
+        """Evenly spaced; the last at the last step."""
+        return step * self.snapshots // steps > (step - 1) * self.snapshots // steps
+
+
+class PowerEma:
+    """The first update copies the weights. `updates` counts on the device, so that a skipped step leaves no trace."""
+
+    def __init__(self, lengths: tuple[float, ...], weights: Mapping[str, Tensor]) -> None:
+        self.averages = {
+            length: {name: torch.zeros_like(weight, dtype=torch.float32) for name, weight in weights.items()}
+            for length in lengths
+        }
+        self._weights = [local(weight.detach()) for weight in weights.values()]
+        self.updates = torch.zeros((), dtype=torch.int64, device=self._weights[0].device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        named = {
+            f"{prefix(length)}{name}": tensor
+            for length, average in self.averages.items()
+            for name, tensor in average.items()
+        }
+        return {UPDATES: self.updates, **named}
+
+    @torch.no_grad()
+    def update(self, skipped: Tensor) -> None:
+        """Moves each average by its share of the way to the weights, unless `skipped` (a scalar) is 1."""
+        taken = 1 - skipped
+        self.updates += taken.long()
+        weights = [weight.float() for weight in self._weights]
+        for length, average in self.averages.items():
+            averages = [local(one) for one in average.values()]
+            step = torch._foreach_sub(weights, averages)
+            torch._foreach_mul_(step, (share(length, self.updates) * taken).float())
+            torch._foreach_add_(averages, step)
+
+
+def share(length: float, updates: Tensor) -> Tensor:
+    """1 - (1 - 1/t)^(γ + 1) for update number t, in float64 and without cancellation; 1 for the first.
+
+    Where every step so far was skipped there is no t yet; any finite number will do.
+    """
+    t = updates.double().clamp_min(1)
+    return -torch.expm1((exponent(length) + 1) * torch.log1p(-1 / t))
+
+
+def of_length(stored: Mapping[str, Tensor], length: float) -> dict[str, Tensor]:
+    """The weights of one average among the tensors of all."""
+    before = prefix(length)
+    return {name.removeprefix(before): tensor for name, tensor in stored.items() if name.startswith(before)}
+
+
+def prefix(length: float) -> str:
+    """Stands before the names of an average's tensors; no two lengths share one."""
+    return f"{float(length)!r}/"

@@ -1,0 +1,76 @@
+"""Products that are symmetric, of which half is computed: X Xᵀ, and the polynomial of it that Newton and Schulz take.
+
+On GPUs that have bulk copies (Hopper and later), in bf16 and for large matrices by a kernel of Triton's; elsewhere by
+torch, in full.
+
+N: matrices of a batch, R: rows, C: columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils._triton import has_triton
+
+_COPIED_BYTES = 16
+"""What bulk copies ask of an address, and of the distance from one row to the next."""
+FEWEST_ROWS = 1024
+"""Below, a product is done before the host has started the next one, and half of it saves nothing."""
+
+
+def gram(x_NRC: Tensor) -> Tensor:
+    """X Xᵀ [N, R, R]. X may be a transposed view."""
+    if not _takes(x_NRC):
+        return torch.bmm(x_NRC, x_NRC.mT)
+    from tintype.optim import symmetric_kernel
+
+    return symmetric_kernel.product(x_NRC, None, x_NRC, 0.0, 0.0, 0.0)
+
+
+def bracket(gram_NRR: Tensor, a: float, b: float, c: float, norm_N: Tensor | None = None) -> Tensor:
+    """a I + b A + c A² for a symmetric A; with the norms n of X, where A = X Xᵀ, (a I + b A / n² + c A² / n⁴) / n.
+
+    So that the bracket times X is the iteration's step from X / n, which is never made. The kernel adds in fp32 and
+    rounds once; n⁴ must be less than 3e38.
+    """
+    if not _takes(gram_NRR):
+        return _bracket(gram_NRR, a, b, c, norm_N)
+    from tintype.optim import symmetric_kernel
+
+    if norm_N is None:
+        norm_N = gram_NRR.new_ones(len(gram_NRR), dtype=torch.float32)
+    return symmetric_kernel.product(gram_NRR, gram_NRR, norm_N, a, b, c)
+
+
+def _bracket(gram_NRR: Tensor, a: float, b: float, c: float, norm_N: Tensor | None) -> Tensor:
+    dtype = gram_NRR.dtype
+    if norm_N is not None:
+        gram_NRR = (gram_NRR / norm_N.square()[:, None, None]).to(dtype)
+    bracket_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=b, alpha=c)
+    bracket_NRR.diagonal(dim1=1, dim2=2).add_(a)
+    return bracket_NRR if norm_N is None else (bracket_NRR / norm_N[:, None, None]).to(dtype)
+
+
+def _takes(x_NRC: Tensor) -> bool:
+    return x_NRC.shape[1] >= FEWEST_ROWS and runs_on(x_NRC)
+
+
+def runs_on(x_NRC: Tensor) -> bool:
+    """Whether the kernel can take it: its type, its device, and how it lies in memory."""
+    if x_NRC.dtype != torch.bfloat16 or x_NRC.device.type != "cuda" or not _has_bulk_copies(x_NRC.device):
+        return False
+    return _is_aligned(x_NRC)
+
+
+def _has_bulk_copies(device: torch.device) -> bool:
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0) and has_triton()
+
+
+def _is_aligned(x_NRC: Tensor) -> bool:
+    """The columns or the rows lie side by side, and all else in steps of sixteen bytes; so does the result."""
+    numbers = _COPIED_BYTES // x_NRC.element_size()
+    stored = x_NRC if x_NRC.stride(2) == 1 else x_NRC.mT
+    steps = (stored.stride(0), stored.stride(1), x_NRC.shape[1])
+    return (
+        stored.stride(2) == 1 and all(step % numbers == 0 for step in steps) and x_NRC.data_ptr() % _COPIED_BYTES == 0
+    )

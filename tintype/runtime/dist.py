@@ -1,0 +1,365 @@
+"""The processes of one command, as `torchrun` starts them: who they are, and how they agree.
+
+Decisions are collective: stop, skip and save are agreed on before anyone acts. What ranks tell each other goes as JSON
+or as tensors, through gloo on the CPU; gradients and weights go their own ways (`train.gradients`, `train.layout`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.runtime import activity as standing
+
+T = TypeVar("T")
+
+_TIMEOUT_S = 2 * 3600
+"""The longest wait for a collective of a step. A watchdog ends ranks that are stuck long before (`watchdog`)."""
+_PATIENCE_S = 24 * 3600
+"""How long ranks wait for what one of them does alone. One that is gone is noticed at once."""
+_SHOWN = 6
+_SHOWN_LETTERS = 60
+_AGREE_S = 2.0
+"""In this time all ranks find a mistake that all of them will find."""
+
+_talk: dist.ProcessGroup | None = None
+"""The group of what ranks tell each other, where it is not the default one."""
+_aside: dist.ProcessGroup | None = None
+"""The group of one more thread of each rank (`World.aside`)."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the others. Alone, every question is answered without asking anyone."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    """Among the processes of this machine, whose GPUs are numbered alike."""
+    joined: bool = False
+    """Whether there is a process group, be it of one."""
+    in_thread: bool = False
+    """Whether it is for the thread of each rank that saves in the background."""
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The group of these collectives; None for the default one."""
+        return _aside if self.in_thread else _talk
+
+    def aside(self) -> World:
+        """Return the same ranks with a group of their own, for one more thread. Every rank must call it.
+
+        Collectives of two threads in one group would be taken for each other.
+        """
+        global _aside
+        if self.size == 1:
+            return self
+        if _aside is None:
+            _aside = dist.new_group(backend="gloo", timeout=timedelta(seconds=_PATIENCE_S))
+        return replace(self, in_thread=True)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes logs and talks."""
+        return self.rank == 0
+
+    def mine(self, items: Sequence[Any]) -> Sequence[Any]:
+        """This rank's items: every size-th."""
+        return items[self.rank :: self.size]
+
+    def most(self, value: int) -> int:
+        """The largest value of all ranks."""
+        if self.size == 1:
+            return value
+        values = torch.tensor(value)
+        with standing.waiting():
+            dist.all_reduce(values, dist.ReduceOp.MAX, group=self.group)
+        return int(values)
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        return bool(self.most(int(flag)))
+
+    def wait(self) -> None:
+        """Returns when every rank has come here."""
+        self.most(0)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is done inside succeeds on every rank or on none: a mistake that one of them finds is raised by all."""
+        if self.size == 1:
+            yield
+            return
+        found = ""
+        try:
+            yield
+        except UserError as error:
+            found = str(error) or "failed"
+        errors = list(filter(None, self.tell(found)))
+        if errors:
+            raise UserError(errors[0])
+
+    def tell(self, value: Any) -> list[Any]:
+        """What every rank has, in the order of ranks: anything that JSON holds."""
+        if self.size == 1:
+            return [value]
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        return [json.loads(bytes(one.tolist())) for one in self._exchange(text)]
+
+    def agree(self, values: Mapping[str, Any]) -> None:
+        """Raise on every rank unless all have the same values; the error names the ranks that differ, and in what.
+
+        A value is anything that JSON holds.
+        """
+        if self.size == 1 or len(set(self.tell(digest_of(values)))) == 1:
+            return
+        raise UserError(_differences(self.tell(dict(values))))
+
+    def lead(self, value: Any = None) -> Any:
+        """What the first rank has, on all of them: anything that JSON holds."""
+        return self.tell(value if self.leads else None)[0]
+
+    def share(self, items: Sequence[T], work: Callable[[T], Tensor]) -> Tensor | None:
+        """The rows that `work` makes of each item, in the items' order, on the CPU of the first rank; else None.
+
+        Ranks take the items in turn.
+        """
+        found = self.share_named(items, lambda item: {"rows": work(item)})
+        return None if found is None else found["rows"]
+
+    def share_named(self, items: Sequence[T], work: Callable[[T], Mapping[str, Tensor]]) -> dict[str, Tensor] | None:
+        """As `share`, of several tensors by their names. There is at least one item."""
+        done = [{name: rows.cpu() for name, rows in work(item).items()} for item in self.mine(items)]
+        mine = {name: torch.cat([one[name] for one in done]) for name in done[0]} if done else {}
+        if self.size == 1:
+            return mine
+        lengths = self.tell([len(next(iter(one.values()))) for one in done])
+        if not self.leads:
+            for rows in mine.values():
+                dist.send(rows, 0, group=self.group)
+            return None
+        pieces = {name: [rows.split(lengths[0])] for name, rows in mine.items()}
+        for rank in range(1, self.size):
+            for name, rows in mine.items() if lengths[rank] else ():
+                theirs = rows.new_empty(sum(lengths[rank]), *rows.shape[1:])
+                dist.recv(theirs, rank, group=self.group)
+                pieces[name].append(theirs.split(lengths[rank]))
+        turns = [divmod(index, self.size) for index in range(len(items))]
+        return {name: torch.cat([by_rank[rank][turn] for turn, rank in turns]) for name, by_rank in pieces.items()}
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """All ranks' rows, in the order of ranks, on the CPU. Ranks may have different numbers of them."""
+        return rows.cpu() if self.size == 1 else torch.cat(self._exchange(rows.detach().cpu()))
+
+    def _exchange(self, rows: Tensor) -> list[Tensor]:
+        counts = [torch.zeros((), dtype=torch.int64) for _ in range(self.size)]
+        with standing.waiting():
+            dist.all_gather(counts, torch.tensor(len(rows)), group=self.group)
+        most = max(map(int, counts))
+        padded = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
+        found = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(found, padded, group=self.group)
+        return [one[: int(count)] for one, count in zip(found, counts, strict=True)]
+
+    def rows(self, mine: Tensor) -> Tensor:
+        """Gather all ranks' rows, in the order of ranks, where they are. Every rank has the same number.
+
+        Gradients flow to the rank that a row comes from: a loss over the rows of all ranks has the gradient that one
+        process with the whole batch has. So every rank must call backward where one does.
+        """
+        if self.size == 1:
+            return mine
+        found: Tensor = _AllGather.apply(mine)  # type: ignore[no-untyped-call]
+        return found
+
+    def mean(self, mine: Tensor) -> Tensor:
+        """The mean over the ranks, where it is. Gradients flow as those of `rows`."""
+        return mine if self.size == 1 else self.rows(mine[None]).mean(0)
+
+    def say_once(self, text: str, say: Callable[[str], None]) -> None:
+        """Says a mistake that ends this process: once where every rank finds it, else with the rank's number.
+
+        Others that wait for this rank can learn that it is gone.
+        """
+        if self.size == 1:
+            say(text)
+            return
+        store, digest = ranks_store(), hashlib.sha256(text.encode()).hexdigest()
+        store.set(store_key("gone"), "")
+        first = store.add(store_key("found", digest), 1) == 1
+        until = time.monotonic() + _AGREE_S
+        while (found := store.add(store_key("found", digest), 0)) < self.size and time.monotonic() < until:
+            time.sleep(0.02)
+        if first:
+            say(text if found == self.size else f"rank {self.rank}: {text}")
+            store.set(store_key("said", digest), "")
+        else:  # the launcher stops everyone when the first has ended
+            store.wait([store_key("said", digest)], timedelta(seconds=2 * _AGREE_S))
+
+
+class _AllGather(torch.autograd.Function):
+    """Backward sums what all ranks' losses ask of a row.
+
+    The sum is not divided: gradients of weights are averaged over the ranks afterwards (`train.gradients`), as the loss
+    of the whole batch is the mean of the ranks' losses.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor) -> Tensor:
+        size = dist.get_world_size()
+        ctx.rows = len(mine)
+        found = mine.new_empty(size * len(mine), *mine.shape[1:])
+        with standing.waiting():
+            dist.all_gather(list(found.chunk(size)), mine.contiguous())
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        summed = gradients[0].contiguous().clone()
+        dist.all_reduce(summed)
+        return summed[dist.get_rank() * ctx.rows :][: ctx.rows]
+
+
+def digest_of(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _differences(by_rank: Sequence[Mapping[str, Any]]) -> str:
+    """In words: what most ranks have is taken for right, where there is a most; else what the first has."""
+    keys = list(dict.fromkeys(key for values in by_rank for key in values))
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        texts = [json.dumps(values.get(key), sort_keys=True) for values in by_rank]
+        usual = max(texts, key=texts.count)
+        for text in dict.fromkeys(text for text in texts if text != usual):
+            ranks = ", ".join(str(rank) for rank, one in enumerate(texts) if one == text)
+            found.setdefault(ranks, []).append(f"{key} {_short(text)} and not {_short(usual)}")
+    words = [
+        f"rank {ranks} has {', '.join(some[:_SHOWN])}{' …' if len(some) > _SHOWN else ''}"
+        for ranks, some in found.items()
+    ]
+    return (
+        f"the ranks do not agree: {'; '.join(words[:_SHOWN])}. Nothing was begun; start all ranks with the same "
+        "command, version and files"
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}…"
+
+
+def ranks_store() -> Any:
+    """The store through which the ranks have met. It answers while the ranks wait for each other."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def store_key(*words: str) -> str:
+    """Ranks that were started again do not hear of those before them."""
+    return "/".join(["tintype", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), *words])
+
+
+def someone_is_gone() -> bool:
+    """Whether a rank has said that it fails: it gives the reason, and the others none."""
+    try:
+        return bool(ranks_store().check([store_key("gone")]))
+    except RuntimeError:  # so is the store
+        return True
+
+
+ALONE = World()
+
+
+def current() -> World:
+    """The world that this process has joined, or itself alone."""
+    if not dist.is_initialized():
+        return ALONE
+    return World(dist.get_rank(), dist.get_world_size(), _number("LOCAL_RANK"), joined=True)
+
+
+@contextmanager
+def joined() -> Iterator[World]:
+    """Meets the other processes where `torchrun` started this one, and parts from them at the end.
+
+    A process that fails does not part: it would wait for the others. Those that were waiting for it end without a word,
+    for it has said what there is to say.
+    """
+    if not launched() or dist.is_initialized():
+        yield current()
+        return
+    _meet()
+    try:
+        yield current()
+    except SystemExit:
+        if not someone_is_gone():
+            _part()
+        raise
+    except BaseException as error:
+        if is_connection_error(error) and someone_is_gone():
+            time.sleep(_AGREE_S)  # the launcher names the first that ended
+            raise SystemExit(1) from None
+        ranks_store().set(store_key("gone"), "")
+        raise
+    _part()
+
+
+def is_connection_error(error: BaseException) -> bool:
+    """Whether it comes from the connection with other ranks: gloo has no class for its errors."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
+
+
+def launched() -> bool:
+    """Whether `torchrun` started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def _meet() -> None:
+    global _talk
+    gpus = torch.cuda.device_count()
+    local = _number("LOCAL_RANK")
+    if gpus and _number("LOCAL_WORLD_SIZE", 1) > gpus:
+        if local:  # the first one says it
+            raise SystemExit(2)
+        raise UserError(
+            f"torchrun started {_number('LOCAL_WORLD_SIZE')} processes on this machine, which has {gpus} GPUs; "
+            f"start it with --nproc-per-node {gpus}"
+        )
+    if gpus:
+        torch.cuda.set_device(local)
+    backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=_TIMEOUT_S))
+    _talk = dist.new_group(backend="gloo", timeout=timedelta(seconds=_PATIENCE_S))
+
+
+def _part() -> None:
+    global _talk, _aside
+    _talk = _aside = None
+    dist.destroy_process_group()
+
+
+def alone(what: str) -> None:
+    """Refuses a command that starts its own processes, or has no use for several."""
+    if _number("WORLD_SIZE", 1) > 1 and launched():
+        raise UserError(f"`{what}` runs as one process; start it without torchrun")
+
+
+def refuse_other_steps(steps: Sequence[int], run: Path) -> None:
+    """Ranks load a run one by one: one that is still trained could give them different weights."""
+    if len(set(steps)) > 1:
+        raise UserError(f"{run} was saved at step {max(steps)} while it was loaded; run the same command again")
+
+
+def _number(name: str, usual: int = 0) -> int:
+    return int(os.environ.get(name, usual))

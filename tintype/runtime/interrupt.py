@@ -1,0 +1,38 @@
+"""SIGINT and SIGTERM set a flag that every long loop polls; a second signal ends the process at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tintype.runtime.dist import World
+from tintype.runtime.signals import handle_signals
+
+
+class Interrupt:
+    """`signal` is the number of the signal that came, or None."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def of_any(self, world: World) -> bool:
+        """Whether a signal has come to any rank; then it has come to all."""
+        if number := world.most(self.signal or 0):
+            self.signal = number
+        return self.signal is not None
+
+
+@contextmanager
+def watch_signals(*numbers: signal.Signals) -> Iterator[Interrupt]:
+    """By default SIGINT and SIGTERM."""
+    interrupt = Interrupt()
+
+    def note(number: int) -> None:
+        interrupt.signal = number
+
+    undo = handle_signals(note, *numbers)
+    try:
+        yield interrupt
+    finally:
+        undo()

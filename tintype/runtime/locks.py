@@ -1,0 +1,80 @@
+"""Locks that keep a second process out of a folder, and fall with the process that holds them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from tintype.errors import UserError
+from tintype.runtime.files import remove_unfinished
+
+_LOCK = ".lock"
+_WAIT_S = 120.0
+_LOOK_S = 0.1
+
+
+@contextmanager
+def locked(folder: Path, otherwise: str = "choose another --out") -> Iterator[None]:
+    """Make the folder and keep other processes out of it. The lock falls with the process that holds it.
+
+    The file names that process, for messages. What killed processes left half written in the folder is removed.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("a+")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; {otherwise}") from None
+    with lock:
+        if not _take(lock):
+            raise UserError(f"another process{_holder(folder)} works in {folder}; wait for it or {otherwise}")
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        remove_unfinished(folder)
+        yield
+
+
+def wait_for_lock(folder: Path, stop: Callable[[], bool], on_wait: Callable[[str], None]) -> bool:
+    """Wait until no other process works in the folder, `_WAIT_S` at most; False where `stop` ended the wait.
+
+    A process that was killed a moment ago may still be ending. `on_wait` gets one sentence if there is a wait.
+    """
+    if not os.access(folder / _LOCK, os.W_OK):  # not there, or `locked` says what is wrong with it
+        return True
+    until_s = time.monotonic() + _WAIT_S
+    with (folder / _LOCK).open("a+") as lock:
+        if _take(lock):
+            return True
+        on_wait(f"waiting for another process{_holder(folder)} that works in {folder}, {_WAIT_S:g} s at most")
+        while not _take(lock) and time.monotonic() < until_s:
+            if stop():
+                return False
+            time.sleep(_LOOK_S)
+    return True
+
+
+def _take(lock: TextIO) -> bool:
+    """Take the lock if it is free; it falls when the file is closed."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _holder(folder: Path) -> str:
+    """Return the id of the process that holds the lock, in words; empty where it has not written it."""
+    with suppress(OSError, ValueError):
+        return f" ({int((folder / _LOCK).read_text())})"
+    return ""
+
+
+def refuse_foreign(folder: Path, mark: str) -> None:
+    """A folder without its mark must be empty, but for what an earlier try may have left."""
+    if any(not entry.name.startswith(".") and entry.name != "checkpoints" for entry in folder.iterdir()):
+        raise UserError(f"{folder} holds other files and no {mark}; choose an empty or new folder for --out")

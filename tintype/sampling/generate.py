@@ -1,0 +1,146 @@
+"""From captions to images: the one path that the command line, evaluation and reports all use.
+
+Image i starts from noise that is a function of (seed, i) alone, so it does not depend on the batch it is made in.
+
+B: images of a batch, C: channels, H, W: latent rows and columns, K: kept tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tintype.data.captions import NULL_CAPTION
+from tintype.flow.guidance import ClassifierFreeSettings, Guidance
+from tintype.flow.path import sampling_times
+from tintype.flow.routes import random_kept
+from tintype.flow.sampler import Method, integrate
+from tintype.model import TextCache
+from tintype.sampling.velocity_bias import velocity_bias
+from tintype.seams import Draws, Route, TextTokens, VelocityFn
+from tintype.settings import Settings
+from tintype.train.parts import Parts
+
+
+class SamplerSettings(Settings):
+    method: Method = "euler"
+    steps: int = Field(50, ge=1)
+    guidance: Guidance = ClassifierFreeSettings()
+    batch: int = Field(64, ge=1, description="Images made at a time; the images do not depend on it")
+
+
+@torch.no_grad()
+def generate(
+    parts: Parts,
+    captions: Sequence[str],
+    settings: SamplerSettings,
+    *,
+    seed: int,
+    size_px: int,
+    first_index: int = 0,
+    on_step: Callable[[int], None] = lambda images: None,
+) -> Tensor:
+    """One image for each caption: uint8 [N, 3, size, size]. `on_step` is told the size of each batch at each step."""
+    batches = []
+    for first, last in cut(0, len(captions), settings.batch):
+        index_B = torch.arange(first, last, device=parts.device) + first_index
+        batches.append(_generate_batch(parts, captions[first:last], settings, Draws(seed, index_B), size_px, on_step))
+    return torch.cat(batches)
+
+
+def cut(first: int, last: int, size: int) -> list[tuple[int, int]]:
+    """The span from `first` to behind `last` in pieces of at most `size`."""
+    return [(start, min(start + size, last)) for start in range(first, last, size)]
+
+
+def _generate_batch(
+    parts: Parts,
+    captions: Sequence[str],
+    settings: SamplerSettings,
+    draws: Draws,
+    size_px: int,
+    on_step: Callable[[int], None],
+) -> Tensor:
+    z_BCHW = sample_latents(parts, captions, settings, draws, size_px, on_step)
+    with parts.compute():
+        return parts.tokenizer.decode(z_BCHW).cpu()
+
+
+@torch.no_grad()
+def sample_latents(
+    parts: Parts,
+    captions: Sequence[str],
+    settings: SamplerSettings,
+    draws: Draws,
+    size_px: int,
+    on_step: Callable[[int], None] = lambda images: None,
+) -> Tensor:
+    """What the tokenizer decodes to the images of one batch."""
+    noise_BCHW = first_noise(parts, draws, size_px)
+    side = noise_BCHW.shape[-1]
+    with parts.compute():
+        caption = parts.denoiser.read_text(parts.text.encode(captions))
+        null = parts.denoiser.read_text(_repeat(parts.text.encode([NULL_CAPTION]), len(captions)))
+        branches = TextBranches(parts, draws, (side // parts.plan.model.patch) ** 2, caption, null)
+        bias = velocity_bias(parts, size_px) if settings.guidance.unbias else None
+        guided = settings.guidance.build(branches, bias)
+        times = sampling_times(settings.steps, parts.plan.time.shift)
+        return integrate(guided, noise_BCHW, times, settings.method, lambda: on_step(len(captions)))
+
+
+def first_noise(parts: Parts, draws: Draws, size_px: int) -> Tensor:
+    """Where sampling begins."""
+    side = size_px // parts.tokenizer.stride_px
+    return draws.normal("sample", (parts.tokenizer.channels, side, side))
+
+
+@dataclass(frozen=True)
+class TextBranches:
+    """The velocities of a batch of images with their captions and with the null caption."""
+
+    parts: Parts
+    draws: Draws
+    tokens: int
+    caption: TextCache
+    null: TextCache
+
+    def captioned(self, x_t_BCHW: Tensor, t: float) -> Tensor:
+        return self._velocity(x_t_BCHW, t, self.caption)
+
+    def captioned_and_null(self, x_t_BCHW: Tensor, t: float) -> tuple[Tensor, Tensor]:
+        first, second = self._velocity(torch.cat([x_t_BCHW, x_t_BCHW]), t, self._both).chunk(2)
+        return first, second
+
+    def captioned_sparse(self, share: float) -> VelocityFn:
+        skipping = max(1, int(self.tokens * share))
+        kept_BK = random_kept(self.draws, self.tokens, self.tokens - skipping, "guidance")
+        route = self.parts.router.sparse(kept_BK)
+        return lambda x_t_BCHW, t: self._velocity(x_t_BCHW, t, self.caption, route)
+
+    def null_shallow(self, x_t_BCHW: Tensor, t: float) -> Tensor:
+        nothing_BK = torch.empty(len(x_t_BCHW), 0, dtype=torch.int64, device=x_t_BCHW.device)
+        return self._velocity(x_t_BCHW, t, self.null, self.parts.router.sparse(nothing_BK))
+
+    def _velocity(self, x_t_BCHW: Tensor, t: float, text: TextCache, route: Route | None = None) -> Tensor:
+        return self.parts.velocity(x_t_BCHW, x_t_BCHW.new_full((len(x_t_BCHW),), t), text, route)
+
+    @cached_property
+    def _both(self) -> TextCache:
+        return _concatenate(self.caption, self.null)
+
+
+def _repeat(text: TextTokens, count: int) -> TextTokens:
+    return TextTokens(text.tokens_BLC.expand(count, -1, -1), text.mask_BL.expand(count, -1))
+
+
+def _concatenate(first: TextCache, second: TextCache) -> TextCache:
+    per_block = tuple(
+        (torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]]))
+        for a, b in zip(first.per_block, second.per_block, strict=True)
+    )
+    return TextCache(per_block, torch.cat([first.mask_BS, second.mask_BS]))

@@ -1,0 +1,134 @@
+"""`tintype sample`: images from prompts, on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tintype.data.image_file import open_image, read_file
+from tintype.errors import UserError
+from tintype.runtime.dist import current, refuse_other_steps
+from tintype.runtime.watchdog import watch_ranks
+from tintype.sampling.generate import SamplerSettings, cut, generate
+from tintype.sampling.images import contact_sheet, save_png
+from tintype.settings import plain
+from tintype.train.agreement import agree_on_plan
+from tintype.train.folder import RunFolder
+from tintype.train.load import load_run
+from tintype.train.reconstruct import reconstruction
+
+
+def sample_run(
+    run: Path,
+    prompts: list[str],
+    prompt_file: Path | None,
+    out: Path,
+    settings: SamplerSettings,
+    *,
+    count: int,
+    seed: int,
+    size_px: int | None,
+    device: str | None = None,
+    ema_length: float | None = None,
+    on_images: Callable[[float, int], None] = lambda done, total: None,
+) -> list[Path]:
+    """Write `count` images for each prompt and a contact sheet of them; return the paths, the sheet last.
+
+    In a folder with images of other commands they are numbered after those; the same command writes its own again.
+    Those of an average of another length carry it in their names. Ranks make batches in turn, the same ones as a
+    process alone, and write their images; the first rank makes the sheet. `on_images` gets the images that are done,
+    those of the batch under way in part, and the number of all.
+    """
+    prompts = [*prompts, *(_read_prompts(prompt_file) if prompt_file else [])]
+    if not prompts:
+        raise UserError("no prompt: give prompts after the run's folder, or --prompt-file FILE")
+    average = reconstruction(run, ema_length) if ema_length is not None else None
+    parts, step = load_run(run, device, average)
+    agree_on_plan(parts.plan, current(), sampler=plain(settings), prompts=prompts, count=count, seed=seed)
+    refuse_other_steps(current().tell(step), run)
+    if settings.guidance.unbias:  # its mean velocity is taken of the training images
+        RunFolder(run).check_identity("data", parts.source.identity)
+    size_px = size_px or parts.plan.data.size_px
+    unit = parts.tokenizer.stride_px * parts.plan.model.patch
+    if size_px % unit:
+        raise UserError(f"--size {size_px}: this model makes sizes that are multiples of {unit}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
+    repeated = [prompt for prompt in prompts for _ in range(count)]
+    ending = f"-ema-{average.length!r}.png" if average else ".png"
+    details = {"run": str(run), "plan": parts.plan.hash, "step": step, "seed": seed}
+    details |= {"ema_length": average.length} if average else {}
+    abouts = [{**details, "index": index, "size_px": size_px, **plain(settings)} for index in range(len(repeated))]
+    first_number = current().lead(_first_number(out, ending, list(zip(repeated, abouts, strict=True))))
+    written = [out / f"{first_number + index:04d}{ending}" for index in range(len(repeated))]
+
+    done = 0.0
+
+    def count_step(images: int) -> None:
+        nonlocal done
+        done += images * current().size / settings.steps  # the other ranks are as far as this one
+        on_images(min(done, len(repeated)), len(repeated))
+
+    def make(batch: tuple[int, int]) -> Tensor:
+        first, last = batch
+        place = {"seed": seed, "size_px": size_px, "first_index": first}
+        images = generate(parts, repeated[first:last], settings, **place, on_step=count_step)
+        for index, image in enumerate(images, first):
+            save_png(image, written[index], {"prompt": repeated[index], "tintype": json.dumps(abouts[index])})
+        return images
+
+    with watch_ranks(current(), parts.plan.run.watchdog):
+        images = current().share(cut(0, len(repeated), settings.batch), make)
+    sheet = out / f"contact-sheet{f'-{first_number:04d}' if first_number else ''}{ending}"
+    if images is not None:
+        save_png(contact_sheet(images), sheet)
+    return [*written, sheet]
+
+
+Made = tuple[str, dict[str, Any]]
+"""What an image was made from: its prompt, and all that decides it."""
+
+
+def _first_number(out: Path, ending: str, images: Sequence[Made]) -> int:
+    """Return the number of the first image: where this command wrote it before, or after all that are there."""
+    there = {}
+    for path in out.glob(f"*{ending}"):
+        number = path.name.removesuffix(ending)
+        if number.isdecimal() and len(number) >= 4:
+            there[int(number)] = _read_made(path)
+    wanted = [_same(made) for made in images]
+
+    def fits(first: int) -> bool:
+        return all(there.get(first + index, made) == made for index, made in enumerate(wanted))
+
+    starts = sorted(number for number, made in there.items() if made == wanted[0])
+    return next((first for first in starts if fits(first)), max(there, default=-1) + 1)
+
+
+def _read_made(path: Path) -> Made | None:
+    """Return what an image was made from; None where the file does not say."""
+    try:
+        with open_image(read_file(path), path.name) as image:
+            return _same((str(image.info["prompt"]), dict(json.loads(image.info["tintype"]))))
+    except (UserError, OSError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _same(made: Made) -> Made:
+    """Leave out what does not change the image: how the run's folder is spelt, and the batch."""
+    prompt, about = made
+    return prompt, {key: value for key, value in about.items() if key not in ("run", "batch")}
+
+
+def _read_prompts(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the prompts in {path}: {error}") from None
+    return [line.strip() for line in lines if line.strip()]

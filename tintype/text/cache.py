@@ -1,0 +1,126 @@
+"""What a frozen text encoder makes of captions, kept on the disk by the text.
+
+A caption's token states are kept without padding, in the type that they were computed in, so that a run learns the same
+with the cache and without: on a CPU to the last bit. On a GPU they are computed in groups of one size, whoever asks.
+The folder is named by all that decides them, so any change begins a new one; arms of a study and ranks share it.
+
+T: tokens of all captions. C: width of the encoder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tintype.errors import UserError
+from tintype.pretrained.weights import cache_folder
+from tintype.runtime.files import write_json
+from tintype.runtime.segments import KEY_BYTES, Segments
+from tintype.seams import TextTokens
+from tintype.text.frozen import FrozenTextEncoder
+from tintype.text.packing import Packed, alone, evenly, spread
+
+HEADER_NAME = "text.json"
+FORMAT = 1
+_AT_ONCE = 256
+"""Captions that are encoded before they are written."""
+
+
+class KeptText:
+    """A text encoder that asks another one for what is not there yet."""
+
+    def __init__(self, encoder: FrozenTextEncoder) -> None:
+        made_of = _made_of(encoder)
+        stamp = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).digest()
+        self.dim, self.identity = encoder.dim, encoder.identity
+        self.folder = cache_folder() / "text" / stamp.hex()[:32]
+        self._encoder, self._made_of = encoder, made_of
+        self._numbers = torch.int16 if encoder.settings.compute == "bf16" else torch.int32
+        self._kept = Segments(self.folder, stamp, "set run.text_embeddings to live")
+
+    @property
+    def encoder(self) -> FrozenTextEncoder:
+        """The one that it asks."""
+        return self._encoder
+
+    def identity_at(self, max_tokens: int) -> str:
+        return self._encoder.identity_at(max_tokens)
+
+    def cut(self, captions: Sequence[str], max_tokens: int) -> list[str]:
+        return self._encoder.cut(captions, max_tokens)
+
+    def compile_layers(self) -> None:
+        self._encoder.compile_layers()
+
+    def fill(self, captions: Sequence[str]) -> int:
+        """Encodes those of the captions that are missing, and says how many they were."""
+        text_of = {_key(caption): caption for caption in captions}
+        missing = self._kept.missing(list(text_of))
+        for first in range(0, len(missing), _AT_ONCE):
+            some = missing[first : first + _AT_ONCE]
+            self._add(some, [text_of[key] for key in some])
+        return len(missing)
+
+    def encode(self, captions: Sequence[str]) -> TextTokens:
+        place = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
+        self.fill(list(place))
+        packed = self._read(list(place))
+        device, length = self._encoder.device, self._encoder.settings.max_tokens
+        return spread(packed, [place[caption] for caption in captions], length, device)
+
+    def _add(self, keys: Sequence[bytes], captions: Sequence[str]) -> None:
+        on_cpu = self._encoder.device.type == "cpu"
+        packed = self._encoder.packed(captions, alone if on_cpu else evenly)
+        number_TC = packed.token_TC.cpu().view(self._numbers).numpy()
+        blocks = [
+            number_TC[start : start + length].tobytes()
+            for start, length in zip(packed.starts, packed.lengths, strict=True)
+        ]
+        self._write_header()
+        self._kept.add(list(zip(keys, blocks, strict=True)))
+
+    def _read(self, captions: Sequence[str]) -> Packed:
+        blocks = [self._kept.get(_key(caption)) for caption in captions]
+        token_bytes = self.dim * self._numbers.itemsize
+        found = [block for block in blocks if block is not None]
+        if len(found) < len(blocks):  # they were there a moment ago
+            raise UserError(f"the embeddings in {self.folder} change while they are read; does something delete them?")
+        lengths = [len(block) // token_bytes for block in found]
+        number_T = torch.frombuffer(bytearray(b"".join(found)), dtype=self._numbers)
+        dtype = self._encoder.settings.dtype
+        starts = [0, *itertools.accumulate(lengths)][:-1]
+        return Packed(number_T.view(dtype).view(-1, self.dim), starts, lengths)
+
+    def _write_header(self) -> None:
+        """Says to people what is in the folder."""
+        file = self.folder / HEADER_NAME
+        try:
+            if not file.exists():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write_json(file, {"format": FORMAT, "made_of": self._made_of})
+        except OSError as error:
+            raise UserError(
+                f"cannot write {file}: {error.strerror}; set TINTYPE_CACHE to a folder that can be written, or set "
+                "run.text_embeddings to live"
+            ) from None
+
+
+def _made_of(encoder: FrozenTextEncoder) -> dict[str, Any]:
+    """All that decides an embedding, the text aside."""
+    settings = encoder.settings
+    return {
+        "format": FORMAT,
+        "kind": settings.kind,
+        "weights, tokenizer and settings": encoder.identity,
+        "compute": settings.compute,
+        "device": encoder.device.type,
+    }
+
+
+def _key(caption: str) -> bytes:
+    return hashlib.blake2b(caption.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()

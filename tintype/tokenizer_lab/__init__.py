@@ -1,0 +1,1 @@
+"""Train, compare and cache tokenizers."""

@@ -1,0 +1,99 @@
+"""Encodes all training images of a plan before any run needs them: `tintype tokenizer cache`.
+
+Ranks take chunks of the images in turn. What an earlier call left is kept, row by row, where its sum is right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tintype.data.sources import open_source
+from tintype.errors import UserError
+from tintype.plan import Plan
+from tintype.runtime.dist import World, current
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.transfer import send
+from tintype.tokenizers.latent_cache import KeptLatents, keep_latents, why_uncacheable
+from tintype.train.parts import choose_device, cpu_threads
+
+_CPU_CHUNK_IMAGES, _GPU_CHUNK_IMAGES = 16, 64
+"""Between chunks a signal is heard."""
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What became of a cache. Numbers are of all ranks."""
+
+    folder: Path
+    size_bytes: int
+    images: int
+    """Of the data."""
+    there: int
+    """Of them in the cache now."""
+    encoded: int
+    changed: int
+    """Those of `encoded` whose image had changed."""
+    seconds: float
+
+    @property
+    def images_per_s(self) -> float:
+        return self.encoded / self.seconds if self.encoded else 0.0
+
+
+def fill_cache(
+    plan: Plan,
+    interrupt: Interrupt,
+    verify: bool = False,
+    on_images: Callable[[int, int], None] = lambda done, total: None,
+) -> Filled:
+    """Fills it until all rows are there or a signal came. `verify` makes rows anew whose image is another by now."""
+    if reason := why_uncacheable(plan):
+        raise UserError(reason)
+    world, device = current(), choose_device(plan.run.device)
+    batch = max(1, plan.train.batch // plan.train.accumulate // world.size)
+    with world.together():
+        tokenizer = plan.tokenizer.build(device)
+        kept = keep_latents(plan, tokenizer, open_source(plan.data, "train", device), device, batch)
+    began = time.perf_counter()
+    with cpu_threads(plan.run):
+        encoded, changed = _fill(kept, world, interrupt, verify, on_images)
+    seconds = time.perf_counter() - began
+    kept.rows.flush()
+    totals = [sum(numbers) for numbers in zip(*world.tell([encoded, changed]), strict=True)]
+    size_bytes = kept.rows.file.stat().st_size
+    return Filled(kept.folder, size_bytes, len(kept.source), kept.rows.count, totals[0], totals[1], seconds)
+
+
+def _fill(
+    kept: KeptLatents, world: World, interrupt: Interrupt, verify: bool, on_images: Callable[[int, int], None]
+) -> tuple[int, int]:
+    """The images that this rank encoded, and those of them that had changed. Every rank goes through every round."""
+    count, chunk = len(kept.source), _chunk_images(kept)
+    at_once = chunk * world.size
+    encoded = changed = 0
+    for first in range(0, count, at_once):
+        if interrupt.of_any(world):
+            break
+        start = first + world.rank * chunk
+        ids = range(start, min(start + chunk, count))
+        with world.together():
+            if verify and ids:
+                other = kept.changed(ids)
+                if other:
+                    kept.write(other, send(kept.source.images(other), kept.device))
+                changed += len(other)
+                encoded += len(other)
+            if ids:
+                encoded += kept.fill(ids)
+        on_images(min(first + at_once, count), count)
+    return encoded, changed
+
+
+def _chunk_images(kept: KeptLatents) -> int:
+    """Whole batches of a GPU, which would else encode what fills them up in vain."""
+    if kept.device.type == "cpu":
+        return _CPU_CHUNK_IMAGES
+    return kept.batch * max(1, _GPU_CHUNK_IMAGES // kept.batch)

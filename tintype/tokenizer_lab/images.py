@@ -1,0 +1,208 @@
+"""Pictures to train and to measure tokenizers with: the embedded scenes, or any set of pictures on a disk.
+
+Which pictures of a set on a disk are held out depends on their number alone: the first of a fixed random order. So a
+report that asks for as many as training held out gets just those. Of a store, training sees the training split only
+(and holds some of it out), and a report the evaluation split.
+
+B: pictures. N: all pictures. C: channels. H, W: rows, columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tintype import rng
+from tintype.data.fit import crop, refuse_small, shrunk, square
+from tintype.data.image_file import pixels_stated
+from tintype.data.image_sets import Encoded, decode, map_ahead, open_pictures
+from tintype.data.order import ids_at
+from tintype.data.scenes.source import SceneSource, Split
+from tintype.data.store.layout import is_store, open_store
+from tintype.errors import UserError
+from tintype.runtime.transfer import send
+from tintype.settings import DataSettings, Settings
+
+SCENES = "scenes"
+_MOST_BYTES = 16 << 30
+_HELD_OUT_ORDER = 0
+_HELD_OUT_SHARE = 5
+_RENDERED_TOGETHER = 128
+
+OnImages = Callable[[str, int, int], None]
+"""Progress passed to the callback: what is done, how many images it has seen, and of how many."""
+
+
+class SceneSettings(Settings):
+    """Which of the embedded scenes."""
+
+    count: int = Field(4096, ge=1, description="Number of training scenes")
+    style: Literal["render", "photo", "both"] = "both"
+    seed: int = Field(0, ge=0)
+
+    def source(self, split: Split, size_px: int, count: int, device: torch.device) -> SceneSource:
+        return SceneSource(DataSettings(size_px=size_px, count=count, style=self.style, seed=self.seed), split, device)
+
+
+class TrainingSet(Protocol):
+    @property
+    def identity(self) -> str:
+        """Names the pictures and all that decides their pixels."""
+
+    @property
+    def held_out(self) -> int: ...
+
+    def batches(self, first_step: int, steps: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Positions (int64 [B]) and uint8 pictures of each step, on the device."""
+
+    def held_out_images(self) -> Tensor:
+        """Pictures that training never sees."""
+
+
+@dataclass(frozen=True)
+class TrainingScenes:
+    settings: SceneSettings
+    size_px: int
+    held_out: int
+    seed: int
+    device: torch.device
+
+    @property
+    def identity(self) -> str:
+        return f"scenes {self.settings.model_dump_json()} at {self.size_px} px"
+
+    def batches(self, first_step: int, steps: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        source = self.settings.source("train", self.size_px, self.settings.count, self.device)
+        for step in range(first_step, steps):
+            ids = ids_at(self.seed, step * batch, batch, len(source)).tolist()
+            yield torch.arange(step * batch, (step + 1) * batch), source.images(ids)
+
+    def held_out_images(self) -> Tensor:
+        return scene_images(self.settings, self.size_px, self.held_out, self.device)
+
+
+class TrainingPictures:
+    """Random crops. The files' bytes are held in memory, and decoded ahead of the step that needs them."""
+
+    def __init__(
+        self,
+        path: Path,
+        size_px: int,
+        short_px: int | None,
+        held_out: int,
+        limit: int | None,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self._encoded = _read_all(path, limit)
+        count = len(self._encoded)
+        if count < 2:
+            raise UserError(f"{path} holds {count} pictures; one is held out, so training needs at least two")
+        self.held_out = min(held_out, max(1, count // _HELD_OUT_SHARE))
+        self._held = held_out_ids(self.held_out, count)
+        self._own = sorted(set(range(count)) - set(self._held))
+        self._size_px, self._short_px, self._seed, self._device = size_px, short_px, seed, device
+
+    @property
+    def identity(self) -> str:
+        total = hashlib.sha256()
+        for one in self._encoded:
+            total.update(hashlib.sha256(one.content).digest())
+        return f"{len(self._encoded)} pictures, SHA-256 {total.hexdigest()}"
+
+    def batches(self, first_step: int, steps: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        def make(step: int) -> tuple[Tensor, Tensor]:
+            position_B = torch.arange(step * batch, (step + 1) * batch)
+            place_B2 = rng.uniform(self._seed, "small-vae/crop", position_B, (2,))
+            ids = ids_at(self._seed, step * batch, batch, len(self._own)).tolist()
+            crops = [self._crop(self._own[id_], *place) for id_, place in zip(ids, place_B2.tolist(), strict=True)]
+            return position_B, torch.stack(crops)
+
+        for position_B, image_BCHW in map_ahead(make, range(first_step, steps)):
+            yield position_B, send(image_BCHW, self._device)
+
+    def held_out_images(self) -> Tensor:
+        return torch.stack([self._crop(id_, 0.5, 0.5) for id_ in self._held])
+
+    def _crop(self, id_: int, down: float, right: float) -> Tensor:
+        """A square of a picture; (0.5, 0.5) is its middle."""
+        image_CHW = decode(self._encoded[id_])
+        short_px = self._short_px
+        refuse_small(self._encoded[id_].name, image_CHW, max(self._size_px, short_px or 0))
+        if short_px is not None:
+            image_CHW = shrunk(image_CHW, short_px)
+        return crop(image_CHW, self._size_px, down, right)
+
+
+def _read_all(path: Path, limit: int | None) -> list[Encoded]:
+    found: list[Encoded] = []
+    total = 0
+    pictures = open_store(path).all_encoded("train") if is_store(path) else open_pictures(path).encoded()
+    for one in pictures:
+        if len(found) == limit:
+            break
+        found.append(one)
+        total += len(one.content)
+        if total > _MOST_BYTES:
+            raise UserError(
+                f"{path}: the first {len(found):,} pictures take more than {_MOST_BYTES >> 30} GiB of memory as files; "
+                f"use the first so many: --set limit={len(found) // 2:d}"
+            )
+    return found
+
+
+def _measured(path: Path) -> Callable[[], Iterator[Encoded]]:
+    """The pictures of which some are measured: of a store those that no training sees."""
+    if is_store(path):
+        return lambda: open_store(path).all_encoded("eval")
+    return open_pictures(path).encoded
+
+
+def held_out_ids(wanted: int, count: int) -> list[int]:
+    return ids_at(_HELD_OUT_ORDER, 0, wanted, count).tolist()
+
+
+def scene_images(settings: SceneSettings, size_px: int, count: int, device: torch.device) -> Tensor:
+    """Scenes of the evaluation split, which no training sees."""
+    source = settings.source("eval", size_px, count, device)
+    ids = range(count)
+    starts = range(0, count, _RENDERED_TOGETHER)
+    return torch.cat([source.images(ids[start : start + _RENDERED_TOGETHER]) for start in starts])
+
+
+def measured_images(
+    data: str, size_px: int, count: int, device: torch.device, on_images: OnImages = lambda doing, done, total: None
+) -> tuple[Tensor, int]:
+    """At most so many pictures, uint8 [N, 3, size, size] on the CPU, and how many the set holds.
+
+    Those on a disk are brought to the size by their short side, and their middle is cut out.
+    """
+    if data == SCENES:
+        image_NCHW = scene_images(SceneSettings(), size_px, count, device).cpu()
+        on_images("rendering", count, count)
+        return image_NCHW, count
+    encoded = _measured(Path(data).expanduser())
+    total = sum(1 for _ in encoded())
+    chosen = {id_: place for place, id_ in enumerate(held_out_ids(min(count, total), total))}
+
+    def middle(one: Encoded) -> Tensor:
+        image_CHW = decode(one)
+        refuse_small(one.name, image_CHW, size_px)
+        return square(image_CHW, size_px)
+
+    found: dict[int, Tensor] = {}
+    wanted = ((index, one) for index, one in enumerate(encoded()) if index in chosen)
+    cut = map_ahead(lambda item: (item[0], middle(item[1])), wanted, lambda item: pixels_stated(item[1].content))
+    for index, image_CHW in cut:
+        found[chosen[index]] = image_CHW
+        on_images("reading", len(found), len(chosen))
+    if len(found) < 2:
+        raise UserError(f"{data} holds {len(found)} pictures; a report needs at least two")
+    return torch.stack([found[place] for place in range(len(found))]), total

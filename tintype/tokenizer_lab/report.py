@@ -1,0 +1,291 @@
+"""What tokenizers do to pictures: how near the way back comes, at which size, how fast, and what latents look like.
+
+`tintype tokenizer report` writes `results.json` and one HTML file. All tokenizers see the same pictures.
+
+N: pictures. B: pictures of a batch. C: channels. H, W: rows, columns. F: size of a feature vector.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tintype.data.store.layout import is_store
+from tintype.errors import UserError
+from tintype.metrics.copies import copy_notes, copy_numbers, pixel_digest, without_others
+from tintype.metrics.feature_metrics import FEATURE_METRICS
+from tintype.metrics.pair import FeaturePair, Reference
+from tintype.metrics.reconstruction import PSNR_DEFINITION, SSIM_DEFINITION, psnr, ssim
+from tintype.metrics.resample import mean_with_error
+from tintype.pretrained.weights import at_hand
+from tintype.runtime.files import write_json, write_text
+from tintype.runtime.locks import locked
+from tintype.runtime.machine import environment
+from tintype.runtime.transfer import send
+from tintype.seams import Draws, Encoder, Measured, Tokenizer
+from tintype.settings import Settings, TokenizerPart, plain
+from tintype.tokenizer_lab.choose import read_tokenizer, tokenizer_names
+from tintype.tokenizer_lab.images import SCENES, OnImages, measured_images
+from tintype.tokenizer_lab.report_html import to_html
+from tintype.tokenizers.pixels import PixelsSettings
+from tintype.tokenizers.small_vae import SmallVaeSettings, read_record
+from tintype.vision import inception, lpips
+from tintype.vision.encoders import EncoderChoice, InceptionSettings, SceneEncoderSettings, feature_matrix
+
+FAR_MEAN, FAR_STD = 0.25, 1.5
+"""Latents with a mean further from 0, or a deviation further from 1 (as a ratio), are pointed out."""
+
+
+class ReportSettings(Settings):
+    """What is measured, and on what."""
+
+    data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of pictures")
+    size_px: int = Field(
+        64, ge=lpips.SMALLEST_PX["vgg16"], le=4096, description="Side of the pictures, which are never enlarged"
+    )
+    count: int = Field(256, ge=2, description="At most so many pictures")
+    batch: int = Field(16, ge=1, description="Pictures at a time; speed depends on it")
+    encoders: tuple[EncoderChoice, ...] | None = Field(
+        None, description="Of the Fréchet distances; by default scenes, and inception where its weights are at hand"
+    )
+    shown: int = Field(8, ge=1, le=64, description="Pictures side by side")
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """What one tokenizer made of all the pictures."""
+
+    image_NCHW: Tensor
+    latent_mean_C: Tensor
+    latent_std_C: Tensor
+    latent_shape: tuple[int, int, int]
+    encode_images_per_s: float
+    decode_images_per_s: float
+
+
+def report_tokenizers(
+    specs: list[str],
+    settings: ReportSettings,
+    out: Path,
+    device: torch.device,
+    on_images: OnImages = lambda doing, done, total: None,
+) -> dict[str, Any]:
+    """Measures every tokenizer, writes the two files, and returns what `results.json` holds."""
+    parts = dict(zip(tokenizer_names(specs), map(read_tokenizer, specs), strict=True))
+    built = {name: part.build(device) for name, part in parts.items()}
+    for name, tokenizer in built.items():
+        _refuse_indivisible(name, tokenizer, settings.size_px)
+    with locked(out):
+        image_NCHW, total = measured_images(settings.data, settings.size_px, settings.count, device, on_images)
+        count = len(image_NCHW)
+        on_images("loading the encoders", 0, count)
+        judge = Judge(image_NCHW, settings, device)
+        rows, trips = [], []
+        for name, tokenizer in built.items():
+            on_batch = partial(on_images, f"encoding and decoding with {name}")
+            trip = round_trip(tokenizer, image_NCHW, settings.batch, device, on_batch)
+            on_images(f"measuring {name}", 0, count)
+            rows.append(_row(name, parts[name], trip, judge, settings, total))
+            trips.append(trip.image_NCHW[: settings.shown])
+        result = {
+            "settings": plain(settings),
+            "images": {"data": settings.data, "count": len(image_NCHW), "of": total, "size_px": settings.size_px},
+            "environment": environment(device),
+            "definitions": judge.definitions,
+            "notes": judge.notes,
+            "left_out": judge.left_out,
+            "tokenizers": rows,
+        }
+        write_json(out / "results.json", result)
+        write_text(out / "report.html", to_html(result, image_NCHW[: settings.shown], trips))
+    return result
+
+
+def _refuse_indivisible(name: str, tokenizer: Tokenizer, size_px: int) -> None:
+    if size_px % tokenizer.stride_px:
+        nearest = size_px // tokenizer.stride_px * tokenizer.stride_px or tokenizer.stride_px
+        raise UserError(
+            f"size_px is {size_px}, but '{name}' takes multiples of {tokenizer.stride_px} px; "
+            f"use --set size_px={nearest:d}, or another multiple that suits all of them"
+        )
+
+
+def round_trip(
+    tokenizer: Tokenizer,
+    image_NCHW: Tensor,
+    batch: int,
+    device: torch.device,
+    on_images: Callable[[int, int], None] = lambda done, total: None,
+) -> RoundTrip:
+    """Encodes and decodes. Speeds leave out the first batch, which is done twice, and the way to the device."""
+    sum_C = square_C = torch.zeros(tokenizer.channels, dtype=torch.float64)
+    made: list[Tensor] = []
+    encode_s = decode_s = 0.0
+    shape = (0, 0, 0)
+    position_N = torch.arange(len(image_NCHW), device=device)
+    tokenizer.decode(tokenizer.encode(send(image_NCHW[:batch], device), Draws(0, position_N[:batch])))
+    for chunk_BCHW, position_B in zip(image_NCHW.split(batch), position_N.split(batch), strict=True):
+        image_BCHW = send(chunk_BCHW, device)
+        began = _now(device)
+        z_BCHW = tokenizer.encode(image_BCHW, Draws(0, position_B))
+        between = _now(device)
+        seen_BCHW = tokenizer.decode(z_BCHW)
+        encode_s, decode_s = encode_s + between - began, decode_s + _now(device) - between
+        made.append(seen_BCHW.cpu())
+        z_BCHW = z_BCHW.double().cpu()
+        sum_C, square_C = sum_C + z_BCHW.sum(dim=(0, 2, 3)), square_C + z_BCHW.square().sum(dim=(0, 2, 3))
+        shape = (z_BCHW.shape[1], z_BCHW.shape[2], z_BCHW.shape[3])
+        on_images(int(position_B[-1]) + 1, len(image_NCHW))
+    count = len(image_NCHW)
+    mean_C = sum_C / (count * shape[1] * shape[2])
+    std_C = (square_C / (count * shape[1] * shape[2]) - mean_C.square()).clamp_min(0).sqrt()
+    return RoundTrip(torch.cat(made), mean_C, std_C, shape, count / encode_s, count / decode_s)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+class Judge:
+    """Holds reconstructions against the pictures; what it needs of these is found once."""
+
+    def __init__(self, image_NCHW: Tensor, settings: ReportSettings, device: torch.device) -> None:
+        self._image_NCHW, self._batch, self._device = image_NCHW, settings.batch, device
+        self.left_out: dict[str, str] = {}
+        digests = [pixel_digest(image_CHW) for image_CHW in image_NCHW.cpu()]
+        self._copy_N = copy_numbers(digests)
+        self.notes: list[str] = copy_notes(digests)
+        self.definitions = {"psnr_db": PSNR_DEFINITION, "ssim": SSIM_DEFINITION}
+        self._lpips = self._has_lpips()
+        self._encoders = [part.build(device) for part in self._chosen(settings)]
+        self._references = [Reference(feature_matrix(one, [image_NCHW]), device) for one in self._encoders]
+        for encoder, reference in zip(self._encoders, self._references, strict=True):
+            self._describe(encoder, reference)
+
+    def _describe(self, encoder: Encoder, reference: Reference) -> None:
+        fd = FEATURE_METRICS["fd"].definition
+        self.definitions[_fd_name(encoder)] = f"{fd}; reconstructions against their originals; {encoder.definition}"
+        if len(reference) <= reference.size:
+            self.notes.append(
+                f"{len(reference)} pictures give no full covariance of {reference.size} features ({encoder.name}); "
+                "compare its Fréchet distance at equal counts only"
+            )
+
+    def _has_lpips(self) -> bool:
+        if not at_hand(lpips.WEIGHTS["vgg16"]):
+            self.left_out["lpips"] = f"the weights of LPIPS are not at hand. {lpips.WEIGHTS['vgg16'].advice}"
+            return False
+        self.definitions["lpips"] = "LPIPS 0.1 with VGG16 at the pictures' own size, then the mean over pictures"
+        return True
+
+    def _chosen(self, settings: ReportSettings) -> Sequence[Any]:
+        if settings.encoders is not None:
+            return settings.encoders
+        if at_hand(inception.WEIGHTS):
+            return SceneEncoderSettings(), InceptionSettings()
+        self.left_out["fd_inception"] = f"the weights of FID's Inception are not at hand. {inception.WEIGHTS.advice}"
+        return (SceneEncoderSettings(),)
+
+    def measure(self, seen_NCHW: Tensor) -> dict[str, Measured]:
+        pairs = list(zip(self._image_NCHW.split(self._batch), seen_NCHW.split(self._batch), strict=True))
+        found = {"psnr_db": _mean_psnr(torch.cat([psnr(*pair) for pair in pairs]), self._copy_N)}
+        found["ssim"] = mean_with_error(torch.cat([ssim(*pair) for pair in pairs]), self._copy_N)
+        if self._lpips:
+            lpips_N = torch.cat([lpips.lpips(*pair, self._device).cpu() for pair in pairs])
+            found["lpips"] = mean_with_error(lpips_N, self._copy_N)
+        for encoder, reference in zip(self._encoders, self._references, strict=True):
+            pair = FeaturePair(feature_matrix(encoder, [seen_NCHW]), reference, copy_N=self._copy_N)
+            one = FEATURE_METRICS["fd"](pair)  # its notes on bias are for sets that share no pictures
+            found[_fd_name(encoder)] = Measured(one.value, one.error, one.method)
+        return found
+
+
+def _fd_name(encoder: Encoder) -> str:
+    return f"fd_{encoder.name}"
+
+
+def _mean_psnr(psnr_N: Tensor, copy_N: Tensor | None = None) -> Measured:
+    """An exact image has an infinite PSNR: it is left out of the mean, and a note counts it."""
+    finite_N = psnr_N[psnr_N.isfinite()]
+    exact = len(psnr_N) - len(finite_N)
+    if not len(finite_N):
+        return Measured(math.inf, warnings=("every picture came back exactly",))
+    one = mean_with_error(finite_N, without_others(copy_N, psnr_N.isfinite()))
+    note = f"{exact} of {len(psnr_N)} pictures came back exactly and are left out of the mean PSNR"
+    return Measured(one.value, one.error, one.method, (note,) if exact else ())
+
+
+def _row(
+    name: str, part: TokenizerPart, trip: RoundTrip, judge: Judge, settings: ReportSettings, total: int
+) -> dict[str, Any]:
+    measured = judge.measure(trip.image_NCHW)
+    numbers_in, numbers_out = 3 * settings.size_px**2, math.prod(trip.latent_shape)
+    return {
+        "name": name,
+        "settings": plain(part),
+        "metrics": {key: _finite(one.value) for key, one in measured.items()},
+        "errors": {key: one.error for key, one in measured.items() if one.error is not None},
+        "exact": measured["psnr_db"].value == math.inf,
+        "latent_shape": list(trip.latent_shape),
+        "numbers_in": numbers_in,
+        "numbers_out": numbers_out,
+        "compression": numbers_in / numbers_out,
+        "encode_images_per_s": trip.encode_images_per_s,
+        "decode_images_per_s": trip.decode_images_per_s,
+        "latent_mean": trip.latent_mean_C.tolist(),
+        "latent_std": trip.latent_std_C.tolist(),
+        "notes": [
+            *(note for one in measured.values() for note in one.warnings),
+            *_latent_notes(part, trip),
+            *_seen_in_training(part, settings, total),
+        ],
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity; `exact` says where it was meant."""
+    return value if math.isfinite(value) else None
+
+
+def _latent_notes(part: TokenizerPart, trip: RoundTrip) -> list[str]:
+    """Of pixels the scale is a convention: nothing is wrong with it."""
+    if isinstance(part, PixelsSettings):
+        return []
+    far_C = (trip.latent_mean_C.abs() > FAR_MEAN) | (trip.latent_std_C > FAR_STD) | (trip.latent_std_C < 1 / FAR_STD)
+    far = int(far_C.sum())
+    if not far:
+        return []
+    return [
+        f"{far} of {len(far_C)} channels of the latents are far from mean 0 and deviation 1 "
+        f"(mean beyond ±{FAR_MEAN:g}, or deviation beyond {1 / FAR_STD:.2f} to {FAR_STD:g})"
+    ]
+
+
+def _seen_in_training(part: TokenizerPart, settings: ReportSettings, total: int) -> list[str]:
+    """Of a small-vae: whether it was trained on some of these pictures."""
+    if not isinstance(part, SmallVaeSettings) or settings.data == SCENES or is_store(Path(settings.data).expanduser()):
+        return []  # scenes and stores have an evaluation split, which no training sees
+    trained = read_record(Path(part.folder).expanduser()).trained
+    theirs = trained.get("settings", {}).get("data", SCENES)
+    if theirs == SCENES or Path(theirs).resolve() != Path(settings.data).resolve():
+        return []
+    count, held_out = min(settings.count, total), int(trained["held_out"])
+    if (limit := trained["settings"]["limit"]) is not None:
+        return [f"it was trained on the first {limit} pictures of this set, and may have seen some of those here"]
+    if count <= held_out:
+        return []
+    return [
+        f"it was trained on this set, and held only {held_out} pictures out: some of those here it has seen. "
+        f"Measure on those alone with count={held_out}, or on another set"
+    ]

@@ -1,0 +1,139 @@
+"""The page of `tintype tokenizer report`: one file with its style and pictures inside, and no script.
+
+N: pictures. C: channels. H, W: rows, columns.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
+from PIL import Image
+from torch import Tensor
+
+from tintype.metrics.reconstruction import psnr
+from tintype.page import numerals, svg
+
+_LARGEST_PX = 512
+_PIXELATED_PX = 160
+_COLOURS = 8
+_LABELS = {"psnr_db": "PSNR, dB", "ssim": "SSIM", "lpips": "LPIPS", "fd_scenes": "FD scenes", "fd_inception": "rFID"}
+_HIGHER = {"psnr_db", "ssim"}
+_CHART_WIDTH, _CHART_HEIGHT = 480.0, 210.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 38.0, 8.0, 12.0, 26.0
+
+
+def to_html(result: dict[str, Any], image_NCHW: Tensor, trips: Sequence[Tensor]) -> str:
+    """`trips` are the reconstructions of the pictures that are shown, one tensor for each tokenizer."""
+    rows = result["tokenizers"]
+    return _template().render(
+        style=Markup(_file("tintype.page", "style.css")),
+        result=result,
+        rows=[_with_colour(index, row) for index, row in enumerate(rows)],
+        metrics=[_metric(name, rows) for name in rows[0]["metrics"]],
+        label=_label,
+        latent_charts=[_latent_chart(row, f"arm-{index % _COLOURS}") for index, row in enumerate(rows)],
+        pictures=_pictures(image_NCHW, [row["name"] for row in rows], trips),
+        pixelated=result["images"]["size_px"] <= _PIXELATED_PX,
+        compression=_compression,
+    )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(significant=numerals.significant)
+    return environment.from_string(_file("tintype.tokenizer_lab", "report.html.j2"))
+
+
+def _file(package: str, name: str) -> str:
+    return (files(package) / name).read_text(encoding="utf-8")
+
+
+def _with_colour(index: int, row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "colour": f"arm-{index % _COLOURS}", "shape": " × ".join(map(str, row["latent_shape"]))}
+
+
+def _label(name: str) -> str:
+    return _LABELS.get(name, name.replace("fd_", "FD ", 1))
+
+
+def _compression(row: dict[str, Any]) -> str:
+    return f"{numerals.significant(row['compression'])}×"
+
+
+def _metric(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One column: a text for each row, and which row is best among those that lose anything."""
+    lossy = {row["name"]: row["metrics"][name] for row in rows if not row["exact"]}
+    best = (max if name in _HIGHER else min)(lossy, key=lambda key: lossy[key]) if len(lossy) > 1 else None
+    cells = {}
+    for row in rows:
+        error = row["errors"].get(name)
+        decimals = 2 if name == "psnr_db" else 4 if name in ("ssim", "lpips") else _decimals(row["metrics"][name])
+        value = "exact" if row["exact"] else numerals.fixed(row["metrics"][name], decimals)
+        spread = f"± {numerals.fixed(error, decimals)}" if error is not None and not row["exact"] else ""
+        cells[row["name"]] = (value, spread)
+    return {
+        "label": _label(name),
+        "direction": "higher is better" if name in _HIGHER else "lower is better",
+        "best": best,
+        "cells": cells,
+    }
+
+
+def _decimals(value: float | None) -> int:
+    return min(4, numerals.decimals_showing(abs(value or 0.0)) + 1)
+
+
+def _pictures(image_NCHW: Tensor, names: Sequence[str], trips: Sequence[Tensor]) -> list[list[dict[str, Any]]]:
+    """For each picture the original and what every tokenizer made of it, with its PSNR."""
+    psnrs = [psnr(image_NCHW, seen_NCHW).tolist() for seen_NCHW in trips]
+    rows = []
+    for index, image_CHW in enumerate(image_NCHW):
+        row: list[dict[str, Any]] = [{"name": "original", "uri": _uri(image_CHW), "psnr": ""}]
+        for name, seen_NCHW, of_all in zip(names, trips, psnrs, strict=True):
+            value = "exact" if of_all[index] == float("inf") else f"{of_all[index]:.1f} dB"
+            row.append({"name": name, "uri": _uri(seen_NCHW[index]), "psnr": value})
+        rows.append(row)
+    return rows
+
+
+def _uri(image_CHW: Tensor) -> str:
+    picture = Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy())
+    picture.thumbnail((_LARGEST_PX, _LARGEST_PX))
+    content = io.BytesIO()
+    picture.save(content, "PNG")
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode("ascii")
+
+
+def _latent_chart(row: dict[str, Any], colour: str) -> dict[str, Any]:
+    """A line from mean − std to mean + std for each channel; grid lines at -1, 0 and 1, where they should end."""
+    pairs = list(zip(row["latent_mean"], row["latent_std"], strict=True))
+    ends = [edge for mean, std in pairs for edge in (mean - std, mean + std)]
+    low, high = svg.padded([*ends, -1.2, 1.2])
+    up = svg.Scale(low, high, _CHART_HEIGHT - _BOTTOM, _TOP)
+    across = svg.Scale(-0.6, len(pairs) - 0.4, _LEFT, _CHART_WIDTH - _RIGHT)
+    ticks = sorted({-1.0, 0.0, 1.0, *(tick for tick in up.ticks(4) if abs(tick) >= 2)})
+    parts: list[str] = []
+    for tick, words in zip(ticks, svg.tick_labels(ticks), strict=True):
+        parts.append(svg.line(_LEFT, up(tick), _CHART_WIDTH - _RIGHT, up(tick), "zero" if tick == 0 else "grid"))
+        parts.append(svg.text(_LEFT - 6, up(tick) + 4, words, anchor="end", class_="tick"))
+    for index, (mean, std) in enumerate(pairs):
+        x = across(index)
+        parts.append(svg.tag("g", *_span(x, up, mean, std), class_=colour))
+    step = max(1, len(pairs) // 8)
+    for index in range(0, len(pairs), step):
+        words = str(index)
+        parts.append(svg.text(across(index), _CHART_HEIGHT - 8, words, anchor="middle", class_="tick"))
+    description = f"{row['name']}: mean plus and minus one standard deviation of each channel of the latents"
+    return {"name": row["name"], "figure": svg.drawing(_CHART_WIDTH, _CHART_HEIGHT, description, parts)}
+
+
+def _span(x: float, up: svg.Scale, mean: float, std: float) -> list[Markup]:
+    return [svg.line(x, up(mean - std), x, up(mean + std), "reach"), svg.circle(x, up(mean), 3, "mean")]

@@ -1,0 +1,350 @@
+"""Trains a small-vae: reconstruction, a small divergence from a normal, and where they are chosen a perceptual distance
+and a discriminator.
+
+Every draw is a function of (seed, position), so a training that was stopped goes on as if it had not been.
+
+B: pictures. C: channels. H, W: rows, columns.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from tintype import rng
+from tintype.config.strict import parse, read_file, write_yaml
+from tintype.errors import UserError
+from tintype.losses.perceptual import Distance
+from tintype.losses.reconstruction import PerceptualSettings
+from tintype.metrics.reconstruction import psnr
+from tintype.optim.adamw import AdamWSettings
+from tintype.optim.storage import EXACT
+from tintype.runtime.files import write_text
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.locks import locked, refuse_foreign
+from tintype.runtime.transfer import send
+from tintype.settings import Settings, plain
+from tintype.tokenizer_lab.images import SCENES, SceneSettings, TrainingPictures, TrainingScenes, TrainingSet
+from tintype.tokenizers import adversary
+from tintype.tokenizers.adversary import Adversary, AdversarySettings
+from tintype.tokenizers.small_vae import (
+    Record,
+    SmallVae,
+    SmallVaeShape,
+    Vae,
+    is_trained,
+    read_record,
+    to_floats,
+    write_vae,
+)
+from tintype.train import checkpoint
+from tintype.train.folder import RunFolder
+from tintype.train.parts import exact_fp32, seeded
+from tintype.train.resume import resume
+from tintype.train.state import TrainState
+from tintype.vision.lpips import SMALLEST_PX
+
+SETTINGS_NAME = "training.yaml"
+ADVERSARY = "adversary"
+DEAD_STD = 0.05
+"""A channel whose posterior mean varies less than this carries nothing: its noise has a deviation of one."""
+
+_CHARBONNIER = 1e-3
+_KEPT = 2
+_MEASURED_TOGETHER = 32
+_STATISTICS_IMAGES = 256
+
+
+class Training(Settings):
+    """All that decides what is learnt."""
+
+    data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of pictures")
+    size_px: int = Field(64, ge=16, le=1024, description="Side of the crops")
+    short_px: int | None = Field(None, ge=16, description="Shrink pictures to this short side first; null: as they are")
+    limit: int | None = Field(None, ge=2, description="Only the first so many pictures")
+    held_out: int = Field(256, ge=1, description="Pictures kept out of training; at most a fifth of a set on a disk")
+    scenes: SceneSettings = SceneSettings()
+    vae: SmallVaeShape = SmallVaeShape()
+    reconstruction: Literal["l1", "charbonnier"] = "l1"
+    kl_weight: float = Field(1e-4, ge=0, description="Of nats for each number of the latents")
+    perceptual: PerceptualSettings = PerceptualSettings()
+    adversarial: AdversarySettings = AdversarySettings()
+    seed: int = Field(0, ge=0)
+    steps: int = Field(20_000, ge=1)
+    batch: int = Field(32, ge=1)
+    lr: float = Field(1e-3, gt=0)
+    warmup_steps: int = Field(100, ge=0)
+    clip_norm: float = Field(1.0, gt=0)
+    compute: Literal["fp32", "bf16"] = Field(
+        "fp32", description="Of the convolutions, whose weights stay in fp32; with bf16 LPIPS compares in TF32"
+    )
+    save_every_steps: int = Field(500, ge=1)
+    log_every_steps: int = Field(10, ge=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Training:
+        if self.size_px % self.vae.stride_px:
+            raise ValueError(f"size_px ({self.size_px}) must be a multiple of vae.stride_px ({self.vae.stride_px})")
+        if self.short_px is not None and self.short_px < self.size_px:
+            raise ValueError(f"short_px ({self.short_px}) is below size_px ({self.size_px}): no crop would fit")
+        smallest = SMALLEST_PX[self.perceptual.net]
+        if self.perceptual.kind == "lpips" and self.size_px < smallest:
+            raise ValueError(f"lpips with {self.perceptual.net} needs size_px of at least {smallest}")
+        self._check_adversary()
+        return self
+
+    def _check_adversary(self) -> None:
+        if not self.adversarial.weight:
+            return
+        if self.size_px < adversary.SMALLEST_PX:
+            raise ValueError(f"adversarial: the discriminator needs size_px of at least {adversary.SMALLEST_PX}")
+        if self.adversarial.start_step >= self.steps:
+            raise ValueError(
+                f"adversarial.start_step ({self.adversarial.start_step}) is not before the end, at {self.steps} steps: "
+                "the discriminator would never be used"
+            )
+
+    def lr_at(self, step: int) -> float:
+        """Linear warm-up, then half a cosine down to zero."""
+        warm = min(1.0, (step + 1) / (self.warmup_steps + 1))
+        return self.lr * warm * 0.5 * (1.0 + math.cos(math.pi * step / self.steps))
+
+    def open_data(self, device: torch.device) -> TrainingSet:
+        if self.data == SCENES:
+            return TrainingScenes(self.scenes, self.size_px, self.held_out, self.seed, device)
+        path = Path(self.data).expanduser()
+        return TrainingPictures(path, self.size_px, self.short_px, self.held_out, self.limit, self.seed, device)
+
+
+@dataclass(frozen=True)
+class Progress:
+    step: int
+    loss: float | None
+    images_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`record` is there when all steps are done."""
+
+    step: int
+    record: Record | None
+    already_done: bool = False
+
+
+def train(
+    settings: Training,
+    out: Path,
+    device: torch.device,
+    interrupt: Interrupt,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Outcome:
+    """Trains in a folder from wherever it stopped, measures, and writes the tokenizer beside the checkpoints."""
+    folder = RunFolder(out)
+    with locked(out), exact_fp32(settings.compute == "fp32"):
+        _claim(folder, settings)
+        if is_trained(out):
+            return Outcome(settings.steps, read_record(out), already_done=True)
+        data = settings.open_data(device)
+        distance = settings.perceptual.load(device)
+        state = _new_state(settings, device)
+        resume(folder, state)
+        judged_by = distance.identity if distance is not None else None
+        folder.keep_identities({"data": data.identity, "perceptual": judged_by}, state.step)
+        _run(folder, settings, data, distance, state, interrupt, on_progress)
+        if state.step < settings.steps:
+            return Outcome(state.step, None)
+        return Outcome(state.step, _finish(out, settings, data, _network(state)))
+
+
+def _claim(folder: RunFolder, settings: Training) -> None:
+    path = folder.path / SETTINGS_NAME
+    if path.exists():
+        _refuse_other(folder.path, parse(Training, read_file(path)), settings)
+    else:
+        refuse_foreign(folder.path, SETTINGS_NAME)
+    folder.checkpoints.mkdir(exist_ok=True)
+    write_text(path, write_yaml(plain(settings)))
+
+
+def _refuse_other(path: Path, there: Training, here: Training) -> None:
+    """How often it saves and logs may change."""
+    free = {"save_every_steps", "log_every_steps"}
+    before, after = there.model_dump(exclude=free), here.model_dump(exclude=free)
+    changes = [f"{key}: {before[key]} there, {after[key]} here" for key in after if before[key] != after[key]]
+    if changes:
+        raise UserError(f"{path} holds another training ({'; '.join(changes)}); choose another --out")
+
+
+def _new_state(settings: Training, device: torch.device) -> TrainState:
+    with seeded(settings.seed, "small-vae"):
+        network = Vae(settings.vae)
+    modules = nn.ModuleDict({"vae": network.to(device)})
+    optimizer = AdamWSettings(lr=settings.lr, beta2=0.99, eps=1e-8).build(modules.named_parameters(), EXACT)
+    if settings.adversarial.weight:
+        with seeded(settings.seed, ADVERSARY):
+            judge = Adversary(settings.adversarial.width).to(device)
+        modules[ADVERSARY] = judge
+        optimizer.add_param_group({"params": list(judge.parameters()), "lr": settings.adversarial.lr})
+    return TrainState(modules, optimizer, None)
+
+
+def _network(state: TrainState) -> Vae:
+    network = state.modules["vae"]
+    assert isinstance(network, Vae)
+    return network
+
+
+def _adversary(settings: Training, state: TrainState) -> Adversary | None:
+    """None where there is none at this step."""
+    if not settings.adversarial.on_at(state.step):
+        return None
+    judge = state.modules[ADVERSARY]
+    assert isinstance(judge, Adversary)
+    return judge
+
+
+def _run(
+    folder: RunFolder,
+    settings: Training,
+    data: TrainingSet,
+    distance: Distance | None,
+    state: TrainState,
+    interrupt: Interrupt,
+    on_progress: Callable[[Progress], None],
+) -> None:
+    saved, began, counted = state.step, time.perf_counter(), state.step
+    images_per_s: float | None = None
+    loss: float | None = None
+    on_progress(Progress(state.step, None, None))
+    for position_B, image_BCHW in data.batches(state.step, settings.steps, settings.batch):
+        if interrupt.signal is not None:
+            break
+        losses = _step(settings, state, distance, position_B, image_BCHW)
+        if state.step % settings.log_every_steps == 0 or state.step == settings.steps:
+            line = {name: float(value) for name, value in losses.items()}
+            loss = _refuse_nonfinite(line["loss"], state.step, folder.path)
+            now = time.perf_counter()
+            images_per_s = (state.step - counted) * settings.batch / (now - began)
+            began, counted = now, state.step
+            folder.log_metrics({"step": state.step, **line, "images_per_s": images_per_s})
+        if state.step % settings.save_every_steps == 0:
+            checkpoint.save(folder.checkpoints, state, _KEPT, records=folder.records())
+            saved = state.step
+        on_progress(Progress(state.step, loss, images_per_s))
+    if state.step > saved:
+        checkpoint.save(folder.checkpoints, state, _KEPT, records=folder.records())
+
+
+def _refuse_nonfinite(loss: float, step: int, path: Path) -> float:
+    if not math.isfinite(loss):
+        raise UserError(f"the loss at step {step} is {loss}; lower lr, with another --out than {path}")
+    return loss
+
+
+def _step(
+    settings: Training, state: TrainState, distance: Distance | None, position_B: Tensor, image_BCHW: Tensor
+) -> dict[str, Tensor]:
+    """The discriminator learns from the same pictures as the autoencoder, at the same time."""
+    network, judge = _network(state), _adversary(settings, state)
+    state.optimizer.param_groups[0]["lr"] = settings.lr_at(state.step)
+    losses = losses_of(settings, network, distance, position_B, image_BCHW, judge)
+    state.optimizer.zero_grad()
+    torch.autograd.backward([losses[name] for name in ("loss", "discriminator") if name in losses])
+    norm = nn.utils.clip_grad_norm_(network.parameters(), settings.clip_norm)
+    if judge is not None:
+        nn.utils.clip_grad_norm_(judge.parameters(), settings.clip_norm)
+    state.optimizer.step()
+    state.step += 1
+    state.images_seen += len(image_BCHW)
+    return {**{name: value.detach() for name, value in losses.items()}, "grad_norm": norm.detach()}
+
+
+def losses_of(
+    settings: Training,
+    network: Vae,
+    distance: Distance | None,
+    position_B: Tensor,
+    image_BCHW: Tensor,
+    judge: Adversary | None = None,
+) -> dict[str, Tensor]:
+    """Each term, a mean over the pictures, and under "loss" the weighted sum of those of the autoencoder.
+
+    "discriminator" is the loss of the judge's own parameters.
+    """
+    x_BCHW = to_floats(image_BCHW)
+    side = settings.size_px // settings.vae.stride_px
+    device = x_BCHW.device
+    noise_BCHW = rng.normal(
+        settings.seed, "small-vae/posterior", send(position_B, device), (settings.vae.channels, side, side)
+    )
+    with torch.autocast(device.type, torch.bfloat16, enabled=settings.compute == "bf16"):
+        posterior = network.posterior(x_BCHW)
+        seen_BCHW = network.picture(posterior.sample(noise_BCHW))
+    losses = {
+        "reconstruction": reconstruction_loss(settings.reconstruction, seen_BCHW, x_BCHW),
+        "kl": posterior.kl().mean(),
+    }
+    total = losses["reconstruction"] + settings.kl_weight * losses["kl"]
+    if distance is not None:
+        losses["perceptual"] = distance(seen_BCHW, x_BCHW).mean()
+        total = total + settings.perceptual.weight * losses["perceptual"]
+    if judge is not None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=settings.compute == "bf16"):
+            losses["generator"] = judge.generator_loss(seen_BCHW)
+            losses["discriminator"] = judge.discriminator_loss(seen_BCHW, x_BCHW)
+        total = total + settings.adversarial.weight * losses["generator"]
+    return {"loss": total, **losses}
+
+
+def reconstruction_loss(kind: Literal["l1", "charbonnier"], seen_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
+    off_BCHW = seen_BCHW - x_BCHW
+    if kind == "l1":
+        return off_BCHW.abs().mean()
+    return ((off_BCHW.square() + _CHARBONNIER**2).sqrt() - _CHARBONNIER).mean()
+
+
+def _finish(out: Path, settings: Training, data: TrainingSet, network: Vae) -> Record:
+    """Measures the statistics of the latents on training pictures, and the quality on others."""
+    network.requires_grad_(False).eval()
+    batches = data.batches(0, math.ceil(_STATISTICS_IMAGES / settings.batch), settings.batch)
+    mean_C, std_C = latent_statistics(network, (image_BCHW for _, image_BCHW in batches))
+    network.latent_mean.copy_(mean_C.view(1, -1, 1, 1))
+    network.latent_std.copy_(std_C.clamp_min(1e-6).view(1, -1, 1, 1))
+    tokenizer = SmallVae(network)
+    held_out_NCHW = data.held_out_images()
+    psnr_N = torch.cat(
+        [psnr(chunk, tokenizer.decode(tokenizer.encode(chunk))) for chunk in held_out_NCHW.split(_MEASURED_TOGETHER)]
+    )
+    trained: dict[str, Any] = {
+        "psnr_db": float(psnr_N.mean()),
+        "held_out": len(held_out_NCHW),
+        "data": data.identity,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "dead_channels": (std_C < DEAD_STD).nonzero()[:, 0].tolist(),
+        "torch": torch.__version__,
+        "settings": plain(settings),
+    }
+    return write_vae(out, network, trained)
+
+
+@torch.no_grad()
+def latent_statistics(network: Vae, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel of the posterior's mean, over pictures and places: float32 [C]."""
+    total_C = square_C = torch.zeros(network.shape.channels, dtype=torch.float64)
+    count = 0
+    for image_BCHW in batches:
+        raw_BCHW = network.posterior(to_floats(image_BCHW)).mean_BCHW.double()
+        total_C = total_C + raw_BCHW.sum(dim=(0, 2, 3)).cpu()
+        square_C = square_C + raw_BCHW.square().sum(dim=(0, 2, 3)).cpu()
+        count += raw_BCHW.numel() // raw_BCHW.shape[1]
+    mean_C = total_C / count
+    return mean_C.float(), (square_C / count - mean_C.square()).clamp_min(0).sqrt().float()
