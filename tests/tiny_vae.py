@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.scenes.source import SceneSource
-from tintype.settings import DataSettings
 from tintype.tokenizers.small_vae import SmallVaeShape, Vae, to_floats, write_vae
 
 
@@ -18,7 +18,7 @@ def write_tiny_vae(folder: Path, seed: int = 0, width: int = 8) -> Path:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         network = Vae(SmallVaeShape(channels=4, stride_px=4, width=width, blocks=1)).eval()
-        images = SceneSource(DataSettings(size_px=16, count=64, max_objects=2), "train", torch.device("cpu"))
+        images = SceneSource(ScenesSettings(size_px=16, count=64, max_objects=2), "train", torch.device("cpu"))
         mean_BCHW = network.posterior(to_floats(images.images(range(64)))).mean_BCHW
         network.latent_mean.copy_(mean_BCHW.mean((0, 2, 3), keepdim=True))
         network.latent_std.copy_(mean_BCHW.std((0, 2, 3), keepdim=True))

@@ -20,6 +20,7 @@ from tintype.config.paths import locate
 from tintype.config.strict import Document, assignments_in, nearest, parse, read_yaml, write_yaml
 from tintype.data.captions import ColumnSettings
 from tintype.data.mixture.settings import MixtureSettings, in_words
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.flow.objective import VelocitySettings
@@ -30,7 +31,6 @@ from tintype.optim.ema import EmaSettings
 from tintype.runtime.files import read_sealed
 from tintype.settings import (
     DataPart,
-    DataSettings,
     IslandSettings,
     ModelSettings,
     Part,
@@ -78,7 +78,7 @@ _CAME_LATER_TO_A_KIND: list[tuple[str, str | None, str, Any]] = [
 stored did what the value says, which may not be the default of today (`stored_plan`)."""
 _SECTIONS_CAME_LATER = ["tuning", "start"]
 """Sections that older plans do not have: the hash leaves them out where a plan has none."""
-_DATA: tuple[type[DataPart], ...] = (DataSettings, StoreSettings, MixtureSettings)
+_DATA: tuple[type[DataPart], ...] = (ScenesSettings, StoreSettings, MixtureSettings)
 _KINDS: dict[str, tuple[type[Part], ...]] = {"data": _DATA, "text": TEXT_PARTS}
 """Sections whose kind can be exchanged with `--set`."""
 UNHASHED = "run"
@@ -153,7 +153,7 @@ class Plan(Settings):
 
     seed: int = Field(0, ge=0, description="Seeds the weights, the data order, noise, time and dropout")
     start: Start | None = Field(None, description="The run whose weights it starts from; without, they are drawn")
-    data: Data = DataSettings()
+    data: Data = ScenesSettings()
     captions: Captions = ColumnSettings()
     text: Text = WordsSettings()
     tokenizer: Tokenizer = PixelsSettings()

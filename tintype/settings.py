@@ -235,32 +235,6 @@ class DataPart(Part):
         return True
 
 
-class DataSettings(DataPart):
-    """The embedded scenes. `count` scenes make one epoch; the evaluation split never shares a held-out combination."""
-
-    count_key: ClassVar[str] = "count"
-
-    kind: Literal["scenes"] = "scenes"
-    count: int = Field(8192, ge=1, description="Number of training images")
-    style: Literal["render", "photo", "both"] = "render"
-    min_objects: int = Field(1, ge=1, le=4)
-    max_objects: int = Field(4, ge=1, le=4)
-    seed: int = Field(0, ge=0, description="Which scenes are drawn; apart from the training seed")
-
-    @model_validator(mode="after")
-    def _range(self) -> DataSettings:
-        if self.min_objects > self.max_objects:
-            raise ValueError(f"min_objects ({self.min_objects}) is above max_objects ({self.max_objects})")
-        return self
-
-    @property
-    def of_scenes(self) -> bool:
-        return True
-
-    def held_out(self, count: int) -> DataSettings:
-        return self.model_copy(update={"count": count})
-
-
 class ModelSettings(Settings):
     """The PRX transformer. The defaults are PRX's small model (1.17B parameters on 16-channel latents)."""
 

@@ -28,6 +28,7 @@ from tests.tiny_vae import write_tiny_vae
 from tintype.data.recaption import journal
 from tintype.data.recaption.asking import Asking, Pull, Reply
 from tintype.data.recaption.work import Task, recaption
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.scenes.source import SceneSource
 from tintype.data.sources import open_source
 from tintype.data.store import layout, writer
@@ -44,7 +45,6 @@ from tintype.pretrained import weights
 from tintype.runtime import rows, segments
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Encoder
-from tintype.settings import DataSettings
 from tintype.text.cache import KeptText
 from tintype.text.frozen import FrozenTextEncoder
 from tintype.text.published import MiniLmSettings
@@ -78,7 +78,7 @@ def of_tensor(tensor: torch.Tensor) -> str:
 
 
 def scenes() -> SceneSource:
-    return SceneSource(DataSettings(size_px=16, count=6, max_objects=2), "train", CPU)
+    return SceneSource(ScenesSettings(size_px=16, count=6, max_objects=2), "train", CPU)
 
 
 def options() -> ImportOptions:

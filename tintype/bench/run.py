@@ -27,6 +27,7 @@ from tintype.config.strict import Document
 from tintype.data.captions import captions_of
 from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import STYLES, draw_scenes
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.sources import forget_sources
 from tintype.errors import UserError
 from tintype.metrics.throughput import tokenizer_words
@@ -35,7 +36,7 @@ from tintype.plan import Plan, apply_techniques, plan_from_document
 from tintype.runtime.machine import environment
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import Draws
-from tintype.settings import DataSettings, plain
+from tintype.settings import plain
 from tintype.train.clock import PARTS, Clock
 from tintype.train.parts import Parts, build_parts, choose_device, exact_fp32
 from tintype.train.prepare import prepare_ids
@@ -47,7 +48,7 @@ _MOST_WARM_UP_STEPS = 10
 _RENDER_PX, _RENDER_COUNT = 64, 1024
 _CEILING_TRIES = 20
 _SHOWN_PARTS = ("forward", "backward", "optimizer", "tokenizer", "data")
-_SIZE_RULES = DataSettings.model_fields["size_px"].metadata
+_SIZE_RULES = ScenesSettings.model_fields["size_px"].metadata
 DENSE, AGAIN = "dense", "dense again"
 """The plan as it is, measured before the techniques and once more after them."""
 

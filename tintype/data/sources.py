@@ -16,11 +16,12 @@ from tintype.data.mixture.order import Mixed
 from tintype.data.mixture.settings import MixtureSettings
 from tintype.data.mixture.source import MixtureSource
 from tintype.data.order import Shuffled
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.scenes.source import Split, scene_source
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource, store_source
 from tintype.seams import ImageSource, Order, Record
-from tintype.settings import DataPart, DataSettings, TrainSettings
+from tintype.settings import DataPart, TrainSettings
 
 
 def open_source(data: DataPart, split: Split, device: torch.device) -> ImageSource:
@@ -29,7 +30,7 @@ def open_source(data: DataPart, split: Split, device: torch.device) -> ImageSour
         return store_source(data, split, device)
     if isinstance(data, MixtureSettings):
         return _mixture_source(data, split, device)
-    assert isinstance(data, DataSettings), f"data of the kind {data.kind} has no source"
+    assert isinstance(data, ScenesSettings), f"data of the kind {data.kind} has no source"
     return scene_source(data, split, device)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tintype.data.scenes import COLOURS, HELD_OUT_PAIRS, SHAPES
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.export.record import RunRecord
-from tintype.settings import MOST_INIT, DataSettings
+from tintype.settings import MOST_INIT
 from tintype.text.words import WordsSettings
 
 _MANY_EPOCHS = 10
@@ -81,7 +82,7 @@ def _of_sizes(record: RunRecord) -> Iterator[str]:
 
 
 def _of_data(record: RunRecord) -> Iterator[str]:
-    scenes = [source.data for source in record.sources.values() if isinstance(source.data, DataSettings)]
+    scenes = [source.data for source in record.sources.values() if isinstance(source.data, ScenesSettings)]
     if record.only_scenes and scenes:
         least, most = min(one.min_objects for one in scenes), max(one.max_objects for one in scenes)
         number = f"{least} to {most} objects" if most > least else f"{most} object" + "s" * (most > 1)

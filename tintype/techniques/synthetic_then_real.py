@@ -11,9 +11,10 @@ from pydantic import Field, model_validator
 
 from tintype.data.mixture.like import Given, source_like
 from tintype.data.mixture.settings import MixedSource, MixtureSettings
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.errors import UserError
 from tintype.schedule import Schedule
-from tintype.settings import DataSettings, Settings
+from tintype.settings import Settings
 from tintype.techniques.technique import Technique
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def apply(plan: Plan, options: Options) -> dict[str, Any]:
         raise UserError(
             "technique 'synthetic-then-real': the plan's data is a mixture already; give its sources schedules instead"
         )
-    if not isinstance(own, DataSettings) and "first" not in options.model_fields_set:
+    if not isinstance(own, ScenesSettings) and "first" not in options.model_fields_set:
         raise UserError("technique 'synthetic-then-real': say what comes first, for example first.kind=scenes")
     first = source_like(own, options.first, "technique 'synthetic-then-real': first")
     if first == own:

@@ -24,11 +24,12 @@ from tintype.data.fit import crop, refuse_small, shrunk, square
 from tintype.data.image_file import pixels_stated
 from tintype.data.image_sets import Encoded, decode, map_ahead, open_pictures
 from tintype.data.order import ids_at
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.scenes.source import SceneSource, Split
 from tintype.data.store.layout import is_store, open_store
 from tintype.errors import UserError
 from tintype.runtime.transfer import send
-from tintype.settings import DataSettings, Settings
+from tintype.settings import Settings
 
 SCENES = "scenes"
 _MOST_BYTES = 16 << 30
@@ -48,7 +49,9 @@ class SceneSettings(Settings):
     seed: int = Field(0, ge=0)
 
     def source(self, split: Split, size_px: int, count: int, device: torch.device) -> SceneSource:
-        return SceneSource(DataSettings(size_px=size_px, count=count, style=self.style, seed=self.seed), split, device)
+        return SceneSource(
+            ScenesSettings(size_px=size_px, count=count, style=self.style, seed=self.seed), split, device
+        )
 
 
 class TrainingSet(Protocol):

@@ -21,12 +21,12 @@ from tests.tiny_store import imported, parquet_of, picture, tried
 from tests.unit.data.test_store import quarantine
 from tintype.data.image_sets import Encoded, decode, open_pictures
 from tintype.data.importers import open_door
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.scenes.source import scene_source
 from tintype.data.store import writer
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import open_store
 from tintype.errors import UserError
-from tintype.settings import DataSettings
 
 Records = set[tuple[str, str, str, str]]
 
@@ -64,7 +64,7 @@ def test_the_embedded_scenes_are_a_set_too(tmp_path: Path) -> None:
         Path("scenes:count=7,size_px=16,style=photo"), tmp_path / "store", ImportOptions(split_column="split")
     )
     assert about.counts == {"train": 7, "eval": 1} and about.made_from["source"].startswith("scenes:")
-    store, scenes = open_store(tmp_path / "store"), DataSettings(count=7, size_px=16, style="photo")
+    store, scenes = open_store(tmp_path / "store"), ScenesSettings(count=7, size_px=16, style="photo")
     for split in ("train", "eval"):
         source = scene_source(scenes, split, torch.device("cpu"))
         for id_, row in enumerate(store.rows(split).tolist()):

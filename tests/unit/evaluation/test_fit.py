@@ -13,6 +13,7 @@ from tests.tiny_clip import write_clip
 from tests.tiny_store import imported, parquet_of, picture, tiny_store
 from tintype.cli import app
 from tintype.config.strict import read_yaml
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
 from tintype.evaluation import data as fitting
@@ -24,7 +25,6 @@ from tintype.plan import Plan
 from tintype.pretrained.weights import Known
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings
-from tintype.settings import DataSettings
 from tintype.study.study import StudySettings, check_study, read_settings, resolve
 from tintype.train.loop import train
 from tintype.vision import encoders
@@ -64,7 +64,7 @@ def small_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClipSettings:
 def test_on_scenes_nothing_changes() -> None:
     """The hash names stored results; it is the one that versions before this setting gave."""
     protocol = Protocol(count=64, reference_count=128)
-    assert fit_protocol(protocol, DataSettings()).protocol is protocol
+    assert fit_protocol(protocol, ScenesSettings()).protocol is protocol
     assert protocol.hash == "6997270cd27a"
     assert "prompts" in protocol.model_dump() and Protocol(prompts="short").hash != Protocol().hash
 

@@ -22,6 +22,7 @@ from tintype.cli import app
 from tintype.config.strict import parse, read_yaml
 from tintype.data.mixture.settings import MixedSource, MixtureSettings
 from tintype.data.mixture.source import identities
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.sources import forget_sources, open_source
 from tintype.data.store.columns import add_column
 from tintype.data.store.encode import Sizing
@@ -37,7 +38,6 @@ from tintype.plan import Plan, plan_from_document
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings
 from tintype.sampling.sample import sample_run
-from tintype.settings import DataSettings
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
@@ -145,7 +145,7 @@ def test_captions_that_were_added_since_change_nothing(tmp_path: Path, trained: 
     add_column(store, "vlm", ["first"] * len(open_store(store)), {})
     plan = plan_of(store, "data.where=height > 3")
     if mixed:
-        sources = {"a": MixedSource(data=plan.data), "b": MixedSource(data=DataSettings(size_px=plan.data.size_px))}
+        sources = {"a": MixedSource(data=plan.data), "b": MixedSource(data=ScenesSettings(size_px=plan.data.size_px))}
         data = MixtureSettings(size_px=plan.data.size_px, sources=sources, evaluate="a")
         plan = plan.model_copy(update={"data": data})
     stop_at(plan, tmp_path / "run", 3)

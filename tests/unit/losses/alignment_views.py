@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.scenes.source import SceneSource
 from tintype.seams import Draws, Output, Place, Route, Sample, View
-from tintype.settings import DataSettings
 
 CPU = torch.device("cpu")
 WIDTH, GRID, SAMPLES = 8, (2, 3), 4
 
 
 def place() -> Place:
-    data = DataSettings(size_px=16, count=24, max_objects=2)
+    data = ScenesSettings(size_px=16, count=24, max_objects=2)
     return Place(WIDTH, GRID, CPU, SceneSource(data, "train", CPU), data.model_dump_json())
 
 

@@ -9,10 +9,10 @@ import pytest
 from tests.tiny import tiny_plan
 from tintype.data.mixture.settings import MixtureSettings
 from tintype.data.mixture.shares import images_before
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.plan import Plan
-from tintype.settings import DataSettings
 
 STEPS = "train.steps=20"
 
@@ -34,7 +34,9 @@ def test_a_sudden_change_is_at_one_step() -> None:
     data = plan.data
     assert isinstance(data, MixtureSettings) and data.evaluate == "real"
     first, second = data.sources["synthetic"].data, data.sources["real"].data
-    assert isinstance(first, DataSettings) and first.style == "render" and second == tiny_plan("data.style=photo").data
+    assert (
+        isinstance(first, ScenesSettings) and first.style == "render" and second == tiny_plan("data.style=photo").data
+    )
     assert first.model_copy(update={"style": "photo"}) == second, "what was not said is as in the plan's own data"
 
 

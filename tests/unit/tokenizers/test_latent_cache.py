@@ -23,6 +23,7 @@ from tests.tiny_tuning import tuned_plan
 from tests.tiny_vae import write_tiny_vae
 from tintype.data.scenes import source as scenes
 from tintype.data.scenes.render import render
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.scenes.source import SceneSource, scene_source
 from tintype.data.sources import forget_sources, open_source
 from tintype.data.store import source as stores
@@ -31,7 +32,6 @@ from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws, Tokenizer
-from tintype.settings import DataSettings
 from tintype.tokenizer_lab.fill_cache import Filled, fill_cache
 from tintype.tokenizers import latent
 from tintype.tokenizers.flux1 import Flux1Settings
@@ -132,7 +132,7 @@ def tokenizers() -> list[Tokenizer]:
 def test_on_a_cpu_moments_are_of_the_image_alone(which: int) -> None:
     """Without batches of one size the last bits of small-vae depend on the batch."""
     tokenizer = tokenizers()[which]
-    images = SceneSource(DataSettings(size_px=32, count=19), "train", CPU).images(range(19))
+    images = SceneSource(ScenesSettings(size_px=32, count=19), "train", CPU).images(range(19))
     whole = tokenizer.moments(images)
     assert whole.shape[1] == tokenizer.moment_channels and whole.dtype == torch.float32
     for size in (1, 2, 5, 16):

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.tiny import tiny_plan
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.losses import LossPart
 from tintype.losses.alignment import AlignmentTerm
 from tintype.optim.ema import Ema
 from tintype.schedule import Schedule
 from tintype.seams import Draws, LossTerm, Sample, View
-from tintype.settings import DataSettings
 from tintype.train.clock import PARTS, Clock
 from tintype.train.parts import Parts, Term, build_parts
 from tintype.train.state import new_state
@@ -166,7 +166,7 @@ def test_a_term_is_told_all_settings_of_its_data() -> None:
         plan = tiny_plan(data, techniques=["repa:teacher=scenes,hidden=8"])
         term = build_parts(plan).terms[0].part
         assert isinstance(term, AlignmentTerm)
-        assert DataSettings.model_validate_json(term._place.data_key) == plan.data
+        assert ScenesSettings.model_validate_json(term._place.data_key) == plan.data
 
 
 def test_errors_by_time_are_those_of_the_velocity_and_not_weighted() -> None:

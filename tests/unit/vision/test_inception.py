@@ -15,11 +15,11 @@ from PIL import Image
 from torch import Tensor
 
 from tests.shared import shared
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.scenes.source import SceneSource
 from tintype.errors import UserError
 from tintype.pretrained.pickles import read_torchscript
 from tintype.pretrained.weights import Weights, digest, fill
-from tintype.settings import DataSettings
 from tintype.vision import inception
 from tintype.vision.encoders import InceptionSettings, feature_matrix
 from tintype.vision.inception import UNITS, WEIGHTS, Inception, from_state_dict, from_torchscript
@@ -41,7 +41,7 @@ def photos(count: int) -> list[Tensor]:
 
         rows = next(ParquetFile(shared("data/photos.parquet")).iter_batches(count, columns=["image"])).to_pylist()
     except pytest.skip.Exception:
-        scenes = SceneSource(DataSettings(size_px=240, count=count), "train", CPU).images(range(count))
+        scenes = SceneSource(ScenesSettings(size_px=240, count=count), "train", CPU).images(range(count))
         return [scene[:, : 192 + i, : 240 - i] for i, scene in enumerate(scenes)]
     images = [Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB") for row in rows]
     return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in images]

@@ -15,10 +15,10 @@ from torch import Tensor
 from tests.bounds import network_bound
 from tests.tiny_clip import write
 from tests.tiny_dino import dino_model
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.scenes.source import SceneSource
 from tintype.errors import UserError
 from tintype.seams import ImageSource
-from tintype.settings import DataSettings
 from tintype.vision import teacher_cache
 from tintype.vision.teacher_cache import KeptTokens, forget_tokens, keep_tokens
 from tintype.vision.teachers import Dinov2TeacherSettings, SceneTeacherSettings, Teacher
@@ -46,7 +46,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Teacher:
 
 
 def source(count: int = 24, seed: int = 0) -> SceneSource:
-    return SceneSource(DataSettings(size_px=16, count=count, max_objects=2, seed=seed), "train", CPU)
+    return SceneSource(ScenesSettings(size_px=16, count=count, max_objects=2, seed=seed), "train", CPU)
 
 
 def kept(kind: Kind, teacher: Teacher, images: ImageSource | None = None, data_key: str = "data") -> KeptTokens:

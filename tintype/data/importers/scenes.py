@@ -18,7 +18,8 @@ from torch import Tensor
 from tintype.config.strict import Document, assignments_in, parse
 from tintype.data.importers import Item
 from tintype.data.scenes.scene import SCENE_VOCABULARY, Scene
-from tintype.settings import DataSettings, plain
+from tintype.data.scenes.settings import ScenesSettings
+from tintype.settings import plain
 
 _NAME = "scenes"
 _SPLIT, _OBJECTS = "split", "objects"
@@ -32,13 +33,13 @@ def open_scenes(path: Path) -> ScenesDoor | None:
     document = Document(str(path), {})
     for assignment in assignments_in(rest):
         document.override(assignment, option=f"{_NAME}:")
-    return ScenesDoor(parse(DataSettings, document))
+    return ScenesDoor(parse(ScenesSettings, document))
 
 
 class ScenesDoor:
     columns = ("long", "short", _SPLIT)
 
-    def __init__(self, settings: DataSettings) -> None:
+    def __init__(self, settings: ScenesSettings) -> None:
         self._settings = settings
         self.kinds = {**dict.fromkeys((*SCENE_VOCABULARY, _SPLIT), ("text",)), _OBJECTS: ("int",)}
         self.usual_captions = {"long": "long", "short": "short"}

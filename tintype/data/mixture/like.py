@@ -7,14 +7,15 @@ from typing import Annotated, Any
 
 from tintype.config.strict import Document, nearest, parse
 from tintype.data.mixture.settings import MixtureSettings
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
-from tintype.settings import DataPart, DataSettings, KeysOf, plain
+from tintype.settings import DataPart, KeysOf, plain
 
-Given = Annotated[dict[str, Any], KeysOf((DataSettings, StoreSettings, MixtureSettings))]
+Given = Annotated[dict[str, Any], KeysOf((ScenesSettings, StoreSettings, MixtureSettings))]
 """Settings of data as an option gives them: `data.style=photo,data.buckets=[[64,64],[48,80]]`."""
 _KINDS: dict[str, type[DataPart]] = {
-    str(part.model_fields["kind"].default): part for part in (DataSettings, StoreSettings, MixtureSettings)
+    str(part.model_fields["kind"].default): part for part in (ScenesSettings, StoreSettings, MixtureSettings)
 }
 
 _PINS = {"path": "sha256", "skip": "skip_sha256"}

@@ -16,9 +16,10 @@ from pydantic import (
 )
 
 from tintype.data.mixture.shares import images_before
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.schedule import Schedule
-from tintype.settings import DataPart, DataSettings, Settings, kind_alone, plain
+from tintype.settings import DataPart, Settings, kind_alone, plain
 
 if TYPE_CHECKING:
     from tintype.plan import Plan
@@ -34,7 +35,7 @@ def _kind(value: Any) -> Any:
 
 if not TYPE_CHECKING:  # any data but another mixture
     SourceChoice = Annotated[
-        Annotated[DataSettings, Tag("scenes")] | Annotated[StoreSettings, Tag("store")], Discriminator(_kind)
+        Annotated[ScenesSettings, Tag("scenes")] | Annotated[StoreSettings, Tag("store")], Discriminator(_kind)
     ]
 
 
@@ -44,7 +45,7 @@ class MixedSource(Settings):
     share: float = Field(1.0, ge=0, description="Its share, relative to those of the other sources")
     rest: float = Field(0.0, ge=0, description="What is left of it where the schedule's factor is 0")
     schedule: Schedule = Field(Schedule(), description="How the share changes with the step")
-    data: SourceChoice = Field(DataSettings(), description="Any data; its size_px is the mixture's")
+    data: SourceChoice = Field(ScenesSettings(), description="Any data; its size_px is the mixture's")
 
     @model_validator(mode="after")
     def _rest_is_reached(self) -> MixedSource:

@@ -13,8 +13,8 @@ from tintype.data.resident import Resident, resident_bytes
 from tintype.data.scenes.captions import long_caption, short_caption
 from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import Scene, draw_scenes
+from tintype.data.scenes.settings import ScenesSettings
 from tintype.seams import Record
-from tintype.settings import DataSettings
 
 Split = Literal["train", "eval"]
 _MOST_KEPT_BYTES = 1 << 30
@@ -29,7 +29,7 @@ class SceneSource:
     """The settings name the scenes; how they are drawn, only the images say."""
     columns = frozenset({"long", "short"})
 
-    def __init__(self, settings: DataSettings, split: Split, device: torch.device) -> None:
+    def __init__(self, settings: ScenesSettings, split: Split, device: torch.device) -> None:
         self._settings, self._split, self._device = settings, split, device
         self._records: dict[int, Record] = {}
         self.resident: Resident | None = None
@@ -83,6 +83,6 @@ class SceneSource:
 
 
 @lru_cache(maxsize=8)
-def scene_source(settings: DataSettings, split: Split, device: torch.device) -> SceneSource:
+def scene_source(settings: ScenesSettings, split: Split, device: torch.device) -> SceneSource:
     """One source per (settings, split, device) in a process, so that the runs of a study share rendered images."""
     return SceneSource(settings, split, device)
