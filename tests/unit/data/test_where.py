@@ -64,6 +64,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
         ("ends(source, 'row 4')", [4]),
         ("matches(long, '^a .* cat$')", [0]),
         ('long == "it\'s   here\nnow"', [3]),
+        ("--width > 39", [1]),
+        (" \twidth\n>= 32", [1, 3]),
+        ("style in ('flat')", [0, 2]),
+        ("style in ( ('flat'), 'drawn' , )", [0, 2, 3]),
+        ("not[in] == 'dog' and'a' == 'a'", [0, 1, 2, 3]),
+        (r"matches(long, '^\w+$')", [4]),
+        (r"long == '\x64og'", []),
         ("1 == 1", [0, 1, 2, 3, 4]),
         ("'a' == 'b' or words('a b') == 3", []),
         ("contains('abc', 'b') and width > 30", [1, 3]),
@@ -87,8 +94,9 @@ def test_an_expression_says_which_records_are_taken(store: Store, expression: st
         ("width >= 3 &", 12, "'&' is not known here"),
         ("style == 'flat", 10, "this is not closed"),
         ("width >=", 9, "something is missing at the end"),
-        ("(width >= 3", 12, "')' is missing here"),
-        ("width >= 3 height < 2", 12, "'height' is not expected here; join conditions with and, or"),
+        ("(width >= 3", 1, "was never closed"),
+        ("width >= 3)", 11, "unmatched ')'"),
+        ("width >= 3 height < 2", 12, "join conditions with and, or"),
         ("width + style > 3", 9, "'+' computes with numbers"),
         ("width and style == 'a'", 1, "this is a number, and a comparison is needed: 'and' joins comparisons"),
         ("min(width) > 3", 1, "min takes 2 values, not 1: min(width, height)"),
@@ -100,10 +108,25 @@ def test_an_expression_says_which_records_are_taken(store: Store, expression: st
         ("width / 0 > 1", 7, "this divides by zero, in all records"),
         ("zzzzzz >= 256", 1, "there is no column 'zzzzzz'; the columns are long, style, "),
         ("(width > 3) == (height > 3)", 13, "cannot compare a comparison with a comparison"),
-        ("--width > 3", 1, "one minus sign is enough"),
+        ("width ** 2 > 3", 1, "'width ** 2' is not expected here"),
+        ("width // 2 > 3", 1, "'width // 2' is not expected here"),
+        ("+width > 3", 1, "'+width' is not expected here"),
+        ("style in 'flat'", 10, "'in' is followed by a list in ( )"),
+        ("style in ['flat']", 10, "'in' is followed by a list in ( )"),
+        ("style in ()", 10, "'in' is followed by a list in ( )"),
+        ("style in ('a', 'b') == true", 10, "'in' is followed by a list in ( ), and by no other comparison"),
+        ("style == 'a''b'", 10, "is not expected here"),
+        ("style == '''a'''", 10, "is not expected here"),
+        ("style == r'a'", 11, "join conditions with and, or"),
+        ("style[in] == 'a'", 1, "is not expected here"),
+        ("(width, height) == 3", 1, "is not expected here"),
+        ("min(*width) > 3", 1, "min takes 2 values, not 1"),
+        ("width if height else 3", 7, "join conditions with and, or"),
+        ("0x10 > 3", 2, "invalid decimal literal"),
+        ("width > 3 # all", 11, "'#' is not known here"),
         ("__import__('os') == 'x'", 1, "there is no function '__import__'"),
-        ("long.__class__ == 'a'", 5, "'.' is not known here"),
-        ("12abc > 3", 1, "'1' is not known here"),
+        ("long.__class__ == 'a'", 1, "'long.__class__' is not expected here"),
+        ("12abc > 3", 3, "invalid decimal literal"),
         ("", 1, "something is missing at the end"),
     ],
 )
@@ -120,10 +143,15 @@ def test_long_and_deep_expressions_are_refused_and_bad_patterns_cost_nothing(sto
         kept_by(store, "(" * 500 + "width > 3" + ")" * 500)
     with pytest.raises(UserError, match="nested more than 60 levels deep"):
         kept_by(store, "not " * 500 + "width > 3")
+    for signs in ("-" * 3900, "1+" * 1900):
+        with pytest.raises(UserError, match="nested more than 60 levels deep"):
+            kept_by(store, f"{signs}1 > 3")
     with pytest.raises(UserError, match=r"has 9,011 characters; the most is 4,000"):
         kept_by(store, "width > 3 a" + "a" * 9000)
     with pytest.raises(UserError, match=r"character 221: .*\n  …"):
         kept_by(store, "width > 3 and " * 15 + "width > \n wdth")
+    with pytest.raises(UserError, match=r"character 2: .* is not known here"):
+        kept_by(store, "w\x00 > 3")
     began = time.monotonic()
     kept_by(store, "matches('" + "a" * 60 + "', '(a|a|aa)+$b')")
     assert time.monotonic() - began < 10, "a pattern that others need ages for"

@@ -1,98 +1,100 @@
-"""`data.where`: which records of a store are taken, as an expression over its columns.
+"""`data.where`: an expression over the columns of a store that says which records to take.
 
     words(long) >= 5 and min(width, height) >= 256 and style == 'flat'
 
-Nothing is ever executed: an own tokenizer and a parser by recursive descent build a tree, whose types are checked
-against the store's columns before any is read. It is computed for all records at once, on the memory-mapped columns.
+Nothing is executed. Names and quoted texts are masked, Python's own `ast` parses what is left, and only the nodes named
+in `_Builder._node` are accepted. Types are checked against the store's columns before any column is read. The
+expression is computed for all records at once, on the memory-mapped columns.
 
-    either     = both {"or" both}                 negated   = ["not"] compared
-    both       = negated {"and" negated}          compared  = sum {("==" | "!=" | "<" | "<=" | ">" | ">=") sum}
-    sum        = product {("+" | "-") product}              | sum ["not"] "in" "(" literal {"," literal} ")"
-    product    = signed {("*" | "/") signed}      signed    = "-" signed | atom
-    atom       = number | 'text' | true | false | column | [any column] | function "(" either {"," either} ")"
-               | "(" either ")"
+Beyond Python's syntax there are `[any column name]` and `caption:NAME`. A backslash in a text is a backslash.
 
 A value may be missing; then a comparison is neither true nor false (`where_values.py`), and its record is not taken.
 """
 
 from __future__ import annotations
 
+import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tintype.config.strict import nearest
 from tintype.data.store.attributes import Kind
-from tintype.data.store.where_values import FUNCTIONS, Columns, Type, compared, same_text, same_truth, truth
+from tintype.data.store.where_values import FUNCTIONS, Columns, Type, Value, compared, same_text, same_truth, truth
 from tintype.errors import UserError
 
 if TYPE_CHECKING:
     from tintype.data.store.layout import Store
 
+Compute: TypeAlias = Callable[[Columns], Value]
+Join: TypeAlias = Callable[[Value, Value], Value]
+
 _LONGEST, _DEEPEST = 4000, 60
+_TOO_DEEP = f"nested more than {_DEEPEST} levels deep"
 _NUMBERS, _TEXTS = ("width", "height"), ("source", "sha256", "split")
 _CAPTION, _ATTRIBUTE = "caption:", "attribute:"
 _TYPES: dict[Kind, Type] = {"text": "text", "int": "number", "float": "number", "bool": "truth"}
 _TRUTHS = {"true": True, "false": False}
 _WORDS = ("and", "or", "not", "in")
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<number>\d+(?:\.\d+)?)(?![\w.])
-    |(?P<text>'[^']*'|"[^"]*")
-    |(?P<name>(?:caption:)?[^\W\d]\w*|\[[^\[\]]+\])
-    |(?P<sign><=|>=|==|!=|[<>()+\-*/,]))""",
+    r"""(?P<word>(?:and|or|not|in)\b)
+    |(?P<quoted>'[^']*'|"[^"]*"|\[[^\[\]]+\])
+    |(?P<name>(?:caption:)?[^\W\d]\w*)
+    |(?P<space>\s)
+    |(?P<odd>(?<![=<>!])=(?!=)|[^0-9.<>=!()+\-*/,])""",
     re.VERBOSE,
 )
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
+_COMPARE: dict[type[ast.cmpop], tuple[str, Join]] = {
+    ast.Eq: ("==", operator.eq),
+    ast.NotEq: ("!=", operator.ne),
+    ast.Lt: ("<", operator.lt),
+    ast.LtE: ("<=", operator.le),
+    ast.Gt: (">", operator.gt),
+    ast.GtE: (">=", operator.ge),
+}
+_COMPUTE: dict[type[ast.operator], Join] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
 }
 _A: dict[Type, str] = {"number": "a number", "text": "a text", "truth": "a comparison"}
 
 
 @dataclass(frozen=True)
-class Token:
-    kind: str
-    text: str
-    at: int
-
-
-@dataclass(frozen=True)
 class Node:
-    """A part of the expression. `value` gives a float or an array of them, a str or an Arrow column, or truths
-    as -1, 0 and 1."""
+    """A part of the expression whose type is known. `value` computes it."""
 
     type: Type
     at: int
-    value: Callable[[Columns], Any]
+    value: Compute
     literal: bool = False
     column: str = ""
-    """What it is called in the shards, where it is nothing else."""
+    """The name of the column in the shards, where the part is a column and nothing else."""
 
     @property
     def a(self) -> str:
-        """What it is, in messages."""
+        """Its type with an article, for messages."""
         plain = self.type == "truth" and (self.literal or self.column)
         return "true or false" if plain else _A[self.type]
 
 
 def kept_by(store: Store, expression: str, option: str = "data.where") -> NDArray[np.bool_]:
-    """Of every row whether the expression holds."""
-    tree = _Parser(expression, option, known_columns(store)).whole()
+    """Return for each row whether the expression holds."""
+    tree = _Builder(expression, option, known_columns(store)).whole()
     return np.array(np.broadcast_to(tree.value(Columns(store)) == 1, len(store)), dtype=np.bool_)
 
 
 def known_columns(store: Store) -> dict[str, tuple[Type, str]]:
-    """The names that an expression can use: their types, and their columns in the shards. A kind of caption that has
-    the name of another column is `caption:NAME`; attributes have names of their own."""
+    """Return the names that an expression can use, with their types and their columns in the shards.
+
+    A kind of caption that has the name of another column is `caption:NAME`; attributes have names of their own.
+    """
     captions = store.captions
     own: dict[str, tuple[Type, str]] = {name: ("number", name) for name in _NUMBERS}
     own |= {name: ("text", name) for name in _TEXTS}
@@ -101,235 +103,205 @@ def known_columns(store: Store) -> dict[str, tuple[Type, str]]:
     return {**{name: ("text", _CAPTION + name) for name in captions}, **attributes, **prefixed, **own}
 
 
-def written(caption: str) -> str:
-    """How an expression names a kind of caption, or an attribute."""
-    if caption in (*_NUMBERS, *_TEXTS):
-        return _CAPTION + caption
-    plain = re.fullmatch(r"[^\W\d]\w*", caption) and caption not in (*_WORDS, *_TRUTHS, *FUNCTIONS)
-    return caption if plain else f"[{caption}]"
+def written(column: str) -> str:
+    """Return a kind of caption or an attribute as an expression names it."""
+    if column in (*_NUMBERS, *_TEXTS):
+        return _CAPTION + column
+    plain = re.fullmatch(r"[^\W\d]\w*", column) and column not in (*_WORDS, *_TRUTHS, *FUNCTIONS)
+    return column if plain else f"[{column}]"
 
 
-class _Parser:
+class _Builder:
+    """Parses an expression and builds its nodes. Positions in the masked text are those in the text."""
+
     def __init__(self, expression: str, option: str, columns: Mapping[str, tuple[Type, str]]) -> None:
-        self._text, self._option, self._columns = expression, option, columns
+        self._text, self._option, self._columns = expression.strip(), option, columns
         if len(expression) > _LONGEST:
             raise UserError(f"{option} has {len(expression):,} characters; the most is {_LONGEST:,}")
-        self._tokens, self._next, self._depth = self._cut(), 0, 0
+        self._masked = _TOKEN.sub(self._mask, self._text)
 
     def whole(self) -> Node:
-        tree = self._either()
-        if (rest := self._peek()).kind != "end":
-            raise self._error(rest.at, f"'{rest.text}' is not expected here; join conditions with and, or")
+        try:
+            tree = ast.parse(self._masked, mode="eval").body
+        except (RecursionError, MemoryError):
+            raise self._error(0, _TOO_DEEP) from None
+        except SyntaxError as error:
+            raise self._explained(error) from None
         return self._typed(tree, "truth", "the whole is to say which records are taken, for example width >= 256")
 
-    def _cut(self) -> list[Token]:
-        tokens, at, end = [], 0, len(self._text.rstrip())
-        while at < end:
-            found = _TOKEN.match(self._text, at)
-            if found is None or found.lastgroup is None:
-                at += len(self._text[at:]) - len(self._text[at:].lstrip())
-                raise self._error(at, self._odd(at))
-            word = found.group(found.lastgroup)
-            kind = "sign" if word in _WORDS else found.lastgroup
-            tokens.append(Token(kind, word, found.start(found.lastgroup)))
-            at = found.end()
-        return [*tokens, Token("end", "", end)]
+    def _mask(self, found: re.Match[str]) -> str:
+        """Replace what is not Python's by as many characters that are."""
+        token = found.group()
+        match found.lastgroup:
+            case "word":
+                return token
+            case "quoted":
+                return token[0] + "_" * (len(token) - 2) + token[-1]
+            case "name":
+                return "_" * len(token)
+            case "space":
+                return " "
+        if token in "'\"[":
+            raise self._error(found.start(), "this is not closed")
+        raise self._error(found.start(), "to compare, write ==" if token == "=" else f"'{token}' is not known here")
 
-    def _odd(self, at: int) -> str:
-        if self._text[at] in "'\"[":
-            return "this is not closed"
-        return "to compare, write ==" if self._text[at] == "=" else f"'{self._text[at]}' is not known here"
+    def _explained(self, error: SyntaxError) -> UserError:
+        at = (error.offset or 0) - 1
+        if at < 0 or at >= len(self._text):
+            return self._error(len(self._text), "something is missing at the end")
+        if "nested" in error.msg:
+            return self._error(at, _TOO_DEEP)
+        hint = "; join conditions with and, or" if error.msg == "invalid syntax" else ""
+        return self._error(at, f"{error.msg.partition(';')[0]}{hint}")
 
-    def _peek(self) -> Token:
-        return self._tokens[self._next]
+    def _node(self, node: ast.expr, depth: int) -> Node:
+        if depth > _DEEPEST:
+            raise self._error(node.col_offset, _TOO_DEEP)
+        match node:
+            case ast.BoolOp():
+                word, join = ("and", np.minimum) if isinstance(node.op, ast.And) else ("or", np.maximum)
+                parts = [self._typed(one, "truth", f"'{word}' joins comparisons", depth) for one in node.values]
+                return self._joined(node, join, parts)
+            case ast.UnaryOp(op=ast.Not()):
+                inner = self._typed(node.operand, "truth", "'not' stands before a comparison", depth)
+                return Node("truth", node.col_offset, _negative(inner.value))
+            case ast.UnaryOp(op=ast.USub()):
+                inner = self._typed(node.operand, "number", "'-' stands before a number", depth)
+                return Node("number", node.col_offset, _negative(inner.value), inner.literal)
+            case ast.Compare():
+                return self._compared(node, depth)
+            case ast.BinOp() if type(node.op) in _COMPUTE:
+                return self._computed(node, depth)
+            case ast.Call(func=ast.Name(), keywords=[]):
+                return self._called(node, depth)
+            case ast.Name() | ast.List():
+                return self._column(node)
+            case ast.Constant(value=str()) if (quoted := self._source(node))[0] not in quoted[1:-1]:
+                return Node("text", node.col_offset, lambda columns: quoted[1:-1], literal=True)
+            case ast.Constant(value=int() | float()):
+                number = float(self._source(node))
+                return Node("number", node.col_offset, lambda columns: number, literal=True)
+        shown = self._source(node)[:40]
+        raise self._error(
+            node.col_offset, f"'{shown}' is not expected here; a column, a number, a 'text' or a function is"
+        )
 
-    def _take(self, *signs: str) -> Token | None:
-        token = self._peek()
-        if token.kind != "sign" or token.text not in signs:
-            return None
-        self._next += 1
-        return token
+    def _joined(self, node: ast.expr, join: Join, parts: list[Node]) -> Node:
+        value = parts[0].value
+        for part in parts[1:]:
+            value = _both(join, value, part.value)
+        return Node("truth", node.col_offset, value)
 
-    def _need(self, sign: str) -> None:
-        if self._take(sign) is None:
-            token = self._peek()
-            raise self._error(token.at, f"'{sign}' is missing here")
+    def _compared(self, node: ast.Compare, depth: int) -> Node:
+        if any(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
+            return self._within(node, depth)
+        parts = [self._node(one, depth + 1) for one in (node.left, *node.comparators)]
+        places = [self._sign_at(*pair) for pair in zip((node.left, *node.comparators), node.comparators, strict=False)]
+        chain = [
+            self._comparison(left, op, at, right)
+            for left, op, at, right in zip(parts, node.ops, places, parts[1:], strict=False)
+        ]
+        return self._joined(node, np.minimum, chain)  # a <= b < c is a <= b and b < c
 
-    def _either(self) -> Node:
-        return self._joined("or", np.maximum, lambda: self._joined("and", np.minimum, self._negated))
-
-    def _joined(self, word: str, join: Callable[[Any, Any], Any], inner: Callable[[], Node]) -> Node:
-        left = inner()
-        while token := self._take(word):
-            why = f"'{word}' joins comparisons"
-            first, second = self._typed(left, "truth", why).value, self._typed(inner(), "truth", why).value
-            left = Node("truth", token.at, _both(join, first, second))
-        return left
-
-    def _negated(self) -> Node:
-        self._depth += 1
-        if self._depth > _DEEPEST:
-            raise self._error(self._peek().at, f"nested more than {_DEEPEST} levels deep")
-        if token := self._take("not"):
-            inner = self._typed(self._negated(), "truth", "'not' stands before a comparison").value
-            found = Node("truth", token.at, lambda columns: -inner(columns))
-        else:
-            found = self._compared()
-        self._depth -= 1
-        return found
-
-    def _compared(self) -> Node:
-        left, chain = self._sum(), []
-        if token := self._take("in", "not"):
-            if token.text == "not":
-                self._need("in")
-            return self._within(left, token)
-        while token := self._take(*_COMPARE):
-            right = self._sum()
-            chain.append(self._comparison(left, token, right))
-            left = right
-        for following in chain[1:]:  # a <= b < c is a <= b and b < c
-            chain[0] = Node("truth", chain[0].at, _both(np.minimum, chain[0].value, following.value))
-        return chain[0] if chain else left
-
-    def _comparison(self, left: Node, token: Token, right: Node) -> Node:
+    def _comparison(self, left: Node, op: ast.cmpop, at: int, right: Node) -> Node:
+        sign, compare = _COMPARE[type(op)]
         truths = left.type == "truth" and not (left.literal or right.literal)
         if truths or left.type != right.type:
-            hint = next((hint for one, other in ((left, right), (right, left)) if (hint := _as_number(one, other))), "")
-            raise self._error(token.at, f"'{token.text}' cannot compare {left.a} with {right.a}{hint}")
+            hint = _as_number(left, right) or _as_number(right, left)
+            raise self._error(at, f"'{sign}' cannot compare {left.a} with {right.a}{hint}")
         if left.type == "number":
-            return Node("truth", token.at, _both(compared(_COMPARE[token.text]), left.value, right.value))
-        if token.text not in ("==", "!="):
+            return Node("truth", at, _both(compared(compare), left.value, right.value))
+        if sign not in ("==", "!="):
             what = "texts are" if left.type == "text" else "true and false are"
-            raise self._error(token.at, f"{what} compared with == and !=; '{token.text}' is for numbers")
+            raise self._error(at, f"{what} compared with == and !=; '{sign}' is for numbers")
         value = _both(same_text if left.type == "text" else same_truth, left.value, right.value)
-        return Node("truth", token.at, value if token.text == "==" else lambda columns: -value(columns))
+        return Node("truth", at, value if sign == "==" else _negative(value))
 
-    def _within(self, left: Node, token: Token) -> Node:
-        self._need("(")
-        choices = [self._comparison(left, Token("sign", "==", self._peek().at), self._literal())]
-        while self._take(","):
-            choices.append(self._comparison(left, Token("sign", "==", self._peek().at), self._literal()))
-        self._need(")")
+    def _within(self, node: ast.Compare, depth: int) -> Node:
+        choices = node.comparators[0]
+        elements = choices.elts if isinstance(choices, ast.Tuple) else [choices]
+        in_parentheses = self._masked[: elements[0].col_offset].rstrip().endswith("(") if elements else False
+        if len(node.ops) > 1 or not in_parentheses:
+            raise self._error(choices.col_offset, "'in' is followed by a list in ( ), and by no other comparison")
+        left, parts = self._node(node.left, depth + 1), [self._node(one, depth + 1) for one in elements]
+        if odd := next((part for part in parts if not part.literal), None):
+            raise self._error(odd.at, "a list after 'in' holds numbers or texts in quotes")
+        found = [self._comparison(left, ast.Eq(), part.at, part) for part in parts]
+        taken = self._joined(node, np.maximum, found)
+        return taken if isinstance(node.ops[0], ast.In) else Node("truth", taken.at, _negative(taken.value))
 
-        def value(columns: Columns) -> Any:
-            found = np.maximum.reduce(np.broadcast_arrays(*(choice.value(columns) for choice in choices)))
-            return -found if token.text == "not" else found
+    def _computed(self, node: ast.BinOp, depth: int) -> Node:
+        at, compute = self._sign_at(node.left, node.right), _COMPUTE[type(node.op)]
+        why = f"'{self._masked[at]}' computes with numbers"
+        first, second = (self._typed(one, "number", why, depth).value for one in (node.left, node.right))
 
-        return Node("truth", token.at, value)
-
-    def _literal(self) -> Node:
-        token = self._peek()
-        found = self._signed()
-        if not found.literal:
-            raise self._error(token.at, "a list after 'in' holds numbers or texts in quotes")
-        return found
-
-    def _sum(self) -> Node:
-        return self._computed(("+", "-"), lambda: self._computed(("*", "/"), self._signed))
-
-    def _computed(self, signs: tuple[str, ...], inner: Callable[[], Node]) -> Node:
-        left = inner()
-        while token := self._take(*signs):
-            why = f"'{token.text}' computes with numbers"
-            first, second = self._typed(left, "number", why).value, self._typed(inner(), "number", why).value
-            compute: dict[str, Callable[[Any, Any], Any]] = {
-                "+": operator.add,
-                "-": operator.sub,
-                "*": operator.mul,
-                "/": self._divider(token.at),
-            }
-            left = Node("number", token.at, _both(compute[token.text], first, second))
-        return left
-
-    def _divider(self, at: int) -> Callable[[Any, Any], Any]:
-        def divide(above: Any, below: Any) -> Any:
+        def divide(above: Value, below: Value) -> Value:
             if zeros := int(np.count_nonzero(np.asarray(below) == 0)):
                 records = f"{zeros:,} of the" if np.ndim(below) else "all"
                 raise self._error(at, f"this divides by zero, in {records} records")
-            return above / below
+            return compute(above, below)
 
-        return divide
+        return Node("number", at, _both(divide if isinstance(node.op, ast.Div) else compute, first, second))
 
-    def _signed(self) -> Node:
-        if token := self._take("-"):
-            inner = self._typed(self._signed_deeper(token), "number", "'-' stands before a number")
-            value = inner.value
-            return Node("number", token.at, lambda columns: -value(columns), inner.literal)
-        return self._atom()
-
-    def _signed_deeper(self, token: Token) -> Node:
-        if self._peek().text == "-":
-            raise self._error(token.at, "one minus sign is enough")
-        return self._atom()
-
-    def _atom(self) -> Node:
-        token = self._peek()
-        self._next += 1
-        if token.kind == "number":
-            number = float(token.text)
-            return Node("number", token.at, lambda columns: number, literal=True)
-        if token.kind == "text":
-            words = token.text[1:-1]
-            return Node("text", token.at, lambda columns: words, literal=True)
-        if token.kind == "name":
-            return self._called(token) if self._take("(") else self._column(token)
-        if token.kind == "sign" and token.text == "(":
-            inner = self._either()
-            self._need(")")
-            return inner
-        found = f"'{token.text}' is not expected here" if token.text else "something is missing at the end"
-        raise self._error(token.at, f"{found}; a column, a number, a 'text' or a function is")
-
-    def _column(self, token: Token) -> Node:
-        name = token.text[1:-1] if token.text.startswith("[") else token.text
-        if token.text in _TRUTHS:
-            known = truth(_TRUTHS[name])
-            return Node("truth", token.at, lambda columns: known, literal=True)
+    def _column(self, node: ast.Name | ast.List) -> Node:
+        at, shown = node.col_offset, self._source(node)
+        name = shown[1:-1] if isinstance(node, ast.List) else shown
+        if shown in _TRUTHS:
+            known = truth(_TRUTHS[shown])
+            return Node("truth", at, lambda columns: known, literal=True)
         if name in FUNCTIONS and name not in self._columns:
-            raise self._error(token.at, f"{name} is a function; write {FUNCTIONS[name].example}")
+            raise self._error(at, f"{name} is a function; write {FUNCTIONS[name].example}")
         if name not in self._columns:
-            shown = [known for known in self._columns if not known.startswith(_CAPTION)]
-            guess = nearest(name, shown) if len(shown) > 1 else ""
+            names = [known for known in self._columns if not known.startswith(_CAPTION)]
+            guess = nearest(name, names) if len(names) > 1 else ""
             guess = f"{guess} The" if guess.startswith("did you") else "the"
-            raise self._error(token.at, f"there is no column '{name}'; {guess} columns are {', '.join(shown)}")
+            raise self._error(at, f"there is no column '{name}'; {guess} columns are {', '.join(names)}")
         kind, column = self._columns[name]
+        readers: dict[Type, Callable[[Columns, str], Value]]
         readers = {"number": Columns.number, "text": Columns.text, "truth": Columns.truth}
-        return Node(kind, token.at, lambda columns: readers[kind](columns, column), column=column)
+        return Node(kind, at, lambda columns: readers[kind](columns, column), column=column)
 
-    def _called(self, token: Token) -> Node:
-        function = FUNCTIONS.get(token.text)
+    def _called(self, node: ast.Call, depth: int) -> Node:
+        name = self._source(node.func)
+        function = FUNCTIONS.get(name)
         if function is None:
-            raise self._error(token.at, f"there is no function '{token.text}'; {nearest(token.text, FUNCTIONS)}")
-        given = [self._either()]
-        while self._take(","):
-            given.append(self._either())
-        self._need(")")
-        if len(given) != len(function.takes):
-            raise self._error(
-                token.at, f"{token.text} takes {len(function.takes)} values, not {len(given)}: {function.example}"
-            )
-        for one, wanted in zip(given, function.takes, strict=True):
-            if wanted != "any":
-                self._typed(one, wanted, f"write {function.example}")
+            raise self._error(node.col_offset, f"there is no function '{name}'; {nearest(name, FUNCTIONS)}")
+        if len(node.args) != len(function.takes):
+            takes = f"{name} takes {len(function.takes)} values, not {len(node.args)}"
+            raise self._error(node.col_offset, f"{takes}: {function.example}")
+        given = [
+            self._node(one, depth + 1)
+            if wanted == "any"
+            else self._typed(one, wanted, f"write {function.example}", depth)
+            for one, wanted in zip(node.args, function.takes, strict=True)
+        ]
         if function.pattern and not given[-1].literal:
             raise self._error(given[-1].at, f"this must be a text in quotes: {function.example}")
 
-        def value(columns: Columns) -> Any:
+        def value(columns: Columns) -> Value:
             try:
                 return function.compute(*(one.value(columns) for one in given))
             except ValueError as error:  # Arrow's, of a pattern
                 raise self._error(given[-1].at, f"this is no regular expression: {error}") from None
 
-        return Node(function.gives, token.at, value)
+        return Node(function.gives, node.col_offset, value)
 
-    def _typed(self, node: Node, wanted: Type, why: str) -> Node:
-        if node.type != wanted:
-            raise self._error(node.at, f"this is {node.a}, and {_A[wanted]} is needed: {why}")
-        return node
+    def _typed(self, node: ast.expr, wanted: Type, why: str, depth: int = -1) -> Node:
+        found = self._node(node, depth + 1)
+        if found.type != wanted:
+            raise self._error(found.at, f"this is {found.a}, and {_A[wanted]} is needed: {why}")
+        return found
+
+    def _source(self, node: ast.expr) -> str:
+        return self._text[node.col_offset : node.end_col_offset]
+
+    def _sign_at(self, left: ast.expr, right: ast.expr) -> int:
+        """Return the position of the operator between two parts."""
+        between = self._masked[left.end_col_offset : right.col_offset]
+        return right.col_offset - len(between.lstrip(" )"))
 
     def _error(self, at: int, problem: str) -> UserError:
-        """With the expression on one line, and a mark below the place."""
+        """Return an error with the expression on one line, and a mark below the place."""
         shown = "".join(letter if letter.isprintable() else " " for letter in self._text)
         begin = max(0, at - 60)
         cut = ("…" if begin else "") + shown[begin : at + 60] + ("…" if len(shown) > at + 60 else "")
@@ -338,12 +310,16 @@ class _Parser:
 
 
 def _as_number(text: Node, number: Node) -> str:
-    """What to do about an attribute that came in as text, and should not have."""
+    """Return the remedy for an attribute of numbers that was imported as text."""
     if text.type != "text" or number.type != "number" or not text.column.startswith(_ATTRIBUTE):
         return ""
     name = text.column.removeprefix(_ATTRIBUTE)
     return f"; the attribute {name} was imported as text: import it with --attribute {name}=COLUMN:float"
 
 
-def _both(join: Callable[[Any, Any], Any], first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
+def _both(join: Join, first: Compute, second: Compute) -> Compute:
     return lambda columns: join(first(columns), second(columns))
+
+
+def _negative(inner: Compute) -> Compute:
+    return lambda columns: -inner(columns)

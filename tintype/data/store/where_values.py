@@ -1,15 +1,15 @@
-"""What an expression of `data.where` is computed with: columns, truths and functions.
+"""The values of `data.where` expressions: columns, truths and functions.
 
-A value may be missing. A number that is missing is NaN, a text null. As in SQL, a comparison with what is missing is
-neither true nor false: truths are 1, -1 and, where it is not known, 0, so that `and` is the smaller of two, `or` the
-larger, and `not` the opposite. (Kleene's logic.)
+A value may be missing. A missing number is NaN, a missing text null. As in SQL, a comparison with a missing value is
+neither true nor false: truths are 1, -1 and, where unknown, 0, so that `and` is the smaller of two, `or` the larger,
+and `not` the negative (Kleene's logic).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,17 @@ from numpy.typing import NDArray
 from tintype.errors import UserError
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from tintype.data.store.layout import Store
 
 Type = Literal["number", "text", "truth"]
+Value: TypeAlias = Any
+"""A float or an array of floats, a str or an Arrow column of texts, or truths as an array of -1, 0 and 1."""
 
 
 class Columns:
-    """The columns of a store as they are computed with."""
+    """The columns of a store, converted for computing."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -40,29 +44,28 @@ class Columns:
             ) from None
         return numbers
 
-    def text(self, name: str) -> Any:
+    def text(self, name: str) -> pyarrow.ChunkedArray:
         return self._store.column(name)
 
     def truth(self, name: str) -> NDArray[np.int8]:
         return truths_in(self._store.column(name))
 
 
-def truth(found: Any, known: Any = True) -> Any:
+def truth(found: Value, known: Value = True) -> NDArray[np.int8]:
     return np.where(known, np.where(found, 1, -1), 0).astype(np.int8)
 
 
-def truths_in(column: Any) -> NDArray[np.int8]:
-    """Of an Arrow column of booleans."""
-    found: NDArray[np.int8] = truth(column.fill_null(False).to_numpy(), ~column.is_null().to_numpy())
-    return found
+def truths_in(column: pyarrow.ChunkedArray) -> NDArray[np.int8]:
+    """Return the truths of an Arrow column of booleans."""
+    return truth(column.fill_null(False).to_numpy(), ~column.is_null().to_numpy())
 
 
-def compared(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A comparison of numbers."""
+def compared(compare: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    """Return a comparison of numbers that is unknown where one is missing."""
     return lambda first, second: truth(compare(first, second), ~(np.isnan(first) | np.isnan(second)))
 
 
-def same_text(first: Any, second: Any) -> Any:
+def same_text(first: Value, second: Value) -> NDArray[np.int8]:
     from pyarrow import compute
 
     if isinstance(first, str) and isinstance(second, str):
@@ -70,12 +73,12 @@ def same_text(first: Any, second: Any) -> Any:
     return truths_in(compute.equal(first, second))
 
 
-def same_truth(first: Any, second: Any) -> Any:
+def same_truth(first: Value, second: Value) -> Value:
     return first * second
 
 
-def word_counts(column: Any) -> NDArray[np.float64]:
-    """Of every text of an Arrow column how many words it has, parted by white space."""
+def word_counts(column: pyarrow.ChunkedArray) -> NDArray[np.float64]:
+    """Return the number of words, separated by white space, of each text of an Arrow column."""
     from pyarrow import compute
 
     trimmed = compute.utf8_trim_whitespace(column.fill_null(""))
@@ -84,22 +87,22 @@ def word_counts(column: Any) -> NDArray[np.float64]:
     return np.where(empty, 0, count).astype(np.float64)
 
 
-def _words(text: Any) -> Any:
+def _words(text: Value) -> Value:
     if isinstance(text, str):
         return float(len(text.split()))
     return np.where(text.is_null().to_numpy(), np.nan, word_counts(text))
 
 
-def _characters(text: Any) -> Any:
+def _characters(text: Value) -> Value:
     from pyarrow import compute, float64
 
     return float(len(text)) if isinstance(text, str) else compute.utf8_length(text).cast(float64()).to_numpy()
 
 
-def _on_text(name: str) -> Callable[[Any, str], Any]:
-    """A function of Arrow on a text and a pattern."""
+def _on_text(name: str) -> Callable[[Value, str], Value]:
+    """Return a function of Arrow on a text and a pattern."""
 
-    def found(text: Any, pattern: str) -> Any:
+    def found(text: Value, pattern: str) -> Value:
         import pyarrow
         from pyarrow import compute
 
@@ -110,13 +113,13 @@ def _on_text(name: str) -> Callable[[Any, str], Any]:
     return found
 
 
-def _lower(text: Any) -> Any:
+def _lower(text: Value) -> Value:
     from pyarrow import compute
 
     return text.lower() if isinstance(text, str) else compute.utf8_lower(text)
 
 
-def _missing(value: Any) -> Any:
+def _missing(value: Value) -> Value:
     if isinstance(value, str):
         return truth(False)
     if isinstance(value, float | np.ndarray | np.generic):
@@ -126,12 +129,14 @@ def _missing(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Function:
+    """A function of the language, and an example of its use."""
+
     takes: tuple[Type | Literal["any"], ...]
     gives: Type
-    compute: Callable[..., Any]
+    compute: Callable[..., Value]
     example: str
     pattern: bool = False
-    """Whether its last value is a text that must be known before."""
+    """Whether its last argument must be a literal text."""
 
 
 FUNCTIONS = {
