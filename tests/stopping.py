@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
-from tintype.train.loop import Progress, train
+from tintype.train.loop import train
+from tintype.train.steps import Progress
 
 
 def train_to(plan: Plan, folder: Path, step: int) -> None:

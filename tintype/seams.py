@@ -304,6 +304,12 @@ class LossTerm:
         """Lets go of what `ready` loaded."""
 
 
+class Tracker(Protocol):
+    """Mirrors `metrics.jsonl` elsewhere. The file stays what reports read."""
+
+    def log(self, step: int, line: Mapping[str, object]) -> None: ...
+
+
 VelocityFn = Callable[[Tensor, float], Tensor]
 """(x_t_BCHW, t) -> velocity, all samples at the same t."""
 

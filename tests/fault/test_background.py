@@ -23,9 +23,10 @@ from tintype.runtime.dist import ALONE, World, current
 from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint, saving
 from tintype.train.folder import RunFolder
-from tintype.train.loop import Progress, train
+from tintype.train.loop import train
 from tintype.train.saving import Saver
 from tintype.train.start import identity
+from tintype.train.steps import Progress
 
 TECHNIQUES = ["ema", "power-ema:snapshots=3", "muon", "bf16-storage"]
 ALL_KEPT = ("run.keep_checkpoints=9", "run.log_every_steps=1")

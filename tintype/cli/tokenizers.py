@@ -45,21 +45,15 @@ def encoder_train(
     batch: Annotated[int, typer.Option(min=1)] = 512,
     device: Annotated[str, typer.Option()] = "cpu",
 ) -> None:
-    """Train the scene encoder anew and measure it."""
-    from tintype.evaluation.train_scene_encoder import train as train_encoder
+    """Train the scene encoder anew and measure it. Running it again resumes."""
+    from tintype.evaluation.train_scene_encoder import SceneEncoderTraining
     from tintype.runtime.dist import alone
-    from tintype.terminal.progress import Progress
+    from tintype.terminal.tokenizers import train_encoder_with_progress
     from tintype.train.parts import choose_device
 
     alone("tintype encoder train")
-    choose_device(device)
-    with Progress("training", steps, "steps", kept="nothing was saved; run the same command again") as bars:
-
-        def on_step(step: int, loss: float) -> None:
-            bars.show(None, step + 1, note=f"loss {loss:.4f}" if step + 1 < steps else "measuring")
-
-        record = train_encoder(out, seed, steps, batch, device, on_step)
-    print_json(record)
+    settings = SceneEncoderTraining(seed=seed, steps=steps, batch=batch)
+    print_json(train_encoder_with_progress(settings, out, choose_device(device), console))
 
 
 @tokenizer_app.command("train")

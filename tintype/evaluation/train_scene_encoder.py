@@ -11,17 +11,28 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from tintype import rng
 from tintype.data.scenes import OBJECT_VOCABULARY, SCENE_VOCABULARY, STYLES, SceneBatch, Style, draw_batch, render
+from tintype.optim.adamw import AdamWSettings
 from tintype.runtime.files import write_bytes
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.locks import locked
+from tintype.settings import Settings
+from tintype.train.folder import RunFolder
+from tintype.train.resume import resume
+from tintype.train.simple import SimpleTraining, claim_folder
+from tintype.train.state import TrainState
+from tintype.train.steps import Cadence, Progress, run_steps
 from tintype.vision.scene_encoder import RECORD_PATH, WEIGHTS_PATH, SceneEncoder, SceneReading
 
 TRAIN_SIZES_PX = (16, 20, 24, 32, 40, 48, 64, 64, 96, 128)
@@ -31,37 +42,72 @@ _LEARNING_RATE, _WEIGHT_DECAY, _WARMUP_STEPS = 2e-3, 1e-2, 200
 _NOISE_LEVELS = 5.0  # of 255: the most noise that is added in training
 _MEASURE_BATCH = 256
 
-Progress = Callable[[int, float], None]
 Accuracy = dict[str, dict[str, dict[str, float]]]
 
 
-def train(
-    out_dir: Path,
-    seed: int,
-    steps: int,
-    batch: int,
-    device: str,
-    progress: Progress,
-    measured_scenes: int = 4096,
-) -> dict[str, Any]:
-    """Trains, measures, and writes `scene_encoder.safetensors` and `.json`; `progress` gets each step and its loss.
+class SceneEncoderTraining(Settings):
+    """Settings that decide what the encoder learns, and how often its training is saved and logged."""
 
-    Returns the record that the JSON holds.
-    """
-    out_dir.mkdir(parents=True, exist_ok=True)
-    encoder = _new_encoder(seed, device)
-    optimizer = torch.optim.AdamW(encoder.parameters(), lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = _LEARNING_RATE * _schedule(step, steps)
-        loss = _train_step(encoder, optimizer, seed, step, batch, device)
-        progress(step, loss)
+    seed: int = Field(0, ge=0)
+    steps: int = Field(8000, ge=1)
+    batch: int = Field(512, ge=1)
+    measured_scenes: int = Field(4096, ge=1, description="Scenes of each size and style that accuracy is measured on")
+    save_every_steps: int = Field(500, ge=1)
+    log_every_steps: int = Field(10, ge=1)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`record` is what the JSON beside the weights holds; None where a signal ended the training before its end."""
+
+    step: int
+    record: dict[str, Any] | None
+
+
+def train(
+    settings: SceneEncoderTraining,
+    out: Path,
+    device: str,
+    interrupt: Interrupt,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Outcome:
+    """Train from wherever it stopped, measure, and write `scene_encoder.safetensors` and `.json`."""
+    folder = RunFolder(out)
+    with locked(out):
+        claim_folder(folder, settings, free=("save_every_steps", "log_every_steps"))
+        encoder = _new_encoder(settings.seed, device)
+        state = _new_state(encoder)
+        resume(folder, state)
+        training = SimpleTraining(
+            folder,
+            state,
+            Cadence(settings.steps, settings.log_every_steps, settings.save_every_steps),
+            interrupt,
+            batch=settings.batch,
+            losses=lambda: {"loss": _loss(encoder, settings.seed, state.step, settings.batch, device)},
+            lr_at=lambda step: _LEARNING_RATE * _schedule(step, settings.steps),
+            remedy="train with another --seed",
+        )
+        run_steps(training, on_progress)
+        if state.step < settings.steps:
+            return Outcome(state.step, None)
+        return Outcome(state.step, _finish(out, settings, encoder, device))
+
+
+def _new_state(encoder: SceneEncoder) -> TrainState:
+    modules = nn.ModuleDict({"encoder": encoder})
+    adamw = AdamWSettings(lr=_LEARNING_RATE, beta2=0.999, eps=1e-8, weight_decay=_WEIGHT_DECAY)
+    return TrainState(modules, adamw.build(modules.named_parameters()), None)
+
+
+def _finish(out: Path, settings: SceneEncoderTraining, encoder: SceneEncoder, device: str) -> dict[str, Any]:
     stored = {name: _stored(value) for name, value in encoder.state_dict().items()}
     encoder.load_state_dict({name: value.to(torch.float32) for name, value in stored.items()})
-    accuracy = measure(encoder, seed + 1, measured_scenes, device)
+    seed, steps, batch, scenes = settings.seed, settings.steps, settings.batch, settings.measured_scenes
+    accuracy = measure(encoder, seed + 1, scenes, device)
     command = f"tintype encoder train --out DIR --seed {seed} --steps {steps} --batch {batch} --device {device}"
     record = {"command": command, "seed": seed, "steps": steps, "batch": batch, "torch": torch.__version__}
-    return _write(out_dir, save(stored), {**record, "measured_scenes": measured_scenes, "accuracy": accuracy})
+    return _write(out, save(stored), {**record, "measured_scenes": scenes, "accuracy": accuracy})
 
 
 def _new_encoder(seed: int, device: str) -> SceneEncoder:
@@ -77,18 +123,12 @@ def _schedule(step: int, steps: int) -> float:
     return warm * 0.5 * (1.0 + math.cos(math.pi * step / steps))
 
 
-def _train_step(
-    encoder: SceneEncoder, optimizer: torch.optim.Optimizer, seed: int, step: int, batch: int, device: str
-) -> float:
+def _loss(encoder: SceneEncoder, seed: int, step: int, batch: int, device: str) -> Tensor:
     index_B = torch.arange(step * batch, (step + 1) * batch, device=device)
     scenes = draw_batch(seed, index_B)
     size_choice = rng.integers(seed, "encoder/size", torch.tensor([step]), len(TRAIN_SIZES_PX))
     image_BCHW = render(scenes, TRAIN_SIZES_PX[int(size_choice)], seed, index_B, device)
-    loss = reading_loss(encoder(_with_noise(image_BCHW, seed, index_B)), scenes)
-    optimizer.zero_grad()
-    torch.autograd.backward([loss])
-    optimizer.step()
-    return loss.item()
+    return reading_loss(encoder(_with_noise(image_BCHW, seed, index_B)), scenes)
 
 
 def _with_noise(image_BCHW: Tensor, seed: int, index_B: Tensor) -> Tensor:

@@ -36,8 +36,9 @@ from tintype.runtime.parent import end_with_parent
 from tintype.study.study import Study
 from tintype.terminal.encoding import prepare_streams
 from tintype.train.folder import DIVERGED
-from tintype.train.loop import Progress, train
+from tintype.train.loop import train
 from tintype.train.parts import Parts
+from tintype.train.steps import Progress
 
 FAILURES: dict[Literal["diverged", "failed"], str] = {"diverged": DIVERGED, "failed": "failed.txt"}
 """The file in a run's folder that says why the run has no result, by the state of the run."""

@@ -26,8 +26,8 @@ from tintype.terminal.lines import number, progress_console, say
 from tintype.terminal.progress import Progress, duration, short, speed_note
 from tintype.train.divergence import SKIPS
 from tintype.train.folder import RunFolder
-from tintype.train.loop import Progress as TrainProgress
 from tintype.train.loop import train
+from tintype.train.steps import Progress as TrainProgress
 
 _SCENE_PROMPT = "a red ball"
 

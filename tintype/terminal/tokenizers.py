@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tintype.evaluation import train_scene_encoder
+from tintype.evaluation.train_scene_encoder import SceneEncoderTraining
 from tintype.plan import Plan
-from tintype.runtime.interrupt import watch_signals
+from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.rows import gigabytes
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import number, say
 from tintype.terminal.progress import Progress, speed_note
 from tintype.tokenizer_lab import train_small_vae
 from tintype.tokenizer_lab.fill_cache import fill_cache
+from tintype.train.steps import Progress as StepProgress
 
 
 def train_vae_with_progress(
@@ -29,13 +32,12 @@ def train_vae_with_progress(
         Progress("training", settings.steps, "steps", interrupt=interrupt) as bars,
     ):
 
-        def on_progress(now: train_small_vae.Progress) -> None:
+        def on_progress(now: StepProgress) -> None:
             bars.show(None, now.step, note=speed_note(now.loss, now.images_per_s))
 
         outcome = train_small_vae.train(settings, out, device, interrupt, on_progress)
     if outcome.record is None:
-        kept = f"saved at step {outcome.step}" if outcome.step else "before the first step"
-        leave(interrupt.signal, f"{kept}; run the same command to resume")
+        _leave_training(interrupt, outcome.step)
     trained = outcome.record.trained
     state = "was trained before" if outcome.already_done else f"trained {outcome.step} steps"
     quality = f"PSNR {trained['psnr_db']:.2f} dB on {trained['held_out']} held-out pictures"
@@ -43,6 +45,30 @@ def train_vae_with_progress(
     if dead := trained["dead_channels"]:
         text = f"note: {len(dead)} of {settings.vae.channels} channels carry nothing; lower kl_weight or vae.channels"
         say(console, text, "yellow")
+
+
+def train_encoder_with_progress(
+    settings: SceneEncoderTraining, out: Path, device: torch.device, console: Console
+) -> dict[str, Any]:
+    """Train the scene encoder, show how far it is, and return its record."""
+    with (
+        watch_signals() as interrupt,
+        Progress("training", settings.steps, "steps", interrupt=interrupt) as bars,
+    ):
+
+        def on_progress(now: StepProgress) -> None:
+            note = speed_note(now.loss, now.images_per_s) if now.step < settings.steps else "measuring"
+            bars.show(None, now.step, note=note)
+
+        outcome = train_scene_encoder.train(settings, out, str(device), interrupt, on_progress)
+    if outcome.record is None:
+        _leave_training(interrupt, outcome.step)
+    return outcome.record
+
+
+def _leave_training(interrupt: Interrupt, step: int) -> NoReturn:
+    kept = f"saved at step {step}" if step else "before the first step"
+    leave(interrupt.signal, f"{kept}; run the same command to resume")
 
 
 def cache_with_progress(plan: Plan, verify: bool, console: Console) -> None:

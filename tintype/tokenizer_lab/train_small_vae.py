@@ -9,7 +9,6 @@ B: pictures. C: channels. H, W: rows, columns.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +19,13 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from tintype import rng
-from tintype.config.strict import parse, read_file, write_yaml
-from tintype.errors import UserError
 from tintype.losses.perceptual import Distance
 from tintype.losses.reconstruction import PerceptualSettings
 from tintype.metrics.reconstruction import psnr
 from tintype.optim.adamw import AdamWSettings
 from tintype.optim.storage import EXACT
-from tintype.runtime.files import write_text
 from tintype.runtime.interrupt import Interrupt
-from tintype.runtime.locks import locked, refuse_foreign
+from tintype.runtime.locks import locked
 from tintype.runtime.transfer import send
 from tintype.settings import Settings, plain
 from tintype.tokenizer_lab.images import SCENES, SceneSettings, TrainingPictures, TrainingScenes, TrainingSet
@@ -45,20 +41,19 @@ from tintype.tokenizers.small_vae import (
     to_floats,
     write_vae,
 )
-from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.parts import exact_fp32, seeded
 from tintype.train.resume import resume
+from tintype.train.simple import SimpleTraining, claim_folder
 from tintype.train.state import TrainState
+from tintype.train.steps import Cadence, Progress, run_steps
 from tintype.vision.lpips import SMALLEST_PX
 
-SETTINGS_NAME = "training.yaml"
 ADVERSARY = "adversary"
 DEAD_STD = 0.05
 """A channel whose posterior mean varies less than this carries nothing: its noise has a deviation of one."""
 
 _CHARBONNIER = 1e-3
-_KEPT = 2
 _MEASURED_TOGETHER = 32
 _STATISTICS_IMAGES = 256
 
@@ -125,13 +120,6 @@ class Training(Settings):
 
 
 @dataclass(frozen=True)
-class Progress:
-    step: int
-    loss: float | None
-    images_per_s: float | None
-
-
-@dataclass(frozen=True)
 class Outcome:
     """`record` is there when all steps are done."""
 
@@ -150,7 +138,7 @@ def train(
     """Trains in a folder from wherever it stopped, measures, and writes the tokenizer beside the checkpoints."""
     folder = RunFolder(out)
     with locked(out), exact_fp32(settings.compute == "fp32"):
-        _claim(folder, settings)
+        claim_folder(folder, settings, free=("save_every_steps", "log_every_steps"))
         if is_trained(out):
             return Outcome(settings.steps, read_record(out), already_done=True)
         data = settings.open_data(device)
@@ -159,29 +147,10 @@ def train(
         resume(folder, state)
         judged_by = distance.identity if distance is not None else None
         folder.keep_identities({"data": data.identity, "perceptual": judged_by}, state.step)
-        _run(folder, settings, data, distance, state, interrupt, on_progress)
+        run_steps(_training(folder, settings, data, distance, state, interrupt), on_progress)
         if state.step < settings.steps:
             return Outcome(state.step, None)
         return Outcome(state.step, _finish(out, settings, data, _network(state)))
-
-
-def _claim(folder: RunFolder, settings: Training) -> None:
-    path = folder.path / SETTINGS_NAME
-    if path.exists():
-        _refuse_other(folder.path, parse(Training, read_file(path)), settings)
-    else:
-        refuse_foreign(folder.path, SETTINGS_NAME)
-    folder.checkpoints.mkdir(exist_ok=True)
-    write_text(path, write_yaml(plain(settings)))
-
-
-def _refuse_other(path: Path, there: Training, here: Training) -> None:
-    """How often it saves and logs may change."""
-    free = {"save_every_steps", "log_every_steps"}
-    before, after = there.model_dump(exclude=free), here.model_dump(exclude=free)
-    changes = [f"{key}: {before[key]} there, {after[key]} here" for key in after if before[key] != after[key]]
-    if changes:
-        raise UserError(f"{path} holds another training ({'; '.join(changes)}); choose another --out")
 
 
 def _new_state(settings: Training, device: torch.device) -> TrainState:
@@ -212,60 +181,33 @@ def _adversary(settings: Training, state: TrainState) -> Adversary | None:
     return judge
 
 
-def _run(
+def _training(
     folder: RunFolder,
     settings: Training,
     data: TrainingSet,
     distance: Distance | None,
     state: TrainState,
     interrupt: Interrupt,
-    on_progress: Callable[[Progress], None],
-) -> None:
-    saved, began, counted = state.step, time.perf_counter(), state.step
-    images_per_s: float | None = None
-    loss: float | None = None
-    on_progress(Progress(state.step, None, None))
-    for position_B, image_BCHW in data.batches(state.step, settings.steps, settings.batch):
-        if interrupt.signal is not None:
-            break
-        losses = _step(settings, state, distance, position_B, image_BCHW)
-        if state.step % settings.log_every_steps == 0 or state.step == settings.steps:
-            line = {name: float(value) for name, value in losses.items()}
-            loss = _refuse_nonfinite(line["loss"], state.step, folder.path)
-            now = time.perf_counter()
-            images_per_s = (state.step - counted) * settings.batch / (now - began)
-            began, counted = now, state.step
-            folder.log_metrics({"step": state.step, **line, "images_per_s": images_per_s})
-        if state.step % settings.save_every_steps == 0:
-            checkpoint.save(folder.checkpoints, state, _KEPT, records=folder.records())
-            saved = state.step
-        on_progress(Progress(state.step, loss, images_per_s))
-    if state.step > saved:
-        checkpoint.save(folder.checkpoints, state, _KEPT, records=folder.records())
-
-
-def _refuse_nonfinite(loss: float, step: int, path: Path) -> float:
-    if not math.isfinite(loss):
-        raise UserError(f"the loss at step {step} is {loss}; lower lr, with another --out than {path}")
-    return loss
-
-
-def _step(
-    settings: Training, state: TrainState, distance: Distance | None, position_B: Tensor, image_BCHW: Tensor
-) -> dict[str, Tensor]:
+) -> SimpleTraining:
     """The discriminator learns from the same pictures as the autoencoder, at the same time."""
-    network, judge = _network(state), _adversary(settings, state)
-    state.optimizer.param_groups[0]["lr"] = settings.lr_at(state.step)
-    losses = losses_of(settings, network, distance, position_B, image_BCHW, judge)
-    state.optimizer.zero_grad()
-    torch.autograd.backward([losses[name] for name in ("loss", "discriminator") if name in losses])
-    norm = nn.utils.clip_grad_norm_(network.parameters(), settings.clip_norm)
-    if judge is not None:
-        nn.utils.clip_grad_norm_(judge.parameters(), settings.clip_norm)
-    state.optimizer.step()
-    state.step += 1
-    state.images_seen += len(image_BCHW)
-    return {**{name: value.detach() for name, value in losses.items()}, "grad_norm": norm.detach()}
+    batches = data.batches(state.step, settings.steps, settings.batch)
+
+    def losses() -> dict[str, Tensor]:
+        position_B, image_BCHW = next(batches)
+        judge = _adversary(settings, state)
+        return losses_of(settings, _network(state), distance, position_B, image_BCHW, judge)
+
+    return SimpleTraining(
+        folder,
+        state,
+        Cadence(settings.steps, settings.log_every_steps, settings.save_every_steps),
+        interrupt,
+        batch=settings.batch,
+        losses=losses,
+        minimised=("loss", "discriminator"),
+        lr_at=settings.lr_at,
+        clip_norm=settings.clip_norm,
+    )
 
 
 def losses_of(

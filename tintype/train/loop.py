@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tintype.plan import Plan
-from tintype.runtime import activity as standing
-from tintype.runtime import fault
+from tintype.runtime import activity, fault
 from tintype.runtime.dist import current
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import wait_for_lock
@@ -28,19 +27,10 @@ from tintype.train.saving import Saver, save_state
 from tintype.train.snapshots import take_snapshot
 from tintype.train.start import begin
 from tintype.train.state import TrainState, new_state
+from tintype.train.steps import Cadence, Progress, run_steps
+from tintype.train.tracker import open_tracker
 from tintype.train.update import StepResult, update
 from tintype.train.window import window_line
-from tintype.train.writers import open_writer
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a watcher is told at the start, after each step, and at the end."""
-
-    step: int
-    steps: int
-    loss: float | None
-    images_per_s: float | None
 
 
 @dataclass(frozen=True)
@@ -98,53 +88,54 @@ def train(
         if not interrupt.of_any(world):
             with world.together():
                 check_latents(folder, parts, state.step)
-        return _run(folder, parts, state, interrupt, on_progress, probe, begin_step)
+        return RunTraining(folder, parts, state, interrupt, probe).run(on_progress, begin_step)
 
 
-def _run(
-    folder: RunFolder,
-    parts: Parts,
-    state: TrainState,
-    interrupt: Interrupt,
-    on_progress: Callable[[Progress], None],
-    probe: Probe,
-    begin_step: Callable[[], None],
-) -> Outcome:
-    plan, steps, run, saved = parts.plan, parts.plan.train.steps, parts.plan.run, state.step
-    window: list[StepResult] = []
-    line: dict[str, Any] = {}
-    clock = Clock(parts.device)
-    on_progress(Progress(state.step, steps, None, None))
-    with open_writer(folder.path, run.tensorboard and folder.writes) as write, Saver(run.save, folder.world) as saver:
-        while (working := state.step < steps and not interrupt.of_any(folder.world)) or state.step > saved:
-            begin_step()
-            standing.mark("step", state.step + working)
-            if working:
-                window.append(update(parts, state, clock))
-                if len(window) > 1:  # the step before: by now it is done, and the GPU has work
-                    count_step(folder, parts, state, window[-2])
-                for loss in parts.release_losses(state.step):
-                    folder.log_event("loss-over", state.step, loss=loss)
-                fault.point("step.done")
-                standing.mark("snapshot")
-                take_snapshot(folder.snapshots, plan, state, saver)  # before the checkpoint, which vouches for it
-            saving = not working or state.step % run.save_every_steps == 0 or state.step == steps
-            if window and (saving or state.step % run.log_every_steps == 0):
-                standing.mark("log")
-                count_step(folder, parts, state, window[-1])
-                check_weights(parts, state)
-                line = window_line(parts, state, window, clock) | saver.read()
-                if saving:
-                    standing.mark("evaluation")
-                    line |= probe(parts)
-                clock.read()
-                folder.log_metrics(line)
-                write(line)
-                window = []
-                saver.check()
-            if saving:
-                standing.mark("save")
-                save_state(folder, run, state, saver, now=not working or state.step == steps)
-                saved = state.step
-            on_progress(Progress(state.step, steps, line.get("loss"), line.get("images_per_s")))
-    return Outcome(state.step, finished=state.step >= steps)
+class RunTraining:
+    """The training of a run: `update`, its events, snapshots, metrics and checkpoints, on every rank."""
+
+    def __init__(self, folder: RunFolder, parts: Parts, state: TrainState, interrupt: Interrupt, probe: Probe) -> None:
+        self.folder, self.parts, self.state, self.interrupt, self.probe = folder, parts, state, interrupt, probe
+        run = parts.plan.run
+        self.cadence = Cadence(parts.plan.train.steps, run.log_every_steps, run.save_every_steps)
+        self.clock = Clock(parts.device)
+
+    def run(self, on_progress: Callable[[Progress], None], begin_step: Callable[[], None]) -> Outcome:
+        run, folder = self.parts.plan.run, self.folder
+        with (
+            open_tracker(folder.path, run.tensorboard and folder.writes) as self.tracker,
+            Saver(run.save, folder.world) as self.saver,
+        ):
+            run_steps(self, on_progress, begin_step)
+        return Outcome(self.state.step, finished=self.state.step >= self.cadence.steps)
+
+    def interrupted(self) -> bool:
+        return self.interrupt.of_any(self.folder.world)
+
+    def take_step(self) -> StepResult:
+        return update(self.parts, self.state, self.clock)
+
+    def check_step(self, result: StepResult) -> None:
+        count_step(self.folder, self.parts, self.state, result)
+
+    def finish_step(self) -> None:
+        for loss in self.parts.release_losses(self.state.step):
+            self.folder.log_event("loss-over", self.state.step, loss=loss)
+        fault.point("step.done")
+        activity.mark("snapshot")
+        take_snapshot(self.folder.snapshots, self.parts.plan, self.state, self.saver)  # the checkpoint vouches for it
+
+    def log(self, window: Sequence[StepResult], saving: bool) -> dict[str, Any]:
+        check_weights(self.parts, self.state)
+        line = window_line(self.parts, self.state, window, self.clock) | self.saver.read()
+        if saving:
+            activity.mark("evaluation")
+            line |= self.probe(self.parts)
+        self.clock.read()
+        self.folder.log_metrics(line)
+        self.tracker.log(self.state.step, line)
+        self.saver.check()
+        return line
+
+    def save(self, now: bool) -> None:
+        save_state(self.folder, self.parts.plan.run, self.state, self.saver, now=now)

@@ -22,9 +22,10 @@ from tintype.seams import Route
 from tintype.train import checkpoint
 from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
-from tintype.train.loop import Progress, train
+from tintype.train.loop import train
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state
+from tintype.train.steps import Progress
 from tintype.train.update import update
 from tintype.vision import teacher_cache
 from tintype.vision.teachers import Dinov2TeacherSettings, SceneTeacherSettings

@@ -17,7 +17,8 @@ from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
 from tintype.schedule import Schedule
 from tintype.train.folder import RunFolder
-from tintype.train.loop import Progress, train
+from tintype.train.loop import train
+from tintype.train.steps import Progress
 from tintype.vision.teachers import SceneTeacherSettings, Teacher
 
 SPEC = "repa-burn-in:teacher=scenes,hidden=32"

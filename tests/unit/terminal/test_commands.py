@@ -222,9 +222,10 @@ COMMANDS: dict[str, Long] = {
         rf"no report was written; {AGAIN}",
     ),
     "encoder train": Long(
-        lambda the: ["encoder", "train", "--out", the.out, "--steps", 3, "--batch", 4],
-        r"training: 2 of 3 steps \(66%\) · loss \d+\.\d+ · .*\d+ s left",
-        rf"nothing was saved; {AGAIN}",
+        lambda the: ["encoder", "train", "--out", the.out / "encoder", "--steps", 3, "--batch", 4],
+        r"training: 2 of 3 steps \(66%\)",
+        rf"saved at step 1; {RESUME}",
+        at=2,
     ),
     "export": Long(
         lambda the: ["export", the / "prx", "--to", "safetensors", "--out", the.out / "model.safetensors"],

@@ -23,7 +23,6 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.tokenizer_lab.images import TrainingPictures, held_out_ids, measured_images
 from tintype.tokenizer_lab.train_small_vae import (
     Outcome,
-    Progress,
     Training,
     latent_statistics,
     losses_of,
@@ -32,6 +31,7 @@ from tintype.tokenizer_lab.train_small_vae import (
 )
 from tintype.tokenizers.adversary import Adversary
 from tintype.tokenizers.small_vae import SmallVae, SmallVaeSettings, Vae, read_vae, to_floats
+from tintype.train.steps import Progress
 
 CPU = torch.device("cpu")
 PARTS = ("whole", "parts")

@@ -21,9 +21,10 @@ from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.train import checkpoint, loop
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
-from tintype.train.loop import Progress, train
+from tintype.train.loop import train
 from tintype.train.parts import build_parts
 from tintype.train.prepare import prepare_images
+from tintype.train.steps import Progress
 
 
 def test_the_loop_is_one_file_that_can_be_read_at_once() -> None:

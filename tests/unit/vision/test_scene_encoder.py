@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,10 @@ from tintype.data.scenes import (
     draw_scenes,
     render,
 )
-from tintype.evaluation.train_scene_encoder import MEASURED_SIZES_PX, reading_loss, train
+from tintype.evaluation.train_scene_encoder import MEASURED_SIZES_PX, SceneEncoderTraining, reading_loss, train
 from tintype.metrics.scene_accuracy import score
+from tintype.runtime.files import read_lines
+from tintype.runtime.interrupt import Interrupt
 from tintype.vision import scene_encoder
 from tintype.vision.scene_encoder import (
     FEATURES,
@@ -31,10 +34,6 @@ from tintype.vision.scene_encoder import (
     scene_encoder_record,
     visible_attributes,
 )
-
-
-def silent(step: int, loss: float) -> None:
-    pass
 
 
 @pytest.mark.parametrize("size_px", [16, 64, 100])
@@ -61,12 +60,18 @@ def test_the_loss_ignores_what_does_not_stand_there() -> None:
     assert torch.equal(before, reading_loss(reading, scenes))
 
 
+def trained(out: Path, seed: int = 0, steps: int = 2, batch: int = 4, **more: int) -> dict[str, Any]:
+    settings = SceneEncoderTraining(seed=seed, steps=steps, batch=batch, measured_scenes=1, **more)
+    record = train(settings, out, "cpu", Interrupt()).record
+    assert record is not None
+    return record
+
+
 def test_training_learns_and_its_record_fits_its_weights(tmp_path: Path) -> None:
-    losses: list[float] = []
-    record = train(tmp_path, 0, 14, 16, "cpu", lambda step, loss: losses.append(loss), measured_scenes=8)
+    record = trained(tmp_path, steps=14, batch=16, log_every_steps=1)
+    losses = [line["loss"] for line in read_lines(tmp_path / "metrics.jsonl")]
     assert sum(losses[-3:]) < sum(losses[:3])
     weights, written = tmp_path / WEIGHTS_PATH.name, tmp_path / RECORD_PATH.name
-    assert {path.name for path in tmp_path.iterdir()} == {weights.name, written.name}
     assert weights.stat().st_size <= 2_000_000
     assert json.loads(written.read_text()) == record
     assert set(record["accuracy"]) == {str(size_px) for size_px in MEASURED_SIZES_PX}
@@ -75,14 +80,12 @@ def test_training_learns_and_its_record_fits_its_weights(tmp_path: Path) -> None
 
 
 def test_training_is_a_function_of_its_seed(tmp_path: Path) -> None:
-    first, again, other = (
-        train(tmp_path, seed, 2, 4, "cpu", silent, measured_scenes=1)["sha256"] for seed in (0, 0, 1)
-    )
+    first, again, other = (trained(tmp_path / str(index), seed)["sha256"] for index, seed in enumerate((0, 0, 1)))
     assert first == again != other
 
 
 def test_weights_that_are_not_the_recorded_ones_are_refused(tmp_path: Path) -> None:
-    train(tmp_path, 0, 1, 2, "cpu", silent, measured_scenes=1)
+    trained(tmp_path, steps=1, batch=2)
     weights = tmp_path / WEIGHTS_PATH.name
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
     with pytest.raises(RuntimeError, match="is not the file"):

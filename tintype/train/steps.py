@@ -1,0 +1,95 @@
+"""The loop of every training: take a step, check it, log, save, until the last step or a signal.
+
+A step is checked before anything after it is logged or saved, so that a state which is not finite is never saved, not
+even on a signal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from tintype.runtime import activity
+from tintype.train.state import TrainState
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress passed to the callback at the start, after each step, and at the end."""
+
+    step: int
+    steps: int
+    loss: float | None
+    images_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """Number of steps, and how often they are logged and saved."""
+
+    steps: int
+    log_every_steps: int
+    save_every_steps: int
+
+
+class Training(Protocol[R]):
+    """A training that `run_steps` drives; `R` is the result of one of its steps."""
+
+    @property
+    def state(self) -> TrainState: ...
+    @property
+    def cadence(self) -> Cadence: ...
+    def interrupted(self) -> bool:
+        """Return whether a signal asks for an end."""
+
+    def take_step(self) -> R:
+        """Advance the state by one step."""
+
+    def check_step(self, result: R) -> None:
+        """Raise DivergedError where training must not resume after this step."""
+
+    def finish_step(self) -> None:
+        """Do what is due after a step, before it is logged and saved."""
+
+    def log(self, window: Sequence[R], saving: bool) -> Mapping[str, object]:
+        """Check the weights, log the steps since the last call, and return the line."""
+
+    def save(self, now: bool) -> None:
+        """Save the state; return when it is on the disk where `now`."""
+
+
+def run_steps(
+    training: Training[R], on_progress: Callable[[Progress], None], begin_step: Callable[[], None] = lambda: None
+) -> None:
+    """Train to the last step, or to a signal, and save."""
+    state, cadence, saved = training.state, training.cadence, training.state.step
+    window: list[R] = []
+    line: Mapping[str, object] = {}
+
+    def report() -> None:
+        loss, speed = (value if isinstance(value := line.get(key), float) else None for key in ("loss", "images_per_s"))
+        on_progress(Progress(state.step, cadence.steps, loss, speed))
+
+    report()
+    while (working := state.step < cadence.steps and not training.interrupted()) or state.step > saved:
+        begin_step()
+        activity.mark("step", state.step + working)
+        if working:
+            window.append(training.take_step())
+            if len(window) > 1:  # the step before: by now it is done, and the GPU has work
+                training.check_step(window[-2])
+            training.finish_step()
+        saving = not working or state.step % cadence.save_every_steps == 0 or state.step == cadence.steps
+        if window and (saving or state.step % cadence.log_every_steps == 0):
+            activity.mark("log")
+            training.check_step(window[-1])
+            line = training.log(window, saving)
+            window = []
+        if saving:
+            activity.mark("save")
+            training.save(now=not working or state.step == cadence.steps)
+            saved = state.step
+        report()
