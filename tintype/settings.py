@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -58,6 +58,10 @@ class Part(Settings):
 
     kind: str
 
+    def describe(self) -> str | None:
+        """Return the part in words of its own, for cards and reports; None where its settings say it."""
+        return None
+
 
 def kind_alone(value: Any) -> Any:
     """`scenes` is short for `{kind: scenes}`."""
@@ -94,6 +98,13 @@ class CaptionsPart(Part):
 
 
 class TextPart(Part):
+    is_frozen: ClassVar[bool] = False
+    """Whether its weights are those of others, and are not trained."""
+
+    def limits(self) -> list[str]:
+        """Return what a model cannot read because of this encoder, one limit each."""
+        return []
+
     def build(self, device: torch.device) -> TextEncoder:
         """Loads what is frozen onto the device; what is trained goes there with all that is."""
         raise NotImplementedError
@@ -166,6 +177,17 @@ class WeightingPart(Part):
 
 
 class OptimizerPart(Part):
+    lr: float = Field(gt=0, description="The learning rate")
+
+    @property
+    def smallest_gradient(self) -> float:
+        """Return the size below which it is epsilon that makes a step small, and not rounding."""
+        return 0.0
+
+    def scaled(self, factor: float) -> Self:
+        """Return the settings with every learning rate times `factor`, without digits that only rounding made."""
+        return self.model_copy(update={"lr": float(f"{self.lr * factor:.12g}")})
+
     def groups(self, named: Mapping[str, torch.nn.Parameter]) -> dict[str, list[str]]:
         """Which parameters are optimized how, by name."""
         return {self.kind: list(named)}
@@ -174,6 +196,17 @@ class OptimizerPart(Part):
         self, named: Iterable[tuple[str, torch.nn.Parameter]], storage: Storage, layout: Layout
     ) -> torch.optim.Optimizer:
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SourceUse:
+    """One source of the training images, and how much of it was read."""
+
+    data: DataPart
+    images: int | None
+    """Images read, repeats included; None for a source that is scored against and never read."""
+    share: str = ""
+    """Its share of the batches in words, where there are several sources."""
 
 
 class DataPart(Part):
@@ -233,6 +266,39 @@ class DataPart(Part):
     def at_hand(self) -> bool:
         """Whether the pictures are on this machine: a report can be made without."""
         return True
+
+    def describe(self) -> str:
+        """Return what a model was trained on, as a part of a sentence."""
+        return f"images of the kind {self.kind}"
+
+    def describe_held_out(self) -> str:
+        """Return what a run is scored against, as a part of a sentence."""
+        return "held-out images"
+
+    def intended_use(self) -> str:
+        """Return what a model that has seen nothing else is for, in sentences."""
+        return (
+            "Images like those it was trained on, from prompts like their captions. Nothing in the record says that "
+            "it is fit for more."
+        )
+
+    def limits(self) -> list[str]:
+        """Return what a model cannot do because of this data, one limit each."""
+        return [
+            "What the training images show, whom they leave out, and who holds rights in them is not in the record; "
+            "the model has the biases of its data."
+        ]
+
+    def count_images(self, identity: str | None) -> int | None:
+        """Return the number of training images; None where the data is not on this machine, or has changed.
+
+        `identity` is that of the data that a run has read.
+        """
+        return int(getattr(self, self.count_key))
+
+    def uses(self, steps: int, batch: int) -> dict[str, SourceUse]:
+        """Return the sources after so many steps, by name; the only source has none."""
+        return {"": SourceUse(self, steps * batch)}
 
 
 class ModelSettings(Settings):

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from tintype.audit.seen import Group, Seen, Updates, room_of
-from tintype.optim.adamw import AdamWSettings
-from tintype.optim.muon import MuonSettings
 from tintype.optim.storage import COMPENSATION, EXACT
 from tintype.runtime.layout import Layout, local
 from tintype.settings import OptimizerPart
@@ -69,7 +67,7 @@ class UpdateWatch:
                 continue
             group, slots = group_of(self._seen, name, parameter), self._state.optimizer.state[parameter]
             start, wanted = shadow.start(name), shadow.weight(name)
-            asked = local(parameter.grad).double().abs() > smallest_gradient(self._settings)
+            asked = local(parameter.grad).double().abs() > self._settings.smallest_gradient
             gone = _as_computed(parameter, slots) - start
             count_updates(group.updates, local(parameter).dtype, start, wanted - start, gone, asked)
             group.updates.compensated |= COMPENSATION in slots
@@ -88,12 +86,6 @@ class UpdateWatch:
             apart = before[name].double() != local(weight).double()
             stayed = local(average) == before[name]
             group_of(self._seen, parameter_name(name), weight).averages.add(apart, apart & stayed)
-
-
-def smallest_gradient(settings: OptimizerPart) -> float:
-    """Where AdamW's eps is larger than the gradient, it is eps that makes a step small, and no type loses it."""
-    adamw = settings.adamw if isinstance(settings, MuonSettings) else settings
-    return adamw.eps if isinstance(adamw, AdamWSettings) else 0.0
 
 
 def averages_of(state: TrainState) -> dict[str, Tensor]:

@@ -31,6 +31,9 @@ class ColumnSettings(CaptionsPart):
     def columns(self) -> frozenset[str]:
         return frozenset({self.column})
 
+    def describe(self) -> str:
+        return f"column {self.column}"
+
 
 @dataclass(frozen=True)
 class Column:
@@ -53,6 +56,11 @@ def _are_weights(weights: dict[str, float]) -> dict[str, float]:
 
 Weights = Annotated[dict[str, float], AfterValidator(_are_weights)]
 """Caption columns and how often each is picked, relative to the others."""
+
+
+def describe_weights(weights: Mapping[str, float]) -> str:
+    total = sum(weights.values())
+    return ", ".join(f"{column} {weight / total:.3g} of the time" for column, weight in weights.items())
 
 
 def pick_weighted(captions: Mapping[str, str], weights: Mapping[str, float], u: float) -> str:

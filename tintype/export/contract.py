@@ -69,7 +69,7 @@ def holds(plan: Plan) -> bool:
 def check_single_file(plan: Plan, run: Path | None = None) -> None:
     """Refuse a run whose denoiser alone is of no use: all that sampling needs besides must be available elsewhere."""
     reasons = _of_denoiser(plan)
-    if not isinstance(plan.text, FrozenTextPart):
+    if not plan.text.is_frozen:
         reasons += [_own_text(plan)]
     _refuse("one file of the denoiser cannot hold this run", reasons, run)
 

@@ -21,7 +21,6 @@ from tintype.export.foreign import PIPELINES_BY_CLEANING, Foreign, read_foreign
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.plan import Plan, plan_from_document
 from tintype.settings import TextPart, plain
-from tintype.text.frozen import FrozenTextPart
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.parts import Parts, build_parts
@@ -79,7 +78,7 @@ def _add_model(foreign: Foreign, document: Document, assignments: Sequence[str])
 
 
 def _check(foreign: Foreign, plan: Plan) -> None:
-    if not isinstance(plan.text, FrozenTextPart):
+    if not plan.text.is_frozen:
         raise UserError(
             f"{foreign.place} brings no text encoder, and '{plan.text.kind}' would be untrained; name the one that it "
             "was trained with: --set text.kind=t5gemma, and --set text.weights=FOLDER where it is not the hub's"

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tintype.data.scenes import COLOURS, HELD_OUT_PAIRS, SHAPES
-from tintype.data.scenes.settings import ScenesSettings
 from tintype.export.record import RunRecord
 from tintype.settings import MOST_INIT
-from tintype.text.words import WordsSettings
 
 _MANY_EPOCHS = 10
 
 
 def intended_use(record: RunRecord) -> str:
-    if record.only_scenes:
-        return (
-            "Study of training decisions: the scenes have captions that are exactly true, so that what a model makes "
-            "of a prompt can be measured. The pictures are of no other use."
-        )
     if not record.step:
         return "Nothing in the record says what the model is fit for: look at the card of what was imported."
-    return (
-        "Pictures like those it was trained on, from prompts like their captions. Nothing in the record says that it "
-        "is fit for more."
-    )
+    uses = {source.data.intended_use() for source in record.sources.values() if source.images is not None}
+    return uses.pop() if record.origin is None and len(uses) == 1 else record.plan.data.intended_use()
 
 
 def limits(record: RunRecord) -> Iterator[str]:
@@ -32,7 +22,7 @@ def limits(record: RunRecord) -> Iterator[str]:
     if record.step:
         yield from _of_training(record)
         yield from _of_data(record)
-    yield from _of_text(record)
+    yield from record.plan.text.limits()
     yield from _of_scores(record)
     yield (
         "No filter of prompts or pictures is part of the model, and whether it repeats training pictures was not "
@@ -82,49 +72,15 @@ def _of_sizes(record: RunRecord) -> Iterator[str]:
 
 
 def _of_data(record: RunRecord) -> Iterator[str]:
-    scenes = [source.data for source in record.sources.values() if isinstance(source.data, ScenesSettings)]
-    if record.only_scenes and scenes:
-        least, most = min(one.min_objects for one in scenes), max(one.max_objects for one in scenes)
-        number = f"{least} to {most} objects" if most > least else f"{most} object" + "s" * (most > 1)
-        yield (
-            f"It has seen drawn scenes only: {number} ({', '.join(SHAPES)}) in {len(COLOURS)} colours on a backdrop of "
-            "two colours. It cannot draw people, animals, writing, places or anything else that is not in these scenes."
-        )
-        yield (
-            f"{len(HELD_OUT_PAIRS)} pairs of colour and shape never occur in its training; every scene that it was "
-            "scored on has one, so the scores are of combinations that are new to it."
-        )
-    else:
-        yield (
-            "What the training pictures show, whom they leave out, and who holds rights in them is not in the record; "
-            "the model has the slant of its data."
-        )
-    for name, source in record.sources.items():
+    read = {name: source for name, source in record.sources.items() if source.images is not None}
+    yield from dict.fromkeys(limit for source in read.values() for limit in source.data.limits())
+    for name, source in read.items():
         whose = f" of the source {name}" if name else ""
-        if source.count and (epochs := source.images / source.count) >= _MANY_EPOCHS:
-            yield f"Each training picture{whose} was seen about {epochs:,.0f} times, which favours learning by heart."
-        elif source.count and epochs < 1:
-            yield (
-                f"Training ended before it had seen all of its pictures{whose}: {source.images:,} of {source.count:,}."
-            )
-
-
-def _of_text(record: RunRecord) -> Iterator[str]:
-    text = record.plan.text
-    if isinstance(text, WordsSettings):
-        known = "Words that the captions of the scenes do not have" if record.only_scenes else "Rare words"
-        yield (
-            f"It reads words by hashing, with an encoder trained {'from nothing ' * (record.origin is None)}on its "
-            f"captions: {known.lower()} mean "
-            f"nothing to it, and of a prompt the first {text.max_tokens - 1} words count."
-        )
-    else:
-        longest = getattr(text, "max_tokens", None)
-        yield (
-            "It reads what its frozen text encoder reads"
-            + (f", cut to {longest} tokens" if longest else "")
-            + "; how it follows prompts unlike its captions was not measured."
-        )
+        epochs = (source.images or 0) / source.count if source.count else None
+        if epochs is not None and epochs >= _MANY_EPOCHS:
+            yield f"Each training image{whose} was seen about {epochs:,.0f} times, which favours memorisation."
+        elif epochs is not None and epochs < 1:
+            yield f"Training ended before it had seen all of its images{whose}: {source.images:,} of {source.count:,}."
 
 
 def _of_scores(record: RunRecord) -> Iterator[str]:

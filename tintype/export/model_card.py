@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args
 
 import tintype
 from tintype.config.strict import write_yaml
-from tintype.data.mixture.settings import MixtureSettings
 from tintype.errors import UserError
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.run import sampling_prompts
@@ -26,7 +25,6 @@ from tintype.plan import Plan
 from tintype.pretrained.hub import Checkpoint
 from tintype.runtime.files import write_bytes
 from tintype.settings import plain
-from tintype.text.frozen import FrozenTextPart
 from tintype.train.folder import RunFolder
 
 Library = Literal["tintype", "diffusers"]
@@ -162,7 +160,7 @@ def _tags(plan: Plan) -> list[str]:
 
 
 def _result(record: RunRecord, one: Evaluation) -> dict[str, Any]:
-    name = f"tintype, {data_words.held_out(record.plan.data)}"
+    name = f"tintype, {record.plan.data.describe_held_out()}"
     metrics = []
     for metric, meaning in one.meanings.items():
         if metric in one.result["metrics"]:
@@ -194,7 +192,7 @@ def _head(record: RunRecord, options: CardOptions) -> Iterator[str]:
     else:
         start = options.base_model or (origin.brief if origin else None)
         yield text(
-            f"A text-to-image flow-matching transformer{parameters}, trained on {data_words.subject(plan.data)} "
+            f"A text-to-image flow-matching transformer{parameters}, trained on {plan.data.describe()} "
             f"at {data_words.sizes(plan)} for {record.step:,} steps of {plan.train.batch} images, "
             f"{f'starting from {start}' if start else 'from random weights'}. The plan's hash is {plan.hash}."
         )
@@ -270,7 +268,7 @@ def _scores(record: RunRecord) -> Iterator[str]:
 def _evaluation(record: RunRecord, one: Evaluation) -> Iterator[str]:
     result = one.result
     yield f"### Step {one.step:,}, {text(result['weights'])} weights, protocol {text(result['protocol_hash'])}\n"
-    reference = data_words.held_out(record.plan.data)
+    reference = record.plan.data.describe_held_out()
     yield text(
         f"Against {one.protocol.reference_count:,} {reference}. ± is the 95% interval of sampling (1.96 standard "
         "errors over other pictures of the same weights), not that of training with another seed."
@@ -306,14 +304,14 @@ def _evaluation(record: RunRecord, one: Evaluation) -> Iterator[str]:
 
 def _data(record: RunRecord, options: CardOptions) -> Iterator[str]:
     data, count = record.plan.data, record.data_count
-    mixed = isinstance(data, MixtureSettings)
+    mixed = "" not in record.sources
     yield "## Data\n"
     rows = [
-        ("Kind", data_words.kind(data)),
+        ("Kind", data.describe()),
         ("Training pictures", _many(count) or "not in the record"),
         (
             "Identity (SHA-256)",
-            record.identities.get("data") or ("given by the settings" if record.only_scenes else ""),
+            record.identities.get("data") or ("given by the settings" if data.of_scenes and not mixed else ""),
         ),
         ("Size", data_words.sizes(record.plan)),
         ("Pictures seen", f"{record.images:,}{'' if mixed else data_words.epochs(record.images, count)}"),
@@ -321,9 +319,9 @@ def _data(record: RunRecord, options: CardOptions) -> Iterator[str]:
         *((("Data sets, as the author says", ", ".join(options.datasets)),) if options.datasets else ()),
     ]
     yield from table(["", ""], [row for row in rows if row[1]])
-    if isinstance(data, MixtureSettings):
+    if mixed:
         heads = ["Source", "Pictures", "Share, relative to the others", "Training pictures", "Seen", "Identity"]
-        yield from table(heads, data_words.source_rows(data, record.sources))
+        yield from table(heads, data_words.source_rows(record))
     if record.origin is not None:
         yield "What was read before, by the weights that this training started from, is not in this table.\n"
 
@@ -335,7 +333,7 @@ def _reading(record: RunRecord) -> Iterator[str]:
     rows = [
         *(data_words.captions(plan.captions) if record.step else ()),
         ("Text encoder", in_words(public.settings(plain(plan.text)))),
-        ("Its weights", "frozen" if isinstance(plan.text, FrozenTextPart) else "trained with the denoiser"),
+        ("Its weights", "frozen" if plan.text.is_frozen else "trained with the denoiser"),
         ("Its identity", record.identities.get("text", "")),
         ("Tokenizer", in_words(public.settings(plain(plan.tokenizer)))),
         (

@@ -11,11 +11,6 @@ from typing import Any
 
 from tintype import recipes
 from tintype.config.strict import read_yaml
-from tintype.data.mixture.settings import MixtureSettings
-from tintype.data.mixture.shares import images_before
-from tintype.data.store.layout import is_store, open_store
-from tintype.data.store.selection import select
-from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Definition, Protocol, Sampling, definitions
 from tintype.evaluation.run import protocol_of, read_result
@@ -36,11 +31,13 @@ class Source:
     """One source of training pictures."""
 
     data: DataPart
+    share: str
+    """Its share of the batches in words; empty where it is the only source."""
+    images: int | None
+    """Images that training has read, repeats included; None where it is only scored against."""
     identity: str
     count: int | None
-    """None where a store is not at hand to be asked."""
-    images: int
-    """That training has seen of it, repeats included."""
+    """Number of training images; None where the data is not on this machine."""
 
 
 @dataclass(frozen=True)
@@ -109,30 +106,19 @@ class RunRecord:
 
     @cached_property
     def sources(self) -> dict[str, Source]:
-        """What training read, by its name in a mixture; data that is none is one source without a name."""
-        data = self.plan.data
-        if not isinstance(data, MixtureSettings):
-            return {"": self._source(data, "data", self.images)}
-        seen = images_before(data.shares, self.plan.train.batch, self.step)[-1].tolist()
-        return {
-            name: self._source(data.sources[name].data, f"data/{name}", images)
-            for name, images in zip(data.read, seen, strict=True)
-        }
-
-    def _source(self, data: DataPart, known_as: str, images: int) -> Source:
-        identity = self.identities.get(known_as)
-        return Source(data, identity or "", _count(data, identity), images)
+        """The sources of the data by name; the only source has the name ''."""
+        found = {}
+        for name, use in self.plan.data.uses(self.step, self.plan.train.batch).items():
+            identity = self.identities.get(f"data/{name}" if name else "data")
+            count = None if use.images is None else use.data.count_images(identity)
+            found[name] = Source(use.data, use.share, use.images, identity or "", count)
+        return found
 
     @property
     def data_count(self) -> int | None:
         """Training pictures; None where a store is not at hand to be asked."""
-        counts = [source.count for source in self.sources.values()]
+        counts = [source.count for source in self.sources.values() if source.images is not None]
         return None if None in counts else sum(count for count in counts if count)
-
-    @property
-    def only_scenes(self) -> bool:
-        """Whether it has never seen anything but drawn scenes."""
-        return self.origin is None and all(source.data.of_scenes for source in self.sources.values())
 
     @cached_property
     def other_seeds(self) -> list[int]:
@@ -141,23 +127,6 @@ class RunRecord:
             return []
         plans = [plan_from_folder(file.parent) for file in sorted((self.study / "runs").glob("*/plan.yaml"))]
         return sorted({plan.seed for plan in plans if not diff(plan, self.plan)} - {self.plan.seed})
-
-
-def _count(data: DataPart, identity: str | None) -> int | None:
-    """Training pictures of one source."""
-    if not isinstance(data, StoreSettings):
-        return int(getattr(data, data.count_key))
-    place = Path(data.path).expanduser()
-    if not is_store(place):
-        return data.limit
-    store = open_store(place)
-    try:
-        selection = select(store, data.where, None if data.skip is None else Path(data.skip), data.skip_sha256)
-    except UserError:
-        return data.limit  # the list of what was left out is gone, or the captions that were asked about
-    if identity not in (None, selection.identity(store)):
-        return data.limit  # another store lies there now, or another part of it is taken
-    return len(selection.rows(store, "train")[: data.limit])
 
 
 def read_record(

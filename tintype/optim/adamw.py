@@ -27,6 +27,10 @@ class AdamWSettings(OptimizerPart):
     eps: float = Field(1e-15, gt=0)
     weight_decay: float = Field(0.0, ge=0)
 
+    @property
+    def smallest_gradient(self) -> float:
+        return self.eps
+
     def build(
         self, named: Iterable[tuple[str, torch.nn.Parameter]], storage: Storage = EXACT, layout: Layout = ONE
     ) -> torch.optim.Optimizer:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from pydantic import Field
@@ -61,6 +61,13 @@ class MuonSettings(OptimizerPart):
         ("denoiser.blocks.",), min_length=1, description="Beginnings of the names whose 2-D weights it takes"
     )
     adamw: AdamWSettings = Field(AdamWSettings(), description="For all other parameters")
+
+    @property
+    def smallest_gradient(self) -> float:
+        return self.adamw.smallest_gradient
+
+    def scaled(self, factor: float) -> Self:
+        return super().scaled(factor).model_copy(update={"adamw": self.adamw.scaled(factor)})
 
     def build(
         self, named: Iterable[tuple[str, nn.Parameter]], storage: Storage = EXACT, layout: Layout = ONE

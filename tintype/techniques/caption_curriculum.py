@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from tintype.data.captions import Weights, pick_weighted
+from tintype.data.captions import Weights, describe_weights, pick_weighted
 from tintype.schedule import Moment, Schedule, step_of
 from tintype.settings import CaptionsPart, Settings
 from tintype.techniques.technique import Technique
@@ -61,6 +61,10 @@ class CurriculumSettings(CaptionsPart):
 
     def columns(self) -> frozenset[str]:
         return frozenset({self.first, *self.weights})
+
+    def describe(self) -> str:
+        when = f"{self.schedule.kind} from step {self.schedule.start:,} to {self.schedule.end:,}"
+        return f"column {self.first}, then a mix ({when}): {describe_weights(self.weights)}"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from tintype.data.captions import Weights, pick_weighted
+from tintype.data.captions import Weights, describe_weights, pick_weighted
 from tintype.settings import CaptionsPart, Settings
 from tintype.techniques.technique import Technique
 
@@ -39,6 +39,9 @@ class MixSettings(CaptionsPart):
 
     def columns(self) -> frozenset[str]:
         return frozenset(self.weights)
+
+    def describe(self) -> str:
+        return f"each sample reads one of its image's captions: {describe_weights(self.weights)}"
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,7 @@ from pydantic import Field
 from tintype.data.mixture.like import Given, like
 from tintype.errors import UserError
 from tintype.model.start import ArmStart, RunStart, StartPart
-from tintype.optim.adamw import AdamWSettings
-from tintype.optim.muon import MuonSettings
-from tintype.settings import OptimizerPart, PathText, Settings
+from tintype.settings import PathText, Settings
 from tintype.techniques.technique import Technique
 
 if TYPE_CHECKING:
@@ -38,7 +36,8 @@ class Options(Settings):
 def apply(plan: Plan, options: Options) -> dict[str, Any]:
     given = {"steps": options.steps, "warmup_steps": options.warmup_steps}
     train = plan.train.model_copy(update={key: value for key, value in given.items() if value is not None})
-    changes = {"start": _start(options), "train": train, "optimizer": _slower(plan.optimizer, options.lr)}
+    factor = _LR_SHARE if options.lr is None else options.lr / plan.optimizer.lr
+    changes = {"start": _start(options), "train": train, "optimizer": plan.optimizer.scaled(factor)}
     if options.data:
         changes["data"] = like(plan.data, options.data, "technique 'sft': data")
     return changes
@@ -50,21 +49,6 @@ def _start(options: Options) -> StartPart:
     if options.sha256 is not None:
         raise UserError("technique 'sft': sha256 is for a folder; the weights of an arm are those of its plan")
     return ArmStart(name=options.from_.removeprefix(ARM), weights=options.weights)
-
-
-def _slower(optimizer: OptimizerPart, lr: float | None) -> OptimizerPart:
-    """With this learning rate. Where two kinds of weights have two, they keep their ratio."""
-    assert isinstance(optimizer, AdamWSettings | MuonSettings), f"'{optimizer.kind}' has no learning rate that is known"
-    factor = _LR_SHARE if lr is None else lr / optimizer.lr
-    changes: dict[str, Any] = {"lr": lr or _times(optimizer.lr, factor)}
-    if isinstance(optimizer, MuonSettings):
-        changes["adamw"] = optimizer.adamw.model_copy(update={"lr": _times(optimizer.adamw.lr, factor)})
-    return optimizer.model_copy(update=changes)
-
-
-def _times(lr: float, factor: float) -> float:
-    """Without the last digits, which only rounding made: a tenth of 0.003 is 0.0003."""
-    return float(f"{lr * factor:.12g}")
 
 
 TECHNIQUE = Technique(

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -39,6 +39,8 @@ _LONG = "one red ball and two blue cubes on the grass " * 200
 
 class FrozenTextPart(TextPart):
     """Settings that all frozen encoders have."""
+
+    is_frozen: ClassVar[bool] = True
 
     weights: Source
     revision: Revision = None
@@ -75,6 +77,12 @@ class FrozenTextPart(TextPart):
     def tokenizer_checkpoint(self) -> Checkpoint:
         apart = self.tokenizer_subfolder
         return self.checkpoint if apart is None else Checkpoint(self.weights, self.revision, subfolder=apart)
+
+    def limits(self) -> list[str]:
+        return [
+            f"It reads what its frozen text encoder reads, truncated to {self.max_tokens} tokens; how it follows "
+            "prompts unlike its captions was not measured."
+        ]
 
     def network(self) -> Any:
         """The tower that reads texts, and nothing else of the checkpoint."""

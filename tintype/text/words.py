@@ -38,6 +38,12 @@ class WordsSettings(TextPart):
     def build(self, device: torch.device) -> WordsEncoder:
         return WordsEncoder(self)
 
+    def limits(self) -> list[str]:
+        return [
+            "It reads words by hashing, with an encoder trained on its captions: words that they do not have mean "
+            f"nothing to it, and only the first {self.max_tokens - 1} words of a prompt are read."
+        ]
+
 
 @lru_cache(maxsize=1 << 16)
 def bucket(word: str, buckets: int) -> int:

@@ -311,7 +311,7 @@ def test_the_limits_come_from_the_record(scenes: Run, stored: Run) -> None:
         return " ".join(limits(replace(record, plan=plan, **changes)))
 
     usual = said()
-    assert "One seed (0)" in usual and "drawn scenes only: 1 to 2 objects" in usual and "16 × 16 pixels" in usual
+    assert "One seed (0)" in usual and "show 1 to 2 objects" in usual and "16 × 16 pixels" in usual
     assert "first 23 words" in usual and "share of 99%" in usual
     assert "not finished" not in usual and "It was not evaluated" not in usual and "empty caption" not in usual
     assert "after 6 of 9 steps" in said("train.steps=9")
@@ -321,7 +321,7 @@ def test_the_limits_come_from_the_record(scenes: Run, stored: Run) -> None:
     assert "24 of 100" in said("data.count=100")
     assert "share of" not in said(step=5000)
     of_store = " ".join(limits(read_record(stored.path)))
-    assert "who holds rights" in of_store and "drawn scenes" not in of_store
+    assert "who holds rights" in of_store and "The scenes" not in of_store
 
 
 def test_scores_of_an_earlier_step_are_told(copied: Path) -> None:
@@ -379,11 +379,14 @@ def test_the_lineage_names_every_checkpoint_of_others(tmp_path: Path) -> None:
             "resolution-stages:sizes=[16],until=[4]",
             ["16 × 16 px up to step 4, then 32 × 32 px", "in its last stage"],
         ),
-        ("caption-mix:weights.long=3,weights.short=1", ["one of its picture's: long 0.75 of the time, short 0.25"]),
+        (
+            "caption-mix:weights.long=3,weights.short=1",
+            ["one of its image's captions: long 0.75 of the time, short 0.25"],
+        ),
         ("caption-curriculum", ["column long, then a mix (ramp from step 3 to 4): long 0.5 of the time"]),
         ("caption-parts:keep=0.5", ["each sentence or clause is kept with a probability of 50%"]),
-        ("caption-truncation:words=8", ["| Cut | behind 8 words |"]),
-        ("caption-tokens:tokens=8", ["| Cut | to 8 tokens |"]),
+        ("caption-truncation:words=8", ["| Truncated | after 8 words |"]),
+        ("caption-tokens:tokens=8", ["| Truncated | to 8 tokens |"]),
     ],
 )
 def test_data_and_captions_of_every_kind_are_put_into_words(technique: str, words: list[str], tmp_path: Path) -> None:
@@ -403,8 +406,8 @@ def test_a_mixture_shows_the_captions_of_the_source_that_it_is_scored_against(st
     run = scored(tmp_path / "run", "[]", mixture)
     text = make_card(run.path, CardOptions(with_captions=True)).text
     assert "number" in text.split("## Samples")[1].split("## Scores")[0]
-    assert "held-out pictures of the store of the source own" in text and "secret-place" not in text
-    assert "drawn scenes only" not in text and read_record(run.path).sources["own"].identity in text
+    assert "held-out images of the store of the source own" in text and "secret-place" not in text
+    assert "who holds rights" in text and read_record(run.path).sources["own"].identity in text
 
 
 def test_a_run_that_ended_in_an_early_stage_has_not_seen_its_size(scenes: Run) -> None:

@@ -19,7 +19,7 @@ from tintype.data.mixture.shares import images_before
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.schedule import Schedule
-from tintype.settings import DataPart, Settings, kind_alone, plain
+from tintype.settings import DataPart, Settings, SourceUse, kind_alone, plain
 
 if TYPE_CHECKING:
     from tintype.plan import Plan
@@ -73,6 +73,16 @@ class MixedSource(Settings):
         when = "" if schedule.end is None else f" ({schedule.kind} from step {schedule.start} to {schedule.end}"
         when += f", then {self.rest:g})" if self.rest else ")" if when else ""
         return f"share {self.share:g}{when} of {in_words(self.data)}"
+
+    def describe_share(self) -> str:
+        """Return the share over the training in words."""
+        schedule = self.schedule
+        if schedule.end is None:
+            return f"{self.share:g}"
+        first, last = self.share_at(0), self.share_at(schedule.end)
+        return (
+            f"{first:g} at first, {last:g} from step {schedule.end:,} on ({schedule.kind} from step {schedule.start:,})"
+        )
 
     def share_at(self, step: int) -> float:
         return self.rest + (self.share - self.rest) * self.schedule.factor(step)
@@ -178,6 +188,20 @@ class MixtureSettings(DataPart):
                     f"data.sources.{name} is never read in {steps} steps of {batch} images: its share is "
                     f"{source.share:g}, its schedule '{source.schedule.kind}'; take it out, or change them"
                 )
+
+    def describe(self) -> str:
+        return f"a mixture of {len(self.read)} sources of images with captions ({', '.join(self.read)})"
+
+    def describe_held_out(self) -> str:
+        return f"{self.scored.describe_held_out()} of the source {self.evaluate}"
+
+    def uses(self, steps: int, batch: int) -> dict[str, SourceUse]:
+        counts = images_before(self.shares, batch, steps)[-1].tolist()
+        images = dict(zip(self.read, counts, strict=True))
+        return {
+            name: SourceUse(source.data, images.get(name), source.describe_share())
+            for name, source in self.sources.items()
+        }
 
     @property
     def shares(self) -> tuple[MixedSource, ...]:

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from tintype.data.scenes.scene import COLOURS, HELD_OUT_PAIRS, SHAPES
 from tintype.settings import DataPart
 
 
@@ -33,3 +34,25 @@ class ScenesSettings(DataPart):
 
     def held_out(self, count: int) -> ScenesSettings:
         return self.model_copy(update={"count": count})
+
+    def describe(self) -> str:
+        return "tintype's embedded scenes, drawn and captioned by tintype"
+
+    def describe_held_out(self) -> str:
+        return "held-out scenes"
+
+    def intended_use(self) -> str:
+        return (
+            "Study of training decisions: the scenes have captions that are exactly true, so that how a model follows "
+            "a prompt can be measured. The images are of no other use."
+        )
+
+    def limits(self) -> list[str]:
+        least, most = self.min_objects, self.max_objects
+        number = f"{least} to {most} objects" if most > least else f"{most} object" + "s" * (most > 1)
+        return [
+            f"The scenes that it was trained on show {number} ({', '.join(SHAPES)}) in {len(COLOURS)} colours on a "
+            "backdrop of two colours: they teach it no people, animals, writing, places or anything else.",
+            f"{len(HELD_OUT_PAIRS)} pairs of colour and shape never occur in the training scenes; every held-out scene "
+            "has one, so the scores on scenes are of combinations that are new to the model.",
+        ]

@@ -8,7 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from tintype.config.pins import Pin
-from tintype.data.store.layout import is_store
+from tintype.data.store.layout import is_store, open_store
+from tintype.data.store.selection import select
+from tintype.errors import UserError
 from tintype.settings import DataPart, PathText, plain
 
 
@@ -77,6 +79,24 @@ class StoreSettings(DataPart):
     @property
     def at_hand(self) -> bool:
         return is_store(Path(self.path).expanduser())
+
+    def describe(self) -> str:
+        return "a store of images with captions"
+
+    def describe_held_out(self) -> str:
+        return "held-out images of the store"
+
+    def count_images(self, identity: str | None) -> int | None:
+        if not self.at_hand:
+            return self.limit
+        store = open_store(Path(self.path).expanduser())
+        try:
+            selection = select(store, self.where, None if self.skip is None else Path(self.skip), self.skip_sha256)
+        except UserError:
+            return self.limit  # the skip list is gone, or the captions that `where` names
+        if identity not in (None, selection.identity(store)):
+            return self.limit  # another store lies there now, or another part of it is taken
+        return len(selection.rows(store, "train")[: self.limit])
 
     def in_hash(self) -> dict[str, Any]:
         content = plain(self)
