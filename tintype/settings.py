@@ -136,6 +136,10 @@ class TokenizerPart(Part):
         """Loads its weights; what is missing or does not fit these settings is a UserError."""
         raise NotImplementedError
 
+    def why_uncacheable(self) -> str | None:
+        """Return why its latents are not worth a cache; None where they are."""
+        return None
+
     def why_frozen(self) -> str | None:
         """Why its network cannot be trained with the denoiser; None where it can."""
         return "its encoder gives latents without a Gaussian to draw them from; take small-vae, flux1 or e2e-flux"

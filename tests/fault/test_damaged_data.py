@@ -45,12 +45,12 @@ from tintype.pretrained import weights
 from tintype.runtime import rows, segments
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Encoder
-from tintype.text.cache import KeptText
+from tintype.text.cache import CachedText
 from tintype.text.frozen import FrozenTextEncoder
 from tintype.text.published import MiniLmSettings
-from tintype.tokenizers.latent_cache import keep_latents
+from tintype.tokenizers.latent_cache import open_latent_cache
 from tintype.vision.encoders import scene_features
-from tintype.vision.teacher_cache import keep_tokens
+from tintype.vision.teacher_cache import open_teacher_cache
 from tintype.vision.teachers import SceneTeacherSettings, Teacher
 
 CPU = torch.device("cpu")
@@ -206,7 +206,7 @@ class Latents:
         tokenizer = f"tokenizer:to.kind=small-vae,to.folder={folder / 'vae'}"
         plan = tiny_plan("run.latents=disk", "data.count=6", techniques=[tokenizer])
         source = open_source(plan.data, "train", CPU)
-        kept = keep_latents(plan, plan.tokenizer.build(CPU), source, CPU, 4)
+        kept = open_latent_cache(plan.tokenizer.kind, plan.tokenizer.build(CPU), plan.data, source, CPU, batch=4)
         kept.fill(range(6))
         return of_tensor(kept.rows.read(torch.arange(6)))
 
@@ -223,7 +223,9 @@ class TeacherTokens:
 
     def use(self, folder: Path) -> object:
         source = scenes()
-        return of_tensor(keep_tokens("disk", self.teacher, source, "data", CPU)(source.images(range(6)), range(6)))
+        return of_tensor(
+            open_teacher_cache("disk", self.teacher, source, "data", CPU)(source.images(range(6)), range(6))
+        )
 
 
 class TextStates:
@@ -238,7 +240,7 @@ class TextStates:
         return MiniLmSettings.model_validate(settings).build(CPU)
 
     def use(self, folder: Path) -> object:
-        kept = KeptText(self.encoder)
+        kept = CachedText(self.encoder)
         return of_tensor(kept.encode(["a red ball", "", "two cubes on the grass", "a ball"]).tokens_BLC)
 
 

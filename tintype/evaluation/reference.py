@@ -29,7 +29,7 @@ from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.samples import digest
 from tintype.metrics.copies import digested
 from tintype.metrics.pair import Reference
-from tintype.pretrained.weights import cache_folder
+from tintype.runtime.cache import cache_folder
 from tintype.runtime.dist import current
 from tintype.runtime.files import damaged, write_bytes
 from tintype.sampling.generate import cut

@@ -14,14 +14,14 @@ from tintype.errors import UserError
 from tintype.pretrained.hub import json_object
 from tintype.runtime.files import write_json
 from tintype.seams import TextEncoder
-from tintype.text.cache import KeptText
+from tintype.text.cache import CachedText
 from tintype.text.frozen import FrozenTextEncoder
 
 _T5GEMMA_ALONE = "t5_gemma_module"
 
 
 def frozen(text: TextEncoder) -> FrozenTextEncoder:
-    found = text.encoder if isinstance(text, KeptText) else text
+    found = text.encoder if isinstance(text, CachedText) else text
     if not isinstance(found, FrozenTextEncoder):
         raise TypeError(f"{type(found).__name__} is no model of transformers")
     return found

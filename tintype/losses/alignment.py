@@ -19,7 +19,7 @@ from torch.nn.functional import cosine_similarity
 from tintype.losses.part import LossPart
 from tintype.seams import LossTerm, Output, Place, Tapped, View
 from tintype.settings import Settings
-from tintype.vision.teacher_cache import CacheKind, KeptTokens, forget_tokens, keep_tokens
+from tintype.vision.teacher_cache import CacheKind, TeacherCache, forget_teacher_cache, open_teacher_cache
 from tintype.vision.teachers import Dinov2TeacherSettings, Teacher, TeacherChoice
 
 if TYPE_CHECKING:
@@ -70,18 +70,18 @@ class AlignmentTerm(nn.Module, LossTerm):
         self.taps = frozenset({settings.block - 1})
         self._settings, self._place = settings, place
         self._teacher: Teacher | None = None
-        self._kept: KeptTokens | None = None
+        self._kept: TeacherCache | None = None
 
     def ready(self) -> str:
         settings, place = self._settings, self._place
         self._teacher = settings.teacher.build(place.grid, place.device)
         if settings.cache != "none":
-            self._kept = keep_tokens(settings.cache, self._teacher, place.source, place.data_key, place.device)
+            self._kept = open_teacher_cache(settings.cache, self._teacher, place.source, place.data_key, place.device)
         return self._teacher.identity
 
     def release(self) -> None:
         if self._kept is not None:
-            forget_tokens(self._kept)
+            forget_teacher_cache(self._kept)
         self._teacher = self._kept = None
 
     def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from tintype.errors import UserError
-from tintype.pretrained.weights import cache_folder
+from tintype.runtime.cache import cache_folder, writing_cache
 from tintype.runtime.files import read_json, write_json
 
 _UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
@@ -39,20 +39,17 @@ def record_file(source: str, revision: str) -> Path:
 
 def _first(file: Path, item: str, found: dict[str, str | None]) -> dict[str, str | None]:
     """The entry of an item, which is `found` if there was none."""
-    try:
+    with writing_cache(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         with (file.parent / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ranks and workers load the same repository at the same time
-            known = read_json(file)
+            try:
+                known = read_json(file)
+            except ValueError as error:
+                raise UserError(f"{file} is damaged ({error}); remove it to accept what is loaded next") from None
             if item not in known:
                 write_json(file, {**known, item: found})
             first: dict[str, str | None] = known.get(item, found)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {file}: {error.strerror}; set TINTYPE_CACHE to a folder that can be written"
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{file} is damaged ({error}); remove it to accept what is loaded next") from None
     return first
 
 

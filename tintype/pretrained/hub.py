@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel
 
 from tintype.errors import UserError
 from tintype.pretrained import first_use
@@ -304,14 +303,6 @@ class Checkpoint:
             wanted = ", ".join(" with ".join(names) for names in _TOKENIZERS)
             raise UserError(f"{folder} has no tokenizer for texts (one of {wanted}); {_TOKENIZER_ADVICE}")
         _check_json(folder, "tokenizer.json", "tokenizer_config.json", "vocab.json")
-
-
-def unpinned_elsewhere(part: type[BaseModel], given: Any) -> Any:
-    """Settings of weights as given. The default repository is pinned to a commit; another one is not at that commit."""
-    if not isinstance(given, dict) or "revision" in given:
-        return given
-    usual = part.model_fields["weights"].default
-    return given if given.get("weights", usual) == usual else {**given, "revision": None}
 
 
 def _check_json(folder: Path, *names: str) -> None:

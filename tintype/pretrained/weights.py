@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import subprocess
 import sys
 import tarfile
@@ -27,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tintype.errors import UserError
+from tintype.runtime.cache import cache_folder, writing_cache
 from tintype.runtime.files import sha256_of, write_bytes, write_text, written_beside
 from tintype.runtime.forms import forms_of, misfits
 from tintype.runtime.parent import command_with_parent
@@ -175,12 +175,6 @@ def fill(network: nn.Module, weights: Weights) -> None:
     network.load_state_dict(found)
 
 
-def cache_folder() -> Path:
-    """Where tintype keeps what can be made again."""
-    root = os.environ.get("TINTYPE_CACHE")
-    return Path(root).expanduser() if root else Path.home() / ".cache" / "tintype"
-
-
 def cache_file(known: Known, source: Packaged | Url) -> Path:
     return cache_folder() / "weights" / f"{known.name}-{source.sha256[:_KEY_DIGITS]}.safetensors"
 
@@ -217,15 +211,11 @@ def _converted(known: Known, file: Path, words: str) -> Weights:
 
 
 def _write(target: Path, weights: Weights) -> None:
-    try:
+    about = {"digest": weights.digest, "source": weights.source}
+    with writing_cache(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with written_beside(target, durable=True) as temporary:
-            about = {"digest": weights.digest, "source": weights.source}
             save_file(weights.tensors, temporary, {**about, _CHECKSUM: _checksum(weights.tensors, weights.source)})
-    except OSError as error:
-        raise UserError(
-            f"cannot write {target}: {error.strerror}; set TINTYPE_CACHE to a folder that can be written"
-        ) from None
 
 
 def _read_kept(file: Path) -> Weights:

@@ -90,7 +90,11 @@ def _check_parents(untrained: Sequence[Task]) -> None:
 
 def _check_latents_folder(plans: Sequence[Plan]) -> None:
     """A folder holds the latents of one tokenizer at one size; those that are named by what they hold serve any."""
-    kept = [plan for plan in plans if plan.run.latents_folder is not None and why_uncacheable(plan) is None]
+    kept = [
+        plan
+        for plan in plans
+        if plan.run.latents_folder is not None and why_uncacheable(plan.tokenizer, plan.tuning) is None
+    ]
     if len({(plan.tokenizer, plan.data) for plan in kept}) > 1:
         raise UserError(
             f"run.latents_folder is {kept[0].run.latents_folder}, but the arms have several tokenizers or sizes of "

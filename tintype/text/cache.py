@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from tintype.errors import UserError
-from tintype.pretrained.weights import cache_folder
-from tintype.runtime.files import write_json
+from tintype.runtime.cache import cache_folder, stamp_of, write_header, writing_cache
 from tintype.runtime.segments import KEY_BYTES, Segments
 from tintype.seams import TextTokens
 from tintype.text.frozen import FrozenTextEncoder
@@ -29,19 +27,20 @@ HEADER_NAME = "text.json"
 FORMAT = 1
 _AT_ONCE = 256
 """Captions that are encoded before they are written."""
+_OTHERWISE = "set run.text_embeddings to live"
 
 
-class KeptText:
+class CachedText:
     """A text encoder that asks another one for what is not there yet."""
 
     def __init__(self, encoder: FrozenTextEncoder) -> None:
         made_of = _made_of(encoder)
-        stamp = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).digest()
+        stamp = stamp_of(made_of)
         self.dim, self.identity = encoder.dim, encoder.identity
         self.folder = cache_folder() / "text" / stamp.hex()[:32]
         self._encoder, self._made_of = encoder, made_of
         self._numbers = torch.int16 if encoder.settings.compute == "bf16" else torch.int32
-        self._kept = Segments(self.folder, stamp, "set run.text_embeddings to live")
+        self._kept = Segments(self.folder, stamp, _OTHERWISE)
 
     @property
     def encoder(self) -> FrozenTextEncoder:
@@ -97,17 +96,10 @@ class KeptText:
         return Packed(number_T.view(dtype).view(-1, self.dim), starts, lengths)
 
     def _write_header(self) -> None:
-        """Says to people what is in the folder."""
         file = self.folder / HEADER_NAME
-        try:
+        with writing_cache(file, _OTHERWISE):
             if not file.exists():
-                self.folder.mkdir(parents=True, exist_ok=True)
-                write_json(file, {"format": FORMAT, "made_of": self._made_of})
-        except OSError as error:
-            raise UserError(
-                f"cannot write {file}: {error.strerror}; set TINTYPE_CACHE to a folder that can be written, or set "
-                "run.text_embeddings to live"
-            ) from None
+                write_header(file, FORMAT, self._made_of)
 
 
 def _made_of(encoder: FrozenTextEncoder) -> dict[str, Any]:

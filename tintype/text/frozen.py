@@ -12,23 +12,23 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
-from tintype.config.pins import Pin, check_pin
+from tintype.config.pins import check_pin
 from tintype.errors import UserError
 from tintype.pretrained.frozen import frozen_arithmetic
-from tintype.pretrained.hub import Checkpoint, explained, unpinned_elsewhere
+from tintype.pretrained.hub import Checkpoint, explained
+from tintype.pretrained.settings import PretrainedPart
 from tintype.pretrained.weights import digest
 from tintype.runtime.transfer import send
 from tintype.seams import TextTokens
 from tintype.settings import TextPart
 from tintype.text import cleaning
 from tintype.text.packing import Grouping, Packed, alone, by_length, spread
-from tintype.tokenizers.latent import Compute, Revision, Source, Subfolder
 
 _PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 500, "")
 """Texts that show case, marks, special tokens and the cut."""
@@ -37,18 +37,14 @@ _MOST_CUT = 1 << 17
 _LONG = "one red ball and two blue cubes on the grass " * 200
 
 
-class FrozenTextPart(TextPart):
-    """Settings that all frozen encoders have."""
+class FrozenTextPart(PretrainedPart, TextPart):
+    """Settings that all frozen text encoders have."""
 
     is_frozen: ClassVar[bool] = True
 
-    weights: Source
-    revision: Revision = None
-    subfolder: Subfolder = ""
     tokenizer_subfolder: str | None = Field(
         None, description="Where the tokenizer lies; by default beside the weights. In pipelines: tokenizer"
     )
-    sha256: Pin = Field(None, description="First digits of the identity; another encoder is refused")
     max_tokens: int = Field(256, ge=2, description="Captions are cut to this many tokens, special ones included")
     clean: cleaning.Cleaning = Field(
         False,
@@ -58,20 +54,6 @@ class FrozenTextPart(TextPart):
     skip_layers: int = Field(
         0, ge=0, description="0: the last layer behind its norm; 1: the layer before the last, without the norm; …"
     )
-    compute: Compute = Field("fp32", description="What the network computes in; tf32 and bf16 are faster on a GPU")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _pin(cls, given: Any) -> Any:
-        return unpinned_elsewhere(cls, given)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.compute == "bf16" else torch.float32
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return Checkpoint(self.weights, self.revision, subfolder=self.subfolder)
 
     @property
     def tokenizer_checkpoint(self) -> Checkpoint:
@@ -108,7 +90,6 @@ class FrozenTextEncoder:
         self._weights = digest(weight for name, weight in network.named_parameters() if _used(name))
         self.identity = self.identity_at(settings.max_tokens)
         self._refuse_other()
-        self._arithmetic: Literal["fp32", "tf32"] = "tf32" if settings.compute == "tf32" else "fp32"
         network.config.use_cache = False  # of keys and values: nothing is generated
         self._network: Any = network.eval().requires_grad_(False).to(device)
         self._cut = lru_cache(_MOST_CUT)(self._beginning)
@@ -142,7 +123,7 @@ class FrozenTextEncoder:
         ids = self.token_ids(captions)
         lengths = [len(one) for one in ids]
         starts, states, total = [0] * len(ids), [], 0
-        with frozen_arithmetic(self.device, self._arithmetic):
+        with frozen_arithmetic(self.device, self.settings.arithmetic):
             for group in grouping(lengths):
                 length = min(group.length, self.settings.max_tokens)  # there may be no positions beyond
                 state_BLC = self._states([ids[place] for place in group.members], length, group.rows)

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from tintype.errors import UserError
+from tintype.pretrained.settings import Compute, Revision, Source
 from tintype.text.frozen import POOLERS, FrozenTextPart
-from tintype.tokenizers.latent import Compute, Revision, Source
 
 _T5GEMMA = {"t5gemma": "T5GemmaEncoderModel"}
 _T5GEMMA_TOWER = {"t5_gemma_module": "models.t5gemma.modeling_t5gemma.T5GemmaEncoder"}

@@ -16,7 +16,7 @@ from tintype.plan import Plan
 from tintype.runtime.dist import World, current
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.transfer import send
-from tintype.tokenizers.latent_cache import KeptLatents, keep_latents, why_uncacheable
+from tintype.tokenizers.latent_cache import LatentCache, open_latent_cache, why_uncacheable
 from tintype.train.parts import choose_device, cpu_threads
 
 _CPU_CHUNK_IMAGES, _GPU_CHUNK_IMAGES = 16, 64
@@ -50,13 +50,16 @@ def fill_cache(
     on_images: Callable[[int, int], None] = lambda done, total: None,
 ) -> Filled:
     """Fills it until all rows are there or a signal came. `verify` makes rows anew whose image is another by now."""
-    if reason := why_uncacheable(plan):
+    if reason := why_uncacheable(plan.tokenizer, plan.tuning):
         raise UserError(reason)
     world, device = current(), choose_device(plan.run.device)
     batch = max(1, plan.train.batch // plan.train.accumulate // world.size)
     with world.together():
         tokenizer = plan.tokenizer.build(device)
-        kept = keep_latents(plan, tokenizer, open_source(plan.data, "train", device), device, batch)
+        source = open_source(plan.data, "train", device)
+        kept = open_latent_cache(
+            plan.tokenizer.kind, tokenizer, plan.data, source, device, batch=batch, folder=plan.run.latents_folder
+        )
     began = time.perf_counter()
     with cpu_threads(plan.run):
         encoded, changed = _fill(kept, world, interrupt, verify, on_images)
@@ -68,7 +71,7 @@ def fill_cache(
 
 
 def _fill(
-    kept: KeptLatents, world: World, interrupt: Interrupt, verify: bool, on_images: Callable[[int, int], None]
+    kept: LatentCache, world: World, interrupt: Interrupt, verify: bool, on_images: Callable[[int, int], None]
 ) -> tuple[int, int]:
     """The images that this rank encoded, and those of them that had changed. Every rank goes through every round."""
     count, chunk = len(kept.source), _chunk_images(kept)
@@ -92,7 +95,7 @@ def _fill(
     return encoded, changed
 
 
-def _chunk_images(kept: KeptLatents) -> int:
+def _chunk_images(kept: LatentCache) -> int:
     """Whole batches of a GPU, which would else encode what fills them up in vain."""
     if kept.device.type == "cpu":
         return _CPU_CHUNK_IMAGES

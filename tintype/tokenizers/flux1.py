@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 import torch
 
+from tintype.pretrained.settings import Revision, Source, Subfolder
 from tintype.runtime.files import write_json
 from tintype.settings import Statistics
-from tintype.tokenizers.latent import Channels, Revision, Source, StridePx, Subfolder
+from tintype.tokenizers.latent import Channels, StridePx
 from tintype.tokenizers.published import KlAutoencoder, KlPart, KlTokenizer, load_published
 
 

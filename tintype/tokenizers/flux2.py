@@ -15,7 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tintype.tokenizers.latent import Channels, Revision, Source, StridePx, Subfolder
+from tintype.pretrained.settings import Revision, Source, Subfolder
+from tintype.tokenizers.latent import Channels, StridePx
 from tintype.tokenizers.normalise import Normalisation
 from tintype.tokenizers.published import KlPart, KlTokenizer, Published, load_published
 

@@ -8,26 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from shlex import quote
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from tintype.config.pins import Pin, check_pin
+from tintype.config.pins import check_pin
 from tintype.errors import UserError
 from tintype.pretrained.frozen import encode_evenly, frozen_arithmetic
-from tintype.pretrained.hub import Checkpoint, unpinned_elsewhere
+from tintype.pretrained.hub import Checkpoint
+from tintype.pretrained.settings import PretrainedPart
 from tintype.pretrained.weights import digest
 from tintype.seams import Draws
-from tintype.settings import Compression, PathText, TokenizerPart
+from tintype.settings import Compression, TokenizerPart
 from tintype.tokenizers.normalise import Normalisation, Numbers, filled
 
-Compute = Literal["fp32", "tf32", "bf16"]
-
-Source = Annotated[PathText, Field(min_length=1, description="Repository of the hub, or a local folder")]
-Revision = Annotated[str | None, Field(description="Branch, tag or commit of the hub; a commit cannot change")]
-Subfolder = Annotated[str, Field(description="Of the repository; of a folder that has no config.json itself")]
 Channels = Annotated[int, Field(ge=1, description="Channels of a latent")]
 StridePx = Annotated[int, Field(ge=1, description="Pixels from one latent to the next")]
 Scale = Annotated[
@@ -49,23 +45,13 @@ to 1.4 and deviations of 0.5 to 1.6 on scenes and photographs."""
 _TINY = 1e-8
 
 
-class LatentPart(TokenizerPart):
+class LatentPart(PretrainedPart, TokenizerPart):
     """Settings that all autoencoders have. `scale` and `shift` replace what the checkpoint says of its latents."""
 
-    weights: Source
-    revision: Revision = None
-    subfolder: Subfolder = ""
-    sha256: Pin = Field(None, description="First digits of the identity; other weights are refused")
     channels: Channels
     stride_px: StridePx
     scale: Scale = None
     shift: Numbers | None = Field(None, description="By default both are the checkpoint's own")
-    compute: Compute = Field("fp32", description="What the network computes in; tf32 and bf16 are faster on a GPU")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _pin(cls, given: Any) -> Any:
-        return unpinned_elsewhere(cls, given)
 
     @field_validator("scale", "shift", mode="before")
     @classmethod
@@ -94,7 +80,7 @@ class LatentPart(TokenizerPart):
     @property
     def checkpoint(self) -> Checkpoint:
         """The autoencoder itself: a local folder may hold it, or hold it in its subfolder as a pipeline does."""
-        found = Checkpoint(self.weights, self.revision, subfolder=self.subfolder)
+        found = super().checkpoint
         if found.folder is not None and (found.folder / "config.json").is_file():
             return Checkpoint(self.weights)
         return found
@@ -143,8 +129,7 @@ class LatentTokenizer:
         self.identity = digest(stored)
         what = f"the weights and the normalisation of {settings.checkpoint.words}"
         check_pin("tokenizer.sha256", settings.sha256, what, self.identity, "take the right weights")
-        self._dtype = torch.bfloat16 if settings.compute == "bf16" else torch.float32
-        self._arithmetic: Literal["fp32", "tf32"] = "tf32" if settings.compute == "tf32" else "fp32"
+        self._dtype, self._arithmetic = settings.dtype, settings.arithmetic
         self._device = device
         network = network.eval().requires_grad_(False).to(device)
         self._network: Any = network.bfloat16() if settings.compute == "bf16" else network

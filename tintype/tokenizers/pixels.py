@@ -24,6 +24,12 @@ class PixelsSettings(TokenizerPart):
     def build(self, device: torch.device) -> Pixels:
         return Pixels()
 
+    def why_uncacheable(self) -> str | None:
+        return (
+            "the tokenizer 'pixels' has no latents to cache: its latents are the pixels, four times as large on a disk "
+            "and no work to make"
+        )
+
     def why_frozen(self) -> str | None:
         return "it has no network; take small-vae, flux1 or e2e-flux"
 

@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tintype.tokenizers.latent import Channels, LatentPart, LatentTokenizer, Posterior, Source, StridePx
+from tintype.pretrained.settings import Source
+from tintype.tokenizers.latent import Channels, LatentPart, LatentTokenizer, Posterior, StridePx
 from tintype.tokenizers.published import load_published
 
 

@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tintype.errors import UserError
+from tintype.pretrained.settings import Source
 from tintype.pretrained.weights import Weights, digest, fill
-from tintype.tokenizers.latent import Channels, LatentPart, LatentTokenizer, Posterior, Scale, Source, StridePx
+from tintype.tokenizers.latent import Channels, LatentPart, LatentTokenizer, Posterior, Scale, StridePx
 from tintype.tokenizers.normalise import Normalisation, filled
 
 _WIDTH, _LATENT, _STRIDE_PX = 64, 32, 8

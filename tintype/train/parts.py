@@ -40,10 +40,10 @@ from tintype.seams import (
     Weighting,
 )
 from tintype.settings import DataPart, PrecisionSettings, RunSettings
-from tintype.text.cache import KeptText
+from tintype.text.cache import CachedText
 from tintype.text.frozen import FrozenTextEncoder
 from tintype.tokenizers.adversary import Adversary
-from tintype.tokenizers.latent_cache import KeptLatents, keep_latents, why_uncacheable
+from tintype.tokenizers.latent_cache import LatentCache, open_latent_cache, why_uncacheable
 from tintype.tokenizers.tuned import TunedTokenizer
 from tintype.train.gradients import NO_OTHERS, GradientMean
 from tintype.train.tuning import Tuning, begin_statistics, find_aligner
@@ -83,7 +83,7 @@ class Parts:
     """Where the tokenizer is trained too, and this is a training."""
     trained_steps: int | None = None
     """How long the weights were trained, where they were loaded."""
-    kept: KeptLatents | None = None
+    kept: LatentCache | None = None
     """The latents on the disk, where `run.latents` asks for them."""
     sources_by_size: Mapping[int, ImageSource] = field(default_factory=dict)
     """The same images, by the same ids, in the sizes of the plan's stages; `source` has those of the last one."""
@@ -223,8 +223,11 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     if training:
         check_columns(plan, source)
     order = open_order(plan.seed, plan.data, plan.train, source, device)
-    keeping = training and plan.run.latents == "disk" and why_uncacheable(plan) is None
-    kept = keep_latents(plan, tokenizer, source, device, share) if keeping else None
+    kept: LatentCache | None = None
+    if training and plan.run.latents == "disk" and why_uncacheable(plan.tokenizer, plan.tuning) is None:
+        kept = open_latent_cache(
+            plan.tokenizer.kind, tokenizer, plan.data, source, device, batch=share, folder=plan.run.latents_folder
+        )
     with seeded(plan.seed, "text"):
         text = _build_text(plan, device)
     if plan.model.compile:
@@ -292,7 +295,7 @@ def _build_text(plan: Plan, device: torch.device) -> TextEncoder:
     """With its embeddings on the disk where `run.text_embeddings` asks for it and they do not change."""
     text = plan.text.build(device)
     if plan.run.text_embeddings == "disk" and isinstance(text, FrozenTextEncoder):
-        return KeptText(text)
+        return CachedText(text)
     return text
 
 

@@ -14,7 +14,7 @@ import torch
 from tintype.data.captions import captions_of
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws, ImageSource
-from tintype.text.cache import KeptText
+from tintype.text.cache import CachedText
 from tintype.train.parts import Parts
 
 _CHUNK_IMAGES = 256
@@ -43,7 +43,7 @@ def prepare_images(
                 return
             on_chunk()
             prepare_ids(parts, ids, source)
-    if not isinstance(parts.text, KeptText):
+    if not isinstance(parts.text, CachedText):
         return
     last = parts.plan.train.steps * parts.plan.train.batch
     chunk, end = _chunk(parts, True), min(last, images_seen + len(parts.source))
@@ -84,7 +84,7 @@ def prepare_text(parts: Parts, first: int, count: int) -> None:
 
     A policy may choose others for later epochs: a step encodes what it finds missing.
     """
-    if isinstance(parts.text, KeptText):
+    if isinstance(parts.text, CachedText):
         batch = parts.plan.train.batch
         steps = range(first // batch, (first + count - 1) // batch + 1)
         texts = [text for step in steps for text in _texts_of_step(parts, step, first, first + count)]

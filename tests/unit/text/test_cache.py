@@ -23,7 +23,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import Layout
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import TextTokens
-from tintype.text.cache import KeptText
+from tintype.text.cache import CachedText
 from tintype.text.frozen import FrozenTextEncoder
 from tintype.text.packing import Grouping, Packed
 from tintype.text.published import MiniLmSettings
@@ -78,8 +78,8 @@ def losses(folder: Path) -> list[float]:
 def test_what_is_kept_is_what_the_encoder_says_to_the_last_bit(compute: str, asked: list[str]) -> None:
     live = encoder(compute).encode(CAPTIONS)
     asked.clear()
-    first = KeptText(encoder(compute))
-    for kept in (first, first, KeptText(encoder(compute))):
+    first = CachedText(encoder(compute))
+    for kept in (first, first, CachedText(encoder(compute))):
         found = kept.encode(CAPTIONS)
         assert torch.equal(found.tokens_BLC, live.tokens_BLC) and torch.equal(found.mask_BL, live.mask_BL)
         assert found.tokens_BLC.dtype == torch.float32
@@ -87,19 +87,19 @@ def test_what_is_kept_is_what_the_encoder_says_to_the_last_bit(compute: str, ask
 
 
 def test_new_captions_are_added_and_the_old_ones_not_asked_for_again(asked: list[str]) -> None:
-    kept = KeptText(encoder())
+    kept = CachedText(encoder())
     assert kept.fill(CAPTIONS) == 3
     assert kept.fill([*CAPTIONS, "\udcff green"]) == 1
     assert asked[3:] == ["\udcff green"]
 
 
 def test_another_encoder_has_another_folder() -> None:
-    folders = [KeptText(one).folder for one in (encoder(), encoder("bf16"), encoder(seed=1))]
-    assert len(set(folders)) == 3 and KeptText(encoder()).folder == folders[0]
+    folders = [CachedText(one).folder for one in (encoder(), encoder("bf16"), encoder(seed=1))]
+    assert len(set(folders)) == 3 and CachedText(encoder()).folder == folders[0]
 
 
 def test_the_folder_says_what_is_in_it() -> None:
-    kept = KeptText(encoder())
+    kept = CachedText(encoder())
     kept.fill(["a"])
     said = json.loads((kept.folder / "text.json").read_text())["made_of"]
     assert said["kind"] == "minilm" and said["weights, tokenizer and settings"] == encoder().identity
@@ -122,13 +122,13 @@ def test_all_captions_of_an_epoch_are_there_before_the_first_step(
     tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_steps: list[int] = []
-    real = KeptText.encode
+    real = CachedText.encode
 
-    def noting(self: KeptText, captions: Sequence[str]) -> TextTokens:
+    def noting(self: CachedText, captions: Sequence[str]) -> TextTokens:
         in_steps.append(len(asked))
         return real(self, captions)
 
-    monkeypatch.setattr(KeptText, "encode", noting)
+    monkeypatch.setattr(CachedText, "encode", noting)
     train(plan_of("disk"), tmp_path / "run", Interrupt())
     assert set(in_steps) == {len(asked)}
 
@@ -191,4 +191,4 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"cannot write .*text\.json: .*run\.text_embeddings to live"):
-        KeptText(encoder()).fill(["a"])
+        CachedText(encoder()).fill(["a"])

@@ -36,7 +36,7 @@ from tintype.tokenizer_lab.fill_cache import Filled, fill_cache
 from tintype.tokenizers import latent
 from tintype.tokenizers.flux1 import Flux1Settings
 from tintype.tokenizers.latent import LatentTokenizer, Posterior
-from tintype.tokenizers.latent_cache import HEADER_NAME, ROWS_NAME, KeptLatents, keep_latents
+from tintype.tokenizers.latent_cache import HEADER_NAME, ROWS_NAME, LatentCache, open_latent_cache
 from tintype.tokenizers.small_vae import SmallVae, SmallVaeShape, Vae
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
@@ -75,8 +75,10 @@ def losses(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     return [{key: line[key] for key in ("step", "loss", "flow")} for line in RunFolder(folder).metrics()]
 
 
-def opened(plan: Plan) -> KeptLatents:
-    return keep_latents(plan, plan.tokenizer.build(CPU), open_source(plan.data, "train", CPU), CPU, 4)
+def opened(plan: Plan, device: torch.device = CPU) -> LatentCache:
+    tokenizer, source = plan.tokenizer.build(CPU), open_source(plan.data, "train", CPU)
+    folder = plan.run.latents_folder
+    return open_latent_cache(plan.tokenizer.kind, tokenizer, plan.data, source, device, batch=4, folder=folder)
 
 
 def filled(plan: Plan, verify: bool = False) -> Filled:
@@ -297,8 +299,7 @@ def test_every_part_of_the_key_makes_another_cache(vae: Path, tmp_path: Path, mo
 def test_latents_of_another_device_are_other_latents(vae: Path) -> None:
     """They are rounded otherwise: a run would not learn the same with the cache and without."""
     plan = plan_of("small-vae", vae)
-    tokenizer, source = plan.tokenizer.build(CPU), open_source(plan.data, "train", CPU)
-    assert keep_latents(plan, tokenizer, source, torch.device("cuda"), 4).folder != opened(plan).folder
+    assert opened(plan, torch.device("cuda")).folder != opened(plan).folder
 
 
 def _darker(args: Any) -> Tensor:
@@ -446,7 +447,7 @@ def test_ranks_that_train_fill_it_together(vae: Path, tmp_path: Path) -> None:
 def _prepare_as_rank(plan: Plan) -> list[int]:
     parts, written = build_parts(plan), list[int]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KeptLatents, "write", lambda kept, ids, image_MCHW: written.extend(ids))
+        patch.setattr(LatentCache, "write", lambda kept, ids, image_MCHW: written.extend(ids))
         prepare_ids(parts, range(24), parts.source)
     return written
 

@@ -20,7 +20,7 @@ from tintype.data.scenes.source import SceneSource
 from tintype.errors import UserError
 from tintype.seams import ImageSource
 from tintype.vision import teacher_cache
-from tintype.vision.teacher_cache import KeptTokens, forget_tokens, keep_tokens
+from tintype.vision.teacher_cache import TeacherCache, forget_teacher_cache, open_teacher_cache
 from tintype.vision.teachers import Dinov2TeacherSettings, SceneTeacherSettings, Teacher
 
 CPU = torch.device("cpu")
@@ -49,11 +49,11 @@ def source(count: int = 24, seed: int = 0) -> SceneSource:
     return SceneSource(ScenesSettings(size_px=16, count=count, max_objects=2, seed=seed), "train", CPU)
 
 
-def kept(kind: Kind, teacher: Teacher, images: ImageSource | None = None, data_key: str = "data") -> KeptTokens:
-    return keep_tokens(kind, teacher, images or source(), data_key, CPU)
+def kept(kind: Kind, teacher: Teacher, images: ImageSource | None = None, data_key: str = "data") -> TeacherCache:
+    return open_teacher_cache(kind, teacher, images or source(), data_key, CPU)
 
 
-def asked(tokens: KeptTokens, *ids: int) -> Tensor:
+def asked(tokens: TeacherCache, *ids: int) -> Tensor:
     return tokens(source().images(ids), ids)
 
 
@@ -102,7 +102,7 @@ def test_the_runs_of_a_process_share_what_is_in_memory_until_it_is_let_go(teache
     first, second = kept("memory", teacher), kept("memory", teacher)
     assert first.rows is second.rows
     rows = weakref.ref(first.rows)
-    forget_tokens(first)
+    forget_teacher_cache(first)
     del first, second
     assert rows() is None
     assert not bool(kept("memory", teacher).rows.has(torch.tensor([0])))
@@ -113,7 +113,7 @@ def test_what_is_on_the_disk_survives_and_is_shared_while_it_is_filled(teacher: 
     assert first.rows is not second.rows
     wanted = asked(first, 4)
     assert torch.equal(second(source().images([9]), [4]), wanted)
-    forget_tokens(first)
+    forget_teacher_cache(first)
     del first, second
     assert torch.equal(kept("disk", teacher)(source().images([9]), [4]), wanted)
     (file,) = files(tmp_path)
@@ -232,12 +232,12 @@ def test_a_gpu_keeps_what_a_cpu_would(kind: Kind, tmp_path: Path) -> None:
     part = Dinov2TeacherSettings(source=str(write(tmp_path / "dino", dino_model())))
     here, there = part.build(GRID, CPU), part.build(GRID, gpu)
     images = source().images(range(8))
-    tokens = keep_tokens(kind, there, source(), "data", gpu)
+    tokens = open_teacher_cache(kind, there, source(), "data", gpu)
     found = tokens(images.to(gpu), list(range(8)))
     assert found.device.type == "cuda"
     torch.testing.assert_close(found.cpu(), here.tokens(images), atol=2e-3, rtol=2e-3)
     assert torch.equal(tokens(images[:3].flip(0).to(gpu), [2, 1, 0]), found[:3].flip(0))
-    assert keep_tokens("disk", here, source(), "data", CPU).rows.has(torch.arange(8)).sum() == 0
+    assert open_teacher_cache("disk", here, source(), "data", CPU).rows.has(torch.arange(8)).sum() == 0
 
 
 def test_what_a_killed_process_left_is_removed_and_what_is_being_made_is_not(teacher: Teacher, tmp_path: Path) -> None:

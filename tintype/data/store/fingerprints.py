@@ -17,7 +17,7 @@ from PIL import Image
 from tintype.data.image_file import BadImageError, open_image
 from tintype.data.image_sets import Encoded, map_ahead
 from tintype.data.store.layout import Store
-from tintype.pretrained.weights import cache_folder
+from tintype.runtime.cache import cache_folder
 from tintype.runtime.rows import Content, DiskRows
 
 HASH_BITS = 64

@@ -1,0 +1,51 @@
+"""Settings of frozen networks: where the weights come from, what they are pinned to, what they compute in."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from tintype.config.pins import Pin
+from tintype.pretrained.frozen import Arithmetic
+from tintype.pretrained.hub import Checkpoint
+from tintype.settings import Part, PathText
+
+Compute = Literal["fp32", "tf32", "bf16"]
+
+Source = Annotated[PathText, Field(min_length=1, description="Repository of the hub, or a local folder")]
+Revision = Annotated[str | None, Field(description="Branch, tag or commit of the hub; a commit cannot change")]
+Subfolder = Annotated[str, Field(description="Of the repository; of a folder that has no config.json itself")]
+
+
+class PretrainedPart(Part):
+    """Settings that frozen text encoders and autoencoders share."""
+
+    weights: Source
+    revision: Revision = None
+    subfolder: Subfolder = ""
+    sha256: Pin = Field(None, description="First digits of the identity; another network is refused")
+    compute: Compute = Field("fp32", description="What the network computes in; tf32 and bf16 are faster on a GPU")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unpinned_elsewhere(cls, given: object) -> object:
+        """Leave weights of the user's own unpinned: the default revision is a commit of the default repository."""
+        if not isinstance(given, dict) or "revision" in given:
+            return given
+        default = cls.model_fields["weights"].default
+        return given if given.get("weights", default) == default else {**given, "revision": None}
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.weights, self.revision, subfolder=self.subfolder)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.compute == "bf16" else torch.float32
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """Return what products of fp32 matrices are computed in."""
+        return "tf32" if self.compute == "tf32" else "fp32"
