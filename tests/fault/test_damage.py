@@ -341,7 +341,7 @@ def test_damaged_samples_are_not_scored(promise: Promise, study: Path) -> None:
         before = (study / damage.file).read_bytes()
         path = damage.apply(study)
         stored.unlink()
-        problem = outcome(lambda: evaluate(run, protocol)["metrics"], expected, path, lambda found, words: False)
+        problem = outcome(lambda: evaluate(run, protocol).metrics, expected, path, lambda found, words: False)
         promise.count(not problem, f"{damage}: {problem}")
         (study / damage.file).write_bytes(before)
         if not stored.exists():

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from tests.fault.promises import Promise
 from tests.stored_runs import write as stored
 from tintype.errors import UserError
-from tintype.evaluation.run import evaluate, read_result
+from tintype.evaluation.results import read_result
+from tintype.evaluation.run import evaluate
 from tintype.plan import plan_from_folder
 from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint
@@ -103,13 +104,13 @@ def test_stored_results_snapshots_and_exports_are_read_or_refused(promise: Promi
     """Read each stored result, score its run anew, make an average of stored snapshots, refuse to train an export."""
     for file in RESULTS:
         try:
-            promise.count(read_result(file)["step"] == stored.STEP, words(file))
+            promise.count(read_result(file).step == stored.STEP, words(file))
         except UserError as error:
             current = formats(file.parents[3])["result"] == stored.current_formats()["result"]
             promise.count(not current and "to have the run scored again" in str(error), f"{words(file)}: {error}")
     run = Path(shutil.copytree(SETS[-1] / stored.SCORED, tmp_path / "run"))
     shutil.rmtree(run / "evaluation")
-    promise.count(evaluate(run, stored.PROTOCOL)["step"] == stored.STEP, "scored anew")
+    promise.count(evaluate(run, stored.PROTOCOL).step == stored.STEP, "scored anew")
     for run in [run for run in RUNS if run.name == "power-ema"]:
         average = reconstruction(run, plan_from_folder(run).ema.lengths[0])  # type: ignore[union-attr]
         promise.count(load_run(run, average=average)[1] == stored.STEP, words(run))

@@ -116,7 +116,7 @@ def numbers(task: Task, run: Path) -> object:
     protocol = load_study(str(task.folder.parents[2] / "study.yaml")).settings.evaluation
     manifest = json.loads((run / "checkpoints" / f"step-{STEPS:09d}" / "manifest.json").read_text())
     losses = [(line["step"], line["loss"]) for line in read_lines(run / "metrics.jsonl")]
-    scores = evaluate(run, protocol)["metrics"]
+    scores = evaluate(run, protocol).metrics
     return manifest, losses, {name: score for name, score in scores.items() if name != "images_per_s"}
 
 

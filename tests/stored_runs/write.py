@@ -21,6 +21,7 @@ from tests.stopping import train_to
 from tests.tiny import tiny_plan
 from tintype import __version__
 from tintype.config.strict import parse, read_yaml
+from tintype.evaluation import results
 from tintype.evaluation import run as scoring
 from tintype.evaluation.protocol import Protocol
 from tintype.export import trained
@@ -64,7 +65,7 @@ def current_formats() -> dict[str, int]:
     """The numbers that this version writes."""
     return {
         "checkpoint": checkpoint.FORMAT,
-        "result": scoring.FORMAT,
+        "result": results.FORMAT,
         "export": trained.FORMAT,
     }
 

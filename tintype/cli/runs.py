@@ -147,7 +147,6 @@ def _evaluate_run(
 ) -> None:
     from tintype.evaluation.protocol import Protocol, definitions
     from tintype.evaluation.run import evaluate as score
-    from tintype.evaluation.run import protocol_of
     from tintype.plan import plan_from_folder
     from tintype.terminal.progress import Progress
     from tintype.terminal.runs import show_evaluation
@@ -159,10 +158,10 @@ def _evaluate_run(
     with Progress("loading the run", kept=kept) as bars:
         result = score(run, protocol, lambda now: bars.show(now.doing, now.done, now.total), device, average, threads)
     if json_:
-        print_json(result)
+        print_json(result.dump())
         return
-    title = f"{run} at step {result['step']} ({result['weights']} weights)"
-    meanings = definitions(protocol_of(result, str(run)), plan_from_folder(run).data.of_scenes)
+    title = f"{run} at step {result.step} ({result.weights} weights)"
+    meanings = definitions(result.protocol, plan_from_folder(run).data.of_scenes)
     show_evaluation(title, result, meanings, console)
 
 
@@ -175,7 +174,8 @@ def _evaluate_images(
     device: str | None,
     json_: bool,
 ) -> None:
-    from tintype.evaluation.images import ImageProtocol, evaluate_images, image_definitions
+    from tintype.evaluation.images import evaluate_images, image_definitions
+    from tintype.evaluation.protocol import ImageProtocol
     from tintype.runtime.dist import alone
     from tintype.terminal.progress import Progress
     from tintype.terminal.runs import show_evaluation
@@ -188,9 +188,9 @@ def _evaluate_images(
         chosen = choose_device(device or "auto")
         result = evaluate_images(images, reference, protocol, chosen, saved, bars.show, follow_links)
     if json_:
-        print_json(result)
+        print_json(result.dump())
         return
-    counts = f"{result['images']['count']:,} against {result['reference']['count']:,} pictures"
+    counts = f"{result.images.count:,} against {result.reference.count:,} pictures"
     show_evaluation(f"{images} against {reference}: {counts}", result, image_definitions(protocol), console)
 
 

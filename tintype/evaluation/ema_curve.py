@@ -13,6 +13,7 @@ from typing import Any
 from tintype.config.strict import nearest
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Definition, Protocol, definitions
+from tintype.evaluation.results import EvaluationResult
 from tintype.evaluation.run import Scoring, evaluate
 from tintype.train.reconstruct import MOST_RESIDUAL, Reconstruction, reconstruction, try_reconstruction
 
@@ -23,13 +24,13 @@ class Point:
 
     length: float
     residual: float
-    result: dict[str, Any] | None
+    result: EvaluationResult | None
 
     def value(self, metric: str) -> float | None:
-        return self.result["metrics"][metric] if self.result else None
+        return self.result.metrics[metric] if self.result else None
 
     def error(self, metric: str) -> float | None:
-        return self.result["errors"].get(metric) if self.result else None
+        return self.result.errors.get(metric) if self.result else None
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Curve:
                     "residual": point.residual,
                     "value": point.value(self.metric),
                     "error": point.error(self.metric),
-                    "metrics": point.result["metrics"] if point.result else None,
+                    "metrics": point.result.metrics if point.result else None,
                 }
                 for point in self.points
             ],

@@ -10,21 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from tintype.data.image_sets import Pictures, open_pictures
 from tintype.errors import UserError
 from tintype.evaluation.protocol import (
     Definition,
-    MetricKind,
+    ImageProtocol,
     metric_label,
     nonfinite,
-    numbers_of,
-    refuse_unknown,
     warnings_of,
 )
 from tintype.evaluation.reference import (
@@ -34,32 +30,17 @@ from tintype.evaluation.reference import (
     refuse_other_encoder,
     write_reference,
 )
+from tintype.evaluation.results import EncoderInfo, ImageSet, ImageSetResult, numbers_of
 from tintype.metrics.copies import copy_notes, copy_numbers, without_others
 from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair, Reference
 from tintype.metrics.reconstruction import psnr, ssim
 from tintype.metrics.resample import mean_with_error
 from tintype.seams import Encoder, Measured
-from tintype.settings import Settings, plain
-from tintype.vision.encoders import EncoderChoice, InceptionSettings
 from tintype.vision.lpips import SMALLEST_PX, lpips
 
 OnImages = Callable[[str, int, int | None], None]
 """Progress passed to the callback: what is done, how many images it has seen, and of how many, where that is known."""
-
-
-class ImageProtocol(Settings):
-    """How two sets of pictures are compared."""
-
-    encoders: tuple[EncoderChoice, ...] = Field((InceptionSettings(),), min_length=1)
-    metrics: tuple[MetricKind, ...] = Field(tuple(FEATURE_METRICS), min_length=1)
-    limit: int | None = Field(None, ge=2, description="Only the first so many pictures of each set")
-    paired: bool = Field(False, description="Picture i is a reconstruction of reference i: PSNR, SSIM and LPIPS too")
-
-    @model_validator(mode="after")
-    def _known(self) -> ImageProtocol:
-        refuse_unknown(self.metrics, self.encoders)
-        return self
 
 
 def image_definitions(protocol: ImageProtocol) -> dict[str, Definition]:
@@ -91,7 +72,7 @@ def evaluate_images(
     save_reference: Path | None = None,
     on_images: OnImages = lambda doing, done, total: None,
     follow_links: bool = False,
-) -> dict[str, Any]:
+) -> ImageSetResult:
     """The metrics of the pictures in `images` against those in `reference`, or against a saved reference."""
     began = time.perf_counter()
     saved = reference.suffix == ".safetensors"
@@ -102,7 +83,7 @@ def evaluate_images(
         if one is not None:
             one.fingerprint(_progress(on_images, f"reading {one.path}"))
     measured: dict[str, Measured] = {}
-    encoders: dict[str, dict[str, str]] = {}
+    encoders: dict[str, EncoderInfo] = {}
     for settings in protocol.encoders:
         on_images(f"loading the encoder {settings.title}", 0, None)
         encoder = settings.build(device)
@@ -116,23 +97,23 @@ def evaluate_images(
         pair = FeaturePair(made.feature_MF, Reference(found.feature_MF, device), copy_N=copy_N)
         for kind in protocol.metrics:
             measured[f"{kind}_{encoder.name}"] = FEATURE_METRICS[kind](pair)
-        encoders[encoder.name] = {"identity": encoder.identity, "definition": encoder.definition}
+        encoders[encoder.name] = EncoderInfo(identity=encoder.identity, definition=encoder.definition)
     if real is not None and protocol.paired:
         on_pairs = _progress(on_images, "comparing pairs", fake.fingerprint()[1])
         measured |= reconstruction(fake, real, device, _pair_copies(made, found), on_pairs)
     if bad := nonfinite(measured):
         raise UserError(f"{images} against {reference}: not finite: {', '.join(bad)}")
     meanings = image_definitions(protocol)
-    return {
-        "images": {"path": str(images), "count": made.about.count, "fingerprint": made.about.fingerprint},
-        "reference": {"path": str(reference), "count": found.about.count, "fingerprint": found.about.fingerprint},
-        "protocol": plain(protocol),
-        "encoders": encoders,
+    return ImageSetResult(
+        images=ImageSet(path=str(images), count=made.about.count, fingerprint=made.about.fingerprint),
+        reference=ImageSet(path=str(reference), count=found.about.count, fingerprint=found.about.fingerprint),
+        protocol=protocol,
+        encoders=encoders,
         **numbers_of(measured),
-        "warnings": [*copy_notes(made.digests or (), found.digests), *warnings_of(measured, meanings)],
-        "definitions": {name: meaning.definition for name, meaning in meanings.items()},
-        "seconds": time.perf_counter() - began,
-    }
+        warnings=(*copy_notes(made.digests or (), found.digests), *warnings_of(measured, meanings)),
+        definitions={name: meaning.definition for name, meaning in meanings.items()},
+        seconds=time.perf_counter() - began,
+    )
 
 
 def _reference(path: Path, pictures: Pictures | None, encoder: Encoder, on_images: OnImages) -> ImageFeatures:

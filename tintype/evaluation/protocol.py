@@ -20,7 +20,7 @@ from tintype.metrics.feature_metrics import FEATURE_METRICS, revisions
 from tintype.sampling.generate import SamplerSettings
 from tintype.seams import ANY_VALUE, NOT_NEGATIVE, SHARE, Direction, Measured, Range
 from tintype.settings import NamesFile, Settings, plain
-from tintype.vision.encoders import EncoderChoice, EncoderPart, SceneEncoderSettings
+from tintype.vision.encoders import EncoderChoice, EncoderPart, InceptionSettings, SceneEncoderSettings
 from tintype.vision.scene_encoder import scene_encoder_record
 
 MetricKind = Annotated[str, Field(description="One of " + ", ".join(FEATURE_METRICS))]
@@ -157,6 +157,20 @@ class Protocol(Settings):
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
+class ImageProtocol(Settings):
+    """How two sets of pictures are compared."""
+
+    encoders: tuple[EncoderChoice, ...] = Field((InceptionSettings(),), min_length=1)
+    metrics: tuple[MetricKind, ...] = Field(tuple(FEATURE_METRICS), min_length=1)
+    limit: int | None = Field(None, ge=2, description="Only the first so many pictures of each set")
+    paired: bool = Field(False, description="Picture i is a reconstruction of reference i: PSNR, SSIM and LPIPS too")
+
+    @model_validator(mode="after")
+    def _known(self) -> ImageProtocol:
+        refuse_unknown(self.metrics, self.encoders)
+        return self
+
+
 @dataclass(frozen=True)
 class Sampling:
     """A condition with nothing left open. `count` is None where a prompt file decides it."""
@@ -233,16 +247,6 @@ def definitions(protocol: Protocol, of_scenes: bool = True) -> dict[str, Definit
     )
     found["images_per_s"] = Definition("training images/s", "higher", throughput.DEFINITION, range=NOT_NEGATIVE)
     return found
-
-
-def numbers_of(measured: Mapping[str, Measured]) -> dict[str, dict[str, Any]]:
-    """The numbers as a result keeps them."""
-    return {
-        "metrics": {name: one.value for name, one in measured.items()},
-        "errors": {name: one.error for name, one in measured.items() if one.error is not None},
-        "intervals": {name: one.interval for name, one in measured.items() if one.interval is not None},
-        "error_methods": {name: one.method for name, one in measured.items() if one.method},
-    }
 
 
 def warnings_of(measured: Mapping[str, Measured], meanings: Mapping[str, Definition]) -> list[str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from shlex import quote
 from typing import Any, cast
 
 import torch
@@ -21,24 +20,26 @@ from tintype.data.sources import open_held_out
 from tintype.errors import DamagedFileError, DivergedError, UserError
 from tintype.evaluation.data import Problem, data_problems, fit_protocol, refuse
 from tintype.evaluation.prompts import CAPTIONS, PromptFile, is_caption, read_prompts
-from tintype.evaluation.protocol import Protocol, Sampling, definitions, nonfinite, numbers_of, warnings_of
+from tintype.evaluation.protocol import Protocol, Sampling, definitions, nonfinite, warnings_of
 from tintype.evaluation.reference import BLOCK, data_reference, held_out, shared_features
-from tintype.evaluation.samples import Samples, digest, samples_of, step_name
+from tintype.evaluation.results import (
+    AverageInfo,
+    EncoderInfo,
+    EvaluationResult,
+    numbers_of,
+    read_result,
+    result_file,
+    result_of,
+    write_result,
+)
+from tintype.evaluation.samples import Samples, digest, samples_of
 from tintype.metrics import clip_score, scene_accuracy, throughput, validation
 from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair
 from tintype.metrics.resample import mean_with_error
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.dist import current, refuse_other_steps
-from tintype.runtime.files import (
-    check_sha256,
-    damaged,
-    read_checked,
-    remove_unfinished,
-    set_aside,
-    sha256_of,
-    write_checked,
-)
+from tintype.runtime.files import remove_unfinished, set_aside, sha256_of
 from tintype.runtime.watchdog import watch_ranks
 from tintype.sampling.generate import cut
 from tintype.sampling.images import save_png
@@ -54,12 +55,6 @@ from tintype.vision.encoders import READ_TOGETHER, EncoderPart, scene_features
 from tintype.vision.scene_encoder import SceneReading
 
 PREVIEWS = 8
-FORMAT = 3
-_UNCHECKED = 2
-"""The format of results that had no checksum."""
-_PARTS = {"step", "weights", "protocol", "protocol_hash", "encoders", "metrics", "errors", "warnings", "details"}
-_PARTS |= {"samples", "real", "time_split", "seconds", "previews"}
-"""Keys that every result has."""
 _FEATURE = "feature"
 
 
@@ -70,7 +65,7 @@ class Scorecard:
     measured: dict[str, Measured] = field(default_factory=dict)
     details: dict[str, dict[str, float]] = field(default_factory=dict)
     """Parts of a metric: by attribute, by time, by the group of a prompt."""
-    encoders: dict[str, dict[str, str]] = field(default_factory=dict)
+    encoders: dict[str, EncoderInfo] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -149,7 +144,7 @@ def evaluate(
     average: Reconstruction | None = None,
     threads: int | None = None,
     whole_step: int | None = None,
-) -> dict[str, Any]:
+) -> EvaluationResult:
     """Score a run's newest checkpoint, or an average made of its snapshots.
 
     `whole_step` is the newest checkpoint's step for a caller that has just checked it.
@@ -170,16 +165,15 @@ def _evaluate(
     average: Reconstruction | None,
     threads: int | None,
     whole_step: int | None,
-) -> dict[str, Any]:
+) -> EvaluationResult:
     world = current()
     on_progress(Scoring("loading the run", 0, None, 0.0))
     RunFolder(path).refuse_diverged()
     protocol, notes = _fitted(path, protocol)
     agree_on_plan(plan_from_folder(path), world, evaluation=plain(protocol))
     found = _known(path, protocol, device, average, whole_step) if world.leads else None
-    known: dict[str, Any] | None = world.lead(found)
-    if known is not None:
-        return known
+    if (known := world.lead(found.dump() if found else None)) is not None:
+        return result_of(known)
     plan = plan_from_folder(path)
     on_device = choose_device(device or plan.run.device)
     _fetch_once(protocol, on_device)
@@ -205,35 +199,33 @@ def _evaluate(
         real = _real_accuracy(parts, protocol)
     card.warnings += notes
     if not world.leads:
-        scored: dict[str, Any] = world.lead()
-        return scored
+        return result_of(world.lead())
     if bad := nonfinite(card.measured):
         raise DivergedError(f"{path}: the model has diverged; not finite: {', '.join(bad)}")
     lines = RunFolder(path).metrics()
     if lines:
         card.measured["images_per_s"] = Measured(throughput.images_per_s(lines))
     previews = _save_previews(next(samples[0].shards()), stored.parent, path)
-    result = {
-        "format": FORMAT,
-        "plan": parts.plan.hash,
-        "step": step,
-        "weights": weights_words(path, parts.plan, average),
-        **({"ema": {"length": average.length, "residual": average.residual}} if average else {}),
-        "protocol": plain(protocol),
-        "protocol_hash": protocol.hash,
-        "encoders": card.encoders,
+    result = EvaluationResult(
+        plan=parts.plan.hash,
+        step=step,
+        weights=weights_words(path, parts.plan, average),
+        ema=AverageInfo(length=average.length, residual=average.residual) if average else None,
+        protocol=protocol,
+        protocol_hash=protocol.hash,
+        encoders=card.encoders,
         **numbers_of(card.measured),
-        "warnings": [*card.warnings, *_init_warnings(parts.plan, step, average)],
-        "details": card.details,
-        "samples": {one.sampling.name: str(one.folder.relative_to(path)) for one in samples},
-        "real": real,
-        "time_split": throughput.time_split(lines) if lines else {},
-        "seconds": time.perf_counter() - began,
-        "previews": previews,
-        "previews_sha256": [sha256_of(path / name) for name in previews],
-    }
-    write_checked(stored, result, FORMAT)
-    world.lead(result)
+        warnings=(*card.warnings, *_init_warnings(parts.plan, step, average)),
+        details=card.details,
+        samples={one.sampling.name: str(one.folder.relative_to(path)) for one in samples},
+        real=real,
+        time_split=throughput.time_split(lines) if lines else {},
+        seconds=time.perf_counter() - began,
+        previews=tuple(previews),
+        previews_sha256=tuple(sha256_of(path / name) for name in previews),
+    )
+    write_result(stored, result)
+    world.lead(result.dump())
     return result
 
 
@@ -255,12 +247,7 @@ def _fitted(path: Path, protocol: Protocol) -> tuple[Protocol, list[str]]:
                 refuse([*fitted.problems, *given])
             found = {"protocol": plain(fitted.protocol), "notes": list(fitted.notes)}
     found = world.lead(found)
-    return protocol_of(found, str(path)), found["notes"]
-
-
-def protocol_of(result: Mapping[str, Any], name: str) -> Protocol:
-    """Read the protocol that a result was made with, each setting given."""
-    return parse(Protocol, Document(name, result["protocol"]))
+    return parse(Protocol, Document(str(path), found["protocol"])), found["notes"]
 
 
 def _fetch_once(protocol: Protocol, device: torch.device) -> None:
@@ -275,7 +262,7 @@ def _fetch_once(protocol: Protocol, device: torch.device) -> None:
 
 def _known(
     path: Path, protocol: Protocol, device: str | None, average: Reconstruction | None, whole_step: int | None
-) -> dict[str, Any] | None:
+) -> EvaluationResult | None:
     """The stored result, if there is one that scoring again would only repeat."""
     step = average.step if average else whole_step or checkpoint.newest_whole_step(RunFolder(path).checkpoints)
     if (
@@ -292,34 +279,17 @@ def _known(
     return result if _read_by(result, protocol, choose_device(device or plan_from_folder(path).run.device)) else None
 
 
-def _read_by(result: Mapping[str, Any], protocol: Protocol, device: torch.device) -> bool:
+def _read_by(result: EvaluationResult, protocol: Protocol, device: torch.device) -> bool:
     """Whether a stored result was made by the encoders as they are now: weights can change behind the same name."""
     return all(
-        result["encoders"].get(settings.title) == _about(settings, settings.build(device))
+        result.encoders.get(settings.title) == _about(settings, settings.build(device))
         for settings in protocol.encoders
     )
 
 
-def _about(settings: EncoderPart, encoder: Encoder) -> dict[str, str]:
-    """An encoder as a result records it."""
-    about = {"identity": encoder.identity, "definition": encoder.definition}
-    return {**about, "text": cast(TextImageEncoder, encoder).text_identity} if settings.reads_text else about
-
-
-def result_file(path: Path, protocol: Protocol, step: int, weights: str = "") -> Path:
-    return path / "evaluation" / f"{protocol.hash}-{step_name(step, weights)}" / "result.json"
-
-
-def read_result(file: Path) -> dict[str, Any]:
-    """Return a stored result; refuse one whose numbers or preview images are not those that were written."""
-    run = file.parents[2]
-    remake = f"run `tintype evaluate {quote(str(run))}` with the same settings, or its study again, to score it again"
-    result = read_checked(file, remake, FORMAT, earlier=(_UNCHECKED,))
-    if lacking := sorted(_PARTS - set(result)):  # of a file without a checksum, or without the file
-        raise damaged(file, f"it has no {lacking[0]}" if file.exists() else "it is missing", remake)
-    for name, wanted in zip(result["previews"], result.get("previews_sha256", ()), strict=False):
-        check_sha256(file.parent / Path(name).name, wanted, remake)
-    return {"format": FORMAT, **result}
+def _about(settings: EncoderPart, encoder: Encoder) -> EncoderInfo:
+    text = cast(TextImageEncoder, encoder).text_identity if settings.reads_text else ""
+    return EncoderInfo(identity=encoder.identity, definition=encoder.definition, text=text)
 
 
 def _discard(path: Path, stored: Path, step: int, error: DamagedFileError) -> None:

@@ -163,11 +163,11 @@ def _result(record: RunRecord, one: Evaluation) -> dict[str, Any]:
     name = f"tintype, {record.plan.data.describe_held_out()}"
     metrics = []
     for metric, meaning in one.meanings.items():
-        if metric in one.result["metrics"]:
+        if metric in one.result.metrics:
             about: dict[str, Any] = {"samples": samples} if isinstance(samples := _count(one, metric), int) else {}
             if interval := _interval(one, metric):
                 about["interval_95"] = list(interval)
-            entry = {"type": metric, "name": meaning.label, "value": one.result["metrics"][metric]}
+            entry = {"type": metric, "name": meaning.label, "value": one.result.metrics[metric]}
             metrics.append({**entry, "args": about} if about else entry)
     return {
         "task": {"type": "text-to-image", "name": "Text to image"},
@@ -267,19 +267,19 @@ def _scores(record: RunRecord) -> Iterator[str]:
 
 def _evaluation(record: RunRecord, one: Evaluation) -> Iterator[str]:
     result = one.result
-    yield f"### Step {one.step:,}, {text(result['weights'])} weights, protocol {text(result['protocol_hash'])}\n"
+    yield f"### Step {one.step:,}, {text(result.weights)} weights, protocol {text(result.protocol_hash)}\n"
     reference = record.plan.data.describe_held_out()
     yield text(
         f"Against {one.protocol.reference_count:,} {reference}. ± is the 95% interval of sampling (1.96 standard "
         "errors over other pictures of the same weights), not that of training with another seed."
     )
     yield ""
-    known = {name: meaning for name, meaning in one.meanings.items() if name in result["metrics"]}
-    real = {name: parts["overall"] for name, parts in result["real"].items()}
+    known = {name: meaning for name, meaning in one.meanings.items() if name in result.metrics}
+    real = {name: parts["overall"] for name, parts in result.real.items()}
     heads = ["Metric", "Value", "± 95%", "Samples", "Better", *(["On real pictures"] if real else [])]
     rows = []
     for name, meaning in known.items():
-        row = [meaning.label, _number(result["metrics"][name]), _spread(one, name)]
+        row = [meaning.label, _number(result.metrics[name]), _spread(one, name)]
         row += [_many(_count(one, name)), meaning.direction]
         rows.append([*row, *([_number(real.get(name))] if real else [])])
     yield from table(heads, rows)
@@ -288,14 +288,14 @@ def _evaluation(record: RunRecord, one: Evaluation) -> Iterator[str]:
         of_file = "all of the file" if sampling.count is None else f"{sampling.count:,} pictures"
         yield f"- {text(sampling.name or 'main')}: {text(sampling.words)}; {of_file}"
     yield ""
-    if result["encoders"]:
+    if result.encoders:
         yield "Encoders of the distances:\n"
-        for name, about in result["encoders"].items():
-            yield f"- {text(name)}, {text(about['identity'][:12])}: {text(about['definition'])}"
+        for name, about in result.encoders.items():
+            yield f"- {text(name)}, {text(about.identity[:12])}: {text(about.definition)}"
         yield ""
-    if result["warnings"]:
+    if result.warnings:
         yield "Notes on these numbers:\n"
-        yield from (f"- {text(warning)}" for warning in result["warnings"])
+        yield from (f"- {text(warning)}" for warning in result.warnings)
         yield ""
     yield "<details><summary>What the metrics are</summary>\n"
     yield from (f"- {text(meaning.label)}: {text(meaning.definition)}" for meaning in known.values())
@@ -501,7 +501,7 @@ def _pictures(record: RunRecord) -> dict[str, Path]:
     """The previews of the first evaluation. A result names them; none but PNGs of the run's own folder are taken."""
     if not record.evaluations:
         return {}
-    found = [record.path / name for name in record.evaluations[0].result["previews"]]
+    found = [record.path / name for name in record.evaluations[0].result.previews]
     own = [file for file in found if file.resolve().is_relative_to(record.path.resolve()) and _is_png(file)]
     return {f"{SAMPLES}/sample-{number}.png": file for number, file in enumerate(own, 1)} if own == found else {}
 
@@ -547,12 +547,12 @@ def _number(value: float | None) -> str:
 
 def _interval(one: Evaluation, metric: str) -> tuple[float, float] | None:
     """None where there is none, and where it has no width: pictures that all score alike say nothing of the spread."""
-    low, high = one.result["intervals"].get(metric, (0.0, 0.0))
+    low, high = one.result.intervals.get(metric, (0.0, 0.0))
     return (low, high) if high > low else None
 
 
 def _spread(one: Evaluation, metric: str) -> str:
     interval = _interval(one, metric)
     if interval is None:
-        return "not known" if metric in one.result["intervals"] else ""
+        return "not known" if metric in one.result.intervals else ""
     return f"{(interval[1] - interval[0]) / 2:.2g}"

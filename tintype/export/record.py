@@ -13,7 +13,7 @@ from tintype import recipes
 from tintype.config.strict import read_yaml
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Definition, Protocol, Sampling, definitions
-from tintype.evaluation.run import protocol_of, read_result
+from tintype.evaluation.results import EvaluationResult, read_result
 from tintype.export.origin import Origin, read_origin
 from tintype.metrics import clip_score
 from tintype.plan import Change, Plan, diff, plan_from_folder, read_plan, stored_plan
@@ -44,13 +44,16 @@ class Source:
 class Evaluation:
     """A stored result, with what its protocol says of the numbers."""
 
-    result: Mapping[str, Any]
-    protocol: Protocol
+    result: EvaluationResult
     meanings: Mapping[str, Definition]
 
     @property
     def step(self) -> int:
-        return int(self.result["step"])
+        return self.result.step
+
+    @property
+    def protocol(self) -> Protocol:
+        return self.result.protocol
 
     def sampling(self, metric: str) -> Sampling | None:
         """The condition whose pictures a number was taken on; None for numbers that need no pictures of the model."""
@@ -144,8 +147,8 @@ def read_record(
         raise UserError(f"{path} has not been trained for a step yet; `tintype train` first, then write its card")
     study = _study_of(path)
     every = _evaluations(path, plan)
-    fitting = [one for one in every if one.result.get("ema", {}).get("length") == ema_length]
-    chosen = _newest([one for one in fitting if weights in (None, one.result["weights"])], step)
+    fitting = [one for one in every if (one.result.ema.length if one.result.ema else None) == ema_length]
+    chosen = _newest([one for one in fitting if weights in (None, one.result.weights)], step)
     return RunRecord(
         path=path,
         plan=plan,
@@ -173,8 +176,7 @@ def _evaluations(path: Path, plan: Plan) -> list[Evaluation]:
     found = []
     for file in sorted((path / "evaluation").glob("*/result.json")):
         result = read_result(file)
-        protocol = protocol_of(result, str(file))
-        found.append(Evaluation(result, protocol, definitions(protocol, plan.data.of_scenes)))
+        found.append(Evaluation(result, definitions(result.protocol, plan.data.of_scenes)))
     return found
 
 

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.evaluation.reference import held_out
-from tintype.evaluation.run import PREVIEWS, read_result, result_file, sampling_prompts
+from tintype.evaluation.results import EncoderInfo, EvaluationResult, read_result, result_file
+from tintype.evaluation.run import PREVIEWS, sampling_prompts
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import Plan
 from tintype.runtime.files import damaged, read_lines, read_sealed, without_seal
@@ -29,7 +30,6 @@ from tintype.study.results import (
     Command,
     Comparison,
     Curve,
-    EncoderInfo,
     MetricInfo,
     Resolution,
     Results,
@@ -142,13 +142,13 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
                 return Run(seed=plan.seed, hash=plan.hash, folder=folder, state=state, error=error)
         return Run(seed=plan.seed, hash=plan.hash, folder=folder, state="missing")
     result = read_result(stored)
-    if result["protocol_hash"] != protocol.hash:
+    if result.protocol_hash != protocol.hash:
         raise UserError(
-            f"{stored} was scored by the protocol {result['protocol_hash']}, this study by {protocol.hash}; "
+            f"{stored} was scored by the protocol {result.protocol_hash}, this study by {protocol.hash}; "
             "remove the file to have the run scored again"
         )
-    if result.get("plan", plan.hash) != plan.hash:
-        raise damaged(stored, f"it is the result of another plan, {result['plan']}", remake_study(out))
+    if result.plan not in ("", plan.hash):
+        raise damaged(stored, f"it is the result of another plan, {result.plan}", remake_study(out))
     files = RunFolder(path)
     lines = files.metrics()
     environment = files.read_record(files.environment_file)
@@ -161,7 +161,7 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
 def _done(
     plan: Plan,
     folder: str,
-    result: Mapping[str, Any],
+    result: EvaluationResult,
     files: RunFolder,
     lines: Sequence[dict[str, Any]],
     environment: dict[str, Any],
@@ -172,21 +172,21 @@ def _done(
         folder=folder,
         state="done",
         metrics=_metrics(result, lines),
-        errors=result["errors"],
-        warnings=result["warnings"],
-        encoders=result["encoders"],
-        details=result["details"],
+        errors=result.errors,
+        warnings=list(result.warnings),
+        encoders=result.encoders,
+        details=result.details,
         curves={name: _curve(lines, name) for name in ("flow", "validation_loss", "grad_norm")},
-        time_split=result["time_split"],
+        time_split=result.time_split,
         parameters=environment["parameters"],
         train_s=sum(line["seconds"] for line in lines),
-        evaluate_s=result["seconds"],
+        evaluate_s=result.seconds,
         events=files.events(),
         environment=environment,
         tokenizer=_tokenizer(plan, files),
         text=_text(plan, files),
         lineage=files.read_record(files.lineage_file) or None,
-        previews=[f"{folder}/{name}" for name in result["previews"]],
+        previews=[f"{folder}/{name}" for name in result.previews],
     )
 
 
@@ -210,9 +210,9 @@ def _text(plan: Plan, files: RunFolder) -> TextInfo:
     return TextInfo(kind=plan.text.kind, settings=plain(plan.text), identity=identity)
 
 
-def _metrics(result: Mapping[str, Any], lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+def _metrics(result: EvaluationResult, lines: Sequence[dict[str, Any]]) -> dict[str, float]:
     """As scored, but for the throughput: by today's definition, so that runs of several versions can be compared."""
-    scored = {name: value for name, value in result["metrics"].items() if name != SPEED}
+    scored = {name: value for name, value in result.metrics.items() if name != SPEED}
     return {**scored, SPEED: images_per_s(lines)} if lines else scored
 
 
@@ -479,6 +479,5 @@ def _reference(arms: Sequence[ArmPlan], protocol: Protocol, out: Path) -> dict[s
     for plan in (plan for arm in arms for plan in arm.plans):
         stored = result_file(out / "runs" / plan.hash, protocol, plan.train.steps)
         if stored.exists():
-            reference: dict[str, dict[str, float]] = read_result(stored)["real"]
-            return reference
+            return read_result(stored).real
     return {}

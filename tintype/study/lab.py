@@ -18,7 +18,8 @@ from tintype.config.strict import read_yaml, write_yaml
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.prompts import is_caption
 from tintype.evaluation.protocol import Protocol
-from tintype.evaluation.run import result_file, sampling_file
+from tintype.evaluation.results import result_file
+from tintype.evaluation.run import sampling_file
 from tintype.plan import Plan, stored_plan
 from tintype.runtime.files import (
     check_sha256,

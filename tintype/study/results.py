@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from tintype.errors import UserError
+from tintype.evaluation.results import EncoderInfo
 from tintype.runtime.files import read_checked, write_checked
 from tintype.seams import ANY_VALUE, Range
 
@@ -37,14 +38,6 @@ class MetricInfo(_Data):
     primary: bool = False
     range: Range = ANY_VALUE
     """Without bounds in results that were written before they were recorded."""
-
-
-class EncoderInfo(_Data):
-    identity: str
-    """SHA-256 of weights and preprocessing."""
-    definition: str
-    text: str = ""
-    """SHA-256 of the tokenizer, for an encoder that reads text."""
 
 
 class Change(_Data):

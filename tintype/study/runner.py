@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -27,6 +27,7 @@ from tintype.data.decoding.threads import share_cores
 from tintype.errors import DivergedError, UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.reference import held_out
+from tintype.evaluation.results import EvaluationResult
 from tintype.evaluation.run import Scoring, evaluate
 from tintype.metrics.validation import velocity_errors
 from tintype.plan import Plan
@@ -290,7 +291,7 @@ def _note_failure(task: Task, message: Message) -> None:
             (task.folder / name).unlink(missing_ok=True)
 
 
-def _headline(result: dict[str, Any]) -> str:
-    metrics = result["metrics"]
+def _headline(result: EvaluationResult) -> str:
+    metrics = result.metrics
     shown = [name for name in ("scene_accuracy", "fd_scenes") if name in metrics] or list(metrics)[:2]
     return ", ".join(f"{name} {metrics[name]:.4g}" for name in shown)

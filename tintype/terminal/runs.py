@@ -17,6 +17,7 @@ from tintype.data.sources import open_held_out
 from tintype.evaluation.data import FEWEST_SAMPLES, held_out_note
 from tintype.evaluation.ema_curve import Curve, score_lengths
 from tintype.evaluation.protocol import Definition
+from tintype.evaluation.results import EvaluationResult, MetricValues
 from tintype.evaluation.run import Scoring
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import Plan
@@ -104,29 +105,30 @@ def say_next(plan: Plan, out: Path, console: Console) -> None:
     say(console, f'next: tintype sample {run} "{prompt}"{evaluate}')
 
 
-def show_evaluation(title: str, result: dict[str, Any], meanings: Mapping[str, Definition], console: Console) -> None:
-    real = result.get("real", {})
+def show_evaluation(title: str, result: MetricValues, meanings: Mapping[str, Definition], console: Console) -> None:
+    of_run = result if isinstance(result, EvaluationResult) else None
+    real = of_run.real if of_run else {}
     columns = ["metric", "value", "± sampling", *(["on real images"] if real else []), "better"]
     table = Table(*columns, title=escape(title))
     for name, meaning in meanings.items():
-        if name not in result["metrics"]:
+        if name not in result.metrics:
             continue
-        row = [meaning.label, f"{result['metrics'][name]:.4g}", number(result["errors"].get(name), ".2g")]
+        row = [meaning.label, f"{result.metrics[name]:.4g}", number(result.errors.get(name), ".2g")]
         of_real = real.get(name, {})
         table.add_row(*row, *([number(of_real.get("overall"))] if real else []), meaning.direction)
-        if name != "validation_loss":
-            for part, value in result.get("details", {}).get(name, {}).items():
+        if of_run and name != "validation_loss":
+            for part, value in of_run.details.get(name, {}).items():
                 known = [number(of_real.get(part))] if real else []
                 table.add_row(f"  {escape(part)}", f"{value:.4g}", "", *known, "", style="dim")
     console.print(table)
     console.print("± sampling: one standard error, over other images of the same making", highlight=False, style="dim")
-    for name, encoder in result["encoders"].items():
-        text = f"{name} {encoder['identity'][:12]}: {encoder['definition']}"
+    for name, encoder in result.encoders.items():
+        text = f"{name} {encoder.identity[:12]}: {encoder.definition}"
         console.print(text, highlight=False, markup=False, style="dim")
-    for warning in result["warnings"]:
+    for warning in result.warnings:
         console.print(f"note: {warning}", highlight=False, markup=False, style="yellow")
-    if result.get("time_split"):
-        shares = ", ".join(f"{part} {share:.0%}" for part, share in result["time_split"].items())
+    if of_run and of_run.time_split:
+        shares = ", ".join(f"{part} {share:.0%}" for part, share in of_run.time_split.items())
         console.print(f"training time by part: {shares}", highlight=False)
 
 

@@ -270,4 +270,4 @@ def test_a_run_is_scored_against_the_held_out_images_of_one_source(tmp_path: Pat
     assert torch.equal(source.images(range(8)), held_out(photos, protocol).images(range(8)))
     assert _data_fingerprint(plan.data.scored, source) == _data_fingerprint(photos, source)
     train(plan, tmp_path / "run", Interrupt())
-    assert {"scene_accuracy", "fd_scenes"} <= set(evaluate(tmp_path / "run", protocol)["metrics"])
+    assert {"scene_accuracy", "fd_scenes"} <= set(evaluate(tmp_path / "run", protocol).metrics)

@@ -69,23 +69,23 @@ def folders(run: Path) -> set[str]:
 def test_each_length_has_its_own_scores_and_images(run: Path) -> None:
     usual = evaluate(run, PROTOCOL)
     results = [evaluate(run, PROTOCOL, average=reconstruction(run, length)) for length in (0.05, 0.08, 0.2)]
-    losses = [result["metrics"]["validation_loss"] for result in results]
-    assert losses[0] == usual["metrics"]["validation_loss"], "the first length is what is sampled by default"
+    losses = [result.metrics["validation_loss"] for result in results]
+    assert losses[0] == usual.metrics["validation_loss"], "the first length is what is sampled by default"
     assert len(set(losses)) == 3
-    assert [result["weights"] for result in (usual, *results)] == [
+    assert [result.weights for result in (usual, *results)] == [
         "average",
         "average 0.05",
         "average 0.08",
         "average 0.2",
     ]
-    assert results[1]["ema"]["length"] == 0.08 and 0 < results[1]["ema"]["residual"] < 0.01
-    assert len({result["samples"][""] for result in (usual, *results)}) == 4 and len(folders(run)) == 8
+    assert (average := results[1].ema) and average.length == 0.08 and 0 < average.residual < 0.01
+    assert len({result.samples[""] for result in (usual, *results)}) == 4 and len(folders(run)) == 8
 
 
 def test_a_score_is_read_again_for_its_own_length_only(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = evaluate(run, PROTOCOL, average=reconstruction(run, 0.08))
     monkeypatch.setattr(scoring, "load_run", None)
-    assert evaluate(run, PROTOCOL, average=reconstruction(run, 0.08)) == json.loads(json.dumps(first))
+    assert evaluate(run, PROTOCOL, average=reconstruction(run, 0.08)) == first
     for other in (reconstruction(run, 0.081), None):
         with pytest.raises(TypeError):
             evaluate(run, PROTOCOL, average=other)

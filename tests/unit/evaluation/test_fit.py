@@ -81,9 +81,9 @@ def test_on_a_store_what_was_not_said_is_what_the_store_has(store: Path, small_c
 def test_a_run_on_a_store_is_scored_without_an_override(store: Path, tmp_path: Path, small_clip: ClipSettings) -> None:
     train(plan_of(store), tmp_path / "run", Interrupt())
     result = evaluate(tmp_path / "run", Protocol(sampler=QUICK))
-    assert {"fd_clip", "recall_clip", "validation_loss"} <= set(result["metrics"])
-    assert any("fake images are few for neighbours" in warning for warning in result["warnings"])
-    assert "a second choice" in result["warnings"]
+    assert {"fd_clip", "recall_clip", "validation_loss"} <= set(result.metrics)
+    assert any("fake images are few for neighbours" in warning for warning in result.warnings)
+    assert "a second choice" in result.warnings
 
 
 def test_few_images_with_other_captions_give_the_validation_loss_and_a_note(titled: Path, tmp_path: Path) -> None:

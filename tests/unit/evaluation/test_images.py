@@ -16,7 +16,8 @@ from tintype.data.image_sets import open_pictures
 from tintype.data.scenes import draw_scenes
 from tintype.data.scenes.render import render
 from tintype.errors import UserError
-from tintype.evaluation.images import ImageProtocol, evaluate_images, image_definitions
+from tintype.evaluation.images import evaluate_images, image_definitions
+from tintype.evaluation.protocol import ImageProtocol
 from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.sampling.images import save_png
 from tintype.vision.encoders import InceptionSettings, SceneEncoderSettings
@@ -48,12 +49,12 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_metric_of_two_folders(sets: Path) -> None:
     near = evaluate_images(sets / "a", sets / "b", SCENES, CPU)
     far = evaluate_images(sets / "blurred", sets / "b", SCENES, CPU)
-    assert set(near["metrics"]) == set(image_definitions(SCENES)) == {f"{kind}_scenes" for kind in FEATURE_METRICS}
+    assert set(near.metrics) == set(image_definitions(SCENES)) == {f"{kind}_scenes" for kind in FEATURE_METRICS}
     for name, meaning in image_definitions(SCENES).items():
-        worse = far["metrics"][name] > near["metrics"][name]
+        worse = far.metrics[name] > near.metrics[name]
         assert worse == (meaning.direction == "lower"), name
-    assert near["images"]["count"] == near["reference"]["count"] == 40
-    assert any("no full covariance" in text for text in near["warnings"])
+    assert near.images.count == near.reference.count == 40
+    assert any("no full covariance" in text for text in near.warnings)
 
 
 def test_colours_turned_round_are_seen(sets: Path, tmp_path: Path) -> None:
@@ -66,9 +67,9 @@ def test_colours_turned_round_are_seen(sets: Path, tmp_path: Path) -> None:
             break
         for index, image in enumerate(open_pictures(sets / name)):
             save_png(image * 255, tmp_path / name / f"{index:03d}.png")
-    right = evaluate_images(sets / "a", sets / "b", SCENES, CPU)["metrics"]["fd_scenes"]
-    both = evaluate_images(tmp_path / "a", tmp_path / "b", SCENES, CPU)["metrics"]["fd_scenes"]
-    one = evaluate_images(tmp_path / "a", sets / "b", SCENES, CPU)["metrics"]["fd_scenes"]
+    right = evaluate_images(sets / "a", sets / "b", SCENES, CPU).metrics["fd_scenes"]
+    both = evaluate_images(tmp_path / "a", tmp_path / "b", SCENES, CPU).metrics["fd_scenes"]
+    one = evaluate_images(tmp_path / "a", sets / "b", SCENES, CPU).metrics["fd_scenes"]
     assert both != pytest.approx(right, rel=0.01) and one > 2 * right
 
 
@@ -76,8 +77,8 @@ def test_a_saved_reference_gives_the_same_and_another_encoder_refuses_it(sets: P
     file = tmp_path / "reference.safetensors"
     first = evaluate_images(sets / "a", sets / "b", SCENES, CPU, save_reference=file)
     again = evaluate_images(sets / "a", file, SCENES, CPU)
-    assert again["metrics"] == first["metrics"]
-    assert again["reference"]["fingerprint"] == first["reference"]["fingerprint"]
+    assert again.metrics == first.metrics
+    assert again.reference.fingerprint == first.reference.fingerprint
     with pytest.raises(UserError, match=r"made with the encoder 'scenes' \w{12} .* read by 'inception' \w{12}"):
         evaluate_images(sets / "a", file, ImageProtocol(encoders=(InceptionSettings(),)), CPU)
 
@@ -93,8 +94,8 @@ def test_fids_of_the_two_resizes_are_different_metrics(sets: Path, tmp_path: Pat
 
 def test_reconstructions_are_scored_pair_by_pair(sets: Path) -> None:
     protocol = ImageProtocol(encoders=(SceneEncoderSettings(),), metrics=("fd",), paired=True, limit=6)
-    blurred = evaluate_images(sets / "blurred", sets / "a", protocol, CPU)["metrics"]
-    same = evaluate_images(sets / "a", sets / "a", protocol, CPU)["metrics"]
+    blurred = evaluate_images(sets / "blurred", sets / "a", protocol, CPU).metrics
+    same = evaluate_images(sets / "a", sets / "a", protocol, CPU).metrics
     assert 10 < blurred["psnr"] < 40 and 0.3 < blurred["ssim"] < 0.99 and blurred["lpips"] > 0.02
     assert same["ssim"] == pytest.approx(1) and same["lpips"] == pytest.approx(0, abs=1e-6)
 
@@ -133,8 +134,8 @@ def test_exact_pairs_are_counted_and_left_out_of_the_psnr(sets: Path, tmp_path: 
         (mixed / file.name).write_bytes(source.read_bytes())
     protocol = ImageProtocol(encoders=(SceneEncoderSettings(),), metrics=("fd",), paired=True, limit=8)
     result = evaluate_images(mixed, sets / "a", protocol, CPU)
-    assert 10 < result["metrics"]["psnr"] < 40
-    assert any("2 of 8 pairs are exact" in text for text in result["warnings"])
+    assert 10 < result.metrics["psnr"] < 40
+    assert any("2 of 8 pairs are exact" in text for text in result.warnings)
 
 
 @pytest.mark.parametrize(
@@ -162,9 +163,7 @@ SAME = "both sets are the same images: distances of zero say nothing about a mod
 def notes(images: Path, reference: Path, protocol: ImageProtocol = FD) -> list[str]:
     """Those on copies alone: the others begin with the metrics that they are about."""
     labels = tuple(meaning.label for meaning in image_definitions(protocol).values())
-    return [
-        text for text in evaluate_images(images, reference, protocol, CPU)["warnings"] if not text.startswith(labels)
-    ]
+    return [text for text in evaluate_images(images, reference, protocol, CPU).warnings if not text.startswith(labels)]
 
 
 def copied(files: Sequence[Path], folder: Path, suffix: str = ".png") -> Path:
@@ -197,12 +196,12 @@ def test_copies_within_a_set_are_counted_and_do_not_shrink_its_errors(sets: Path
     files = sorted((sets / "a").iterdir())[:24]
     once, twice = copied(files, tmp_path / "once"), copied(files + files, tmp_path / "twice")
     alone, doubled = (evaluate_images(path, sets / "b", FD, CPU) for path in (once, twice))
-    (note,) = [text for text in doubled["warnings"] if "copies" in text]
+    (note,) = [text for text in doubled.warnings if "copies" in text]
     assert note.startswith("24 of 48 images are exact copies of another: 24 are different")
     for name in ("precision_scenes", "coverage_scenes"):
-        assert doubled["metrics"][name] == alone["metrics"][name]
-        assert doubled["errors"][name] == pytest.approx(alone["errors"][name], rel=1e-6)
-    assert doubled["errors"]["fd_scenes"] == pytest.approx(alone["errors"]["fd_scenes"], rel=0.1)
+        assert doubled.metrics[name] == alone.metrics[name]
+        assert doubled.errors[name] == pytest.approx(alone.errors[name], rel=1e-6)
+    assert doubled.errors["fd_scenes"] == pytest.approx(alone.errors["fd_scenes"], rel=0.1)
     copies, shared = notes(once, twice)
     assert copies.startswith("24 of the reference's 48 images are exact copies of another")
     assert shared.startswith("24 of 24 images are in the reference too")
@@ -211,8 +210,8 @@ def test_copies_within_a_set_are_counted_and_do_not_shrink_its_errors(sets: Path
 def test_a_set_of_one_image_is_scored_with_a_note_and_without_errors(sets: Path, tmp_path: Path) -> None:
     one = copied(sorted((sets / "a").iterdir())[:1] * 12, tmp_path / "one")
     result = evaluate_images(one, sets / "b", SCENES, CPU)
-    assert any(text.startswith("11 of 12 images are exact copies") for text in result["warnings"])
-    assert result["errors"] == {}
+    assert any(text.startswith("11 of 12 images are exact copies") for text in result.warnings)
+    assert result.errors == {}
 
 
 def test_copied_pairs_do_not_shrink_the_errors_of_a_reconstruction(sets: Path, tmp_path: Path) -> None:
@@ -223,7 +222,7 @@ def test_copied_pairs_do_not_shrink_the_errors_of_a_reconstruction(sets: Path, t
         for kind in ("a", "blurred"):
             copied(sorted((sets / kind).iterdir())[:4] * times, tmp_path / name / kind)
         found = evaluate_images(tmp_path / name / "blurred", tmp_path / name / "a", protocol, CPU)
-        errors.append([found["errors"][metric] for metric in ("psnr", "ssim", "lpips")])
+        errors.append([found.errors[metric] for metric in ("psnr", "ssim", "lpips")])
     assert errors[1] == pytest.approx(errors[0], rel=1e-6)
 
 
@@ -235,7 +234,7 @@ def test_fid_of_photographs(tmp_path: Path) -> None:
     for index, image in enumerate(open_pictures(photos, 24)):
         picture = Image.fromarray(image.permute(1, 2, 0).numpy()).filter(ImageFilter.GaussianBlur(4))
         picture.save(tmp_path / "blurred" / f"{index:03d}.png")
-    blurred = evaluate_images(tmp_path / "blurred", photos, protocol, CPU)["metrics"]
-    same = evaluate_images(photos, photos, protocol, CPU)["metrics"]
+    blurred = evaluate_images(tmp_path / "blurred", photos, protocol, CPU).metrics
+    same = evaluate_images(photos, photos, protocol, CPU).metrics
     assert same["fd_inception"] == pytest.approx(0, abs=1e-6) and same["precision_inception"] == 1
     assert blurred["fd_inception"] > 100 and blurred["kid_inception"] > 0.05

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -23,6 +22,7 @@ from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.evaluation import reference, run, samples
 from tintype.evaluation.protocol import Protocol
+from tintype.evaluation.results import read_result
 from tintype.evaluation.run import evaluate
 from tintype.metrics import validation
 from tintype.runtime.dist import current
@@ -129,7 +129,7 @@ def _evaluate(folder: Path, text: str, cache: Path) -> tuple[dict[str, Any], dic
         "validated": Counted(validation, "batch_errors"),
     }
     result = evaluate(folder, parse(Protocol, read_yaml(text, "protocol")))
-    return json.loads(json.dumps(result)), {name: one.calls for name, one in counted.items()}
+    return result.dump(), {name: one.calls for name, one in counted.items()}
 
 
 def test_a_result_of_two_ranks_is_that_of_one_and_both_worked(trained: Path, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_result_of_two_ranks_is_that_of_one_and_both_worked(trained: Path, tmp
         results += [{name: value for name, value in result.items() if name != "seconds"} for result, _ in found]
         shares.append([Counter(calls) for _, calls in found])
         (stored,) = (tmp_path / f"run-{size}" / "evaluation").glob("*/result.json")
-        assert run.read_result(stored) == found[-1][0]
+        assert read_result(stored).dump() == found[-1][0]
     assert results[0] == results[1] == results[2]
     (alone,), (first, second) = shares
     assert alone == first + second and alone == {"made": 18, "encoded": 6, "validated": 2}

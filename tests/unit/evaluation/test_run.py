@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Sequence
@@ -22,7 +21,8 @@ from tintype.errors import UserError
 from tintype.evaluation import samples as sampling
 from tintype.evaluation.data import refuse
 from tintype.evaluation.protocol import Protocol, definitions
-from tintype.evaluation.run import Scoring, evaluate, read_result, readiness_problems, result_file
+from tintype.evaluation.results import EvaluationResult, read_result, result_file
+from tintype.evaluation.run import Scoring, evaluate, readiness_problems
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Measured
 from tintype.train.loop import train
@@ -61,7 +61,7 @@ class Scored:
     run: Path
     text: str
     protocol: Protocol
-    result: dict[str, Any]
+    result: EvaluationResult
 
 
 @pytest.fixture(scope="module")
@@ -80,50 +80,50 @@ def protocol_of(text: str) -> Protocol:
 
 
 def test_every_number_that_is_defined_is_measured(scored: Scored) -> None:
-    assert set(scored.result["metrics"]) == set(definitions(scored.protocol))
-    assert all(math.isfinite(value) for value in scored.result["metrics"].values())
+    assert set(scored.result.metrics) == set(definitions(scored.protocol))
+    assert all(math.isfinite(value) for value in scored.result.metrics.values())
 
 
 def test_the_error_of_sampling_stands_beside_it_with_its_method(scored: Scored) -> None:
-    errors, methods = scored.result["errors"], scored.result["error_methods"]
-    assert set(errors) == set(methods) == set(scored.result["metrics"]) - {"images_per_s"}
-    low, high = scored.result["intervals"]["fd_scenes"]
+    errors, methods = scored.result.errors, scored.result.error_methods
+    assert set(errors) == set(methods) == set(scored.result.metrics) - {"images_per_s"}
+    low, high = scored.result.intervals["fd_scenes"]
     assert high - low == pytest.approx(2 * 1.96 * errors["fd_scenes"])
     assert "bootstrap" in methods["scene_accuracy"] and "jackknife" in methods["fd_scenes"]
 
 
 def test_benchmark_prompts_are_scored_by_group(scored: Scored) -> None:
-    parts = scored.result["details"]["clip_score_clip_geneval"]
+    parts = scored.result.details["clip_score_clip_geneval"]
     assert set(parts) == {"tag: single_object", "tag: colors"}
     mean = (2 * parts["tag: single_object"] + 4 * parts["tag: colors"]) / 6
-    assert scored.result["metrics"]["clip_score_clip_geneval"] == pytest.approx(mean)
-    assert "fd_scenes_geneval" not in scored.result["metrics"], "there are no real images of these prompts"
+    assert scored.result.metrics["clip_score_clip_geneval"] == pytest.approx(mean)
+    assert "fd_scenes_geneval" not in scored.result.metrics, "there are no real images of these prompts"
 
 
 def test_scenes_are_scored_by_attribute(scored: Scored) -> None:
-    assert {"shape", "colour"} & set(scored.result["details"]["scene_accuracy"]) or scored.result["details"]
-    assert set(scored.result["real"]) == {"scene_accuracy", "scene_accuracy_short", "scene_accuracy_free"}
+    assert {"shape", "colour"} & set(scored.result.details["scene_accuracy"]) or scored.result.details
+    assert set(scored.result.real) == {"scene_accuracy", "scene_accuracy_short", "scene_accuracy_free"}
 
 
 def test_the_encoders_are_written_into_the_result(scored: Scored) -> None:
-    clip = scored.result["encoders"]["clip"]
-    assert len(clip["identity"]) == 64 and "bicubic" in clip["definition"]
+    clip = scored.result.encoders["clip"]
+    assert len(clip.identity) == 64 and "bicubic" in clip.definition
 
 
 def test_too_few_images_come_with_a_note(scored: Scored) -> None:
-    assert any("no full covariance" in text for text in scored.result["warnings"])
+    assert any("no full covariance" in text for text in scored.result.warnings)
 
 
 def test_a_second_evaluation_is_read_from_the_disk(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tintype.evaluation.run.load_run", None)
-    assert evaluate(scored.run, scored.protocol) == json.loads(json.dumps(scored.result))
+    assert evaluate(scored.run, scored.protocol) == scored.result
 
 
 def test_a_metric_added_later_needs_no_new_sampling(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "generate", None)
     more = evaluate(scored.run, protocol_of(scored.text.replace("[fd,", "[fd, kid, coverage,")))
-    same = {name: value for name, value in more["metrics"].items() if name in scored.result["metrics"]}
-    assert same == scored.result["metrics"] and "kid_clip" in more["metrics"]
+    same = {name: value for name, value in more.metrics.items() if name in scored.result.metrics}
+    assert same == scored.result.metrics and "kid_clip" in more.metrics
 
 
 def test_progress_reaches_its_total(scored: Scored) -> None:
@@ -147,17 +147,15 @@ def test_repeated_images_come_with_a_note(scored: Scored, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(sampling, "generate", repeated)
     result = evaluate(scored.run, protocol_of(scored.text.replace("count: 24", "count: 25") + "seed: 9\n"))
-    assert any(
-        "24 of 25 images" in text and "the model gives 1 different images" in text for text in result["warnings"]
-    )
+    assert any("24 of 25 images" in text and "the model gives 1 different images" in text for text in result.warnings)
 
 
 def test_conditions_that_differ_in_their_count_only_share_images_and_not_scores(scored: Scored) -> None:
     alone = evaluate(scored.run, protocol_of(BASE + "also: []\n"))
     both = evaluate(scored.run, protocol_of(BASE + "also: [{name: few, count: 9}]\n"))
-    assert {name: both["metrics"][name] for name in alone["metrics"]} == alone["metrics"]
+    assert {name: both.metrics[name] for name in alone.metrics} == alone.metrics
     few = evaluate(scored.run, protocol_of(BASE.replace("count: 24", "count: 9", 1) + "also: []\n"))
-    assert both["metrics"]["scene_accuracy_few"] == few["metrics"]["scene_accuracy"]
+    assert both.metrics["scene_accuracy_few"] == few.metrics["scene_accuracy"]
 
 
 def test_a_result_of_other_weights_is_not_read_again(scored: Scored, tmp_path: Path) -> None:
@@ -168,8 +166,8 @@ def test_a_result_of_other_weights_is_not_read_again(scored: Scored, tmp_path: P
         forget_encoders()
         results.append(evaluate(scored.run, protocol_of(text)))
     first, second = results
-    assert first["encoders"]["clip"]["identity"] != second["encoders"]["clip"]["identity"]
-    assert first["metrics"]["fd_clip"] != second["metrics"]["fd_clip"]
+    assert first.encoders["clip"].identity != second.encoders["clip"].identity
+    assert first.metrics["fd_clip"] != second.metrics["fd_clip"]
 
 
 def test_a_result_of_another_tokenizer_is_not_read_again(scored: Scored, tmp_path: Path) -> None:
@@ -178,9 +176,9 @@ def test_a_result_of_another_tokenizer_is_not_read_again(scored: Scored, tmp_pat
     tokenizer = tmp_path / "clip" / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().replace('"grass"', '"lawn"'))
     forget_encoders()
-    second = evaluate(scored.run, protocol_of(text))["encoders"]["clip"]
-    assert second["identity"] == first["encoders"]["clip"]["identity"]
-    assert second["text"] != first["encoders"]["clip"]["text"]
+    second = evaluate(scored.run, protocol_of(text)).encoders["clip"]
+    assert second.identity == first.encoders["clip"].identity
+    assert second.text != first.encoders["clip"].text
 
 
 def test_a_number_that_is_not_finite_is_an_error(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:

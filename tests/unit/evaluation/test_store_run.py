@@ -85,9 +85,9 @@ def check_ready(protocol: Protocol, plan: Plan) -> None:
 def test_a_run_on_a_store_is_scored_without_what_only_scenes_have(trained: Trained) -> None:
     protocol = trained.protocol()
     result = evaluate(trained.folder / "run", protocol)
-    assert set(result["metrics"]) == set(definitions(protocol, of_scenes=False))
-    assert {"fd_clip", "validation_loss", "clip_score_clip_short"} <= set(result["metrics"])
-    assert not any("scene" in name for name in (*result["metrics"], *result["details"], *result["real"]))
+    assert set(result.metrics) == set(definitions(protocol, of_scenes=False))
+    assert {"fd_clip", "validation_loss", "clip_score_clip_short"} <= set(result.metrics)
+    assert not any("scene" in name for name in (*result.metrics, *result.details, *result.real))
     folder = RunFolder(trained.folder / "run")
     loaded = folder.read_record(folder.loaded_file)
     assert loaded == {"data": open_store(trained.store).identity}
@@ -213,7 +213,7 @@ def test_pocket_trains_on_real_photographs(trained: Trained, tmp_path: Path) -> 
     plan = plan_from_document(recipes.find("plans", "pocket"), [*overrides, "train.batch=8", "run.device=cpu"])
     assert train(plan, tmp_path / "run", Interrupt()).finished
     result = evaluate(tmp_path / "run", trained.protocol())
-    assert math.isfinite(result["metrics"]["fd_clip"]) and math.isfinite(result["metrics"]["validation_loss"])
+    assert math.isfinite(result.metrics["fd_clip"]) and math.isfinite(result.metrics["validation_loss"])
 
 
 def test_options_that_contradict_are_refused(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_it_is_sampled_and_scored_and_its_card_claims_no_training(imported: Impo
     assert sampled.exception is None, sampled.output
     assert list((tmp_path / "samples").glob("*.png"))
     result = evaluate(imported.path, parse(Protocol, read_yaml(EVALUATION, "protocol")))
-    assert result["step"] == 0
+    assert result.step == 0
     text = make_card(imported.path).text
     assert "tintype has not trained it" in text and "base_model: me/old" in text
     assert f"an imported model: me/old at {'ab' * 20}" in text
@@ -66,7 +66,7 @@ def test_it_is_sampled_and_scored_and_its_card_claims_no_training(imported: Impo
         "secret-place",
     ):
         assert wrong not in text
-    assert "## Samples" in text and f"{result['metrics']['validation_loss']:.4g}" in text
+    assert "## Samples" in text and f"{result.metrics['validation_loss']:.4g}" in text
 
 
 def test_another_run_starts_from_it_and_says_so_and_is_exported(imported: Imported, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_it_starts_an_arm(imported: Imported, tmp_path: Path) -> None:
     (arm,) = [task for task in tasks_of(study, tmp_path) if task.key == ("tuned", 3)]
     train(arm.plan, tmp_path / "arm", Interrupt())
     assert read_json(tmp_path / "arm" / "lineage.json")["imported"] == imported.record
-    assert evaluate(tmp_path / "arm", study.settings.evaluation)["step"] == 1
+    assert evaluate(tmp_path / "arm", study.settings.evaluation).step == 1
 
 
 def test_the_card_of_a_folder_elsewhere_names_no_base_model(imported: Imported, tmp_path: Path) -> None:

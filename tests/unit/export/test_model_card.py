@@ -23,6 +23,7 @@ from tintype.config.strict import parse, read_yaml, write_yaml
 from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
+from tintype.evaluation.results import EvaluationResult
 from tintype.evaluation.run import evaluate
 from tintype.export import public
 from tintype.export.limits import limits
@@ -47,7 +48,7 @@ EVIL = "| **bold** _soft_ `code` [a link](http://x.y) ![p](q.png) $m$ /home/alic
 @dataclass(frozen=True)
 class Run:
     path: Path
-    result: dict[str, Any]
+    result: EvaluationResult
 
 
 def scored(path: Path, encoders: str, *assignments: str, techniques: tuple[str, ...] = ()) -> Run:
@@ -99,9 +100,9 @@ def test_the_hub_reads_the_head_and_finds_the_numbers(scenes: Run) -> None:
     assert (head["license"], head["library_name"], head["pipeline_tag"]) == ("apache-2.0", "diffusers", "text-to-image")
     assert head["datasets"] == ["a/b"] and "base_model" not in head
     assert read.eval_results is not None
-    assert {one.metric_type: one.metric_value for one in read.eval_results} == scenes.result["metrics"]
+    assert {one.metric_type: one.metric_value for one in read.eval_results} == scenes.result.metrics
     by_name = {one.metric_type: one.metric_args for one in read.eval_results}
-    low, high = scenes.result["intervals"]["scene_accuracy"]
+    low, high = scenes.result.intervals["scene_accuracy"]
     assert by_name["scene_accuracy"] == {"samples": 9, "interval_95": [low, high]} and low < high
     assert by_name["scene_accuracy_short"] is not None and by_name["scene_accuracy_short"]["samples"] == 8
     assert by_name["validation_loss"] is not None and by_name["validation_loss"]["samples"] == 4
@@ -114,14 +115,14 @@ def test_the_body_says_what_the_record_has(scenes: Run) -> None:
     found = cells(tokens)
 
     record = read_record(scenes.path)
-    value, error = scenes.result["metrics"]["scene_accuracy"], scenes.result["errors"]["scene_accuracy"]
+    value, error = scenes.result.metrics["scene_accuracy"], scenes.result.errors["scene_accuracy"]
     row = found.index("scene accuracy")
     assert found[row + 1 : row + 5] == [f"{value:.4g}", f"{1.96 * error:.2g}", "9", "higher"]
     assert found[found.index("Training pictures") + 1] == "24"
     assert found[found.index("Pictures seen") + 1] == "24, 1 epochs"
     changed = found.index("optimizer.lr")
     assert found[changed + 1 : changed + 3] == ["0.003", "0.001"]
-    assert record.plan.hash in text and scenes.result["encoders"]["scenes"]["definition"][:30] in text
+    assert record.plan.hash in text and scenes.result.encoders["scenes"].definition[:30] in text
     (plan,) = [token for token in tokens if token.type == "fence" and token.info == "yaml"]
     assert yaml.safe_load(plan.content)["train"]["batch"] == 4
     headings = [tokens[index + 1].content for index, token in enumerate(tokens) if token.type == "heading_open"]
@@ -161,7 +162,7 @@ def test_the_samples_lie_beside_the_card(scenes: Run, tmp_path: Path) -> None:
     _, tokens = split((tmp_path / "out" / "README.md").read_text(encoding="utf-8"))
 
     linked = [str(image.attrs["src"]) for image in inline(tokens, "image")]
-    previews = scenes.result["previews"]
+    previews = scenes.result.previews
     assert len(linked) == len(previews) == 8 and len(written) == 9
     for place, preview in zip(linked, previews, strict=True):
         assert (tmp_path / "out" / place).read_bytes() == (scenes.path / preview).read_bytes()

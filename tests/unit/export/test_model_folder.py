@@ -72,9 +72,9 @@ def test_samples_and_scores_are_those_of_the_run_bit_for_bit(run: Path, model: P
     shutil.move(model, tmp_path / "elsewhere")
     assert pixels(run, tmp_path / "a") == pixels(tmp_path / "elsewhere", tmp_path / "b")
     ours, theirs = evaluate(run, PROTOCOL), evaluate(tmp_path / "elsewhere", PROTOCOL)
-    assert theirs["weights"] == "average" == ours["weights"]
+    assert theirs.weights == "average" == ours.weights
     speed = "images_per_s"  # of the training, which an export does not have
-    assert theirs["metrics"] == {name: value for name, value in ours["metrics"].items() if name != speed}
+    assert theirs.metrics == {name: value for name, value in ours.metrics.items() if name != speed}
     card = invoke("card", tmp_path / "elsewhere", "--license", "mit")
     assert "fd_scenes" in card and "library_name: tintype" in card
 
@@ -132,7 +132,7 @@ def test_a_store_is_named_by_its_last_name(tmp_path: Path, monkeypatch: pytest.M
     assert "names data by the last name" in said and "path: store\n" in (tmp_path / "model" / "plan.yaml").read_text()
     alone = PROTOCOL.model_copy(update={"encoders": (), "count": 2, "reference_count": 2})
     monkeypatch.chdir(tmp_path)
-    assert "validation_loss" in evaluate(tmp_path / "model", alone)["metrics"]
+    assert "validation_loss" in evaluate(tmp_path / "model", alone).metrics
 
 
 def test_what_was_damaged_or_changed_is_refused(model: Path) -> None:

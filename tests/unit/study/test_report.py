@@ -26,11 +26,12 @@ from tests.unit.study.example_results import (
     with_diverged_runs,
     with_failed_run,
 )
+from tintype.evaluation.results import EncoderInfo
 from tintype.page import numerals, svg
 from tintype.study import report
 from tintype.study.report import charts, findings, read_results, to_csv, write_report
 from tintype.study.report.markdown import escaped, to_markdown
-from tintype.study.results import Arm, Change, Command, Curve, EncoderInfo, Results, Run, TokenizerInfo
+from tintype.study.results import Arm, Change, Command, Curve, Results, Run, TokenizerInfo
 from tintype.study.trends import NO_RUNS, NOT_POSITIVE
 from tintype.terminal.studies import show_verdicts
 

@@ -244,7 +244,7 @@ def test_audit_does_not_call_an_average_stuck_between_its_updates() -> None:
 def test_scores_of_an_average_with_much_of_the_init_say_so(uncorrected: Path) -> None:
     protocol = "{count: 8, also: [], reference_count: 8, validation_count: 2, metrics: [fd], sampler: {steps: 1}}"
     result = evaluate(uncorrected, parse(Protocol, read_yaml(protocol, "protocol")))
-    assert any("99% of the weight average is still the initial weights" in text for text in result["warnings"])
+    assert any("99% of the weight average is still the initial weights" in text for text in result.warnings)
 
 
 def as_it_was_stored(run: Path) -> Path:

@@ -1,0 +1,146 @@
+"""The result of an evaluation: a typed value whose dump is the JSON on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from shlex import quote
+from typing import Literal, TypedDict
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from tintype.evaluation.protocol import ImageProtocol, Protocol
+from tintype.evaluation.samples import step_name
+from tintype.runtime.files import check_sha256, damaged, read_checked, write_checked
+from tintype.seams import Measured
+
+FORMAT: Literal[3] = 3
+_UNCHECKED = 2
+"""The format of results that had no checksum."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class EncoderInfo(_Record):
+    """An encoder as a result records it."""
+
+    identity: str
+    """SHA-256 of weights and preprocessing."""
+    definition: str
+    text: str = ""
+    """SHA-256 of the tokenizer, for an encoder that reads text."""
+
+
+class AverageInfo(_Record):
+    """A weight average that was made of snapshots."""
+
+    length: float
+    residual: float
+
+
+class MetricValues(_Record):
+    """Metrics by name, with their errors of sampling, the encoders that read the images, and warnings."""
+
+    metrics: dict[str, float]
+    errors: dict[str, float]
+    """Standard errors."""
+    intervals: dict[str, tuple[float, float]] = {}
+    """95% intervals of sampling."""
+    error_methods: dict[str, str] = {}
+    encoders: dict[str, EncoderInfo]
+    warnings: tuple[str, ...]
+    seconds: float
+
+    def dump(self) -> dict[str, JsonValue]:
+        return self.model_dump(mode="json")
+
+
+class EvaluationResult(MetricValues):
+    """The scores of a run at a step. Fields with a default joined later: earlier results lack them."""
+
+    format: Literal[3] = FORMAT
+    plan: str = ""
+    step: int
+    weights: str
+    ema: AverageInfo | None = None
+    """None for the weights of a checkpoint. It is not dumped then."""
+    protocol: Protocol
+    protocol_hash: str
+    details: dict[str, dict[str, float]]
+    """Parts of a metric: by attribute, by time, by the group of a prompt."""
+    samples: dict[str, str]
+    """The folder of the images of each condition, relative to the run's."""
+    real: dict[str, dict[str, float]]
+    """The same metrics on real images, with their parts; `overall` is the whole."""
+    time_split: dict[str, float]
+    previews: tuple[str, ...]
+    """PNG files relative to the run's folder."""
+    previews_sha256: tuple[str, ...] = ()
+
+    def dump(self) -> dict[str, JsonValue]:
+        return self.model_dump(mode="json", exclude=set() if self.ema else {"ema"})
+
+
+class ImageSet(_Record):
+    path: str
+    count: int
+    fingerprint: str
+
+
+class ImageSetResult(MetricValues):
+    """The scores of one set of images against another."""
+
+    images: ImageSet
+    reference: ImageSet
+    protocol: ImageProtocol
+    definitions: dict[str, str]
+
+
+class _Numbers(TypedDict):
+    metrics: dict[str, float]
+    errors: dict[str, float]
+    intervals: dict[str, tuple[float, float]]
+    error_methods: dict[str, str]
+
+
+def numbers_of(measured: Mapping[str, Measured]) -> _Numbers:
+    """Return the numbers as fields of a `MetricValues`."""
+    return {
+        "metrics": {name: one.value for name, one in measured.items()},
+        "errors": {name: one.error for name, one in measured.items() if one.error is not None},
+        "intervals": {name: one.interval for name, one in measured.items() if one.interval is not None},
+        "error_methods": {name: one.method for name, one in measured.items() if one.method},
+    }
+
+
+def result_file(path: Path, protocol: Protocol, step: int, weights: str = "") -> Path:
+    return path / "evaluation" / f"{protocol.hash}-{step_name(step, weights)}" / "result.json"
+
+
+def result_of(content: Mapping[str, JsonValue]) -> EvaluationResult:
+    """Return the result that was dumped as `content`."""
+    return EvaluationResult.model_validate_json(json.dumps(content))  # JSON's rules: a list may fill a tuple
+
+
+def write_result(file: Path, result: EvaluationResult) -> None:
+    write_checked(file, result.dump(), FORMAT)
+
+
+def read_result(file: Path) -> EvaluationResult:
+    """Return a stored result; refuse one whose numbers or preview images are not those that were written."""
+    run = file.parents[2]
+    remake = f"run `tintype evaluate {quote(str(run))}` with the same settings, or its study again, to score it again"
+    content = read_checked(file, remake, FORMAT, earlier=(_UNCHECKED,))
+    if not content:
+        raise damaged(file, "it is missing or empty", remake)
+    try:
+        result = result_of(content)
+    except ValidationError as error:  # of a file without a checksum
+        first = error.errors()[0]
+        raise damaged(file, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", remake) from None
+    for name, wanted in zip(result.previews, result.previews_sha256, strict=False):
+        check_sha256(file.parent / Path(name).name, wanted, remake)
+    return result
