@@ -33,6 +33,7 @@ from tintype.data.image_file import (
     too_large,
 )
 from tintype.data.parquet_file import check_pages, open_bounded
+from tintype.data.sample_shards import read_shard
 from tintype.data.store.layout import is_store, open_store
 from tintype.errors import UserError
 
@@ -186,8 +187,6 @@ def _image_bytes(value: Any, path: Path, row: int) -> bytes:
 
 def _read_shard(path: Path) -> Iterator[Encoded]:
     """A shard of an evaluation's samples: raw pixels, put back into a file format that keeps them exactly."""
-    from tintype.evaluation.samples import read_shard
-
     for index, image_CHW in enumerate(read_shard(path)):
         buffer = io.BytesIO()
         Image.fromarray(image_CHW.permute(1, 2, 0).numpy()).save(buffer, "bmp")

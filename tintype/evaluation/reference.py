@@ -22,11 +22,11 @@ from torch import Tensor
 
 import tintype
 from tintype.data.image_sets import Pictures
+from tintype.data.sample_shards import digest
 from tintype.data.sources import open_held_out
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.data import check_data
 from tintype.evaluation.protocol import Protocol
-from tintype.evaluation.samples import digest
 from tintype.metrics.copies import digested
 from tintype.metrics.pair import Reference
 from tintype.runtime.cache import cache_folder

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tintype.config.strict import Document, parse
+from tintype.data.sample_shards import digest
 from tintype.data.scenes import CaptionKind
 from tintype.data.sources import open_held_out
 from tintype.errors import DamagedFileError, DivergedError, UserError
@@ -32,7 +33,7 @@ from tintype.evaluation.results import (
     result_of,
     write_result,
 )
-from tintype.evaluation.samples import Samples, digest, samples_of
+from tintype.evaluation.samples import Samples, samples_of
 from tintype.metrics import clip_score, scene_accuracy, throughput, validation
 from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair

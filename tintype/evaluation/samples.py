@@ -13,20 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from tintype.errors import DamagedFileError, UserError
+from tintype.data.sample_shards import digests, prompt_digests, read_shard, read_unchecked, write_shard
+from tintype.errors import UserError
 from tintype.evaluation.protocol import Sampling
 from tintype.runtime.dist import current
-from tintype.runtime.files import damaged, write_bytes, write_json
+from tintype.runtime.files import write_json
 from tintype.sampling.generate import cut, generate
 from tintype.settings import plain
 from tintype.train.parts import Parts
 
 SHARD_IMAGES = 256
-_REMAKE = "remove it and run the same command again to sample its images again"
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Samples:
         return [
             (first, last)
             for first, last in _spans(len(self.prompts))
-            if _asked(_shard(self.folder, first))[: last - first] != digests(self.prompts[first:last])
+            if prompt_digests(_shard(self.folder, first))[: last - first] != digests(self.prompts[first:last])
         ]
 
     def make(self, parts: Parts, on_step: Callable[[int], None] = lambda images: None) -> None:
@@ -97,7 +95,7 @@ class Samples:
     def read(self, first: int, last: int) -> Tensor:
         """The images of a block, whose shard an earlier pass has checked."""
         start = first - first % SHARD_IMAGES
-        return _read(_shard(self.folder, start), first - start, last - start)[0]
+        return read_unchecked(_shard(self.folder, start), first - start, last - start)
 
     def _refuse_gaps(self) -> None:
         if self.missing():
@@ -131,54 +129,9 @@ def samples_hash(sampling: Sampling, seed: int, size_px: int) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def write_shard(path: Path, image_NCHW: Tensor, prompts: Sequence[str]) -> None:
-    image_NCHW = image_NCHW.contiguous()
-    about = {"sha256": digest(image_NCHW), "prompts": json.dumps(list(prompts)), "asked": " ".join(digests(prompts))}
-    write_bytes(path, save({"images": image_NCHW}, metadata=about))
-
-
-def read_shard(path: Path) -> Tensor:
-    """The images of a shard; a damaged one is named."""
-    images, expected = _read(path)
-    if digest(images) != expected:
-        raise damaged(path, "it does not match its checksum", _REMAKE)
-    return images
-
-
-def _read(path: Path, first: int = 0, last: int | None = None) -> tuple[Tensor, str]:
-    """Images of a shard, and the checksum of all of them."""
-    try:
-        with safe_open(path, "pt") as file:
-            return file.get_slice("images")[first:last], file.metadata()["sha256"]
-    except (OSError, SafetensorError, KeyError, TypeError) as error:
-        raise DamagedFileError(
-            f"{path} is no shard of sampled images, or a damaged one ({error}); if an evaluation wrote it, {_REMAKE}"
-        ) from None
-
-
-def _asked(path: Path) -> list[str]:
-    """The prompts that a shard's images answer, as their digests; none where there is no whole shard."""
-    if not path.exists():
-        return []
-    try:
-        with safe_open(path, "pt") as file:
-            return str((file.metadata() or {}).get("asked", "")).split()
-    except SafetensorError:
-        return []
-
-
 def _spans(count: int) -> list[tuple[int, int]]:
     return cut(0, count, SHARD_IMAGES)
 
 
 def _shard(folder: Path, first: int) -> Path:
     return folder / f"images-{first:07d}.safetensors"
-
-
-def digest(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's numbers."""
-    return hashlib.sha256(tensor.contiguous().numpy().data).hexdigest()
-
-
-def digests(prompts: Sequence[str]) -> list[str]:
-    return [hashlib.sha256(prompt.encode()).hexdigest()[:16] for prompt in prompts]

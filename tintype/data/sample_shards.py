@@ -1,0 +1,67 @@
+"""Shards of generated images: raw pixels with their checksum, and digests of the prompts that they were made for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from tintype.errors import DamagedFileError
+from tintype.runtime.files import damaged, write_bytes
+
+_REMAKE = "remove it and run the same command again to sample its images again"
+
+
+def write_shard(path: Path, image_NCHW: Tensor, prompts: Sequence[str]) -> None:
+    image_NCHW = image_NCHW.contiguous()
+    about = {"sha256": digest(image_NCHW), "prompts": json.dumps(list(prompts)), "asked": " ".join(digests(prompts))}
+    write_bytes(path, save({"images": image_NCHW}, metadata=about))
+
+
+def read_shard(path: Path) -> Tensor:
+    """Return the images of a shard: uint8 [n, 3, H, W]. Refuse a damaged one."""
+    images, expected = _read(path)
+    if digest(images) != expected:
+        raise damaged(path, "it does not match its checksum", _REMAKE)
+    return images
+
+
+def read_unchecked(path: Path, first: int, last: int) -> Tensor:
+    """Return some images of a shard that `read_shard` has checked before."""
+    return _read(path, first, last)[0]
+
+
+def _read(path: Path, first: int = 0, last: int | None = None) -> tuple[Tensor, str]:
+    """Return images of a shard, and the checksum of all of them."""
+    try:
+        with safe_open(path, "pt") as file:
+            return file.get_slice("images")[first:last], file.metadata()["sha256"]
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
+        raise DamagedFileError(
+            f"{path} is no shard of sampled images, or a damaged one ({error}); if an evaluation wrote it, {_REMAKE}"
+        ) from None
+
+
+def prompt_digests(path: Path) -> list[str]:
+    """Return the digests of the prompts of a shard's images; none where there is no whole shard."""
+    if not path.exists():
+        return []
+    try:
+        with safe_open(path, "pt") as file:
+            return str((file.metadata() or {}).get("asked", "")).split()
+    except SafetensorError:
+        return []
+
+
+def digest(tensor: Tensor) -> str:
+    """Return the SHA-256 of a tensor's numbers."""
+    return hashlib.sha256(tensor.contiguous().numpy().data).hexdigest()
+
+
+def digests(prompts: Sequence[str]) -> list[str]:
+    return [hashlib.sha256(prompt.encode()).hexdigest()[:16] for prompt in prompts]
