@@ -6,8 +6,6 @@ import json
 import shutil
 from pathlib import Path
 
-from rich.console import Console
-
 from tests.end_to_end.test_study import tintype
 from tests.tiny import TINY
 from tests.tiny_clip import write_clip
@@ -51,6 +49,6 @@ def test_pictures_are_imported_trained_on_compared_and_reported(tmp_path: Path) 
     assert "scene accuracy" not in report and "short-captions" in report
 
     shutil.rmtree(store)
-    report_study(out, Console(quiet=True))
+    report_study(out)
     again = json.loads((out / "results.json").read_text())
     assert (again["prompts"], again["real_previews"]) == (results["prompts"], results["real_previews"])

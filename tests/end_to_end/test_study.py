@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tests.edit_checked import edit_json
 from tests.tiny import TINY
@@ -202,5 +201,5 @@ def test_a_study_of_two_resolutions_compares_each_with_its_own_baseline_and_both
     assert {trend["metric"] for trend in results["trends"]} == {"scene_accuracy", "fd_scenes", "images_per_s"}
     assert "Against the number of tokens" in (out / "report.html").read_text()
     plan.unlink()
-    report_study(out, Console(quiet=True))
+    report_study(out)
     assert json.loads((out / "results.json").read_text()) == results

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tests.fault.promises import Promise
 from tests.full_disk import disk_of
@@ -27,9 +26,10 @@ from tintype.evaluation.run import evaluate
 from tintype.runtime import files
 from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab, runner
+from tintype.study.progress import Message
 from tintype.study.report import read_results
 from tintype.study.results import SPEED, Results
-from tintype.study.runner import Message, Task
+from tintype.study.runner import Task
 from tintype.study.study import load_study
 from tintype.train import checkpoint
 from tintype.train.load import load_run
@@ -84,12 +84,12 @@ def made(tmp_path_factory: pytest.TempPathFactory, inline: None) -> Path:
 
 def ablate(out: Path) -> Results:
     study = load_study(str(out.parent / "study.yaml"))
-    assert lab.run_study(study, out, 1, Console(quiet=True), COMMAND) == 0
+    assert not lab.run_study(study, out, 1, argv=COMMAND).failed
     return read_results(out)
 
 
 def report(out: Path) -> Results:
-    lab.report_study(out, Console(quiet=True))
+    lab.report_study(out)
     return read_results(out)
 
 
@@ -445,5 +445,5 @@ def test_a_study_whose_files_are_damaged_is_known_by_its_runs(study: Path) -> No
     other = study.parent / "other.yaml"
     other.write_text((study.parent / "study.yaml").read_text().replace("seeds: [0]", "seeds: [7]"))
     with pytest.raises(UserError, match=r"study.yaml is damaged .*`tintype ablate STUDY --out"):
-        lab.run_study(load_study(str(other)), study, 1, Console(quiet=True))
+        lab.run_study(load_study(str(other)), study, 1)
     assert ablate(study).question == "Does a second stage help?"

@@ -31,13 +31,14 @@ from tintype import cli
 from tintype.config.strict import write_yaml
 from tintype.data.store.importing import ImportOptions
 from tintype.plan import plan_from_yaml
+from tintype.runtime import streams
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.printable import acts, visible
+from tintype.runtime.streams import VisibleStream
 from tintype.study.lab import _claim
 from tintype.study.study import load_study
-from tintype.terminal import encoding, progress
-from tintype.terminal.encoding import EncodedConsole, VisibleStream
-from tintype.terminal.lines import say
+from tintype.terminal import lines, progress
+from tintype.terminal.lines import EncodedConsole, say
 from tintype.terminal.progress import Progress
 from tintype.train.loop import train
 
@@ -203,7 +204,7 @@ def test_control_without_the_check_text_acts(
     promise: Promise, things: Path, tmp_path: Path, shown: Shown, server: CaptionServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Print hostile arms, keys, plans and file names without the check."""
-    for module in (encoding, progress):
+    for module in (lines, streams, progress):
         monkeypatch.setattr(module, "visible", lambda text: text)
     for name in ("the arms of a study", "keys of a plan", "the difference of plans", "names of images"):
         promise.count(not acts(shown(*CASES[name](things, tmp_path, server))), name)
@@ -271,7 +272,7 @@ def test_bars_of_other_libraries_are_left_as_they_are() -> None:
 
 def test_nothing_else_writes_to_the_terminal() -> None:
     """A console of rich's own, and text that goes past `render_str`, would not write control characters out."""
-    allowed = {"terminal/encoding.py": {"Console"}, "terminal/progress.py": {"Text"}, "signals.py": {"os.write"}}
+    allowed = {"terminal/progress.py": {"Text"}, "runtime/signals.py": {"os.write"}}
     for file in sorted(PACKAGE.rglob("*.py")):
         text = file.read_text()
         assert not re.search(r"sys\.__std|(stdout|stderr)\.buffer", text), file

@@ -24,9 +24,9 @@ from tintype.cli import runs, studies, plans, measure, data, tokenizers, export,
 from tintype.cli.shared import app, console
 from tintype.errors import DivergedError, UserError
 from tintype.runtime.signals import end_with, handle_signals
-from tintype.terminal.encoding import EncodedConsole, prepare_streams
+from tintype.runtime.streams import prepare_streams
 from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted, begin_command, came, interrupt_command, leave
-from tintype.terminal.lines import progress_console, say
+from tintype.terminal.lines import EncodedConsole, progress_console, say
 from tintype.terminal.progress import Heartbeat, duration
 
 __all__ = ["app", "main"]

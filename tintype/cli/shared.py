@@ -12,8 +12,7 @@ from typer.core import TyperGroup
 
 from tintype.cli import complete
 from tintype.errors import UserError
-from tintype.terminal.encoding import EncodedConsole
-from tintype.terminal.lines import progress_console, say
+from tintype.terminal.lines import EncodedConsole, progress_console, say
 
 if TYPE_CHECKING:
     from tintype.settings import Settings

@@ -35,9 +35,8 @@ def ablate(
 ) -> None:
     """Run a study: every arm with every seed, then the comparison and the report."""
     from tintype.runtime.dist import alone
-    from tintype.study.lab import run_study
     from tintype.study.study import choose_arms, load_study
-    from tintype.terminal.studies import show_arms
+    from tintype.terminal.studies import run_with_progress, show_arms
 
     alone("tintype ablate")
     resolved = load_study(study, set_)
@@ -45,7 +44,7 @@ def ablate(
         resolved = choose_arms(resolved, arm)
     show_arms(resolved, console)
     if not dry_run:
-        code = run_study(resolved, out, jobs, console, ["tintype", *sys.argv[1:]])
+        code = run_with_progress(resolved, out, jobs, console, ["tintype", *sys.argv[1:]])
         if code:
             sys.exit(code)
 
@@ -55,15 +54,15 @@ def report(
     folder: Annotated[Path, typer.Argument(help="Folder of a study")],
     without_data: Annotated[
         bool,
-        typer.Option("--without-data", help="Leave out pictures and captions of the data, and paths of this machine"),
+        typer.Option("--without-data", help="Leave out images and captions of the data, and paths of this machine"),
     ] = False,
 ) -> None:
     """Write a study's report again from the files of its runs."""
     from tintype.runtime.dist import alone
-    from tintype.study.lab import report_study
+    from tintype.terminal.studies import report_with_progress
 
     alone("tintype report")
-    report_study(folder, console, without_data)
+    report_with_progress(folder, console, without_data)
 
 
 @app.command()
@@ -82,7 +81,7 @@ def power(
     from pydantic import TypeAdapter
 
     from tintype.study.power import PowerPlan, plan_power
-    from tintype.study.power_table import show_power
+    from tintype.terminal.power import show_power
 
     plan = plan_power(studies or [Path("studies")], effect, seeds, metric, arms, without, resolutions, control)
     if json_:

@@ -1,18 +1,16 @@
-"""`tintype ablate` and `tintype report`: a study from its file to its report."""
+"""A study from its file to its report: run what is not done yet, read the runs, write the report."""
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
-from rich.console import Console
 
 from tintype.config.strict import read_yaml, write_yaml
 from tintype.errors import DamagedFileError, UserError
@@ -34,14 +32,11 @@ from tintype.runtime.locks import locked, refuse_foreign
 from tintype.settings import Compression, plain
 from tintype.study.compare import COMMANDS_FILE, collect, read_commands, real_folder, reported_commands
 from tintype.study.places import without_places
+from tintype.study.progress import Message, StudyProgress
 from tintype.study.report import write_report
-from tintype.study.results import Command, TokenizerInfo
-from tintype.study.runner import Message, Task, run_tasks, tasks_of
+from tintype.study.results import Command, Results, TokenizerInfo
+from tintype.study.runner import Task, run_tasks, tasks_of
 from tintype.study.study import Study, StudySettings, check_study, read_settings, remake_study, resolve
-from tintype.terminal.interrupts import leave
-from tintype.terminal.lines import say
-from tintype.terminal.progress import Progress
-from tintype.terminal.studies import StudyDisplay, show_verdicts
 from tintype.tokenizers.latent_cache import why_uncacheable
 from tintype.tokenizers.small_vae import note_compression
 from tintype.train import checkpoint
@@ -51,35 +46,64 @@ from tintype.train.start import find_parent
 _STUDY, _BASELINE, _RESULTS = "study.yaml", "baseline.yaml", "results.json"
 
 
-def run_study(study: Study, out: Path, jobs: int, console: Console, argv: Sequence[str] = ()) -> int:
-    """Run what is not done yet, then write the report. Return the exit code.
+@dataclass(frozen=True)
+class StudyReport:
+    results: Results
+    page: Path
+
+
+@dataclass(frozen=True)
+class StudyOutcome:
+    """The last message of every run that was begun, and the report."""
+
+    total: int
+    last: dict[tuple[str, int], Message]
+    signal: int | None
+    """The signal that stopped the study, if one did."""
+    report: StudyReport | None
+    no_report: str = ""
+    """Why there is no report."""
+
+    @property
+    def done(self) -> int:
+        return sum(message.state == "done" for message in self.last.values())
+
+    @property
+    def failed(self) -> list[Message]:
+        return [message for message in self.last.values() if message.state in ("diverged", "failed")]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether runs are left to do because of a signal, to the study or to a worker."""
+        stopped = self.signal is not None or any(message.state == "interrupted" for message in self.last.values())
+        return stopped and self.done + len(self.failed) < self.total
+
+
+_SILENT = StudyProgress()
+
+
+def run_study(
+    study: Study, out: Path, jobs: int, progress: StudyProgress = _SILENT, argv: Sequence[str] = ()
+) -> StudyOutcome:
+    """Run what is not done yet, then write the report.
 
     `argv` is the command line as it was given, for the report; empty where the study was not started by one.
     """
     with locked(out):
         tasks = tasks_of(study, out)
         untrained = [task for task in tasks if not _trained(task)]
-        with Progress("checking the data and the weights", kept="no run was started; run the same command again"):
+        with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
             check_study(study, {task.plan.hash for task in tasks} - {task.plan.hash for task in untrained})
-            _claim(study, out)
-            _note_command(argv, out)
+            _claim(study, out, progress)
+            _note_command(argv, out, progress)
             _check_latents_folder([task.plan for task in tasks])
             _check_parents(untrained)
             _fetch_weights([task.plan for task in untrained])
-        with watch_signals() as interrupt, StudyDisplay(console, len(tasks), interrupt) as display:
-            last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, display.on_message)
-        failed = [message for message in last.values() if message.state in ("diverged", "failed")]
-        _say_failures(failed, console)
-        if loss := _loss_of_results(study, out):
-            console.print(f"no report: {loss}", style="yellow", markup=False, soft_wrap=True, highlight=False)
-        else:
-            _report(study, out, console)
-    done = sum(message.state == "done" for message in last.values())
-    stopped = interrupt.signal is not None or any(message.state == "interrupted" for message in last.values())
-    if stopped and done + len(failed) < len(tasks):
-        kept = f"{done} of {len(tasks)} runs are done, those that had begun are saved"
-        leave(interrupt.signal or signal.SIGTERM, f"{kept}; run the same command to resume")
-    return 1 if failed else 0
+        with watch_signals() as interrupt, progress.runs(len(tasks), interrupt) as on_message:
+            last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, on_message)
+        loss = _loss_of_results(study, out)
+        report = None if loss else _report(study, out, progress)
+    return StudyOutcome(len(tasks), last, interrupt.signal, report, loss)
 
 
 def _check_parents(untrained: Sequence[Task]) -> None:
@@ -122,13 +146,14 @@ def _trained(task: Task) -> bool:
     return checkpoint.newest_step(RunFolder(task.folder).checkpoints) == task.plan.train.steps
 
 
-def report_study(out: Path, console: Console, without_data: bool = False) -> None:
+def report_study(out: Path, progress: StudyProgress = _SILENT, without_data: bool = False) -> StudyReport:
+    """Write the report again from the files of a study's runs."""
     if not (out / _STUDY).is_file():
         raise UserError(f"{out} holds no study (no {_STUDY}); `tintype ablate STUDY --out DIR` makes one")
     study = stored_study(out)
     if loss := _loss_of_results(study, out):
         raise UserError(loss)
-    _report(study, out, console, without_data)
+    return _report(study, out, progress, without_data)
 
 
 def _loss_of_results(study: Study, out: Path) -> str:
@@ -160,13 +185,13 @@ def _runs_of(stored: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _claim(study: Study, out: Path) -> None:
+def _claim(study: Study, out: Path, progress: StudyProgress = _SILENT) -> None:
     """Makes the folder this study's. It may grow arms, seeds and resolutions; another baseline may not move in."""
     if (out / _STUDY).exists() or (out / "runs").exists():
         try:
             _refuse_another_baseline(study, stored_study(out), out)
         except DamagedFileError as error:
-            _refuse_other_runs(study, out, error)
+            _refuse_other_runs(study, out, error, progress)
     else:
         refuse_foreign(out, _STUDY)
     for resolution, plan in study.baselines.items():
@@ -178,21 +203,21 @@ def _claim(study: Study, out: Path) -> None:
     _remove_leftovers(out, study.baselines)
 
 
-def _refuse_other_runs(study: Study, out: Path, error: DamagedFileError) -> None:
+def _refuse_other_runs(study: Study, out: Path, error: DamagedFileError, progress: StudyProgress) -> None:
     """Refuse a study whose files are damaged, unless the names of its runs show that it is this one."""
     known = {plan.hash for arm in study.arms for plan in arm.plans}
     there = {folder.name for folder in (out / "runs").glob("*")}
     if there and not there & known:
         raise error
-    sys.stderr.write(f"note: {error}: its runs are of this study, and its files are written again\n")
+    progress.note(f"{error}: its runs are of this study, and its files are written again")
 
 
-def _note_command(argv: Sequence[str], out: Path) -> None:
+def _note_command(argv: Sequence[str], out: Path, progress: StudyProgress) -> None:
     """Record a command line in the study's folder; one that is repeated to resume the study stays as it is."""
     try:
         known = read_commands(out)
     except DamagedFileError as error:
-        sys.stderr.write(f"note: {error}: it is written again from the last report\n")
+        progress.note(f"{error}: it is written again from the last report")
         known = reported_commands(out)
         write_lines(out / COMMANDS_FILE, [command.model_dump() for command in known])
     if argv and list(argv) not in [command.argv for command in known]:
@@ -276,28 +301,10 @@ def _note_tokenizers(stored: Path) -> None:
                 note_compression(folder, Compression(known.channels, known.stride_px))
 
 
-def _report(study: Study, out: Path, console: Console, without_data: bool = False) -> None:
-    with Progress("reading the runs", kept="the runs are unchanged; run the same command again") as bars:
+def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool = False) -> StudyReport:
+    with progress.phase("reading the runs", "the runs are unchanged; run the same command again") as next_part:
         results = collect(study, out)
-        bars.show("writing the report")
+        next_part("writing the report")
         if without_data:
             results = without_places(results.without_data())
-        path = write_report(results, out)
-    show_verdicts(results, console)
-    say(console, f"report: {path.resolve()}")
-    if without_data:
-        console.print(
-            "note: report.* and results.* are without pictures and captions of the data, and without paths of this "
-            f"machine; {out / 'real'} and {out / 'runs'} still have them, {_STUDY} and the baselines still name paths",
-            style="yellow",
-            markup=False,
-            soft_wrap=True,
-            highlight=False,
-        )
-
-
-def _say_failures(failed: list[Message], console: Console) -> None:
-    for message in failed:
-        arm, seed = message.key
-        text = message.text.strip().splitlines()[-1]
-        console.print(f"{message.state}: {arm}, seed {seed}: {text}", style="red", markup=False, soft_wrap=True)
+        return StudyReport(results, write_report(results, out))

@@ -34,8 +34,9 @@ from tintype.plan import Plan
 from tintype.runtime.files import write_sealed
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.parent import end_with_parent
+from tintype.runtime.streams import prepare_streams
+from tintype.study.progress import Message
 from tintype.study.study import Study
-from tintype.terminal.encoding import prepare_streams
 from tintype.train.folder import DIVERGED
 from tintype.train.loop import train
 from tintype.train.parts import Parts
@@ -66,19 +67,6 @@ class Task:
     def parent(self) -> str | None:
         """The hash of the plan whose run it starts from."""
         return self.plan.start.parent_plan if self.plan.start else None
-
-
-@dataclass(frozen=True)
-class Message:
-    """What a worker tells. `share` is how much of the task is done, 0 to 1."""
-
-    key: tuple[str, int]
-    state: Literal["waiting", "training", "scoring", "done", "diverged", "failed", "interrupted"]
-    share: float = 0.0
-    text: str = ""
-    step: int = 0
-    loss: float | None = None
-    images_per_s: float | None = None
 
 
 def tasks_of(study: Study, out: Path) -> list[Task]:

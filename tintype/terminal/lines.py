@@ -1,10 +1,26 @@
-"""Lines and numbers, all printed alike."""
+"""Lines and numbers, all printed alike, and the console that prints them."""
 
 from __future__ import annotations
 
-from rich.console import Console
+from typing import Any
 
-from tintype.terminal.encoding import EncodedConsole
+from rich.console import Console
+from rich.text import Text
+
+from tintype.runtime.printable import visible
+from tintype.runtime.streams import PLAIN_LETTERS
+
+
+class EncodedConsole(Console):
+    """A console that replaces control characters, and what its encoding lacks, before it measures text.
+
+    So tables stay aligned. Colours and bars, which it adds itself, go past the check of `runtime.streams`.
+    """
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        shown = visible(text).encode(self.encoding, PLAIN_LETTERS).decode(self.encoding)
+        return super().render_str(shown, **options)
+
 
 progress_console = EncodedConsole(stderr=True, emoji=False)
 """For all that is no result: stdout stays clean for `--json`. On ranks that do not lead it is quiet."""
@@ -15,5 +31,5 @@ def number(value: float | None, form: str = ".4g") -> str:
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """One line, however long, with the text as it is: a path may have brackets or colons in it."""
+    """Print one line, however long, with the text as it is: a path may have brackets or colons in it."""
     console.print(text, style=style, soft_wrap=True, highlight=False, markup=False, emoji=False)

@@ -17,7 +17,7 @@ from rich.table import Column
 from rich.text import Text
 
 from tintype.runtime.printable import visible
-from tintype.terminal.encoding import prepare_streams
+from tintype.runtime.streams import prepare_streams
 from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted, begin_work
 from tintype.terminal.lines import progress_console
 

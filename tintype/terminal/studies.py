@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,17 +15,69 @@ from rich.table import Table
 from tintype.evaluation.protocol import definitions
 from tintype.runtime.interrupt import Interrupt
 from tintype.settings import plain
+from tintype.study.lab import StudyReport, report_study, run_study
+from tintype.study.progress import Message, StudyProgress
 from tintype.study.prompts import one_kind_note, reads_other_captions
 from tintype.study.report import findings
 from tintype.study.results import Arm, Comparison, MetricInfo, Results, Trend
-from tintype.study.runner import Message
 from tintype.study.study import ArmPlan, Study
-from tintype.terminal.lines import say
+from tintype.terminal.interrupts import leave
+from tintype.terminal.lines import progress_console, say
 from tintype.terminal.progress import Progress, speed_note
 from tintype.terminal.runs import show_warnings
 
 _VERDICT_STYLE = {"better": "green", "worse": "red", "not shown": "dim", "identical": "dim"}
 """All other verdicts are yellow."""
+
+
+def run_with_progress(study: Study, out: Path, jobs: int, console: Console, argv: Sequence[str] = ()) -> int:
+    """Run a study and show its progress, its failures and its verdicts. Return the exit code."""
+    outcome = run_study(study, out, jobs, _ShownProgress(console), argv)
+    if outcome.report is None:
+        say(console, f"no report: {outcome.no_report}", "yellow")
+    else:
+        show_report(outcome.report, console)
+    if outcome.interrupted:
+        kept = f"{outcome.done} of {outcome.total} runs are done, those that had begun are saved"
+        leave(outcome.signal or signal.SIGTERM, f"{kept}; run the same command to resume")
+    return 1 if outcome.failed else 0
+
+
+def report_with_progress(out: Path, console: Console, without_data: bool = False) -> None:
+    """Write a study's report again and show its verdicts."""
+    show_report(report_study(out, _ShownProgress(console), without_data), console)
+    if without_data:
+        text = (
+            "note: report.* and results.* are without images and captions of the data, and without paths of this "
+            f"machine; {out / 'real'} and {out / 'runs'} still have them, study.yaml and the baselines still name paths"
+        )
+        say(console, text, "yellow")
+
+
+def show_report(report: StudyReport, console: Console) -> None:
+    show_verdicts(report.results, console)
+    say(console, f"report: {report.page.resolve()}")
+
+
+class _ShownProgress(StudyProgress):
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextmanager
+    def phase(self, doing: str, kept: str) -> Iterator[Callable[[str], None]]:
+        with Progress(doing, kept=kept) as bars:
+            yield bars.show
+
+    @contextmanager
+    def runs(self, total: int, interrupt: Interrupt) -> Iterator[Callable[[Message], None]]:
+        with StudyDisplay(self._console, total, interrupt) as display:
+            yield display.on_message
+        for message in display.failed:
+            arm, seed = message.key
+            say(self._console, f"{message.state}: {arm}, seed {seed}: {_last_line(message)}", "red")
+
+    def note(self, text: str) -> None:
+        say(progress_console, f"note: {text}")
 
 
 def show_arms(study: Study, console: Console) -> None:
@@ -62,6 +118,7 @@ class StudyDisplay:
         self._shares: dict[tuple[str, int], float] = {}
         self._total = total
         self._ended = 0
+        self.failed: list[Message] = []
         self._count()
 
     def __enter__(self) -> StudyDisplay:
@@ -91,8 +148,12 @@ class StudyDisplay:
         self._progress.remove(row)
         self._ended += 1
         self._count()
-        last_line = message.text.strip().splitlines()[-1] if message.text.strip() else ""
-        say(self._console, f"[{self._ended}/{self._total}] {row}: {message.state} · {last_line}")
+        self.failed += [message] if message.state in ("diverged", "failed") else []
+        say(self._console, f"[{self._ended}/{self._total}] {row}: {message.state} · {_last_line(message)}")
+
+
+def _last_line(message: Message) -> str:
+    return message.text.strip().splitlines()[-1] if message.text.strip() else ""
 
 
 def show_verdicts(results: Results, console: Console) -> None:

@@ -24,6 +24,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.study.lab import _claim, report_study, run_study, stored_study
 from tintype.study.report import read_results
 from tintype.study.study import Study, load_study
+from tintype.terminal.studies import report_with_progress, run_with_progress
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
 from tintype.train.parts import Parts
@@ -50,16 +51,16 @@ def test_a_study_keeps_its_prompt_files(tmp_path: Path) -> None:
     prompts.write_text('{"prompt": "a red ball", "tag": "one"}\n{"prompt": "blue grass", "tag": "two"}\n')
     clip = write_clip(tmp_path / "clip")
     file.write_text(STUDY.replace("PLAN", str(tmp_path / "plan.yaml")).replace("CLIP", str(clip)))
-    assert run_study(load_study(str(file)), out, 1, Console(quiet=True)) == 0
+    assert not run_study(load_study(str(file)), out, 1).failed
     file.unlink()
     prompts.unlink()
     out.rename(tmp_path / "moved")
-    report_study(tmp_path / "moved", Console(quiet=True))
+    report_study(tmp_path / "moved")
     (copy,) = (tmp_path / "moved" / "prompts").glob("*/mine.jsonl")
     before = copy.read_text()
     copy.write_text(before.replace("red", "tan"))
     with pytest.raises(UserError, match=r"mine.jsonl is damaged .*`tintype ablate"):
-        report_study(tmp_path / "moved", Console(quiet=True))
+        report_study(tmp_path / "moved")
     copy.write_text(before)
     results = read_results(tmp_path / "moved")
     assert results.arms[0].runs[0].state == "done"
@@ -91,16 +92,16 @@ def test_a_teacher_that_does_not_fit_is_found_before_any_run_begins(tmp_path: Pa
     fixed = write(tmp_path / "fixed", transformers.Aimv2VisionModel(config), processor)
     study = load_study(aligned(tmp_path, fixed, "transformers"))
     with pytest.raises(UserError, match="cannot be the teacher of a grid of 4 × 4 tokens"):
-        run_study(study, tmp_path / "out", 1, Console(quiet=True))
+        run_study(study, tmp_path / "out", 1)
     assert not (tmp_path / "out" / "runs").exists()
 
 
 def test_a_study_that_is_done_needs_its_teacher_no_more(tmp_path: Path) -> None:
     teacher = write_dino(tmp_path / "dino")
     study = load_study(aligned(tmp_path, teacher, "dinov2"))
-    assert run_study(study, tmp_path / "out", 1, Console(quiet=True)) == 0
+    assert not run_study(study, tmp_path / "out", 1).failed
     teacher.rename(tmp_path / "gone")
-    assert run_study(study, tmp_path / "out", 1, Console(quiet=True)) == 0
+    assert not run_study(study, tmp_path / "out", 1).failed
 
 
 FINISHED = """
@@ -116,7 +117,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("once")
     (folder / "plan.yaml").write_text(TINY)
     (folder / "study.yaml").write_text(FINISHED.replace("PLAN", str(folder / "plan.yaml")))
-    assert run_study(load_study(str(folder / "study.yaml")), folder / "out", 1, Console(quiet=True)) == 0
+    assert not run_study(load_study(str(folder / "study.yaml")), folder / "out", 1).failed
     return folder / "out"
 
 
@@ -147,7 +148,7 @@ def scores(folder: Path) -> dict[str, float]:
 def test_the_number_of_jobs_changes_no_bit_of_a_run(once: Path, tmp_path: Path) -> None:
     """Nor do the threads that torch takes by itself. With other numbers of threads most tensors of this plan differ."""
     study = load_study(str(once.parent / "study.yaml"), ["seeds=[0,1]"])
-    assert run_study(study, tmp_path / "out", 2, Console(quiet=True)) == 0
+    assert not run_study(study, tmp_path / "out", 2).failed
     (alone,) = (once / "runs").iterdir()
     beside = tmp_path / "out" / "runs" / alone.name
     assert trained(beside) == trained(alone) and scores(beside) == scores(alone)
@@ -179,11 +180,11 @@ def test_a_run_computes_with_the_threads_of_its_plan(tmp_path: Path) -> None:
 
 def test_a_report_can_leave_the_data_out(finished: Path) -> None:
     """Its pictures and captions may be under a licence that the models' pictures are not."""
-    report_study(finished, Console(quiet=True))
+    report_study(finished)
     prompts = read_results(finished).prompts
     assert all(prompt in (finished / "report.html").read_text() for prompt in prompts)
     console = Console(record=True, quiet=False, file=io.StringIO(), width=200)
-    report_study(finished, console, without_data=True)
+    report_with_progress(finished, console, without_data=True)
     assert (
         f"{finished / 'runs'} still have them, study.yaml and the baselines still name paths" in console.export_text()
     )
@@ -201,8 +202,8 @@ def test_a_study_records_the_commands_that_worked_on_it(finished: Path, monkeypa
     monkeypatch.setattr("tintype.study.lab.run_tasks", lambda *arguments: {})  # nothing is left to run
     first, second = ["tintype", "ablate", "a study.yaml"], ["tintype", "ablate", "a study.yaml", "--jobs", "2"]
     for argv in (first, second, first):
-        assert run_study(stored_study(finished), finished, 1, Console(quiet=True), argv) == 0
-    report_study(finished, Console(quiet=True))
+        assert not run_study(stored_study(finished), finished, 1, argv=argv).failed
+    report_study(finished)
     commands = read_results(finished).commands
     assert [command.argv for command in commands] == [first, second]
     assert abs(datetime.fromisoformat(commands[0].date) - datetime.now(UTC)) < timedelta(hours=1)
@@ -218,7 +219,7 @@ def test_the_throughput_is_that_of_the_runs_own_lines(finished: Path) -> None:
     (stored,) = finished.glob("runs/*/evaluation/*/result.json")
     edit_json(stored, lambda result: result["metrics"].update(images_per_s=1e9))
     result = json.loads(stored.read_text())
-    report_study(finished, Console(quiet=True))
+    report_study(finished)
     (run,) = read_results(finished).arms[0].runs
     assert run.metrics == {
         **result["metrics"],
@@ -235,12 +236,12 @@ def test_a_report_does_not_replace_finished_runs_by_none(finished: Path) -> None
     shutil.rmtree(finished / "real")
     before = contents(finished)
     with pytest.raises(UserError) as refused:
-        report_study(finished, Console(quiet=True))
+        report_study(finished)
     assert "has 1 finished runs, and none of the study's 1 was found" in str(refused.value)
     assert f"looked for in {finished / 'runs'}, the first as runs/" in str(refused.value)
     assert contents(finished) == before
     (finished.parent / "elsewhere").rename(finished / "runs")
-    report_study(finished, Console(quiet=True))
+    report_study(finished)
     assert (finished / "real" / "preview-0.png").exists()
 
 
@@ -251,7 +252,7 @@ def test_a_study_without_any_finished_run_keeps_the_results_of_before(
     shutil.rmtree(finished / "runs")
     monkeypatch.setattr("tintype.study.lab.run_tasks", lambda *arguments: {})
     console = Console(record=True, width=400, file=io.StringIO())
-    run_study(stored_study(finished), finished, 1, console)
+    run_with_progress(stored_study(finished), finished, 1, console)
     assert "no report: " in console.export_text() and (finished / "results.json").read_bytes() == before
 
 
@@ -260,7 +261,7 @@ def test_damaged_results_are_not_replaced_by_none(finished: Path, text: str) -> 
     shutil.rmtree(finished / "runs")
     (finished / "results.json").write_text(text)
     with pytest.raises(UserError, match=r"results.json is damaged .* put the runs of the study back"):
-        report_study(finished, Console(quiet=True))
+        report_study(finished)
     assert (finished / "results.json").read_text() == text
 
 
@@ -268,7 +269,7 @@ def test_damaged_results_are_not_replaced_by_none(finished: Path, text: str) -> 
 def test_results_without_finished_runs_are_replaced(finished: Path, text: str) -> None:
     shutil.rmtree(finished / "runs")
     (finished / "results.json").write_text(text)
-    report_study(finished, Console(quiet=True))
+    report_study(finished)
     assert read_results(finished).arms[0].runs[0].state == "missing"
 
 
@@ -376,5 +377,5 @@ def test_a_missing_tokenizer_is_found_before_the_first_step(tmp_path: Path) -> N
     text = LATENT.replace("PLAN", str(tmp_path / "plan.yaml")).replace("WEIGHTS", str(tmp_path / "nothing"))
     file.write_text(text)
     with pytest.raises(UserError, match=r"there is no folder .*nothing"):
-        run_study(load_study(str(file)), out, 1, Console(quiet=True))
+        run_study(load_study(str(file)), out, 1)
     assert not list(out.glob("runs/*/metrics.jsonl"))

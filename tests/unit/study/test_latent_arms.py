@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from tests.tiny import TINY, tiny_plan
 from tests.tiny_autoencoders import CHANNELS, FOLDER, STRIDE_PX, option, write_autoencoder
@@ -50,7 +49,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "plan.yaml").write_text(TINY.replace("steps: 6", "steps: 2"))
     text = STUDY.replace("PLAN", str(folder / "plan.yaml")).replace("LATENTS", option("flux1"))
     (folder / "study.yaml").write_text(text)
-    assert run_study(load_study(str(folder / "study.yaml")), folder / "out", 1, Console(quiet=True)) == 0
+    assert not run_study(load_study(str(folder / "study.yaml")), folder / "out", 1).failed
     return folder / "out"
 
 
@@ -87,12 +86,12 @@ def test_a_report_can_be_made_where_the_small_vae_is_not(tmp_path: Path, monkeyp
     (tmp_path / "plan.yaml").write_text(TINY.replace("steps: 6", "steps: 1"))
     text = STUDY.replace("PLAN", str(tmp_path / "plan.yaml"))
     (tmp_path / "study.yaml").write_text(text.replace("LATENTS", f"tokenizer:to.kind=small-vae,to.folder={vae}"))
-    assert run_study(load_study(str(tmp_path / "study.yaml")), out, 1, Console(quiet=True)) == 0
+    assert not run_study(load_study(str(tmp_path / "study.yaml")), out, 1).failed
     results = (out / "results.json").read_text(encoding="utf-8")
     shutil.rmtree(vae)
     with pytest.raises(UserError, match="holds no trained small-vae"):
         load_study(str(tmp_path / "study.yaml"))  # which would train
-    report_study(out, Console(quiet=True))
+    report_study(out)
     assert (out / "results.json").read_text(encoding="utf-8") == results
     (run,) = read_results(out).arms[1].runs
     with pytest.raises(UserError, match="holds no trained small-vae"):
@@ -100,7 +99,7 @@ def test_a_report_can_be_made_where_the_small_vae_is_not(tmp_path: Path, monkeyp
     monkeypatch.setattr(small_vae, "_noted", {})
     (out / "results.json").write_text(results.replace('"channels"', '"canals"'))
     with pytest.raises(UserError, match="holds no trained small-vae"):
-        report_study(out, Console(quiet=True))
+        report_study(out)
 
 
 def test_one_folder_for_latents_of_several_tokenizers_is_refused_before_training(tmp_path: Path) -> None:
@@ -131,7 +130,7 @@ def test_what_a_tuning_needs_is_looked_for_before_the_first_run(
     write_small_vae()
     study = _study_of(tmp_path, f"set={json.dumps(BASELINE)}", "primary=[scene_accuracy]", technique=NO_PERCEPTUAL)
     with pytest.raises(UserError, match="no weights of lpips"):
-        run_study(study, tmp_path / "out", 1, Console(quiet=True))
+        run_study(study, tmp_path / "out", 1)
     assert not list((tmp_path / "out").glob("runs/*"))
 
 
@@ -142,7 +141,7 @@ def test_captions_that_an_arm_reads_are_looked_for_before_the_first_run(tmp_path
     settings = (f"set={data}", "primary=[validation_loss]", "evaluation.encoders=[]", "evaluation.metrics=[]")
     study = _study_of(tmp_path, *settings, technique="short-captions")
     with pytest.raises(UserError, match="no caption column 'short'; it has long"):
-        run_study(study, tmp_path / "out", 1, Console(quiet=True))
+        run_study(study, tmp_path / "out", 1)
     assert not list((tmp_path / "out").glob("runs/*"))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tests.tiny import TINY
 from tintype.config.strict import read_yaml
@@ -92,7 +91,7 @@ def test_a_study_trains_the_parent_first_and_reports_the_lineage(tmp_path: Path)
     """With as many processes as runs: the second would begin at once."""
     head, _, rest = STUDY.replace("seeds: [3, 4]", "seeds: [3]").partition("  - {name: last")
     small = study(tmp_path, head + rest[rest.index("  - {name: from") :])
-    assert run_study(small, tmp_path / "out", 2, Console(quiet=True)) == 0
+    assert not run_study(small, tmp_path / "out", 2).failed
     baseline, child = (arm.runs[0] for arm in read_results(tmp_path / "out").arms)
     assert child.lineage is not None and baseline.lineage is None
     assert (child.lineage["plan"], child.lineage["at_step"]) == (baseline.hash, 6)

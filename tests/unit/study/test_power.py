@@ -15,8 +15,8 @@ from tests.unit.study.example_results import example, several
 from tintype.errors import UserError
 from tintype.study import power
 from tintype.study.power import plan_power
-from tintype.study.power_table import show_power
 from tintype.study.results import Results
+from tintype.terminal.power import show_power
 
 STUDIES = Path(__file__).parents[3] / "studies" / "2026-11-15_captions-and-target-mini"
 

@@ -20,7 +20,8 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
 from tintype.study.compare import read_run
 from tintype.study.lab import run_study
-from tintype.study.runner import Message, Task, _note_failure, _run, _Worker, tasks_of
+from tintype.study.progress import Message
+from tintype.study.runner import Task, _note_failure, _run, _Worker, tasks_of
 from tintype.study.study import load_study
 from tintype.terminal.studies import StudyDisplay
 from tintype.train.loop import Outcome, train
@@ -91,7 +92,7 @@ def test_runs_go_seed_by_seed_through_all_arms_and_resolutions(tmp_path: Path) -
 
 def test_two_studies_cannot_work_in_one_folder(tmp_path: Path) -> None:
     with locked(tmp_path / "out"), pytest.raises(UserError, match=r"another process \(\d+\) works in "):
-        run_study(load_study("pocket"), tmp_path / "out", 1, Console(quiet=True))
+        run_study(load_study("pocket"), tmp_path / "out", 1)
     assert not (tmp_path / "out" / "study.yaml").exists()
 
 

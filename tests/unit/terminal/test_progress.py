@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from tintype.runtime.interrupt import Interrupt
-from tintype.study.runner import Message
+from tintype.study.progress import Message
 from tintype.terminal import progress as progress_module
 from tintype.terminal.interrupts import Interrupted
 from tintype.terminal.progress import Bar, Heartbeat, Progress, duration

@@ -1,8 +1,7 @@
-"""The one way to the terminal: what is printed has no control characters of others, in any encoding.
+"""Make stdout and stderr safe to write text from outside to, in any encoding.
 
-Text from outside (names in a study file, captions, file names, answers of a server) may hold escape codes, which would
-hide lines, write new ones, or set the clipboard. `prepare_streams` makes stdout and stderr write them out, whoever
-prints. `EncodedConsole` does so too: what it adds itself (colours, bars) goes past the streams' check.
+Names in a study file, captions, file names and answers of a server may hold escape codes, which would hide lines,
+write new ones, or set the clipboard. `prepare_streams` writes them out, whichever code prints.
 """
 
 from __future__ import annotations
@@ -13,20 +12,16 @@ import os
 import re
 import sys
 import unicodedata
-from typing import Any, TextIO, cast
-
-from rich.console import Console
-from rich.text import Text
+from typing import TextIO, cast
 
 from tintype.runtime.printable import visible
 
-_HANDLER = "tintype-plain"
+PLAIN_LETTERS = "tintype-plain"
+"""The error handler of encoders that replaces what an encoding lacks by ASCII that reads alike."""
 _PLAIN = {
     "→": "->", "←": "<-", "–": "-", "—": "-", "−": "-", "·": "-", "±": "+/-", "×": "x", "…": "...",
     "≥": ">=", "≤": "<=", "≈": "~", "“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "•": "*",
 }  # fmt: skip
-
-
 _MOVES = re.compile(r"\n*(?:\x1b\[A)*")
 """How the progress bars of other libraries go to their line: as a text of its own."""
 
@@ -62,31 +57,18 @@ class VisibleStream:
         below: TextIO = getattr(self._stream, "rich_proxied_file", self._stream)
         return getattr(below, "rich_proxied_file", below)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name == "buffer":
             raise AttributeError(name)
         return getattr(self._stream, name)
 
 
-class EncodedConsole(Console):
-    """A console that replaces control characters, and what its encoding lacks, before it measures text, so that tables
-    stay aligned."""
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        shown = visible(text).encode(self.encoding, _HANDLER).decode(self.encoding)
-        return super().render_str(shown, **options)
-
-
 def _prepared(stream: TextIO) -> TextIO:
     if stream is None or isinstance(stream, VisibleStream):  # None: a process without a terminal may have no stream
         return stream
-    _set_handler(stream)
-    return cast(TextIO, VisibleStream(stream))
-
-
-def _set_handler(stream: TextIO | None) -> None:
     if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors=_HANDLER)
+        stream.reconfigure(errors=PLAIN_LETTERS)
+    return cast(TextIO, VisibleStream(stream))
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:
@@ -94,7 +76,7 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
     return "".join(map(_plain, error.object[error.start : error.end])), error.end
 
 
-codecs.register_error(_HANDLER, _replace)
+codecs.register_error(PLAIN_LETTERS, _replace)
 
 
 def _plain(letter: str) -> str:

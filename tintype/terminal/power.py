@@ -11,22 +11,23 @@ from rich.table import Table
 from tintype.page.numerals import decimals_showing, fixed, significant
 from tintype.study import stats
 from tintype.study.power import MOST_SEEDS, Effect, Group, MetricPower, PowerPlan, degrees
+from tintype.terminal.lines import say
 
 
 def show_power(plan: PowerPlan, console: Console) -> None:
     for reason in plan.skipped:
-        _say(console, f"left out: {reason}")
+        say(console, f"left out: {reason}")
     for group in plan.groups:
-        _say(console, f"Spread measured in: {', '.join(dict.fromkeys(group.studies))}")
+        say(console, f"Spread measured in: {', '.join(dict.fromkeys(group.studies))}")
         console.print(_table(plan, group))
         for row in group.metrics:
             if row.metric.primary or len(group.metrics) == 1:
-                _say(console, advice(plan, row))
+                say(console, advice(plan, row))
         for note in group.notes:
-            _say(console, f"Note: {note}")
-        _say(console, _about_levels(group))
+            say(console, f"Note: {note}")
+        say(console, _about_levels(group))
     where = f" at {plan.resolutions} resolutions" if plan.resolutions > 1 else ""
-    _say(
+    say(
         console,
         f"For a study of {plan.arms} arms ({'the control counts' if plan.control else 'no control'}){where}, tested by "
         "the paired Student test at the level that the correction for all its comparisons has at its first step. In "
@@ -38,10 +39,6 @@ def _about_levels(group: Group) -> str:
     counts = group.comparisons
     kinds = f": {counts.primary} on primary metrics, {counts.others} on others" if counts.primary else ""
     return f"The levels are for {counts.all} comparisons{kinds}."
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def _table(plan: PowerPlan, group: Group) -> Table:
