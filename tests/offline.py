@@ -11,8 +11,9 @@ import pytest
 from tests import tiny_autoencoders, tiny_dino, tiny_start, tiny_text, tiny_tuning
 from tests.tiny import tiny_plan
 from tintype.model import fp8
-from tintype.plan import Plan, apply_techniques
+from tintype.plan import Plan
 from tintype.techniques import TECHNIQUES
+from tintype.techniques.apply import apply_techniques
 from tintype.train.parts import choose_device
 
 NAMES = sorted(TECHNIQUES)

@@ -29,7 +29,7 @@ def fields(model: type[Settings]) -> Iterator[Field]:
         for name, field in one.model_fields.items():
             key = field.alias or name
             yield (*path, key), kinds, one
-            for inner in settings_in(field.annotation):
+            for inner in settings_in(field):
                 yield from walk(inner, (*path, key, *_inside(field.annotation)), kinds)
 
     yield from walk(model, (), {})

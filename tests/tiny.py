@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tintype.plan import Plan, apply_techniques, plan_from_yaml
+from tintype.plan import Plan, plan_from_yaml
+from tintype.techniques.apply import apply_techniques
 
 TINY = """
 data: {size_px: 16, count: 24, max_objects: 2}

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tests.tiny import TINY
 from tests.tiny_autoencoders import pictures
-from tintype.plan import Plan, apply_techniques, plan_from_yaml
+from tintype.plan import Plan, plan_from_yaml
+from tintype.techniques.apply import apply_techniques
 from tintype.tokenizer_lab.train_small_vae import latent_statistics
 from tintype.tokenizers.small_vae import SmallVaeShape, Vae, write_vae
 from tintype.train.clock import Clock

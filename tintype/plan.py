@@ -1,38 +1,41 @@
-"""A run is a value: the Plan, its hash, its diff, and the techniques that turn one Plan into another."""
+"""A run is a value: the Plan, its hash, and its diff against another."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass
-from functools import partial, reduce
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
-from operator import or_
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from tintype import recipes
 from tintype.config.paths import locate
-from tintype.config.strict import Document, assignments_in, nearest, parse, read_yaml, write_yaml
-from tintype.data.captions import ColumnSettings
+from tintype.config.strict import Document, parse, read_yaml, write_yaml
+from tintype.data.captions import CaptionsPart, ColumnSettings
 from tintype.data.mixture.settings import MixtureSettings, in_words
+from tintype.data.parts import CAPTIONS, DATA
 from tintype.data.scenes.settings import ScenesSettings
-from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
+from tintype.flow import OBJECTIVES, ROUTES, WEIGHTINGS
 from tintype.flow.objective import VelocitySettings
-from tintype.losses.tuning import TuningAdversary
-from tintype.model.start import ArmStart, RunStart
+from tintype.flow.part import ObjectivePart, RoutePart, WeightingPart
+from tintype.losses import LOSSES, LossPart
+from tintype.losses.tuning import TuningAdversary, TuningSettings
+from tintype.model.start import STARTS, StartPart
+from tintype.optim import AVERAGES, OPTIMIZERS
 from tintype.optim.adamw import AdamWSettings
-from tintype.optim.ema import EmaSettings
+from tintype.optim.part import AverageSettings, OptimizerPart
 from tintype.runtime.files import read_sealed
 from tintype.settings import (
     DataPart,
     IslandSettings,
     ModelSettings,
+    OneOf,
     Part,
     PrecisionSettings,
     RunSettings,
@@ -41,8 +44,7 @@ from tintype.settings import (
     TrainSettings,
     plain,
 )
-from tintype.techniques import SHARED_SEAMS, TECHNIQUES, Technique
-from tintype.text import PARTS as TEXT_PARTS
+from tintype.text import PARTS as TEXTS
 from tintype.text import TextChoice
 from tintype.text.words import WordsSettings
 from tintype.tokenizers import TokenizerChoice
@@ -78,96 +80,34 @@ _CAME_LATER_TO_A_KIND: list[tuple[str, str | None, str, Any]] = [
 stored did what the value says, which may not be the default of today (`stored_plan`)."""
 _SECTIONS_CAME_LATER = ["tuning", "start"]
 """Sections that older plans do not have: the hash leaves them out where a plan has none."""
-_DATA: tuple[type[DataPart], ...] = (ScenesSettings, StoreSettings, MixtureSettings)
-_KINDS: dict[str, tuple[type[Part], ...]] = {"data": _DATA, "text": TEXT_PARTS}
+_KINDS: dict[str, tuple[type[Part], ...]] = {"data": DATA, "text": TEXTS}
 """Sections whose kind can be exchanged with `--set`."""
 UNHASHED = "run"
 """The housekeeping section: it is no part of what a run is."""
-
-
-def _kinds(seam: str, *built_in: type[Part], usual: str | None = None) -> Any:
-    """The type of a seam's field: any of the built-in parts and of those that techniques bring.
-
-    Settings that do not say their kind are of the `usual` one, where there is one.
-    """
-    brought = [technique.part for technique in TECHNIQUES.values() if technique.seam == seam and technique.part]
-    parts = list(dict.fromkeys([*built_in, *brought]))
-    if len(parts) == 1:
-        return parts[0]
-    if usual is None:
-        return Annotated[reduce(or_, parts), Field(discriminator="kind")]
-    tagged = [Annotated[part, Tag(part.model_fields["kind"].default)] for part in parts]
-    return Annotated[reduce(or_, tagged), Discriminator(lambda value: _kind_of(value, usual))]
-
-
-def _kind_of(value: Any, usual: str) -> Any:
-    return value.get("kind", usual) if isinstance(value, dict) else getattr(value, "kind", None)
-
-
-_FIXED_DECAY = "fixed-decay"
-
-
-def _averages() -> Any:
-    """The type of the seam `ema`. The average of a fixed decay has no `kind`: plans that were hashed without stay."""
-    brought = {t.part.model_fields["kind"].default: t.part for t in TECHNIQUES.values() if t.seam == "ema" and t.part}
-
-    def kind(value: Any) -> str:
-        if not isinstance(value, Mapping):
-            return str(getattr(value, "kind", _FIXED_DECAY))
-        return next((kind for kind, part in brought.items() if set(value) & set(part.model_fields)), _FIXED_DECAY)
-
-    tagged = [Annotated[part, Tag(name)] for name, part in {_FIXED_DECAY: EmaSettings, **brought}.items()]
-    return Annotated[Union[tuple(tagged)], Discriminator(kind)]  # noqa: UP007
-
-
-if TYPE_CHECKING:
-    from tintype.losses import LossPart as Loss
-    from tintype.losses.tuning import TuningSettings as Tuning
-    from tintype.model.start import StartPart as Start
-    from tintype.settings import AverageSettings as Average
-    from tintype.settings import CaptionsPart as Captions
-    from tintype.settings import DataPart as Data
-    from tintype.settings import ObjectivePart as Objective
-    from tintype.settings import OptimizerPart as Optimizer
-    from tintype.settings import RoutePart as Route
-    from tintype.settings import TextPart as Text
-    from tintype.settings import TokenizerPart as Tokenizer
-    from tintype.settings import WeightingPart as Weighting
-else:
-    Data = _kinds("data", *_DATA, usual="scenes")
-    Captions = _kinds("captions", ColumnSettings, usual="column")
-    Text = TextChoice
-    Tokenizer = TokenizerChoice
-    Objective = _kinds("objective", VelocitySettings)
-    Optimizer = _kinds("optimizer", AdamWSettings, usual="adamw")
-    Route = _kinds("route")
-    Loss = _kinds("losses")
-    Weighting = _kinds("weighting")
-    Tuning = _kinds("tuning")
-    Start = _kinds("start", RunStart, ArmStart, usual="run")
-    Average = _averages()
 
 
 class Plan(Settings):
     """Everything that decides what a run learns, one field per seam. The defaults are PRX's where it has one."""
 
     seed: int = Field(0, ge=0, description="Seeds the weights, the data order, noise, time and dropout")
-    start: Start | None = Field(None, description="The run whose weights it starts from; without, they are drawn")
-    data: Data = ScenesSettings()
-    captions: Captions = ColumnSettings()
-    text: Text = WordsSettings()
-    tokenizer: Tokenizer = PixelsSettings()
+    start: Annotated[StartPart, OneOf(STARTS, "run")] | None = Field(
+        None, description="The run whose weights it starts from; without, they are drawn"
+    )
+    data: Annotated[DataPart, OneOf(DATA, "scenes")] = ScenesSettings()
+    captions: Annotated[CaptionsPart, OneOf(CAPTIONS, "column")] = ColumnSettings()
+    text: TextChoice = WordsSettings()
+    tokenizer: TokenizerChoice = PixelsSettings()
     model: ModelSettings = ModelSettings()
-    objective: Objective = VelocitySettings()
+    objective: Annotated[ObjectivePart, OneOf(OBJECTIVES)] = VelocitySettings()
     time: TimeSettings = TimeSettings()
-    weighting: Weighting | None = None
-    route: Route | None = None
-    losses: tuple[Loss, ...] = ()
-    tuning: Tuning | None = None
-    optimizer: Optimizer = AdamWSettings()
+    weighting: Annotated[WeightingPart, OneOf(WEIGHTINGS)] | None = None
+    route: Annotated[RoutePart, OneOf(ROUTES)] | None = None
+    losses: tuple[Annotated[LossPart, OneOf(LOSSES)], ...] = ()
+    tuning: TuningSettings | None = None
+    optimizer: Annotated[OptimizerPart, OneOf(OPTIMIZERS, "adamw")] = AdamWSettings()
     train: TrainSettings = TrainSettings()
     precision: PrecisionSettings = PrecisionSettings()
-    ema: Average | None = None
+    ema: Annotated[AverageSettings, OneOf(AVERAGES, "fixed-decay", by_keys=True)] | None = None
     run: RunSettings = RunSettings()
 
     @model_validator(mode="after")
@@ -379,7 +319,7 @@ def diff(before: Plan, after: Plan) -> dict[str, Change]:
     """Dotted key -> (before, after) for each resolved setting that differs, the seed and housekeeping left out."""
     kinds = {before.data.kind, after.data.kind}
     shown = _with_data_in_words if len(kinds) > 1 and _MIXTURE in kinds else plain
-    old, new = _flat(shown(before)), _flat(shown(after))
+    old, new = flat(shown(before)), flat(shown(after))
     keys = [key for key in {**old, **new} if key.split(".")[0] not in (UNHASHED, "seed")]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
@@ -396,18 +336,18 @@ def _with_data_in_words(plan: Plan) -> dict[str, Any]:
 
 def settings_by_key(plan: Plan) -> dict[str, Any]:
     """Dotted key -> value of every resolved setting, the seed and housekeeping too."""
-    return _flat(plain(plan))
+    return flat(plain(plan))
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
     if isinstance(value, Mapping) and value:
-        inside = {k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}.{key}".lstrip(".")).items()}
+        inside = {k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}.{key}".lstrip(".")).items()}
         return {prefix: "on", **inside} if prefix in _SWITCHES else inside
     if prefix in _SWITCHES:
         return {prefix: "off"}
     if isinstance(value, list) and all(isinstance(part, Mapping) and "kind" in part for part in value):
         kinds = ", ".join(part["kind"] for part in value) or "none"
-        inside = {k: v for index, inner in enumerate(value) for k, v in _flat(inner, f"{prefix}.{index}").items()}
+        inside = {k: v for index, inner in enumerate(value) for k, v in flat(inner, f"{prefix}.{index}").items()}
         return {prefix: kinds, **inside}
     return {prefix: value}
 
@@ -447,7 +387,7 @@ def _part_words(old: Any, new: Any, given: Collection[str]) -> Change | None:
         return first, second
     if type(old) is type(new) or not (isinstance(old, Settings | None) and isinstance(new, Settings | None)):
         return None
-    first_keys, second_keys = (_flat(plain(part)) if part is not None else {} for part in (old, new))
+    first_keys, second_keys = (flat(plain(part)) if part is not None else {} for part in (old, new))
     differ = [key for key in first_keys if key in second_keys and first_keys[key] != second_keys[key]]
     return _in_words(old, differ), _in_words(new, [*differ, *given])
 
@@ -485,113 +425,3 @@ def _chosen(part: Settings, usual: Settings | None, named: Collection[str]) -> d
             found[key] = inside.pop("kind")
         found |= {f"{key}.{inner}": setting for inner, setting in inside.items()}
     return found
-
-
-@dataclass(frozen=True)
-class Application:
-    """A technique with the options that it is applied with."""
-
-    technique: Technique
-    options: Settings
-    given: tuple[str, ...] = ()
-    """The dotted keys of the options that were given."""
-
-    @classmethod
-    def parse(cls, spec: str) -> Application:
-        """Reads `name` or `name:key=value,key=[value,value]`."""
-        name, _, rest = spec.partition(":")
-        if name not in TECHNIQUES:
-            raise UserError(f"unknown technique '{name}'; {nearest(name, TECHNIQUES)}")
-        document = Document(f"technique {spec}", {})
-        for assignment in assignments_in(rest):
-            document.override(assignment, option=f"technique {name}:")
-        given = tuple(assignment.partition("=")[0].strip() for assignment in assignments_in(rest))
-        return cls(TECHNIQUES[name], parse(TECHNIQUES[name].options, document), given)
-
-
-def apply_techniques(plan: Plan, specs: Sequence[str], given: Sequence[str] = (), option: str = "--set ") -> Plan:
-    """Return the plan with techniques applied in turn. Each must change something, and only what it declares.
-
-    `given` are the assignments that the user made beside them: none of them may be overwritten by a technique. `option`
-    stands before them in messages.
-    """
-    applied: list[Technique] = []
-    for application in map(Application.parse, specs):
-        technique = application.technique
-        for other in applied:
-            _refuse_both(other, technique)
-        applied.append(technique)
-        changed = plan.model_copy(update=_changes(plan, application))
-        check_arm(f"technique '{technique.name}'", plan, changed, technique.seams)
-        for assignment in given:
-            _refuse_overwritten(assignment, option, technique, plan, changed)
-        plan = changed
-    return _checked(plan, applied)
-
-
-def _refuse_overwritten(assignment: str, option: str, technique: Technique, before: Plan, after: Plan) -> None:
-    """Refuse a technique that sets a key which the user set otherwise, unless it moves the value within its section."""
-    key, _, value = assignment.partition("=")
-    old, new = _flat(plain(before)), _flat(plain(after))
-    for name in _flat(read_yaml(value, key).data, key.strip()):
-        if name in SHARED_SEAMS or name not in old or old[name] == new.get(name):
-            continue
-        section, last = name.split(".")[0], name.split(".")[-1]
-        moved = (k for k, v in new.items() if k.split(".")[0] == section and k.split(".")[-1] == last)
-        if not any(new[k] == old[name] for k in moved):
-            shown = f"{old[name]} → {new[name]}" if name in new else f"{old[name]} is gone"
-            raise UserError(
-                f"{option}{assignment}: the technique '{technique.name}' overwrites {name} ({shown}); leave one of "
-                f"them out, or set it by an option of {technique.name}"
-            )
-
-
-def _changes(plan: Plan, application: Application) -> dict[str, Any]:
-    try:
-        return application.technique.apply(plan, application.options)
-    except ValidationError as error:
-        raise UserError(f"technique '{application.technique.name}': {_reasons(error)}") from None
-
-
-def _refuse_both(first: Technique, second: Technique) -> None:
-    """Two techniques cannot hold one seam or one setting of it, nor add the same kind of part to a shared one."""
-    if first.seam != second.seam or first.setting != second.setting:
-        return
-    if first.seam not in SHARED_SEAMS:
-        held = first.seam if first.setting is None else f"{first.seam}.{first.setting}"
-        what = f"both set the plan's '{held}'"
-    elif first.part is second.part:
-        what = f"both add the same kind of part to the plan's '{first.seam}'"
-    else:
-        return
-    raise UserError(f"'{first.name}' and '{second.name}' {what}; apply one of them")
-
-
-def _checked(plan: Plan, applied: Sequence[Technique]) -> Plan:
-    """The plan as a whole: what one technique needs another may bring, so it is looked at when all are applied."""
-    try:
-        return Plan(**dict(plan))
-    except ValidationError as error:
-        names = " and ".join(f"'{technique.name}'" for technique in applied)
-        raise UserError(f"with {names} applied, the plan does not hold: {_reasons(error)}") from None
-
-
-def _reasons(error: ValidationError) -> str:
-    problems = error.errors(include_url=False)
-    keys = [".".join(map(str, problem["loc"])) for problem in problems]
-    reasons = [problem["msg"].removeprefix("Value error, ") for problem in problems]
-    return "; ".join(f"{key}: {reason}" if key else reason for key, reason in zip(keys, reasons, strict=True))
-
-
-def check_arm(what: str, before: Plan, after: Plan, declared: Set[str]) -> dict[str, Change]:
-    """The guard of every comparison: a change that is not empty, and in the declared seams only."""
-    changes = diff(before, after)
-    if not changes:
-        raise UserError(f"{what} changes nothing: the plan has these settings already")
-    strays = [key for key in changes if key.split(".")[0] not in declared]
-    if strays:
-        raise UserError(
-            f"{what} declares {', '.join(sorted(declared))} but also changes {', '.join(strays)}; "
-            "an arm may change what it declares and nothing else"
-        )
-    return changes

@@ -7,24 +7,14 @@ them); the plain settings live here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import torch
-    from torch import Tensor
-
-    from tintype.optim.storage import Storage
-    from tintype.plan import Plan
-    from tintype.runtime.layout import Layout
-    from tintype.seams import CaptionPolicy, Objective, Router, TextEncoder, Tokenizer, WeightAverage, Weighting
-    from tintype.tokenizers.tuned import Autoencoder
-
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetCoreSchemaHandler, Tag, model_validator
+from pydantic_core import CoreSchema
 
 FP8_MULTIPLE = 16
 """Sizes of FP8 products are multiples of this."""
@@ -63,143 +53,57 @@ class Part(Settings):
         return None
 
 
+@dataclass(frozen=True)
+class OneOf:
+    """Marks a field that holds any of these parts: `Annotated[LossPart, OneOf(LOSSES)]`.
+
+    Settings without a `kind` are of the `usual` one. With `by_keys` they are of the one that has all their keys.
+    """
+
+    parts: tuple[type[Settings], ...]
+    usual: str | None = None
+    by_keys: bool = False
+
+    @property
+    def kinds(self) -> dict[str, type[Settings]]:
+        """The parts by kind; one without a `kind` is the usual one."""
+        return {
+            str(part.model_fields["kind"].default) if "kind" in part.model_fields else str(self.usual): part
+            for part in self.parts
+        }
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if len(self.parts) == 1:
+            return handler.generate_schema(self.parts[0])
+        tagged: list[object] = [Annotated[part, Tag(kind)] for kind, part in self.kinds.items()]
+        return handler.generate_schema(Annotated[reduce(or_, tagged), Discriminator(self._kind_of)])
+
+    def _kind_of(self, value: object) -> str | None:
+        if not isinstance(value, Mapping):
+            return getattr(value, "kind", self.usual if isinstance(value, Settings) else None)
+        fits = (kind for kind, part in self.kinds.items() if self.by_keys and set(value) <= set(part.model_fields))
+        kind = value.get("kind", next(fits, self.usual))
+        return None if kind is None else str(kind)
+
+
+class PlanView(Protocol):
+    """What parts may ask of the plan that holds them. Rooms above add what they may ask too."""
+
+    @property
+    def model(self) -> ModelSettings: ...
+    @property
+    def train(self) -> TrainSettings: ...
+    @property
+    def run(self) -> RunSettings: ...
+    @property
+    def token_grid(self) -> tuple[int, int]: ...
+    @property
+    def fewest_tokens(self) -> int: ...
+
+
 def kind_alone(value: Any) -> Any:
     """`scenes` is short for `{kind: scenes}`."""
     return {"kind": value} if isinstance(value, str) else value
-
-
-class CaptionsPart(Part):
-    """The kind picks a caption. What all kinds have here is done to it then, in this order: parts, words, tokens,
-    dropout."""
-
-    keep_parts: float = Field(
-        1.0, gt=0, le=1, description="Each sentence or clause of a caption is kept with this probability, one at least"
-    )
-    max_words: int | None = Field(None, ge=1, description="Captions are cut behind this many words; null: not cut")
-    max_tokens: int | None = Field(
-        None, ge=2, description="Captions are cut to this many tokens of the text encoder, special ones included"
-    )
-    dropout: float = Field(0.1, ge=0, le=1, description="Share of samples that read the null caption, for guidance")
-
-    @property
-    def common(self) -> dict[str, Any]:
-        """What a plan keeps when its captions become those of another kind."""
-        return {key: getattr(self, key) for key in CaptionsPart.model_fields if key != "kind"}
-
-    def check(self, plan: Plan) -> None:
-        """Raises ValueError where the plan cannot have these captions."""
-
-    def build(self) -> CaptionPolicy:
-        raise NotImplementedError
-
-    def columns(self) -> frozenset[str]:
-        """The caption columns that the data must have."""
-        raise NotImplementedError
-
-
-class TextPart(Part):
-    is_frozen: ClassVar[bool] = False
-    """Whether its weights are those of others, and are not trained."""
-
-    def limits(self) -> list[str]:
-        """Return what a model cannot read because of this encoder, one limit each."""
-        return []
-
-    def build(self, device: torch.device) -> TextEncoder:
-        """Loads what is frozen onto the device; what is trained goes there with all that is."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Of each channel of a tokenizer's latents: z = (latent - mean) / std."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Compression:
-    """What a tokenizer makes of pixels: one latent for each square of `stride_px`, of so many channels."""
-
-    channels: int
-    stride_px: int
-
-
-class TokenizerPart(Part):
-    @property
-    def compression(self) -> Compression:
-        """Known from the settings alone: a plan is checked without any weights."""
-        raise NotImplementedError
-
-    def build(self, device: torch.device) -> Tokenizer:
-        """Loads its weights; what is missing or does not fit these settings is a UserError."""
-        raise NotImplementedError
-
-    def why_uncacheable(self) -> str | None:
-        """Return why its latents are not worth a cache; None where they are."""
-        return None
-
-    def why_frozen(self) -> str | None:
-        """Why its network cannot be trained with the denoiser; None where it can."""
-        return "its encoder gives latents without a Gaussian to draw them from; take small-vae, flux1 or e2e-flux"
-
-    def open(self) -> Autoencoder:
-        """The network itself, to be trained, as `build` would load it; `why_frozen` says whether there is one."""
-        raise NotImplementedError
-
-    def write_tuned(self, folder: Path, network: Any, normalisation: Statistics, about: dict[str, Any]) -> str:
-        """Writes a network that `open` gave and that was trained, to be used frozen; says how to name it in a plan."""
-        raise NotImplementedError
-
-
-class ObjectivePart(Part):
-    predicts: ClassVar[Literal["velocity", "x"]]
-
-    def build(self, time: TimeSettings) -> Objective:
-        raise NotImplementedError
-
-
-class RoutePart(Part):
-    any_shape: ClassVar[bool] = False
-    """Whether it can route images of several shapes in one run."""
-
-    def check(self, plan: Plan) -> None:
-        """Raises ValueError where the plan cannot have this route."""
-
-    def sparse_blocks(self, step: int) -> range:
-        """The blocks, counted from 0, that see a part of the tokens only at this step."""
-        raise NotImplementedError
-
-    def build(self, model: ModelSettings) -> Router:
-        raise NotImplementedError
-
-
-class WeightingPart(Part):
-    def build(self, time: TimeSettings, objective: Objective) -> Weighting:
-        raise NotImplementedError
-
-
-class OptimizerPart(Part):
-    lr: float = Field(gt=0, description="The learning rate")
-
-    @property
-    def smallest_gradient(self) -> float:
-        """Return the size below which it is epsilon that makes a step small, and not rounding."""
-        return 0.0
-
-    def scaled(self, factor: float) -> Self:
-        """Return the settings with every learning rate times `factor`, without digits that only rounding made."""
-        return self.model_copy(update={"lr": float(f"{self.lr * factor:.12g}")})
-
-    def groups(self, named: Mapping[str, torch.nn.Parameter]) -> dict[str, list[str]]:
-        """Which parameters are optimized how, by name."""
-        return {self.kind: list(named)}
-
-    def build(
-        self, named: Iterable[tuple[str, torch.nn.Parameter]], storage: Storage, layout: Layout
-    ) -> torch.optim.Optimizer:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -263,7 +167,7 @@ class DataPart(Part):
         """The settings with which training has no more images than these, by their keys."""
         return {self.count_key: min(count, plain(self)[self.count_key] or count)}
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: PlanView) -> None:
         """Raises ValueError where the plan cannot have this data."""
 
     @property
@@ -499,45 +403,6 @@ class PrecisionSettings(Settings):
             if self.compute == "fp32" and getattr(self.islands, name) == "fp32":
                 raise ValueError(f"islands.{name} fp32 changes nothing where compute is fp32; leave it out")
         return self
-
-
-MOST_INIT = 0.01
-"""Share of the initial weights in an average above which a run warns: less does not show in samples."""
-
-
-class AverageSettings(Settings):
-    """Settings of a weight average. Those of a fixed decay have no `kind`; all others are a `Part` too."""
-
-    def check(self, plan: Plan) -> None:
-        """Raises ValueError where the plan cannot have this average."""
-
-    def build(self, weights: Mapping[str, Tensor]) -> WeightAverage:
-        raise NotImplementedError
-
-    def update_due(self, step: int) -> bool:
-        """Whether the average takes in the weights after this step, counted from 1."""
-        return True
-
-    def init_share(self, steps: int) -> float:
-        """Share of the initial weights in the average after `steps` steps."""
-        return 0.0
-
-    def init_warning(self, steps: int) -> str | None:
-        """Warn where the average after `steps` steps has more of the initial weights than `MOST_INIT`."""
-        if (share := self.init_share(steps)) <= MOST_INIT:
-            return None
-        return (
-            f"after {steps:,} steps {share:.0%} of the weight average is still the initial weights; use ema with "
-            "ramp=true, lower its decay or its every, or train longer"
-        )
-
-    def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of the tensors that a checkpoint has of the average, the weights that sampling loads."""
-        return dict(stored)
-
-    def snapshot_due(self, step: int, steps: int) -> bool:
-        """Whether the average is written down for good after this step of so many."""
-        return False
 
 
 class DistributionSettings(Settings):

@@ -14,9 +14,10 @@ from tests.offline import NAMES, OFFLINE, baseline_for, refused_by_the_device, w
 from tests.stopping import train_to
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
-from tintype.plan import Plan, apply_techniques, diff, plan_from_yaml
+from tintype.plan import Plan, diff, plan_from_yaml
 from tintype.runtime.interrupt import Interrupt
 from tintype.techniques import SHARED_SEAMS, TECHNIQUES, Technique
+from tintype.techniques.apply import apply_techniques
 from tintype.train import checkpoint
 from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder

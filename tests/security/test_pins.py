@@ -22,10 +22,10 @@ from tests.tiny_clip import write_clip
 from tests.tiny_dino import SIZE_PX, write_dino
 from tests.tiny_vae import write_tiny_vae
 from tintype.errors import UserError
+from tintype.losses.perceptual_dino import PerceptualDinoSettings
 from tintype.pretrained import first_use
 from tintype.pretrained.hub import KNOWN_COMMITS, Checkpoint
 from tintype.pretrained.weights import Known, Url, fetch
-from tintype.techniques.perceptual_dino import PerceptualDinoSettings
 from tintype.text.published import MiniLmSettings
 from tintype.tokenizers.small_vae import SmallVaeSettings
 from tintype.vision.encoders import ClipSettings

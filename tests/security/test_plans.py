@@ -15,10 +15,11 @@ from tests.plan_fields import Field, document, fields
 from tests.tiny import tiny_plan
 from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
-from tintype.plan import Plan, apply_techniques, plan_from_yaml
+from tintype.plan import Plan, plan_from_yaml
 from tintype.settings import Settings
 from tintype.study.study import StudySettings
 from tintype.techniques import TECHNIQUES
+from tintype.techniques.apply import apply_techniques
 
 PLAN_FIELDS = list(fields(Plan))
 STUDY_FIELDS = list(fields(StudySettings))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tintype.audit.observe import ROTATION, TIMES
 from tintype.audit.seen import NARROW, Bad, Group, Input, Seen, Tally
-from tintype.settings import MOST_INIT
+from tintype.optim.part import MOST_INIT
 from tintype.train.parts import LOSSES
 
 Severity = Literal["mistake", "note"]

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from tintype.audit.seen import Group, Seen, Updates, room_of
+from tintype.optim.part import OptimizerPart
 from tintype.optim.storage import COMPENSATION, EXACT
 from tintype.runtime.layout import Layout, local
-from tintype.settings import OptimizerPart
 from tintype.train.state import TrainState, build_optimizer
 
 _COUNT = "step"

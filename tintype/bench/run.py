@@ -32,11 +32,12 @@ from tintype.data.sources import forget_sources
 from tintype.errors import UserError
 from tintype.metrics.throughput import tokenizer_words
 from tintype.optim.muon import MuonSettings, newton_schulz_flops
-from tintype.plan import Plan, apply_techniques, plan_from_document
+from tintype.plan import Plan, plan_from_document
 from tintype.runtime.machine import environment
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import Draws
 from tintype.settings import plain
+from tintype.techniques.apply import apply_techniques
 from tintype.train.clock import PARTS, Clock
 from tintype.train.parts import Parts, build_parts, choose_device, exact_fp32
 from tintype.train.prepare import prepare_ids

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 TECHNIQUES = Path(__file__).parents[1] / "techniques"
-_NO_TECHNIQUES = ("__init__", "technique")
+_NO_TECHNIQUES = ("__init__", "technique", "apply")
 _WIDTH = 80
 
 

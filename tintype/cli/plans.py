@@ -89,6 +89,8 @@ def _options(options: type[Settings]) -> str:
 
     shown = []
     for key, field in options.model_fields.items():
+        if key == "kind":  # a part itself: its kind is the technique's
+            continue
         key = field.alias or key
         default = field.get_default(call_default_factory=True)
         if isinstance(default, Settings):

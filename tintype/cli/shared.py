@@ -87,7 +87,8 @@ def settings_of(model: type[S], name: str, assignments: list[str]) -> S:
 
 
 def plan_of(recipe: str, assignments: list[str], technique_specs: list[str]) -> Any:
-    from tintype.plan import apply_techniques, read_plan
+    from tintype.plan import read_plan
+    from tintype.techniques.apply import apply_techniques
 
     return apply_techniques(read_plan(recipe, assignments), technique_specs, assignments)
 

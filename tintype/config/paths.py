@@ -85,4 +85,4 @@ def _marks_in(annotation: Any) -> Iterator[Any]:
 
 def _classes_in(field: FieldInfo) -> list[type[Settings]]:
     marked = [one for mark in _marks(field) if isinstance(mark, KeysOf) for one in mark.classes]
-    return [*settings_in(field.annotation), *marked]
+    return [*settings_in(field), *marked]

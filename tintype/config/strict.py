@@ -9,18 +9,18 @@ import copy
 import difflib
 import json
 import re
-import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from tintype.errors import UserError
 from tintype.runtime.printable import acts
-from tintype.settings import Part, Settings
+from tintype.settings import OneOf, Part, Settings
 
 KeyPath = tuple[str | int, ...]
 S = TypeVar("S", bound=Settings)
@@ -299,8 +299,8 @@ def _classes_at(model: type[Settings], loc: KeyPath) -> list[type[Settings]]:
         of_kind: list[type[Settings]] = [
             c for c in candidates if issubclass(c, Part) and c.model_fields["kind"].default == key
         ]
-        deeper = [c.model_fields[key].annotation for c in candidates if isinstance(key, str) and key in c.model_fields]
-        inside = [c for annotation in deeper for c in settings_in(annotation)]
+        deeper = [c.model_fields[key] for c in candidates if isinstance(key, str) and key in c.model_fields]
+        inside = [c for field in deeper for c in settings_in(field)]
         if inside or (deeper and not of_kind):
             candidates = inside
         elif of_kind:
@@ -312,12 +312,20 @@ def _kinds_at(model: type[Settings], loc: KeyPath) -> set[str]:
     return {str(c.model_fields["kind"].default) for c in _classes_at(model, loc) if issubclass(c, Part)}
 
 
-def settings_in(annotation: Any) -> list[type[Settings]]:
+def settings_in(field: FieldInfo) -> list[type[Settings]]:
+    """Return the classes of settings that a field may hold."""
+    return _settings_in(field.annotation, field.metadata)
+
+
+def _settings_in(annotation: object, marks: Sequence[object] = ()) -> list[type[Settings]]:
+    if chosen := [part for mark in marks if isinstance(mark, OneOf) for part in mark.parts]:
+        return chosen
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
-    if get_origin(annotation) in (Union, types.UnionType) or get_args(annotation):
-        return [c for inner in get_args(annotation) for c in settings_in(inner)]
-    return []
+    if get_origin(annotation) is Annotated:
+        inner, *inner_marks = get_args(annotation)
+        return _settings_in(inner, inner_marks)
+    return [c for inner in get_args(annotation) for c in _settings_in(inner)]
 
 
 _MARKS = re.compile(r"""'[^']*'|"[^"]*"|[\[({\])},]""")

@@ -9,14 +9,43 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from tintype.seams import CaptionPolicy, Draws, Record, TextEncoder
-from tintype.settings import CaptionsPart
+from tintype.settings import Part, PlanView
 
 NULL_CAPTION = ""
+
+
+class CaptionsPart(Part):
+    """The kind picks a caption. What all kinds have here is done to it then, in this order: parts, words, tokens,
+    dropout."""
+
+    keep_parts: float = Field(
+        1.0, gt=0, le=1, description="Each sentence or clause of a caption is kept with this probability, one at least"
+    )
+    max_words: int | None = Field(None, ge=1, description="Captions are cut behind this many words; null: not cut")
+    max_tokens: int | None = Field(
+        None, ge=2, description="Captions are cut to this many tokens of the text encoder, special ones included"
+    )
+    dropout: float = Field(0.1, ge=0, le=1, description="Share of samples that read the null caption, for guidance")
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """What a plan keeps when its captions become those of another kind."""
+        return {key: getattr(self, key) for key in CaptionsPart.model_fields if key != "kind"}
+
+    def check(self, plan: PlanView) -> None:
+        """Raises ValueError where the plan cannot have these captions."""
+
+    def build(self) -> CaptionPolicy:
+        raise NotImplementedError
+
+    def columns(self) -> frozenset[str]:
+        """The caption columns that the data must have."""
+        raise NotImplementedError
 
 
 class ColumnSettings(CaptionsPart):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
+from tintype.data.captions import CaptionsPart
 from tintype.export import public
 from tintype.export.record import RunRecord
 from tintype.plan import Plan
-from tintype.settings import CaptionsPart, Part, plain
+from tintype.settings import Part, plain
 
 
 def sizes(plan: Plan) -> str:

@@ -20,7 +20,8 @@ from tintype.export.architecture import check_tensors, from_config, from_tensors
 from tintype.export.foreign import PIPELINES_BY_CLEANING, Foreign, read_foreign
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.plan import Plan, plan_from_document
-from tintype.settings import TextPart, plain
+from tintype.settings import plain
+from tintype.text.part import TextPart
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.parts import Parts, build_parts

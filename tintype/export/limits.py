@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tintype.export.record import RunRecord
-from tintype.settings import MOST_INIT
+from tintype.optim.part import MOST_INIT
 
 _MANY_EPOCHS = 10
 

@@ -1,1 +1,17 @@
-"""Rectified flow: the path, the density of t, the samplers and guidance."""
+"""Rectified flow: the path, the density of t, objectives, weightings, routes, samplers and guidance.
+
+The kinds of a seam are listed here: a new one is its file, its line in a table, and its test.
+"""
+
+from tintype.flow.min_snr import MinSnrSettings
+from tintype.flow.objective import VelocitySettings
+from tintype.flow.part import ObjectivePart, RoutePart, WeightingPart
+from tintype.flow.sprint import SprintSettings
+from tintype.flow.tread import TreadSettings
+from tintype.flow.x_prediction import XPredictionSettings
+
+OBJECTIVES: tuple[type[ObjectivePart], ...] = (VelocitySettings, XPredictionSettings)
+WEIGHTINGS: tuple[type[WeightingPart], ...] = (MinSnrSettings,)
+ROUTES: tuple[type[RoutePart], ...] = (SprintSettings, TreadSettings)
+
+__all__ = ["OBJECTIVES", "ROUTES", "WEIGHTINGS"]

@@ -8,8 +8,9 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from tintype.flow import path
+from tintype.flow.part import ObjectivePart
 from tintype.seams import Draws, Sample
-from tintype.settings import ObjectivePart, TimeSettings
+from tintype.settings import TimeSettings
 
 
 class VelocitySettings(ObjectivePart):

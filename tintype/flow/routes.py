@@ -6,18 +6,16 @@ B: samples, L: tokens, K: kept tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
 from tintype.errors import UserError
+from tintype.flow.part import RoutePart
 from tintype.schedule import Schedule
 from tintype.seams import Draws, Route
-from tintype.settings import RoutePart, Settings
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.settings import PlanView, Settings
 
 
 def _is_block(value: int | float) -> int | float:
@@ -38,7 +36,7 @@ class RouteOptions(Settings):
     last: Block | None = Field(None, description="Last block that they skip, counted from 1, or a share of the depth")
     dense: float = Field(0.0, ge=0, lt=1, description="Share of the steps, at the end, in which no token skips")
 
-    def resolved(self, plan: Plan) -> dict[str, Any]:
+    def resolved(self, plan: PlanView) -> dict[str, Any]:
         """The same as settings of a part: blocks and steps are numbers."""
         depth, steps = plan.model.depth, plan.train.steps
         usual = usual_range(depth)
@@ -85,7 +83,7 @@ class RangePart(RoutePart):
             raise ValueError(f"{self.kind}: tokens skip or they do not: its schedule is constant or until")
         return self
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: PlanView) -> None:
         if self.last > plan.model.depth:
             raise ValueError(
                 f"{self.kind}: tokens skip blocks {self.first} to {self.last}, but model.depth is {plan.model.depth}"

@@ -1,5 +1,18 @@
-"""What loss terms share. The terms themselves are techniques, one file each."""
+"""Losses beside the objective, one file each with its settings, and this table of them."""
 
-from tintype.losses.part import LossPart, Scheduled
+from tintype.losses.contrastive import ContrastiveSettings
+from tintype.losses.irepa import IrepaSettings
+from tintype.losses.lpips import LpipsLossSettings
+from tintype.losses.part import LossPart
+from tintype.losses.perceptual_dino import PerceptualDinoSettings
+from tintype.losses.repa import RepaSettings
 
-__all__ = ["LossPart", "Scheduled"]
+LOSSES: tuple[type[LossPart], ...] = (
+    ContrastiveSettings,
+    IrepaSettings,
+    LpipsLossSettings,
+    PerceptualDinoSettings,
+    RepaSettings,
+)
+
+__all__ = ["LOSSES", "LossPart"]

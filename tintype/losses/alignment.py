@@ -1,7 +1,7 @@
 """Alignment: tokens inside the denoiser, projected, are to point as a frozen teacher's tokens of the clean image do.
 
-REPA (arXiv 2410.06940): the loss of a sample is minus the mean cosine over its tokens. What is shared by the
-techniques of this family stands here, and REPA's own term too, which more than one of them applies.
+REPA (arXiv 2410.06940): the loss of a sample is minus the mean cosine over its tokens. This file has
+what the losses of this family share.
 
 B: samples. L: tokens of the grid. K: those that the route kept. D: width of the denoiser. T: width of the teacher.
 """
@@ -9,21 +9,18 @@ B: samples. L: tokens of the grid. K: those that the route kept. D: width of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from tintype.losses.part import LossPart
+from tintype.losses.part import LossPart, PlanView
 from tintype.seams import LossTerm, Output, Place, Tapped, View
 from tintype.settings import Settings
 from tintype.vision.teacher_cache import CacheKind, TeacherCache, forget_teacher_cache, open_teacher_cache
 from tintype.vision.teachers import Dinov2TeacherSettings, Teacher, TeacherChoice
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
 
 
 class AlignmentOptions(Settings):
@@ -34,7 +31,7 @@ class AlignmentOptions(Settings):
     teacher: TeacherChoice = Field(Dinov2TeacherSettings(), description="The frozen network; scenes needs no download")
     cache: CacheKind = Field("none", description="Where the teacher's tokens are kept, in fp16; without one, nowhere")
 
-    def resolved(self, plan: Plan) -> dict[str, Any]:
+    def resolved(self, plan: PlanView) -> dict[str, Any]:
         """The settings of a part: the middle is block 8 of 16, PRX's and REPA's."""
         block = (plan.model.depth + 1) // 2 if self.block is None else self.block
         return {**dict(self), "block": block}
@@ -43,7 +40,7 @@ class AlignmentOptions(Settings):
 class AlignmentPart(AlignmentOptions, LossPart):
     block: int = Field(description="The block whose output is aligned, counted from 1")
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: PlanView) -> None:
         super().check(plan)
         if not 1 <= self.block <= plan.model.depth:
             raise ValueError(
@@ -110,20 +107,3 @@ class AlignmentTerm(nn.Module, LossTerm):
 
 def minus_mean_cosine(projected_BKT: Tensor, teacher_BKT: Tensor) -> Tensor:
     return -cosine_similarity(projected_BKT, teacher_BKT, dim=-1).mean(dim=1)
-
-
-class RepaOptions(AlignmentOptions):
-    hidden: int = Field(2048, ge=1, description="Width of the projector's inner layers")
-
-
-class RepaSettings(AlignmentPart, RepaOptions):
-    kind: Literal["repa"] = "repa"
-
-    def build(self, place: Place) -> AlignmentTerm:
-        return AlignmentTerm(self, place, repa_projector(place.width, self.hidden, self.teacher.width()))
-
-
-def repa_projector(width: int, hidden: int, out: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out)
-    )

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
 
 from pydantic import Field
 
+from tintype import settings
+from tintype.flow.part import ObjectivePart, RoutePart
 from tintype.schedule import Schedule
 from tintype.seams import LossTerm, Place
-from tintype.settings import Part, Settings
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.settings import DataPart, Part, Settings
+from tintype.tokenizers.part import TokenizerPart
 
 
 class Scheduled(Settings):
     """Options and parts whose weight has a schedule."""
 
     schedule: Schedule = Field(Schedule(), description="How the weight changes with the step")
+
+
+class PlanView(settings.PlanView, Protocol):
+    """What a loss may ask of the plan."""
+
+    @property
+    def data(self) -> DataPart: ...
+    @property
+    def tokenizer(self) -> TokenizerPart: ...
+    @property
+    def objective(self) -> ObjectivePart: ...
+    @property
+    def route(self) -> RoutePart | None: ...
+    @property
+    def losses(self) -> Sequence[Part]: ...
 
 
 class LossPart(Scheduled, Part):
@@ -30,7 +46,7 @@ class LossPart(Scheduled, Part):
     def weight_at(self, step: int) -> float:
         return self.weight * self.schedule.factor(step)
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: PlanView) -> None:
         """Raises ValueError where the plan cannot have this term."""
         if not any(self.schedule.factors_in(plan.train.steps)):
             raise ValueError(

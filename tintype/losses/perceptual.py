@@ -9,18 +9,15 @@ B: samples. N: those that count. C: channels. H, W: rows, columns. O, I: pixels 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from tintype.losses.part import LossPart, Scheduled
+from tintype.losses.part import LossPart, PlanView
 from tintype.pretrained.preprocess import Resampling, resize
 from tintype.seams import LossTerm, Place, View
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
 
 
 class Distance(Protocol):
@@ -33,14 +30,12 @@ class Distance(Protocol):
     def __call__(self, predicted_BCHW: Tensor, true_BCHW: Tensor) -> Tensor: ...
 
 
-class PerceptualOptions(Scheduled):
+class PerceptualPart(LossPart):
     """PixelGen's own threshold is 0.7 (0.3, as its time runs); PRX takes all samples."""
 
     threshold: float = Field(1.0, gt=0, le=1, description="Only samples with t below this count; 1: all of them")
 
-
-class PerceptualPart(PerceptualOptions, LossPart):
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: PlanView) -> None:
         super().check(plan)
         if plan.objective.predicts != "x":
             raise ValueError(

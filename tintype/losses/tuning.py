@@ -9,22 +9,21 @@ B: samples. K: kept tokens. D: width of the denoiser. T: width of the teacher.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from tintype.losses.alignment import AlignmentPart, AlignmentTerm, RepaOptions, RepaSettings, repa_projector
+from tintype.losses.alignment import AlignmentPart, AlignmentTerm
+from tintype.losses.part import PlanView
 from tintype.losses.reconstruction import PerceptualSettings
+from tintype.losses.repa import RepaOptions, RepaSettings, repa_projector
 from tintype.seams import Place, Tapped, View
 from tintype.settings import Part, kind_alone
 from tintype.tokenizers import adversary
 from tintype.tokenizers.adversary import AdversarySettings
 from tintype.vision.lpips import SMALLEST_PX
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
 
 SHARED = ("teacher", "block", "hidden", "cache")
 """Settings that this alignment and the denoiser's have in common, where one projector serves both."""
@@ -72,7 +71,7 @@ class TuningSettings(TuningOptions, Part):
     kind: Literal["repa-e"] = "repa-e"
     block: int = Field(description="The block whose output is aligned, counted from 1")
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: PlanView) -> None:
         """Raises ValueError where the plan cannot have it."""
         if reason := plan.tokenizer.why_frozen():
             raise ValueError(f"repa-e: the tokenizer '{plan.tokenizer.kind}' cannot be tuned: {reason}")
@@ -95,7 +94,7 @@ class TuningSettings(TuningOptions, Part):
         if (loss := aligned_loss(plan)) is not None:
             self._check_shared(loss)
 
-    def _check_adversary(self, plan: Plan) -> None:
+    def _check_adversary(self, plan: PlanView) -> None:
         if plan.data.size_px < adversary.SMALLEST_PX:
             raise ValueError(
                 f"repa-e: adversarial: the discriminator needs data.size_px of at least {adversary.SMALLEST_PX}, "
@@ -108,7 +107,7 @@ class TuningSettings(TuningOptions, Part):
             )
 
     @staticmethod
-    def _check_unread(plan: Plan) -> None:
+    def _check_unread(plan: PlanView) -> None:
         """Settings that only a frozen tokenizer reads."""
         for name, usual in (("posterior", "mean"), ("scale", None), ("shift", None)):
             if (value := getattr(plan.tokenizer, name, usual)) != usual:
@@ -132,7 +131,7 @@ class TuningSettings(TuningOptions, Part):
                 f"({loss.schedule.kind}); leave it constant"
             )
 
-    def probe(self, plan: Plan) -> ProbeSettings | None:
+    def probe(self, plan: PlanView) -> ProbeSettings | None:
         """The term that trains a projector of its own; None where a loss of the denoiser trains one."""
         if aligned_loss(plan) is not None:
             return None
@@ -144,7 +143,7 @@ class TuningSettings(TuningOptions, Part):
         self.perceptual.load(torch.device("cpu"))
 
 
-def aligned_loss(plan: Plan) -> RepaSettings | None:
+def aligned_loss(plan: PlanView) -> RepaSettings | None:
     """The loss that aligns the denoiser itself through a projector of the same form."""
     return next((loss for loss in plan.losses if isinstance(loss, RepaSettings)), None)
 

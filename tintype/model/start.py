@@ -82,3 +82,6 @@ class ArmStart(StartPart):
     @property
     def parent_plan(self) -> str | None:
         return self.plan
+
+
+STARTS: tuple[type[StartPart], ...] = (RunStart, ArmStart)

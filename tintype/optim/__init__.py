@@ -1,1 +1,12 @@
-"""Optimizers and weight averages."""
+"""Optimizers and weight averages, one file each with its settings, and the tables of them."""
+
+from tintype.optim.adamw import AdamWSettings
+from tintype.optim.ema import EmaSettings
+from tintype.optim.muon import MuonSettings
+from tintype.optim.part import AverageSettings, OptimizerPart
+from tintype.optim.power_ema import PowerEmaSettings
+
+OPTIMIZERS: tuple[type[OptimizerPart], ...] = (AdamWSettings, MuonSettings)
+AVERAGES: tuple[type[AverageSettings], ...] = (EmaSettings, PowerEmaSettings)
+
+__all__ = ["AVERAGES", "OPTIMIZERS"]

@@ -10,10 +10,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.optim.adamw import adamw as fused_adamw
 
+from tintype.optim.part import OptimizerPart
 from tintype.optim.storage import EXACT, Storage
 from tintype.runtime.forms import Form, form_of
 from tintype.runtime.layout import ONE, Layout, is_cut, local
-from tintype.settings import OptimizerPart
 
 _CHUNK_NUMBERS = 1 << 26
 """Weights that are opened at a time."""

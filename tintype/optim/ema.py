@@ -21,17 +21,14 @@ Differs: PRX has a fixed decay from the initial weights on, 0.999 every 10 steps
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from tintype.optim.part import AverageSettings
 from tintype.runtime.layout import local
-from tintype.settings import AverageSettings
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.settings import PlanView
 
 UPDATES = "updates"
 """The name of the number of updates among the tensors of an average."""
@@ -50,7 +47,7 @@ class EmaSettings(AverageSettings):
     )
     every: int = Field(1, ge=1, description="Update the average after every this many steps")
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: PlanView) -> None:
         if self.every > plan.train.steps:
             raise ValueError(
                 f"ema.every is {self.every}, but the run has {plan.train.steps} steps (train.steps): the average would "

@@ -22,13 +22,13 @@ from torch.utils._triton import has_triton
 
 from tintype.errors import UserError
 from tintype.optim.adamw import AdamWSettings, adamw_slots, step_adamw
+from tintype.optim.part import OptimizerPart
 from tintype.optim.replay import Replay
 from tintype.optim.spread import Spread
 from tintype.optim.storage import EXACT, Storage
 from tintype.optim.symmetric import bracket, gram
 from tintype.runtime.forms import Form, form_of
 from tintype.runtime.layout import ONE, Layout, is_cut, local
-from tintype.settings import OptimizerPart
 
 T = TypeVar("T")
 

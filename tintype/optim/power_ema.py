@@ -14,9 +14,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from tintype.optim.ema import UPDATES
+from tintype.optim.part import AverageSettings
 from tintype.optim.power_function import LONGEST, exponent
 from tintype.runtime.layout import local
-from tintype.settings import AverageSettings, Part
+from tintype.settings import Part
 
 Length = Annotated[float, Field(gt=0, lt=LONGEST)]
 

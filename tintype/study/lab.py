@@ -29,7 +29,7 @@ from tintype.runtime.files import (
 )
 from tintype.runtime.interrupt import watch_signals
 from tintype.runtime.locks import locked, refuse_foreign
-from tintype.settings import Compression, plain
+from tintype.settings import plain
 from tintype.study.compare import COMMANDS_FILE, collect, read_commands, real_folder, reported_commands
 from tintype.study.places import without_places
 from tintype.study.progress import Message, StudyProgress
@@ -38,6 +38,7 @@ from tintype.study.results import Command, Results, TokenizerInfo
 from tintype.study.runner import Task, run_tasks, tasks_of
 from tintype.study.study import Study, StudySettings, check_study, read_settings, remake_study, resolve
 from tintype.tokenizers.latent_cache import why_uncacheable
+from tintype.tokenizers.part import Compression
 from tintype.tokenizers.small_vae import note_compression
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder

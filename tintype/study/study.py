@@ -23,21 +23,13 @@ from tintype.errors import UserError
 from tintype.evaluation.data import Fitted, Problem, data_problems, fit_protocol, refuse
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.run import readiness_problems
-from tintype.plan import (
-    Application,
-    Change,
-    Plan,
-    apply_techniques,
-    check_arm,
-    plan_from_document,
-    read_plan,
-    short_diff,
-)
+from tintype.plan import Change, Plan, plan_from_document, read_plan, short_diff
 from tintype.settings import DataPart, NamesFile, Settings, plain
 from tintype.study.lineage import link_arms, with_parents
 from tintype.study.results import Role, arm_label
 from tintype.study.verdicts import AnalysisSettings, check_seeds, count_comparisons
 from tintype.techniques import TECHNIQUES
+from tintype.techniques.apply import Application, apply_techniques, check_arm
 from tintype.train.parts import check_columns
 from tintype.vision.encoders import forget_encoders
 

@@ -6,15 +6,13 @@ What is lost is the small step: one below about 1/256 of a weight is rounded awa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from tintype.plan import Plan
 from tintype.settings import PrecisionSettings, Settings
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
@@ -23,7 +21,7 @@ class Options(Settings):
     )
 
 
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
+def apply(plan: Plan, options: Options) -> Changes:
     changes = {"storage": "bf16", "rounding": options.rounding, "compute": "bf16"}
     return {"precision": PrecisionSettings(**{**dict(plan.precision), **changes})}
 

@@ -1,25 +1,15 @@
-"""caption-curriculum: one caption first, then more and more of a mix.
-
-PRX's authors advise to end training on a mix of long and short captions, without a number; when it begins and how long
-the change takes are this project's choice. With the schedule's factor s, a sample reads the first column with weight
-1 - s and the mix with weight s. A schedule that falls (cosine) goes the other way.
-"""
+"""caption-curriculum: one caption first, then more and more of a mix (`data/caption_curriculum.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pydantic import Field
 
-from pydantic import Field, model_validator
-
-from tintype.data.captions import Weights, describe_weights, pick_weighted
+from tintype.data.caption_curriculum import CurriculumSettings
+from tintype.data.captions import Weights
+from tintype.plan import Plan
 from tintype.schedule import Moment, Schedule, step_of
-from tintype.settings import CaptionsPart, Settings
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.settings import Settings
+from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
@@ -29,63 +19,7 @@ class Options(Settings):
     end: Moment = Field(0.75, description="From when on it is all there is: a step, or a share of the training")
 
 
-class CurriculumSettings(CaptionsPart):
-    kind: Literal["curriculum"] = "curriculum"
-    first: str
-    weights: Weights
-    schedule: Schedule = Field(description="The share of the samples that read the mix, at each step")
-
-    @model_validator(mode="after")
-    def _changes(self) -> CurriculumSettings:
-        if set(self.weights) == {self.first}:
-            raise ValueError(f"a curriculum from '{self.first}' to '{self.first}' changes nothing; add a column to it")
-        if self.schedule.end is None:
-            raise ValueError("a curriculum with a constant schedule is a mix: take the kind mix (caption-mix)")
-        return self
-
-    def check(self, plan: Plan) -> None:
-        if self.schedule.end is not None and self.schedule.end > plan.train.steps:
-            raise ValueError(
-                f"captions: the curriculum ends at step {self.schedule.end}, but the run has {plan.train.steps} steps "
-                "(train.steps); end it earlier, or train longer"
-            )
-        if len(self.schedule.factors_in(plan.train.steps)) == 1:
-            raise ValueError(
-                f"captions: the curriculum does not change in {plan.train.steps} steps (train.steps): "
-                f"captions.schedule is '{self.schedule.kind}' from step {self.schedule.start} to {self.schedule.end}; "
-                "let it change earlier, or take a mix (caption-mix)"
-            )
-
-    def build(self) -> Curriculum:
-        return Curriculum(self.first, self.weights, self.schedule)
-
-    def columns(self) -> frozenset[str]:
-        return frozenset({self.first, *self.weights})
-
-    def describe(self) -> str:
-        when = f"{self.schedule.kind} from step {self.schedule.start:,} to {self.schedule.end:,}"
-        return f"column {self.first}, then a mix ({when}): {describe_weights(self.weights)}"
-
-
-@dataclass(frozen=True)
-class Curriculum:
-    first: str
-    mix: Mapping[str, float]
-    schedule: Schedule
-
-    def weights_at(self, step: int) -> dict[str, float]:
-        """They sum to 1."""
-        share, total = self.schedule.factor(step), sum(self.mix.values())
-        weights = {column: share * weight / total for column, weight in self.mix.items()}
-        return {**weights, self.first: weights.get(self.first, 0.0) + 1 - share}
-
-    def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
-        """An image without any caption of the moment reads one of another: better than none."""
-        every = {self.first: 1.0, **self.mix}
-        return pick_weighted(captions, self.weights_at(step), u) or pick_weighted(captions, every, u)
-
-
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
+def apply(plan: Plan, options: Options) -> Changes:
     steps = plan.train.steps
     start, end = step_of(options.start, steps), step_of(options.end, steps)
     if isinstance(options.start, float) and isinstance(options.end, float) and options.start < options.end:
@@ -101,5 +35,4 @@ TECHNIQUE = Technique(
     summary="long captions first, then more and more of a mix",
     apply=apply,
     options=Options,
-    part=CurriculumSettings,
 )

@@ -1,58 +1,21 @@
-"""caption-mix: each sample reads one of several captions of its image, drawn by their weights.
-
-A caption that an image lacks, or that is empty, cannot be drawn: the weights of its others share what it had. PRX
-gives it a weight of 1e-9 instead, so that it can.
-"""
+"""caption-mix: each sample reads one of its captions, drawn by their weights (`data/caption_mix.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pydantic import Field
 
-from pydantic import Field, model_validator
-
-from tintype.data.captions import Weights, describe_weights, pick_weighted
-from tintype.settings import CaptionsPart, Settings
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.data.caption_mix import MixSettings
+from tintype.data.captions import Weights
+from tintype.plan import Plan
+from tintype.settings import Settings
+from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
     weights: Weights = Field({"long": 0.5, "short": 0.5}, description="Of each caption column, relative to the others")
 
 
-class MixSettings(CaptionsPart):
-    kind: Literal["mix"] = "mix"
-    weights: Weights
-
-    @model_validator(mode="after")
-    def _mixes(self) -> MixSettings:
-        if len(self.weights) == 1:
-            raise ValueError(f"a mix of '{next(iter(self.weights))}' alone is no mix; give another column a weight too")
-        return self
-
-    def build(self) -> Mix:
-        return Mix(self.weights)
-
-    def columns(self) -> frozenset[str]:
-        return frozenset(self.weights)
-
-    def describe(self) -> str:
-        return f"each sample reads one of its image's captions: {describe_weights(self.weights)}"
-
-
-@dataclass(frozen=True)
-class Mix:
-    weights: Mapping[str, float]
-
-    def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
-        return pick_weighted(captions, self.weights, u)
-
-
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
+def apply(plan: Plan, options: Options) -> Changes:
     return {"captions": MixSettings(**plan.captions.common, weights=options.weights)}
 
 
@@ -62,5 +25,4 @@ TECHNIQUE = Technique(
     summary="each sample reads one of its image's captions, drawn by their weights",
     apply=apply,
     options=Options,
-    part=MixSettings,
 )

@@ -6,22 +6,18 @@ probability keep + (1 - keep)^n / n.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from pydantic import Field
 
+from tintype.plan import Plan
 from tintype.settings import Settings
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
     keep: float = Field(0.5, gt=0, le=1, description="The probability with which a sentence or clause is kept")
 
 
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
+def apply(plan: Plan, options: Options) -> Changes:
     return {"captions": plan.captions.model_copy(update={"keep_parts": options.keep})}
 
 

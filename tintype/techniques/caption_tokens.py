@@ -5,22 +5,18 @@ The encoder's own `max_tokens` cuts prompts too, and with it the room for tokens
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from pydantic import Field
 
+from tintype.plan import Plan
 from tintype.settings import Settings
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
     tokens: int = Field(ge=2, description="How many tokens of a caption are left, special ones included")
 
 
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
+def apply(plan: Plan, options: Options) -> Changes:
     return {"captions": plan.captions.model_copy(update={"max_tokens": options.tokens})}
 
 

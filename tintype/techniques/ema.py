@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from tintype.optim.ema import EmaSettings
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.plan import Plan
+from tintype.techniques.technique import Changes, Technique
 
 
-def apply(plan: Plan, options: EmaSettings) -> dict[str, Any]:
+def apply(plan: Plan, options: EmaSettings) -> Changes:
     return {"ema": options}
 
 

@@ -6,16 +6,12 @@ Modulation, first and last layers, text encoder and losses multiply as before, i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from tintype.plan import Plan
 from tintype.settings import PrecisionSettings
-from tintype.techniques.technique import NoOptions, Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.techniques.technique import Changes, NoOptions, Technique
 
 
-def apply(plan: Plan, options: NoOptions) -> dict[str, Any]:
+def apply(plan: Plan, options: NoOptions) -> Changes:
     return {"precision": PrecisionSettings(**{**dict(plan.precision), "matmul": "fp8", "compute": "bf16"})}
 
 

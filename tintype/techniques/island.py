@@ -6,15 +6,13 @@ of bf16. In an arm each, they say which operation costs what.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
+from tintype.plan import Plan
 from tintype.settings import IslandSettings, PrecisionSettings, Settings
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
@@ -31,7 +29,7 @@ class Options(Settings):
         return self
 
 
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
+def apply(plan: Plan, options: Options) -> Changes:
     islands = IslandSettings(**{**dict(plan.precision.islands), **options.model_dump(exclude_none=True)})
     return {"precision": PrecisionSettings(**{**dict(plan.precision), "islands": islands})}
 

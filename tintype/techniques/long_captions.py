@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from tintype.data.captions import ColumnSettings
-from tintype.techniques.technique import NoOptions, Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.plan import Plan
+from tintype.techniques.technique import Changes, NoOptions, Technique
 
 
-def apply(plan: Plan, options: NoOptions) -> dict[str, Any]:
+def apply(plan: Plan, options: NoOptions) -> Changes:
     return {"captions": ColumnSettings(**plan.captions.common, column="long")}
 
 

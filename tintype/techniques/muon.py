@@ -5,17 +5,15 @@ With `scaling=matched` a step has the size of AdamW's, so the plan's own learnin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from tintype.optim.adamw import AdamWSettings
 from tintype.optim.muon import MuonSettings
+from tintype.plan import Plan
 from tintype.settings import Settings
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
@@ -28,7 +26,7 @@ class Options(Settings):
     modulation: bool = True
 
 
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
+def apply(plan: Plan, options: Options) -> Changes:
     adamw = plan.optimizer
     if not isinstance(adamw, AdamWSettings):
         raise ValueError(f"muon: the plan's optimizer is '{adamw.kind}' and not adamw")
@@ -43,5 +41,4 @@ TECHNIQUE = Technique(
     apply=apply,
     options=Options,
     paper="arXiv:2502.16982",
-    part=MuonSettings,
 )

@@ -6,25 +6,13 @@ the run in `train/reconstruct.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from pydantic import Field
-
 from tintype.optim.power_ema import PowerEmaSettings
-from tintype.settings import Settings
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.plan import Plan
+from tintype.techniques.technique import Changes, Technique
 
 
-class Options(Settings):
-    lengths: tuple[float, ...] = Field((0.05, 0.10), description="Widths of the averages as shares of the training")
-    snapshots: int = Field(16, description="How often over the run the averages are written down")
-
-
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
-    return {"ema": PowerEmaSettings(lengths=options.lengths, snapshots=options.snapshots)}
+def apply(plan: Plan, options: PowerEmaSettings) -> Changes:
+    return {"ema": options}
 
 
 TECHNIQUE = Technique(
@@ -32,7 +20,6 @@ TECHNIQUE = Technique(
     seam="ema",
     summary="average the weights so that any length of the average can be had after the run",
     apply=apply,
-    options=Options,
+    options=PowerEmaSettings,
     paper="arXiv:2312.02696",
-    part=PowerEmaSettings,
 )

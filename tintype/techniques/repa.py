@@ -1,26 +1,18 @@
-"""repa: a block's tokens, through a small projector, are aligned with a frozen teacher's (arXiv 2410.06940).
-
-Teacher and projector are the paper's: DINOv2-B's patch tokens after its last norm, a grid that matches token for token,
-three linear layers with SiLU between them. Differs: the image is brought to the teacher's input with antialiasing.
-"""
+"""repa: a block's tokens, through a small projector, are aligned with a frozen teacher's (`losses/repa.py`)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from tintype.losses import Scheduled
-from tintype.losses.alignment import RepaOptions, RepaSettings
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.losses.part import Scheduled
+from tintype.losses.repa import RepaOptions, RepaSettings
+from tintype.plan import Plan
+from tintype.techniques.technique import Changes, Technique
 
 
 class Options(RepaOptions, Scheduled):
     """REPA's, and a schedule of its weight."""
 
 
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
+def apply(plan: Plan, options: Options) -> Changes:
     return {"losses": (*plan.losses, RepaSettings(**options.resolved(plan)))}
 
 

@@ -6,17 +6,13 @@ teacher is neither asked nor in memory, and the projector stays as it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from pydantic import Field, model_validator
 
 from tintype.errors import UserError
-from tintype.losses.alignment import RepaOptions, RepaSettings
+from tintype.losses.repa import RepaOptions, RepaSettings
+from tintype.plan import Plan
 from tintype.schedule import Schedule
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.techniques.technique import Changes, Technique
 
 
 class Options(RepaOptions):
@@ -30,7 +26,7 @@ class Options(RepaOptions):
         return self
 
 
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
+def apply(plan: Plan, options: Options) -> Changes:
     steps = plan.train.steps
     end = options.stop or round(options.share * steps)
     if end < 1:

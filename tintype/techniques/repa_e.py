@@ -10,16 +10,12 @@ the discriminator is the plan's AdamW with learning rates of their own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from tintype.losses.tuning import SHARED, TuningOptions, TuningSettings, aligned_loss
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.plan import Plan
+from tintype.techniques.technique import Changes, Technique
 
 
-def apply(plan: Plan, options: TuningOptions) -> dict[str, Any]:
+def apply(plan: Plan, options: TuningOptions) -> Changes:
     chosen = options.resolved(plan)
     if (loss := aligned_loss(plan)) is not None:
         chosen |= {name: getattr(loss, name) for name in SHARED if name not in options.model_fields_set}
@@ -33,6 +29,5 @@ TECHNIQUE = Technique(
     apply=apply,
     options=TuningOptions,
     paper="arXiv:2504.10483",
-    part=TuningSettings,
     trains=frozenset({"tokenizer", "losses_repa-e"}),
 )

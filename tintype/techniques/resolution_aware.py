@@ -6,15 +6,11 @@ sizes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from tintype.techniques.technique import NoOptions, Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.plan import Plan
+from tintype.techniques.technique import Changes, NoOptions, Technique
 
 
-def apply(plan: Plan, options: NoOptions) -> dict[str, Any]:
+def apply(plan: Plan, options: NoOptions) -> Changes:
     return {"model": plan.model.model_copy(update={"resolution_embeds": True})}
 
 

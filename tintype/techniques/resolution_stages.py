@@ -7,17 +7,13 @@ times are drawn as before: `time.shift` is that of the last stage.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from pydantic import Field
 
 from tintype.errors import UserError
+from tintype.plan import Plan
 from tintype.schedule import Moment, step_of
 from tintype.settings import Settings, StageSettings
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.techniques.technique import Changes, Technique
 
 
 class Options(Settings):
@@ -29,7 +25,7 @@ class Options(Settings):
     )
 
 
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
+def apply(plan: Plan, options: Options) -> Changes:
     sizes = options.sizes or (plan.data.size_px // 2,)
     ends = options.until or tuple((index + 1) / (len(sizes) + 1) for index in range(len(sizes)))
     if len(ends) != len(sizes):

@@ -6,18 +6,16 @@ optimizer and the weight average begin anew.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from tintype.data.mixture.like import Given, like
 from tintype.errors import UserError
 from tintype.model.start import ArmStart, RunStart, StartPart
+from tintype.plan import Plan
 from tintype.settings import PathText, Settings
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.techniques.technique import Changes, Technique
 
 ARM = "arm:"
 _LR_SHARE = 0.1
@@ -33,11 +31,11 @@ class Options(Settings):
     data: Given = Field(default_factory=dict, description="Its settings; what is not said is as in the plan's own data")
 
 
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
+def apply(plan: Plan, options: Options) -> Changes:
     given = {"steps": options.steps, "warmup_steps": options.warmup_steps}
     train = plan.train.model_copy(update={key: value for key, value in given.items() if value is not None})
     factor = _LR_SHARE if options.lr is None else options.lr / plan.optimizer.lr
-    changes = {"start": _start(options), "train": train, "optimizer": plan.optimizer.scaled(factor)}
+    changes: Changes = {"start": _start(options), "train": train, "optimizer": plan.optimizer.scaled(factor)}
     if options.data:
         changes["data"] = like(plan.data, options.data, "technique 'sft': data")
     return changes

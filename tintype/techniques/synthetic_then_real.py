@@ -5,20 +5,16 @@ The optimizer's state and the learning rate's schedule go through the change: it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from pydantic import Field, model_validator
 
 from tintype.data.mixture.like import Given, source_like
 from tintype.data.mixture.settings import MixedSource, MixtureSettings
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.errors import UserError
+from tintype.plan import Plan
 from tintype.schedule import Schedule
 from tintype.settings import Settings
-from tintype.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.techniques.technique import Changes, Technique
 
 FIRST, SECOND = "synthetic", "real"
 
@@ -47,7 +43,7 @@ class Options(Settings):
         return self
 
 
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
+def apply(plan: Plan, options: Options) -> Changes:
     own = plan.data
     if isinstance(own, MixtureSettings):
         raise UserError(

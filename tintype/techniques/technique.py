@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
+from tintype.plan import Plan
 from tintype.settings import Part, Settings
 
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+Changes: TypeAlias = dict[str, object]
+"""Fields of the Plan with their new values."""
 
 
 class NoOptions(Settings):
@@ -23,7 +24,7 @@ class Technique:
     A seam holds one technique, unless it is listed in `SHARED_SEAMS`. A technique with a `setting` holds that one
     setting of its seam and no more: the others of the seam must leave it as it is, and go together with it. `also` are
     other seams that it may adapt to what it does to its own; it does not hold them, so that another technique may
-    change them too. `part` is the kind of part that the technique brings to its seam, when it brings one. `trains`
+    change them too. `part` is the kind of part that the technique adds to a shared seam. `trains`
     names the prefixes of the parameters that it adds. `needs` are the settings that the plan must have for it, dotted
     key -> value; the part itself refuses a plan without them.
     """
@@ -31,7 +32,7 @@ class Technique:
     name: str
     seam: str
     summary: str
-    apply: Callable[[Plan, Any], dict[str, Any]]
+    apply: Callable[[Plan, Any], Changes]
     options: type[Settings] = NoOptions
     paper: str | None = None
     part: type[Part] | None = None

@@ -5,23 +5,19 @@ The denoiser stays as it is but for its first layer on texts, which is as wide a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from pydantic import Field
 
+from tintype.plan import Plan
 from tintype.settings import Settings
-from tintype.techniques.technique import Technique
+from tintype.techniques.technique import Changes, Technique
 from tintype.text import TextChoice
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
 
 
 class Options(Settings):
     to: TextChoice = Field(description="A kind alone (to=t5gemma), or with settings (to.kind=t5,to.weights=DIR)")
 
 
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
+def apply(plan: Plan, options: Options) -> Changes:
     return {"text": options.to}
 
 

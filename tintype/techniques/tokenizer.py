@@ -7,17 +7,14 @@ since more or fewer tokens are a change of their own; `patch` is for those who w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from pydantic import Field
 
 from tintype.errors import UserError
-from tintype.settings import Settings, TokenizerPart
-from tintype.techniques.technique import Technique
+from tintype.plan import Plan
+from tintype.settings import Settings
+from tintype.techniques.technique import Changes, Technique
 from tintype.tokenizers import TokenizerChoice
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.tokenizers.part import TokenizerPart
 
 
 class Options(Settings):
@@ -25,7 +22,7 @@ class Options(Settings):
     patch: int | None = Field(None, ge=1, description="model.patch; by default the one that keeps the grid of tokens")
 
 
-def apply(plan: Plan, options: Options) -> dict[str, Any]:
+def apply(plan: Plan, options: Options) -> Changes:
     patch = options.patch or _same_grid(plan, options.to)
     return {"tokenizer": options.to, "model": plan.model.model_copy(update={"patch": patch})}
 

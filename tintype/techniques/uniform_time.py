@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from tintype.techniques.technique import NoOptions, Technique
-
-if TYPE_CHECKING:
-    from tintype.plan import Plan
+from tintype.plan import Plan
+from tintype.techniques.technique import Changes, NoOptions, Technique
 
 
-def apply(plan: Plan, options: NoOptions) -> dict[str, Any]:
+def apply(plan: Plan, options: NoOptions) -> Changes:
     return {"time": plan.time.model_copy(update={"kind": "uniform"})}
 
 

@@ -26,9 +26,9 @@ from tintype.pretrained.settings import PretrainedPart
 from tintype.pretrained.weights import digest
 from tintype.runtime.transfer import send
 from tintype.seams import TextTokens
-from tintype.settings import TextPart
 from tintype.text import cleaning
 from tintype.text.packing import Grouping, Packed, alone, by_length, spread
+from tintype.text.part import TextPart
 
 _PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 500, "")
 """Texts that show case, marks, special tokens and the cut."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tintype.runtime.transfer import send
 from tintype.seams import TextTokens
-from tintype.settings import TextPart
+from tintype.text.part import TextPart
 
 _PADDING, _START, _FIRST_WORD = 0, 1, 2
 _SALT = "tintype-8:"

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tintype.config.strict import Document, assignments_in, nearest, parse, settings_in
+from tintype.config.strict import Document, assignments_in, nearest, parse
 from tintype.errors import UserError
-from tintype.plan import Plan
-from tintype.settings import TokenizerPart
+from tintype.tokenizers import TOKENIZERS
+from tintype.tokenizers.part import TokenizerPart
 from tintype.tokenizers.small_vae import SmallVaeSettings, is_trained
 
 
 def tokenizer_kinds() -> dict[str, type[TokenizerPart]]:
     """All that a plan may have."""
-    kinds: dict[str, type[TokenizerPart]] = {}
-    for part in settings_in(Plan.model_fields["tokenizer"].annotation):
-        if issubclass(part, TokenizerPart):
-            kinds[str(part.model_fields["kind"].default)] = part
-    return kinds
+    return {str(part.model_fields["kind"].default): part for part in TOKENIZERS}
 
 
 def read_tokenizer(spec: str) -> TokenizerPart:

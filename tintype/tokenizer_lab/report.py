@@ -32,10 +32,11 @@ from tintype.runtime.locks import locked
 from tintype.runtime.machine import environment
 from tintype.runtime.transfer import send
 from tintype.seams import Draws, Encoder, Measured, Tokenizer
-from tintype.settings import Settings, TokenizerPart, plain
+from tintype.settings import Settings, plain
 from tintype.tokenizer_lab.choose import read_tokenizer, tokenizer_names
 from tintype.tokenizer_lab.images import SCENES, OnImages, measured_images
 from tintype.tokenizer_lab.report_html import to_html
+from tintype.tokenizers.part import TokenizerPart
 from tintype.tokenizers.pixels import PixelsSettings
 from tintype.tokenizers.small_vae import SmallVaeSettings, read_record
 from tintype.vision import inception, lpips

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tintype.errors import UserError
 from tintype.runtime.locks import locked, refuse_foreign
-from tintype.settings import Statistics
+from tintype.tokenizers.part import Statistics
 from tintype.tokenizers.tuned import TunedTokenizer
 from tintype.train.load import load_run
 

@@ -2,29 +2,30 @@
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
-from tintype.settings import kind_alone
+from tintype.settings import OneOf, kind_alone
 from tintype.tokenizers.dc_ae import DcAeSettings
 from tintype.tokenizers.flux1 import E2eFluxSettings, Flux1Settings
 from tintype.tokenizers.flux2 import Flux2Settings
+from tintype.tokenizers.part import TokenizerPart
 from tintype.tokenizers.pixels import PixelsSettings
 from tintype.tokenizers.small_vae import SmallVaeSettings
 from tintype.tokenizers.taef1 import Taef1Settings
 from tintype.tokenizers.taef2 import Taef2Settings
 
-TokenizerChoice = Annotated[
-    PixelsSettings
-    | Flux1Settings
-    | E2eFluxSettings
-    | Flux2Settings
-    | DcAeSettings
-    | Taef1Settings
-    | Taef2Settings
-    | SmallVaeSettings,
-    Field(discriminator="kind"),
-    BeforeValidator(kind_alone),
-]
+TOKENIZERS: tuple[type[TokenizerPart], ...] = (
+    PixelsSettings,
+    Flux1Settings,
+    E2eFluxSettings,
+    Flux2Settings,
+    DcAeSettings,
+    Taef1Settings,
+    Taef2Settings,
+    SmallVaeSettings,
+)
+
+TokenizerChoice = Annotated[TokenizerPart, OneOf(TOKENIZERS), BeforeValidator(kind_alone)]
 """Any tokenizer, as a user writes it: `{kind: flux2, weights: FOLDER}`, or a kind alone."""
 
-__all__ = ["TokenizerChoice"]
+__all__ = ["TOKENIZERS", "TokenizerChoice"]

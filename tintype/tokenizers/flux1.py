@@ -9,8 +9,8 @@ import torch
 
 from tintype.pretrained.settings import Revision, Source, Subfolder
 from tintype.runtime.files import write_json
-from tintype.settings import Statistics
 from tintype.tokenizers.latent import Channels, StridePx
+from tintype.tokenizers.part import Statistics
 from tintype.tokenizers.published import KlAutoencoder, KlPart, KlTokenizer, load_published
 
 

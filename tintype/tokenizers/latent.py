@@ -21,8 +21,8 @@ from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.settings import PretrainedPart
 from tintype.pretrained.weights import digest
 from tintype.seams import Draws
-from tintype.settings import Compression, TokenizerPart
 from tintype.tokenizers.normalise import Normalisation, Numbers, filled
+from tintype.tokenizers.part import Compression, TokenizerPart
 
 Channels = Annotated[int, Field(ge=1, description="Channels of a latent")]
 StridePx = Annotated[int, Field(ge=1, description="Pixels from one latent to the next")]

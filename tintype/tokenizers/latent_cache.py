@@ -25,7 +25,8 @@ from tintype.runtime.cache import cache_folder, stamp_of, write_header, writing_
 from tintype.runtime.rows import Content, DiskRows, fingerprint
 from tintype.runtime.transfer import send
 from tintype.seams import Draws, ImageSource, Tokenizer
-from tintype.settings import DataPart, Part, TokenizerPart
+from tintype.settings import DataPart, Part
+from tintype.tokenizers.part import TokenizerPart
 
 ROWS_NAME, HEADER_NAME = "latents.rows", "latents.json"
 FORMAT = 2

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tintype.seams import Draws
-from tintype.settings import Compression, TokenizerPart
+from tintype.tokenizers.part import Compression, TokenizerPart
 
 LEAST_STD = 0.02
 """Of the pixels of many images: about 2.5 grey levels."""

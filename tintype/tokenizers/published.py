@@ -19,7 +19,7 @@ from tintype.errors import UserError
 from tintype.pretrained.hub import Checkpoint, explained, json_object
 from tintype.tokenizers.latent import LatentPart, LatentTokenizer, Posterior
 from tintype.tokenizers.normalise import Normalisation, filled
-from tintype.tokenizers.small_vae import Posterior as Gaussian
+from tintype.tokenizers.part import Posterior as Gaussian
 
 
 @dataclass(frozen=True)

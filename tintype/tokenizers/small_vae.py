@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -30,8 +29,9 @@ from tintype.pretrained.weights import digest
 from tintype.runtime.files import write_bytes, write_json
 from tintype.runtime.forms import forms_of, misfits
 from tintype.seams import Draws
-from tintype.settings import Compression, PathText, Settings, Statistics, TokenizerPart, plain
+from tintype.settings import PathText, Settings, plain
 from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, CPU_BATCH, checked_size
+from tintype.tokenizers.part import Compression, Posterior, Statistics, TokenizerPart
 
 WEIGHTS_NAME, RECORD_NAME = "vae.safetensors", "vae.json"
 FORMAT = 1
@@ -54,22 +54,6 @@ class SmallVaeShape(Settings):
     def widths(self) -> list[int]:
         """Channels at a half, a quarter, … of the resolution."""
         return [self.width * 2**level for level in range(self.stride_px.bit_length() - 1)]
-
-
-@dataclass(frozen=True)
-class Posterior:
-    """A Gaussian for each number of the latents, before normalisation."""
-
-    mean_BCHW: Tensor
-    logvar_BCHW: Tensor
-
-    def sample(self, noise_BCHW: Tensor) -> Tensor:
-        return self.mean_BCHW + (0.5 * self.logvar_BCHW).exp() * noise_BCHW
-
-    def kl(self) -> Tensor:
-        """The divergence from a standard normal of each picture, in nats for each number of its latents."""
-        each_BCHW = 0.5 * (self.mean_BCHW.square() + self.logvar_BCHW.exp() - 1.0 - self.logvar_BCHW)
-        return each_BCHW.mean(dim=(1, 2, 3))
 
 
 class _Residual(nn.Module):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,20 +20,12 @@ from tintype.pretrained.frozen import frozen_arithmetic
 from tintype.pretrained.weights import digest
 from tintype.runtime.dist import World
 from tintype.seams import Draws
-from tintype.settings import Compression, Statistics
 from tintype.tokenizers.latent import checked_size, images_at_a_time
-from tintype.tokenizers.small_vae import Posterior, to_bytes, to_floats
+from tintype.tokenizers.part import Autoencoder, Compression, Posterior, Statistics
+from tintype.tokenizers.small_vae import to_bytes, to_floats
 
 _LEAST_STD = 1e-3
 """A latent that varies less, after the norm, is no latent."""
-
-
-class Autoencoder(Protocol):
-    """An `nn.Module` in fp32 with a Gaussian for each latent. Pictures are floats in [-1, 1]."""
-
-    def posterior(self, x_BCHW: Tensor) -> Posterior: ...
-    def picture(self, raw_BCHW: Tensor) -> Tensor:
-        """Latents as the posterior has them, not normalised, to a picture."""
 
 
 class LatentNorm(nn.Module):

@@ -19,9 +19,10 @@ from torch import Tensor
 from tintype.config.pins import check_pin
 from tintype.errors import UserError
 from tintype.model.start import StartPart
+from tintype.optim.part import AverageSettings
 from tintype.plan import Plan, diff, plan_from_folder
 from tintype.runtime.layout import is_cut
-from tintype.settings import AverageSettings, plain
+from tintype.settings import plain
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.model_folder import read_about

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tintype.optim.part import OptimizerPart
 from tintype.optim.storage import Storage
 from tintype.runtime.forms import Form, forms_of, misfits, under
 from tintype.runtime.layout import Layout, is_cut
 from tintype.seams import WeightAverage
-from tintype.settings import OptimizerPart
 from tintype.train.parts import ADVERSARY, APART, LOSSES, TUNED, Parts
 from tintype.train.shards import Place, whole_place
 from tintype.train.spikes import SpikeWindow

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tintype.optim.part import AverageSettings
 from tintype.plan import Plan
 from tintype.runtime.forms import Form, forms_of, misfits, under
-from tintype.settings import AverageSettings
 from tintype.train.parts import ADVERSARY, APART, LOSSES, storage_dtype
 
 OWN = (LOSSES, ADVERSARY)

@@ -78,7 +78,7 @@ def every_class() -> Iterator[type[Settings]]:
     seen: list[type[Settings]] = [StudySettings, Plan, *(technique.options for technique in TECHNIQUES.values())]
     for one in seen:
         yield one
-        inside = [inner for field in one.model_fields.values() for inner in settings_in(field.annotation)]
+        inside = [inner for field in one.model_fields.values() for inner in settings_in(field)]
         seen += [inner for inner in inside if inner not in seen]
 
 

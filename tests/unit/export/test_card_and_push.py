@@ -22,7 +22,7 @@ from tintype.export import pipeline_folder
 from tintype.export.model_card import CardOptions
 from tintype.export.pipeline_folder import export_pipeline
 from tintype.export.trained import Dtype
-from tintype.plan import apply_techniques
+from tintype.techniques.apply import apply_techniques
 
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")

@@ -16,11 +16,11 @@ from tintype.evaluation.run import evaluate
 from tintype.export.import_run import Imported, import_model
 from tintype.export.model_card import CardOptions, make_card
 from tintype.export.pipeline_folder import export_pipeline
-from tintype.plan import apply_techniques
 from tintype.runtime.files import read_json
 from tintype.runtime.interrupt import Interrupt
 from tintype.study.runner import tasks_of
 from tintype.study.study import read_settings, resolve
+from tintype.techniques.apply import apply_techniques
 from tintype.train.load import load_run
 from tintype.train.loop import train
 

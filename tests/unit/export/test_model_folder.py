@@ -30,10 +30,11 @@ from tintype.export.contract import PIXEL, pipeline_for
 from tintype.export.model_folder import export_model
 from tintype.export.pipeline_folder import export_pipeline
 from tintype.export.push import collect
-from tintype.plan import Plan, apply_techniques, diff, plan_from_document, plan_from_folder
+from tintype.plan import Plan, diff, plan_from_document, plan_from_folder
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.sampling.sample import sample_run
+from tintype.techniques.apply import apply_techniques
 from tintype.train.load import load_run
 from tintype.train.loop import train
 

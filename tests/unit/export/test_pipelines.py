@@ -23,9 +23,9 @@ from tintype.export.quiet import quiet_diffusers
 from tintype.export.single_file import export_file
 from tintype.export.trained import load_trained
 from tintype.flow.path import sampling_times
-from tintype.plan import apply_techniques
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings
+from tintype.techniques.apply import apply_techniques
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.reconstruct import reconstruction

@@ -12,7 +12,8 @@ from tests.tiny_tuning import tuned_plan
 from tintype.errors import UserError
 from tintype.export.contract import check_single_file, pipeline_for
 from tintype.export.pipeline_folder import export_pipeline
-from tintype.plan import Plan, apply_techniques
+from tintype.plan import Plan
+from tintype.techniques.apply import apply_techniques
 
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")

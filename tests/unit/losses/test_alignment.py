@@ -16,7 +16,8 @@ from tests.tiny_clip import write
 from tests.tiny_dino import dino_model
 from tests.unit.losses.alignment_views import CPU, GRID, SAMPLES, WIDTH, normal, place, view
 from tintype.errors import UserError
-from tintype.losses.alignment import AlignmentTerm, RepaSettings
+from tintype.losses.alignment import AlignmentTerm
+from tintype.losses.repa import RepaSettings
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Route
 from tintype.train import checkpoint

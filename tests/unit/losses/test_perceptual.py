@@ -17,12 +17,13 @@ from tests.bounds import distance, rounding_bound
 from tests.tiny import tiny_plan
 from tests.tiny_perceptual import pictures, view_of, write_alexnet
 from tintype.errors import UserError
+from tintype.losses.lpips import LpipsLossSettings
 from tintype.losses.perceptual import PerceptualPart, PerceptualTerm, resized
-from tintype.plan import Plan, apply_techniques
+from tintype.losses.perceptual_dino import PerceptualDinoSettings
+from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
-from tintype.settings import TokenizerPart
-from tintype.techniques.lpips import LpipsLossSettings
-from tintype.techniques.perceptual_dino import PerceptualDinoSettings
+from tintype.techniques.apply import apply_techniques
+from tintype.tokenizers.part import TokenizerPart
 from tintype.tokenizers.pixels import Pixels
 from tintype.train import checkpoint
 from tintype.train.clock import Clock

@@ -13,14 +13,15 @@ import torch
 
 from tests.gaussian import NoText
 from tests.tiny import tiny_plan
+from tintype.data.caption_curriculum import Curriculum
 from tintype.data.captions import captions_of
 from tintype.data.scenes.source import SceneSource
 from tintype.errors import UserError
-from tintype.plan import Plan, apply_techniques, plan_from_yaml
+from tintype.plan import Plan, plan_from_yaml
 from tintype.runtime.interrupt import Interrupt
 from tintype.schedule import Schedule
 from tintype.seams import Draws, Record
-from tintype.techniques.caption_curriculum import Curriculum
+from tintype.techniques.apply import apply_techniques
 from tintype.train.batch import read_batch
 from tintype.train.clock import Clock
 from tintype.train.loop import train

@@ -21,10 +21,11 @@ from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import evaluate
 from tintype.optim.ema import Ema, EmaSettings
-from tintype.plan import Plan, apply_techniques, plan_from_folder, plan_from_yaml
+from tintype.plan import Plan, plan_from_folder, plan_from_yaml
 from tintype.runtime.files import without_seal
 from tintype.runtime.interrupt import Interrupt
 from tintype.study.study import StudySettings, resolve
+from tintype.techniques.apply import apply_techniques
 from tintype.terminal.runs import train_with_progress
 from tintype.terminal.studies import show_arms
 from tintype.train import checkpoint

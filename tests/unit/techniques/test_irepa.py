@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from tests.tiny import tiny_plan
 from tests.unit.losses.alignment_views import GRID, SAMPLES, WIDTH, normal, place, view
 from tintype.errors import UserError
+from tintype.flow.part import RoutePart
+from tintype.losses.irepa import IrepaSettings, IrepaTerm, spatially_normalised
 from tintype.plan import Plan
 from tintype.seams import Draws, Route
-from tintype.settings import ModelSettings, RoutePart
-from tintype.techniques.irepa import IrepaSettings, IrepaTerm, spatially_normalised
+from tintype.settings import ModelSettings
 from tintype.train.parts import build_parts
 from tintype.vision.teachers import SceneTeacherSettings
 

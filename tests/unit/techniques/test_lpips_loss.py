@@ -13,9 +13,9 @@ from torch.nn.functional import interpolate
 from tests.tiny import tiny_plan
 from tests.tiny_perceptual import pictures, view_of, write_alexnet
 from tintype.errors import UserError
+from tintype.losses.lpips import LpipsLossSettings
 from tintype.losses.perceptual import PerceptualTerm
 from tintype.plan import Plan
-from tintype.techniques.lpips import LpipsLossSettings
 from tintype.tokenizers.pixels import Pixels
 from tintype.vision.lpips import SMALLEST_PX, Net, load_lpips, lpips
 

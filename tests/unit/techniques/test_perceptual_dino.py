@@ -14,7 +14,7 @@ from tests.tiny_dino import PATCH, REGISTERS, SIZE_PX, dino_model, write_dino
 from tests.tiny_perceptual import pictures, view_of
 from tintype.errors import UserError
 from tintype.losses.perceptual import PerceptualTerm
-from tintype.techniques.perceptual_dino import PerceptualDinoSettings
+from tintype.losses.perceptual_dino import PerceptualDinoSettings
 from tintype.tokenizers.pixels import Pixels
 
 transformers = pytest.importorskip("transformers")

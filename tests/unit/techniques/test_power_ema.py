@@ -16,7 +16,8 @@ from tintype.errors import UserError
 from tintype.optim.ema import EmaSettings
 from tintype.optim.power_ema import PowerEma, PowerEmaSettings
 from tintype.optim.power_function import exponent
-from tintype.plan import apply_techniques, plan_from_yaml
+from tintype.plan import plan_from_yaml
+from tintype.techniques.apply import apply_techniques
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state
 from tintype.train.update import update
@@ -147,5 +148,5 @@ def test_a_plan_has_either_kind_of_average_and_says_what_is_wrong_with_it() -> N
     assert tiny_plan("ema.lengths=[0.2]").ema == PowerEmaSettings(lengths=(0.2,))
     with pytest.raises(UserError, match=r"^--set ema.decai=0.9: ema.decai: unknown key; did you mean 'decay'\?$"):
         tiny_plan("ema.decai=0.9")
-    with pytest.raises(UserError, match=r"^\S+, line 1: ema.kind: input should be 'power' \(found str 'powr'\)$"):
+    with pytest.raises(UserError, match=r"^\S+, line 1: ema: unknown kind 'powr'; did you mean 'power'\?$"):
         plan_from_yaml("ema: {kind: powr}", "plan.yaml")

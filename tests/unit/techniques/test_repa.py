@@ -5,9 +5,10 @@ import torch
 
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
-from tintype.losses.alignment import RepaSettings
-from tintype.plan import Plan, apply_techniques, plan_from_yaml
+from tintype.losses.repa import RepaSettings
+from tintype.plan import Plan, plan_from_yaml
 from tintype.techniques import TECHNIQUES
+from tintype.techniques.apply import apply_techniques
 from tintype.train.parts import build_parts
 from tintype.vision.teachers import Dinov2TeacherSettings, TransformersTeacherSettings
 

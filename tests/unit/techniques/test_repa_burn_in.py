@@ -12,7 +12,8 @@ from tests.tiny import tiny_plan
 from tests.tiny_clip import write
 from tests.tiny_dino import dino_model
 from tintype.errors import UserError
-from tintype.losses.alignment import AlignmentTerm, RepaSettings
+from tintype.losses.alignment import AlignmentTerm
+from tintype.losses.repa import RepaSettings
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
 from tintype.schedule import Schedule

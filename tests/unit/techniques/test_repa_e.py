@@ -34,12 +34,13 @@ from tintype import plan as plan_module
 from tintype.errors import UserError
 from tintype.losses.tuning import ProbeTerm
 from tintype.metrics.validation import velocity_errors
-from tintype.plan import Plan, apply_techniques
+from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings
 from tintype.sampling.sample import sample_run
 from tintype.sampling.velocity_bias import velocity_bias
 from tintype.seams import Draws
+from tintype.techniques.apply import apply_techniques
 from tintype.tokenizers.pixels import Pixels
 from tintype.tokenizers.small_vae import Vae
 from tintype.tokenizers.tuned import TunedTokenizer

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
+from tintype.flow.sprint import Sprint, SprintSettings, grouped_kept
 from tintype.metrics.validation import velocity_errors
 from tintype.model import Transformer
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws, Output, Route
 from tintype.settings import ModelSettings
-from tintype.techniques.sprint import Sprint, SprintSettings, grouped_kept
 from tintype.train.clock import Clock
 from tintype.train.load import load_run
 from tintype.train.loop import train

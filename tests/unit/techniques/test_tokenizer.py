@@ -4,8 +4,9 @@ import pytest
 
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
-from tintype.plan import Plan, apply_techniques, diff
+from tintype.plan import Plan, diff
 from tintype.settings import plain
+from tintype.techniques.apply import apply_techniques
 
 
 def with_pixels(patch: int, *assignments: str) -> Plan:

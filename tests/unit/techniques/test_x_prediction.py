@@ -13,10 +13,10 @@ from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.flow.objective import mean_square
 from tintype.flow.path import draw_sample, velocity
 from tintype.flow.sampler import integrate
+from tintype.flow.x_prediction import XPrediction
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import Draws
 from tintype.settings import TimeSettings
-from tintype.techniques.x_prediction import XPrediction
 from tintype.tokenizers.pixels import Pixels
 from tintype.train.parts import build_parts
 

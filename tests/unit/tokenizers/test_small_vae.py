@@ -19,7 +19,8 @@ from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws
 from tintype.tokenizer_lab.train_small_vae import latent_statistics
-from tintype.tokenizers.small_vae import Posterior, SmallVae, SmallVaeSettings, SmallVaeShape, Vae, read_vae, write_vae
+from tintype.tokenizers.part import Posterior
+from tintype.tokenizers.small_vae import SmallVae, SmallVaeSettings, SmallVaeShape, Vae, read_vae, write_vae
 from tintype.train.loop import train
 
 TINY = SmallVaeShape(channels=3, stride_px=4, width=8, blocks=1)

@@ -16,14 +16,15 @@ from tests.tiny_autoencoders import chosen, pictures
 from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
 from tintype import cli
 from tintype.errors import UserError
-from tintype.plan import Plan, apply_techniques, plan_from_yaml
+from tintype.plan import Plan, plan_from_yaml
 from tintype.runtime.dist import ALONE, current
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws
-from tintype.settings import TokenizerPart
+from tintype.techniques.apply import apply_techniques
 from tintype.tokenizer_lab.choose import tokenizer_kinds
 from tintype.tokenizer_lab.save_tuned import save_tuned
 from tintype.tokenizers.flux1 import E2eFluxSettings, Flux1Settings
+from tintype.tokenizers.part import TokenizerPart
 from tintype.tokenizers.small_vae import SmallVaeSettings
 from tintype.tokenizers.tuned import LatentNorm, TunedTokenizer
 from tintype.train.clock import Clock

@@ -19,10 +19,9 @@ from tintype.data.mixture.shares import images_before
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.schedule import Schedule
-from tintype.settings import DataPart, Settings, SourceUse, kind_alone, plain
+from tintype.settings import DataPart, PlanView, Settings, SourceUse, kind_alone, plain
 
 if TYPE_CHECKING:
-    from tintype.plan import Plan
     from tintype.settings import DataPart as SourceChoice
 
 SIZE = "size_px"
@@ -178,7 +177,7 @@ class MixtureSettings(DataPart):
         sources = {name: _without(self.sources[name].data.content(), SIZE) for name in self.read}
         return {"kind": self.kind, SIZE: self.size_px, "sources": sources}
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: PlanView) -> None:
         steps, batch = plan.train.steps, plan.train.batch
         counts = images_before(self.shares, batch, steps)[-1].tolist()
         for name, count in zip(self.read, counts, strict=True):

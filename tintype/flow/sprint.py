@@ -1,0 +1,127 @@
+"""sprint: the middle blocks see a quarter of the tokens; a layer fuses them with the dense stream (arXiv 2510.21986).
+
+The first blocks are dense. Behind the sparse ones the missing tokens are a mask token, and one linear layer joins the
+deep stream with the tokens as they were before: W [deep, shallow] + b. It stays in sampling, where no token is missing.
+In training a sample's whole deep stream is replaced by mask tokens now and then, for path-drop guidance. The second,
+dense stage is `dense`; the paper also raises batch and learning rate there.
+
+Differs: the default range of blocks is PRX's, so that arms compare; the paper keeps two blocks at either end dense
+(first=3, last=26 of its 28). PRX's variant is sampling=random,mask=learned,path_drop=0.
+
+B: samples, L: tokens, K: kept tokens, D: width, G: groups of tokens, S: tokens of a group.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from tintype.flow.routes import RangePart, random_kept
+from tintype.seams import Draws, Route
+from tintype.settings import ModelSettings, PlanView, Settings
+
+_MASK_STD = 0.02
+
+
+class SprintOptions(Settings):
+    sampling: Literal["grouped", "random"] = Field(
+        "grouped", description="Keep as many of each small square of tokens (the paper's), or any (PRX's)"
+    )
+    mask: Literal["fixed", "learned"] = Field(
+        "fixed", description="The token that stands for a missing one: drawn once, or learned from zero (PRX's)"
+    )
+    path_drop: float = Field(0.1, ge=0, lt=1, description="Share of the samples whose deep stream is all mask tokens")
+
+
+class SprintSettings(SprintOptions, RangePart):
+    kind: Literal["sprint"] = "sprint"
+
+    @model_validator(mode="after")
+    def _groups(self) -> SprintSettings:
+        if self.sampling == "grouped":
+            group_side(self.share)
+        return self
+
+    def check(self, plan: PlanView) -> None:
+        super().check(plan)
+        rows, columns = plan.token_grid
+        if self.sampling == "grouped" and (rows % (side := group_side(self.share)) or columns % side):
+            raise ValueError(
+                f"sprint: {rows} × {columns} tokens cannot be cut into squares of {side} × {side}, as share "
+                f"{self.share:g} needs; change model.patch or data.size_px, or take sampling=random"
+            )
+
+    def build(self, model: ModelSettings) -> Sprint:
+        return Sprint(self, model.width)
+
+
+def group_side(share: float) -> int:
+    """The side of the smallest square of which this share is a whole number of tokens: 2 or 4."""
+    for side in (2, 4):
+        if (share * side**2).is_integer():
+            return side
+    raise ValueError(f"sprint: grouped sampling takes a share in sixteenths, not {share:g}; or take sampling=random")
+
+
+class Sprint(nn.Module):
+    def __init__(self, settings: SprintSettings, width: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.fusion = nn.Linear(2 * width, width)
+        nn.init.xavier_uniform_(self.fusion.weight)
+        nn.init.zeros_(self.fusion.bias)
+        if settings.mask == "learned":
+            self.mask_D: Tensor = nn.Parameter(torch.zeros(width))
+        else:
+            self.register_buffer("mask_D", torch.randn(width) * _MASK_STD)
+
+    def plan(self, grid: tuple[int, int], step: int, draws: Draws) -> Route | None:
+        share = self.settings.path_drop
+        dropped_B = draws.uniform("path-drop") < share if share else None
+        kept_BK = self._kept(grid, draws) if self.settings.schedule.factor(step) else None
+        return self._route(kept_BK, dropped_B)
+
+    def whole(self) -> Route | None:
+        return self._route(None)
+
+    def sparse(self, kept_BK: Tensor) -> Route:
+        return self._route(kept_BK)
+
+    def _route(self, kept_BK: Tensor | None, dropped_B: Tensor | None = None) -> Route:
+        merge = partial(self.fuse, dropped_B=dropped_B)
+        return Route(self.settings.first - 1, self.settings.last, kept_BK, merge)
+
+    def _kept(self, grid: tuple[int, int], draws: Draws) -> Tensor:
+        tokens = grid[0] * grid[1]
+        if self.settings.sampling == "random":
+            return random_kept(draws, tokens, tokens - int(tokens * self.settings.share))
+        return grouped_kept(draws, grid, self.settings.share)
+
+    def fuse(
+        self, whole_BLD: Tensor, deep_BKD: Tensor, kept_BK: Tensor | None, dropped_B: Tensor | None = None
+    ) -> Tensor:
+        """`whole_BLD` are the tokens before the sparse blocks, `deep_BKD` the kept ones behind them."""
+        mask_D = self.mask_D.to(deep_BKD.dtype)
+        deep_BLD = deep_BKD
+        if kept_BK is not None:
+            index_BKD = kept_BK[:, :, None].expand_as(deep_BKD)
+            deep_BLD = mask_D.expand_as(whole_BLD).scatter(1, index_BKD, deep_BKD)
+        if dropped_B is not None:
+            deep_BLD = torch.where(dropped_B[:, None, None], mask_D, deep_BLD)
+        fused_BLD: Tensor = self.fusion(torch.cat([deep_BLD, whole_BLD.to(deep_BLD.dtype)], dim=-1))
+        return fused_BLD
+
+
+def grouped_kept(draws: Draws, grid: tuple[int, int], share: float) -> Tensor:
+    """The same number of tokens of each square, drawn at random: in order, for each sample."""
+    side, (rows, columns) = group_side(share), grid
+    index_HW = torch.arange(rows * columns, device=draws.position_B.device).view(rows, columns)
+    index_GS = index_HW.view(rows // side, side, columns // side, side).transpose(1, 2).reshape(-1, side**2)
+    order_BGS = draws.uniform("route", tuple(index_GS.shape)).argsort(dim=2, stable=True)
+    count = side**2 - round(share * side**2)
+    kept_BGK = index_GS.expand(len(order_BGS), -1, -1).gather(2, order_BGS[:, :, :count])
+    return kept_BGK.flatten(1).sort(dim=1).values

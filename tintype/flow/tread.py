@@ -1,0 +1,44 @@
+"""tread: a random part of the image tokens skips a range of blocks and comes back unchanged (arXiv 2501.04765).
+
+Which tokens skip is drawn anew for each sample and step. Sampling and validation are dense. The paper removes int(N r)
+of N tokens; the default range is PRX's, blocks 3 to 13 of 16.
+
+K: kept tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from tintype.flow.routes import RangePart, random_kept
+from tintype.seams import Draws, Route
+from tintype.settings import ModelSettings
+
+
+class TreadSettings(RangePart):
+    any_shape: ClassVar[bool] = True
+
+    kind: Literal["tread"] = "tread"
+
+    def build(self, model: ModelSettings) -> Tread:
+        return Tread(self)
+
+
+@dataclass(frozen=True)
+class Tread:
+    settings: TreadSettings
+
+    def plan(self, grid: tuple[int, int], step: int, draws: Draws) -> Route | None:
+        tokens = grid[0] * grid[1]
+        if not self.settings.schedule.factor(step):
+            return None
+        return self.sparse(random_kept(draws, tokens, tokens - int(tokens * self.settings.share)))
+
+    def whole(self) -> Route | None:
+        return None
+
+    def sparse(self, kept_BK: Tensor) -> Route:
+        return Route(self.settings.first - 1, self.settings.last, kept_BK)

@@ -1,0 +1,46 @@
+"""x-prediction: the network predicts the clean image, and the loss is taken on velocities (JiT, arXiv 2511.13720).
+
+Prediction and target are both turned into velocities with t clamped from below (JiT's code; its time runs the other
+way), so the loss is the squared error of x weighted by 1 / max(t, clamp)². The sampler uses the same clamp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from tintype.flow import path
+from tintype.flow.part import ObjectivePart
+from tintype.seams import Draws, Sample
+from tintype.settings import TimeSettings
+
+
+class XPredictionSettings(ObjectivePart):
+    predicts: ClassVar[Literal["velocity", "x"]] = "x"
+
+    kind: Literal["x-prediction"] = "x-prediction"
+    clamp: float = Field(0.05, gt=0, lt=1, description="No division by a t below this")
+
+    def build(self, time: TimeSettings) -> XPrediction:
+        return XPrediction(time, self.clamp)
+
+
+@dataclass(frozen=True)
+class XPrediction:
+    time: TimeSettings
+    clamp: float
+
+    def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample:
+        return path.draw_sample(x_BCHW, self.time, draws)
+
+    def target(self, sample: Sample) -> Tensor:
+        return path.x_to_velocity(sample.x_BCHW, sample.x_t_BCHW, sample.t_B, self.clamp)
+
+    def velocity(self, prediction_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor) -> Tensor:
+        return path.x_to_velocity(prediction_BCHW.to(x_t_BCHW.dtype), x_t_BCHW, t_B, self.clamp)
+
+    def x_weight(self, t_B: Tensor) -> Tensor:
+        return t_B.clamp_min(self.clamp).square().reciprocal()

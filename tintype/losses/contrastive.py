@@ -1,0 +1,88 @@
+"""contrastive: a sample's velocity keeps away from those of other captions (arXiv 2506.05350).
+
+L = |v̂ - v|² - λ |v̂ - v_neg|², with v_neg the target velocity of another sample of the micro-batch. This term is the
+second half; λ is its weight. Both halves are taken on the velocities that the objective compares, with the same clamp
+and the same weight of t: with a weight on the first half only, the sum would have no minimum at a t that counts
+less than λ. For the same reason λ stays below 1.
+
+Negatives: a random pairing of the micro-batch in which no sample gets itself or a sample of the same caption, and none
+is used twice. So accumulation, which makes micro-batches smaller, changes the method; ranks, which share one, do not.
+Where one caption holds more than half of the micro-batch, as many as can be are paired, and the others contribute zero.
+Differs: the paper draws another sample at random, of the same class or not.
+
+Minimiser: v* = (E[v | x_t, c] - λ m) / (1 - λ), where m = E[v_neg] is the mean target velocity of the other captions:
+that of all data, unless captions are few. The authors undo it when they sample; here that is guidance's `unbias`.
+
+B: samples of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tintype import rng
+from tintype.flow.objective import mean_square
+from tintype.losses.part import LossPart, PlanView
+from tintype.runtime.transfer import send
+from tintype.seams import Draws, LossTerm, Place, View
+
+
+class ContrastiveSettings(LossPart):
+    any_shape: ClassVar[bool] = True
+
+    kind: Literal["contrastive"] = "contrastive"
+    weight: float = Field(0.05, gt=0, lt=1, description="λ; from 1 on the loss would have no minimum")
+
+    def check(self, plan: PlanView) -> None:
+        super().check(plan)
+        train = plan.train
+        if train.batch // train.accumulate < 2:
+            raise ValueError(
+                f"contrastive: a sample needs another one of its micro-batch as its negative, but train.batch "
+                f"{train.batch} in train.accumulate {train.accumulate} micro-batches leaves one sample in each; "
+                "accumulate less or take a larger batch"
+            )
+
+    def velocity_bias(self, last_step: int) -> float:
+        return self.weight_at(last_step)
+
+    def build(self, place: Place) -> Contrastive:
+        return Contrastive()
+
+
+class Contrastive(LossTerm):
+    needs_images = False
+
+    def loss(self, view: View) -> Tensor:
+        world, count = view.world, len(view.captions)
+        captions = [caption for some in world.tell(list(view.captions)) for caption in some]
+        draws = Draws(view.draws.seed, world.rows(view.draws.position_B))
+        mine = slice(world.rank * count, (world.rank + 1) * count)
+        negative_B, paired_B = (of_all[mine] for of_all in negatives(captions, draws))
+        target_BCHW = world.rows(view.target_BCHW)[negative_B]
+        loss_B = -(paired_B * mean_square(view.velocity_BCHW, target_BCHW))
+        return loss_B if view.weight_B is None else view.weight_B * loss_B
+
+
+def negatives(captions: Sequence[str], draws: Draws) -> tuple[Tensor, Tensor]:
+    """The index of each sample's negative, and whether it is one: False where it would have the sample's own caption.
+
+    All samples stand in a circle in random order, those of one caption side by side. The negative stands as many
+    places further as the most frequent caption has samples: that is beyond every group, and comes round to the same
+    group only if that one has more than half of the places. Nothing is read back from the device.
+    """
+    device = draws.position_B.device
+    first = {caption: index for index, caption in reversed(list(enumerate(captions)))}
+    group_B = send(torch.tensor([first[caption] for caption in captions]), device)
+    key_B, key_of_group_B = rng.bits(draws.seed, "negatives", draws.position_B, 2).unbind(1)  # no two are equal
+    shuffled_B = key_B.argsort()
+    circle_B = shuffled_B[key_of_group_B[group_B][shuffled_B].argsort(stable=True)]
+    negative_B = torch.empty_like(circle_B)
+    negative_B[circle_B] = circle_B.roll(-max(Counter(captions).values()))
+    return negative_B, group_B[negative_B] != group_B

@@ -1,0 +1,70 @@
+"""irepa: alignment that favours the teacher's spatial structure (arXiv 2512.10794).
+
+Two changes to REPA: the projector is one 3 × 3 convolution over the grid of tokens, and the teacher's tokens lose a
+part of their mean over space and are brought to unit deviation, in each channel. The weight is REPA's 0.5, so that the
+two can be compared; the authors take 1.0 on latents and 0.5 on pixels.
+
+B: samples. L: tokens of the grid. K: those that the route kept. D: width of the denoiser. T: width of the teacher.
+H, W: rows and columns of tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from tintype.errors import UserError
+from tintype.losses.alignment import AlignmentOptions, AlignmentPart, AlignmentTerm, minus_mean_cosine
+from tintype.losses.part import PlanView, Scheduled
+from tintype.seams import Place
+
+_EPSILON = 1e-6
+
+
+class IrepaOptions(AlignmentOptions, Scheduled):
+    alpha: float = Field(
+        0.6, ge=0, le=1, description="How much of the mean goes: 0.6 in the authors' command, 1.0 in their function"
+    )
+
+
+class IrepaSettings(AlignmentPart, IrepaOptions):
+    kind: Literal["irepa"] = "irepa"
+
+    def check(self, plan: PlanView) -> None:
+        """Asks the plan's route which blocks see all tokens, where the term begins."""
+        super().check(plan)
+        if plan.route is not None and self.block - 1 in plan.route.sparse_blocks(self.schedule.start):
+            raise ValueError(_routed(self.block, f"a part of the tokens (route.kind '{plan.route.kind}')"))
+
+    def build(self, place: Place) -> IrepaTerm:
+        if place.grid == (1, 1):
+            raise UserError("irepa: a denoiser with a single token has no spatial structure; make model.patch smaller")
+        return IrepaTerm(self, place)
+
+
+class IrepaTerm(AlignmentTerm):
+    def __init__(self, settings: IrepaSettings, place: Place) -> None:
+        super().__init__(settings, place, nn.Conv2d(place.width, settings.teacher.width(), 3, padding=1))
+        self._alpha, self._grid, self._block = settings.alpha, place.grid, settings.block
+
+    def compare(self, token_BKD: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None) -> Tensor:
+        if kept_BK is not None:
+            raise UserError(_routed(self._block, f"{kept_BK.shape[1]} of {teacher_BLT.shape[1]} tokens"))
+        map_BDHW = token_BKD.transpose(1, 2).unflatten(2, self._grid)
+        projected_BLT = self.projector(map_BDHW).flatten(2).transpose(1, 2)
+        return minus_mean_cosine(projected_BLT, spatially_normalised(teacher_BLT, self._alpha))
+
+
+def spatially_normalised(token_BLT: Tensor, alpha: float) -> Tensor:
+    """(y - alpha * mean) / (deviation + 1e-6), both over the tokens of a sample; the deviation is the unbiased one."""
+    mean_B1T, deviation_B1T = token_BLT.mean(dim=1, keepdim=True), token_BLT.std(dim=1, keepdim=True)
+    return (token_BLT - alpha * mean_B1T) / (deviation_B1T + _EPSILON)
+
+
+def _routed(block: int, seen: str) -> str:
+    return (
+        f"irepa convolves over the whole grid, but block {block} sees {seen}; take a block outside the route "
+        "(irepa:block=N), or an alignment that goes token by token"
+    )

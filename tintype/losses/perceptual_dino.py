@@ -1,0 +1,66 @@
+"""perceptual-dino: the predicted picture is to give DINOv2 the same patch tokens as the true one.
+
+PixelGen's P-DINO loss (arXiv 2602.02493) as PRX's speedrun has it: the whole picture at 224 px, one minus the mean
+cosine over the patches. Differs from PRX: in fp32 rather than bf16, and the resize is antialiased.
+
+B: samples. C: channels. H, W: rows, columns. L: patches. D: width of the network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from tintype.errors import UserError
+from tintype.losses.perceptual import PerceptualPart, resized
+from tintype.pretrained.hub import DINOV2, IMAGENET_MEAN, IMAGENET_STD, Checkpoint
+from tintype.pretrained.weights import digest
+from tintype.settings import PathText
+
+
+class PerceptualDinoSettings(PerceptualPart):
+    kind: Literal["perceptual-dino"] = "perceptual-dino"
+    weight: float = Field(0.01, gt=0, description="Its weight in the sum of the losses")
+    source: PathText = Field(
+        "facebook/dinov2-with-registers-base", min_length=1, description="Repository of the hub, or a local folder"
+    )
+    revision: str | None = Field(None, description="Branch, tag or commit of the hub; a commit cannot change")
+    size_px: int = Field(224, ge=1, description="The network's input, a multiple of its patch")
+
+    def load(self, device: torch.device) -> DinoDistance:
+        checkpoint = Checkpoint(self.source, self.revision)
+        network = checkpoint.model(DINOV2)
+        if self.size_px % network.config.patch_size:
+            raise UserError(
+                f"{self.kind}: {checkpoint.words} has patches of {network.config.patch_size} px; size_px "
+                f"({self.size_px}) must be a multiple of that"
+            )
+        mean_C11, std_C11 = (
+            torch.tensor(values, device=device).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD)
+        )
+        frozen = network.eval().requires_grad_(False).to(device)
+        return DinoDistance(frozen, self.size_px, mean_C11, std_C11, digest(network.parameters()))
+
+
+@dataclass(frozen=True)
+class DinoDistance:
+    network: Any
+    size_px: int
+    mean_C11: Tensor
+    std_C11: Tensor
+    identity: str
+
+    def __call__(self, predicted_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
+        cosine_BL = cosine_similarity(self._patches(predicted_BCHW), self._patches(true_BCHW), dim=-1)
+        return 1 - cosine_BL.mean(dim=1)
+
+    def _patches(self, image_BCHW: Tensor) -> Tensor:
+        """The last tokens: a class token and registers stand before them."""
+        unit_BCHW = (resized(image_BCHW, self.size_px, self.size_px) + 1) / 2
+        token_BLD: Tensor = self.network(pixel_values=(unit_BCHW - self.mean_C11) / self.std_C11).last_hidden_state
+        return token_BLD[:, -((self.size_px // self.network.config.patch_size) ** 2) :]

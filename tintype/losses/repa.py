@@ -1,0 +1,32 @@
+"""repa: a block's tokens, through a small projector, are aligned with a frozen teacher's (arXiv 2410.06940).
+
+Teacher and projector are the paper's: DINOv2-B's patch tokens after its last norm, a grid that matches token for token,
+three linear layers with SiLU between them. Differs: the image is brought to the teacher's input with antialiasing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from torch import nn
+
+from tintype.losses.alignment import AlignmentOptions, AlignmentPart, AlignmentTerm
+from tintype.seams import Place
+
+
+class RepaOptions(AlignmentOptions):
+    hidden: int = Field(2048, ge=1, description="Width of the projector's inner layers")
+
+
+class RepaSettings(AlignmentPart, RepaOptions):
+    kind: Literal["repa"] = "repa"
+
+    def build(self, place: Place) -> AlignmentTerm:
+        return AlignmentTerm(self, place, repa_projector(place.width, self.hidden, self.teacher.width()))
+
+
+def repa_projector(width: int, hidden: int, out: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out)
+    )

@@ -1,0 +1,76 @@
+"""Settings of optimizers and weight averages: what all kinds do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tintype.optim.storage import Storage
+from tintype.runtime.layout import Layout
+from tintype.seams import WeightAverage
+from tintype.settings import Part, PlanView, Settings
+
+
+class OptimizerPart(Part):
+    lr: float = Field(gt=0, description="The learning rate")
+
+    @property
+    def smallest_gradient(self) -> float:
+        """Return the size below which it is epsilon that makes a step small, and not rounding."""
+        return 0.0
+
+    def scaled(self, factor: float) -> Self:
+        """Return the settings with every learning rate times `factor`, without digits that only rounding made."""
+        return self.model_copy(update={"lr": float(f"{self.lr * factor:.12g}")})
+
+    def groups(self, named: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
+        """Return the names of the parameters by the kind of optimizer that has them."""
+        return {self.kind: list(named)}
+
+    def build(
+        self, named: Iterable[tuple[str, nn.Parameter]], storage: Storage, layout: Layout
+    ) -> torch.optim.Optimizer:
+        raise NotImplementedError
+
+
+MOST_INIT = 0.01
+"""Share of the initial weights in an average above which a run warns: less does not show in samples."""
+
+
+class AverageSettings(Settings):
+    """Settings of a weight average. Those of a fixed decay have no `kind`; all others are a `Part` too."""
+
+    def check(self, plan: PlanView) -> None:
+        """Raises ValueError where the plan cannot have this average."""
+
+    def build(self, weights: Mapping[str, Tensor]) -> WeightAverage:
+        raise NotImplementedError
+
+    def update_due(self, step: int) -> bool:
+        """Whether the average takes in the weights after this step, counted from 1."""
+        return True
+
+    def init_share(self, steps: int) -> float:
+        """Share of the initial weights in the average after `steps` steps."""
+        return 0.0
+
+    def init_warning(self, steps: int) -> str | None:
+        """Warn where the average after `steps` steps has more of the initial weights than `MOST_INIT`."""
+        if (share := self.init_share(steps)) <= MOST_INIT:
+            return None
+        return (
+            f"after {steps:,} steps {share:.0%} of the weight average is still the initial weights; use ema with "
+            "ramp=true, lower its decay or its every, or train longer"
+        )
+
+    def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of the tensors that a checkpoint has of the average, the weights that sampling loads."""
+        return dict(stored)
+
+    def snapshot_due(self, step: int, steps: int) -> bool:
+        """Whether the average is written down for good after this step of so many."""
+        return False

@@ -1,0 +1,125 @@
+"""Apply techniques to a Plan, and refuse what no arm may do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from tintype.config.strict import Document, assignments_in, nearest, parse, read_yaml
+from tintype.errors import UserError
+from tintype.plan import Change, Plan, diff, flat, settings_by_key
+from tintype.settings import Settings
+from tintype.techniques import SHARED_SEAMS, TECHNIQUES, Technique
+from tintype.techniques.technique import Changes
+
+
+@dataclass(frozen=True)
+class Application:
+    """A technique with the options that it is applied with."""
+
+    technique: Technique
+    options: Settings
+    given: tuple[str, ...] = ()
+    """The dotted keys of the options that were given."""
+
+    @classmethod
+    def parse(cls, spec: str) -> Application:
+        """Reads `name` or `name:key=value,key=[value,value]`."""
+        name, _, rest = spec.partition(":")
+        if name not in TECHNIQUES:
+            raise UserError(f"unknown technique '{name}'; {nearest(name, TECHNIQUES)}")
+        document = Document(f"technique {spec}", {})
+        for assignment in assignments_in(rest):
+            document.override(assignment, option=f"technique {name}:")
+        given = tuple(assignment.partition("=")[0].strip() for assignment in assignments_in(rest))
+        return cls(TECHNIQUES[name], parse(TECHNIQUES[name].options, document), given)
+
+
+def apply_techniques(plan: Plan, specs: Sequence[str], given: Sequence[str] = (), option: str = "--set ") -> Plan:
+    """Return the plan with techniques applied in turn. Each must change something, and only what it declares.
+
+    `given` are the assignments that the user made beside them: none of them may be overwritten by a technique. `option`
+    stands before them in messages.
+    """
+    applied: list[Technique] = []
+    for application in map(Application.parse, specs):
+        technique = application.technique
+        for other in applied:
+            _refuse_both(other, technique)
+        applied.append(technique)
+        changed = plan.model_copy(update=_changes(plan, application))
+        check_arm(f"technique '{technique.name}'", plan, changed, technique.seams)
+        for assignment in given:
+            _refuse_overwritten(assignment, option, technique, plan, changed)
+        plan = changed
+    return _checked(plan, applied)
+
+
+def _refuse_overwritten(assignment: str, option: str, technique: Technique, before: Plan, after: Plan) -> None:
+    """Refuse a technique that sets a key which the user set otherwise, unless it moves the value within its section."""
+    key, _, value = assignment.partition("=")
+    old, new = settings_by_key(before), settings_by_key(after)
+    for name in flat(read_yaml(value, key).data, key.strip()):
+        if name in SHARED_SEAMS or name not in old or old[name] == new.get(name):
+            continue
+        section, last = name.split(".")[0], name.split(".")[-1]
+        moved = (k for k, v in new.items() if k.split(".")[0] == section and k.split(".")[-1] == last)
+        if not any(new[k] == old[name] for k in moved):
+            shown = f"{old[name]} → {new[name]}" if name in new else f"{old[name]} is gone"
+            raise UserError(
+                f"{option}{assignment}: the technique '{technique.name}' overwrites {name} ({shown}); leave one of "
+                f"them out, or set it by an option of {technique.name}"
+            )
+
+
+def _changes(plan: Plan, application: Application) -> Changes:
+    try:
+        return application.technique.apply(plan, application.options)
+    except ValidationError as error:
+        raise UserError(f"technique '{application.technique.name}': {_reasons(error)}") from None
+
+
+def _refuse_both(first: Technique, second: Technique) -> None:
+    """Two techniques cannot hold one seam or one setting of it, nor add the same kind of part to a shared one."""
+    if first.seam != second.seam or first.setting != second.setting:
+        return
+    if first.seam not in SHARED_SEAMS:
+        held = first.seam if first.setting is None else f"{first.seam}.{first.setting}"
+        what = f"both set the plan's '{held}'"
+    elif first.part is second.part:
+        what = f"both add the same kind of part to the plan's '{first.seam}'"
+    else:
+        return
+    raise UserError(f"'{first.name}' and '{second.name}' {what}; apply one of them")
+
+
+def _checked(plan: Plan, applied: Sequence[Technique]) -> Plan:
+    """The plan as a whole: what one technique needs another may bring, so it is looked at when all are applied."""
+    try:
+        return Plan(**dict(plan))
+    except ValidationError as error:
+        names = " and ".join(f"'{technique.name}'" for technique in applied)
+        raise UserError(f"with {names} applied, the plan does not hold: {_reasons(error)}") from None
+
+
+def _reasons(error: ValidationError) -> str:
+    problems = error.errors(include_url=False)
+    keys = [".".join(map(str, problem["loc"])) for problem in problems]
+    reasons = [problem["msg"].removeprefix("Value error, ") for problem in problems]
+    return "; ".join(f"{key}: {reason}" if key else reason for key, reason in zip(keys, reasons, strict=True))
+
+
+def check_arm(what: str, before: Plan, after: Plan, declared: Set[str]) -> dict[str, Change]:
+    """The guard of every comparison: a change that is not empty, and in the declared seams only."""
+    changes = diff(before, after)
+    if not changes:
+        raise UserError(f"{what} changes nothing: the plan has these settings already")
+    strays = [key for key in changes if key.split(".")[0] not in declared]
+    if strays:
+        raise UserError(
+            f"{what} declares {', '.join(sorted(declared))} but also changes {', '.join(strays)}; "
+            "an arm may change what it declares and nothing else"
+        )
+    return changes
