@@ -26,8 +26,8 @@ class CaptionServer(ThreadingHTTPServer):
         self.asked: list[dict[str, Any]] = []
         """The bodies of the questions."""
         self.headers: list[dict[str, str]] = []
-        self.pictures: Counter[str] = Counter()
-        """How often each picture was asked about, by the SHA-256 of its bytes."""
+        self.images: Counter[str] = Counter()
+        """How often each image was asked about, by the SHA-256 of its bytes."""
         self.times_s: list[float] = []
         self.script: list[Deed] = []
         """Done before the first answers, one for each question."""
@@ -65,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
         with server.lock:
             server.asked.append(body)
             server.headers.append(dict(self.headers))
-            server.pictures[key] += 1
+            server.images[key] += 1
             server.times_s.append(time.monotonic())
             deed = server.script.pop(0) if server.script else server.always
         if deed is not None:

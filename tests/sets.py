@@ -1,4 +1,4 @@
-"""One small set of pictures with captions and splits in each form in which sets lie on disks, written by the formats'
+"""One small set of images with captions and splits in each form in which sets lie on disks, written by the formats'
 descriptions and not by the code that reads them."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow
 from pyarrow import parquet
 
-from tests.tiny_store import picture
+from tests.tiny_store import image_file
 from tintype.data.store.importing import ImportOptions
 
 
@@ -31,7 +31,7 @@ def entries(count: int = 6) -> list[Entry]:
     return [
         Entry(
             f"p{index}.{('png', 'jpeg', 'webp')[index % 3].replace('jpeg', 'jpg')}",
-            picture(index, form=("png", "jpeg", "webp")[index % 3]),
+            image_file(index, form=("png", "jpeg", "webp")[index % 3]),
             {
                 "long": f"„picture“ {index}, with\na line 🙂",
                 "short": f"no. {index}",

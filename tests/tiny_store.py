@@ -1,4 +1,4 @@
-"""Small sets of pictures, and stores of them."""
+"""Small sets of images, and stores of them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 
 from tintype.data.store import layout
-from tintype.data.store.importing import ImportOptions, Outcome, Progress, import_pictures
+from tintype.data.store.importing import ImportOptions, Outcome, Progress, import_images
 from tintype.data.store.layout import AboutStore
 from tintype.runtime.files import checksum_of
 from tintype.runtime.interrupt import Interrupt
 
 
-def picture(seed: int, size: tuple[int, int] = (24, 20), form: str = "png", **options: Any) -> bytes:
+def image_file(seed: int, size: tuple[int, int] = (24, 20), form: str = "png", **options: Any) -> bytes:
     """Colours that change slowly: JPEG and resizing leave them nearly as they are."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.rand(1, 3, 3, 3, generator=generator) * 255
@@ -42,7 +42,7 @@ def parquet_of(path: Path, images: Sequence[bytes | None], **columns: Sequence[s
 def captioned(path: Path, count: int, **columns: Sequence[str | None]) -> Path:
     return parquet_of(
         path,
-        [picture(index) for index in range(count)],
+        [image_file(index) for index in range(count)],
         caption_long=[f"a long caption of number {index}" for index in range(count)],
         caption_short=[f"number {index}" for index in range(count)],
         **columns,
@@ -73,7 +73,7 @@ def tried(
 ) -> Outcome:
     told = on_progress or (lambda progress: None)
     options = replace(options or ImportOptions(), most_bad=1.0)  # of so few, one is many
-    return import_pictures(source, out, options, interrupt or Interrupt(), told)
+    return import_images(source, out, options, interrupt or Interrupt(), told)
 
 
 def tiny_store(folder: Path, count: int = 60, name: str = "store", eval_share: float = 0.4) -> Path:

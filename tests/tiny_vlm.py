@@ -55,7 +55,7 @@ def write_vlm(folder: Path, template: str | None = TEMPLATE) -> Path:
     model = transformers.LlavaForConditionalGeneration(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(8)  # so that the answer depends on the picture
+            parameter.mul_(8)  # so that the answer depends on the image
         # Ends and letters are likely: a random network would write control characters without end.
         head = model.lm_head.weight
         for name, id_ in vocabulary.items():

@@ -1,4 +1,4 @@
-"""From pictures on a disk to the report of a study on them, with the real commands."""
+"""From images on a disk to the report of a study on them, with the real commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.tiny_store import captioned
 from tintype.study.lab import report_study
 
 STUDY = """
-question: Do short captions matter on our own pictures?
+question: Do short captions matter on our own images?
 recipe: PLAN
 set: ["data={kind: store, path: STORE, size_px: 16}"]
 seeds: [0, 1]
@@ -29,7 +29,7 @@ evaluation:
 """
 
 
-def test_pictures_are_imported_trained_on_compared_and_reported(tmp_path: Path) -> None:
+def test_images_are_imported_trained_on_compared_and_reported(tmp_path: Path) -> None:
     store, out = tmp_path / "store", tmp_path / "out"
     source = captioned(tmp_path / "a.parquet", 50)
     done = tintype("data", "import", str(source), "--out", str(store), "--eval-share", "0.4", "--short-px", "16")

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save
 
 from tests.fault.promises import Promise
 from tests.tiny import tiny_plan
-from tests.tiny_store import parquet_of, picture
+from tests.tiny_store import image_file, parquet_of
 from tests.tiny_text import MAX_TOKENS, write_text_encoder
 from tests.tiny_vae import write_tiny_vae
 from tintype.data.recaption import journal
@@ -35,7 +35,7 @@ from tintype.data.store import layout, writer
 from tintype.data.store.attributes import read_attributes
 from tintype.data.store.columns import add_column
 from tintype.data.store.fingerprints import look_at
-from tintype.data.store.importing import ImportOptions, import_pictures
+from tintype.data.store.importing import ImportOptions, import_images
 from tintype.data.store.layout import open_store
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
@@ -90,7 +90,7 @@ def import_some(folder: Path, stop_after: int | None = None) -> Any:
     """Import eight images and two broken ones; with `stop_after` a signal comes."""
     source = folder / "a.parquet"
     if not source.exists():
-        images = [b"broken" if n in (2, 5) else picture(n, (18 + n, 18)) for n in range(10)]
+        images = [b"broken" if n in (2, 5) else image_file(n, (18 + n, 18)) for n in range(10)]
         texts = {"caption_long": [f"caption {n}" for n in range(10)], "caption_short": [f"{n}" for n in range(10)]}
         known: dict[str, Any] = {"score": [n / 8 for n in range(10)], "style": ["a", "b"] * 5}
         parquet_of(source, images, **texts, **known)
@@ -100,7 +100,7 @@ def import_some(folder: Path, stop_after: int | None = None) -> Any:
         if progress.done == stop_after:
             interrupt.signal = 2
 
-    return import_pictures(source, folder / "store", options(), interrupt, stop)
+    return import_images(source, folder / "store", options(), interrupt, stop)
 
 
 class StoreOfImages:

@@ -26,7 +26,7 @@ import tintype.runtime.files
 from tests import sets
 from tests.fault.promises import Promise
 from tests.shared import shared
-from tests.tiny_store import imported, parquet_of, picture
+from tests.tiny_store import image_file, imported, parquet_of
 from tests.unit.data.test_importers import animated, bomb, sixteen, sixteen_of_colour
 from tests.unit.data.test_store import quarantine
 from tintype.cli import app
@@ -34,7 +34,7 @@ from tintype.data.order import Shuffled
 from tintype.data.store import writer
 from tintype.data.store.attributes import read_attributes
 from tintype.data.store.encode import Sizing
-from tintype.data.store.importing import ImportOptions, import_pictures, read_share
+from tintype.data.store.importing import ImportOptions, import_images, read_share
 from tintype.data.store.layout import AboutStore, open_store
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
@@ -47,7 +47,7 @@ GOOD = 5
 
 @dataclass(frozen=True)
 class Case:
-    image: bytes = field(default_factory=lambda: picture(100))
+    image: bytes = field(default_factory=lambda: image_file(100))
     text: bytes = b"a good caption"
     reason: str | None = None
     """Why it is set aside; None where it is stored."""
@@ -57,21 +57,23 @@ class Case:
 
 def cmyk() -> bytes:
     buffer = io.BytesIO()
-    Image.open(io.BytesIO(picture(1))).convert("CMYK").save(buffer, "JPEG")
+    Image.open(io.BytesIO(image_file(1))).convert("CMYK").save(buffer, "JPEG")
     return buffer.getvalue()
 
 
 def turned() -> bytes:
     exif = Image.Exif()
     exif[0x0112] = 6
-    return picture(4, exif=exif, form="jpeg")
+    return image_file(4, exif=exif, form="jpeg")
 
 
 CASES = {
     "zero bytes": Case(b"", reason="cannot be read as an image: it is not JPEG, PNG"),
-    "truncated jpeg": Case(picture(2, form="jpeg")[:-40], reason="cannot be read as an image: image file is truncated"),
-    "truncated png": Case(picture(3)[:-60], reason="cannot be read as an image"),
-    "truncated webp": Case(picture(3, form="webp")[:-60], reason="cannot be read as an image"),
+    "truncated jpeg": Case(
+        image_file(2, form="jpeg")[:-40], reason="cannot be read as an image: image file is truncated"
+    ),
+    "truncated png": Case(image_file(3)[:-60], reason="cannot be read as an image"),
+    "truncated webp": Case(image_file(3, form="webp")[:-60], reason="cannot be read as an image"),
     "html for an image": Case(b"<html>404</html>", reason="it is not JPEG, PNG"),
     "cmyk": Case(cmyk()),
     "16 bits, grey": Case(sixteen(), reason="convert it to 8 bits a channel first"),
@@ -128,14 +130,16 @@ def test_a_fault_is_counted_with_its_reason_and_the_rest_is_there(
 ) -> None:
     """Import one faulty record in the middle of good ones, in three forms: it is set aside with its reason, alone."""
     case = CASES[name]
-    good = [Case(picture(index), f"good caption {index}".encode()) for index in range(GOOD)]
+    good = [Case(image_file(index), f"good caption {index}".encode()) for index in range(GOOD)]
     source = write(tmp_path / "set", [*good[:2], case, *good[2:]])
     done = command(str(source), "--out", str(tmp_path / "store"), "--eval-share", "0")
     assert done.exit_code == 0, done.output
     store, aside = open_store(tmp_path / "store"), case.reason is not None
     contents = [store.encoded(row).content for row in range(len(store))]
     assert store.about.counts == {"train": GOOD + (not aside), "eval": 0} and store.about.quarantined == int(aside)
-    assert [contents.index(picture(index)) for index in range(GOOD)] == ([0, 1, 2, 3, 4] if aside else [0, 1, 3, 4, 5])
+    assert [contents.index(image_file(index)) for index in range(GOOD)] == (
+        [0, 1, 2, 3, 4] if aside else [0, 1, 3, 4, 5]
+    )
     if case.reason is not None:
         (reason,) = quarantine(tmp_path / "store").values()
         assert case.reason in reason
@@ -161,22 +165,24 @@ def test_a_fault_is_counted_with_its_reason_and_the_rest_is_there(
 def test_an_unsafe_member_of_a_tar_is_set_aside(tmp_path: Path, name: str, kind: bytes, reason: str) -> None:
     """Import tars with members that lead out, links and pipes: each is set aside, and the rest is stored."""
     secret = tmp_path / "secret.png"
-    secret.write_bytes(picture(9))
+    secret.write_bytes(image_file(9))
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, str(secret) if kind == tarfile.SYMTYPE else "0.png"
-    unsafe: tuple[tarfile.TarInfo, bytes] = (info, picture(8) if kind == tarfile.REGTYPE else b"")
-    rest: list[Any] = [(f"{n}.{end}", what) for n in range(3) for end, what in (("png", picture(n)), ("txt", b"words"))]
+    unsafe: tuple[tarfile.TarInfo, bytes] = (info, image_file(8) if kind == tarfile.REGTYPE else b"")
+    rest: list[Any] = [
+        (f"{n}.{end}", what) for n in range(3) for end, what in (("png", image_file(n)), ("txt", b"words"))
+    ]
     source = sets.tar_of(tmp_path / "set" / "a.tar", [*rest[:2], unsafe, *rest[2:]])
     assert command(str(source), "--out", str(tmp_path / "store")).exit_code == 0
     store = open_store(tmp_path / "store")
     assert len(store) == 3 and store.about.quarantined == 1
     (said,) = quarantine(tmp_path / "store").values()
     assert reason in said and sorted(path.name for path in tmp_path.iterdir()) == ["secret.png", "set", "store"]
-    assert all(store.encoded(row).content == picture(row) for row in range(3))
+    assert all(store.encoded(row).content == image_file(row) for row in range(3))
 
 
 def test_a_parquet_without_the_named_column_stops_the_import(tmp_path: Path) -> None:
-    source = parquet_of(tmp_path / "a.parquet", [picture(0)], words=["a"], other=["b"])
+    source = parquet_of(tmp_path / "a.parquet", [image_file(0)], words=["a"], other=["b"])
     parquet.write_table(pyarrow.table({"photo": [1], "words": ["a"]}), tmp_path / "b.parquet")
     for arguments, message in (
         ([str(source), "--caption", "long=wrds"], "has no text column 'wrds'; it has words, other"),
@@ -238,7 +244,7 @@ print(json.dumps(codes))
 
 def test_a_full_disk_a_signal_and_a_kill_leave_no_store_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """With real processes. The system itself refuses to write on, in the middle of the third shard."""
-    images = [picture(index, (24, 20) if index < 9 else (300, 200), "bmp") for index in range(14)]
+    images = [image_file(index, (24, 20) if index < 9 else (300, 200), "bmp") for index in range(14)]
     images[5] = b"broken"
     source = parquet_of(tmp_path / "a.parquet", images, caption=[f"number {index}" for index in range(14)])
     whole = imported(source, tmp_path / "whole")
@@ -261,13 +267,13 @@ def test_a_full_disk_a_signal_and_a_kill_leave_no_store_and_the_same_command_goe
 
 
 def broken_of(folder: Path, bad: int, count: int) -> Path:
-    images = [b"broken" if index < bad else picture(index % 7) for index in range(count)]
+    images = [b"broken" if index < bad else image_file(index % 7) for index in range(count)]
     return parquet_of(folder / f"{bad}.parquet", images, caption=[f"number {index}" for index in range(count)])
 
 
 KINDS: dict[str, dict[str, Any]] = {
     "zero bytes": {"image": b""},
-    "truncated": {"image": picture(50, form="jpeg")[:-40]},
+    "truncated": {"image": image_file(50, form="jpeg")[:-40]},
     "another format": {"image": b"%PDF-1.4"},
     "empty caption": {"caption": " "},
     "not a number": {"score": "high"},
@@ -280,7 +286,7 @@ def faulty(folder: Path, share: int, only_good: bool = False) -> tuple[Path, lis
     records = []
     for n in range(100):
         fault = KINDS[list(KINDS)[bad.index(n) % len(KINDS)]] if n in bad else {}
-        records.append({"image": picture(n, (18, 16)), "caption": f"number {n}", "score": f"{n}", **fault})
+        records.append({"image": image_file(n, (18, 16)), "caption": f"number {n}", "score": f"{n}", **fault})
     kept = [one for n, one in enumerate(records) if not (only_good and n in bad)]
     columns = {name: [one[name] for one in kept] for name in ("image", "caption", "score")}
     path = folder / f"{share}-{only_good}.parquet"
@@ -290,7 +296,7 @@ def faulty(folder: Path, share: int, only_good: bool = False) -> tuple[Path, lis
 def imported_with(source: Path, out: Path, most_bad: float) -> AboutStore | None:
     attributes = read_attributes({"score": "score:float"})
     options = ImportOptions(eval_share=0.0, attributes=attributes, most_bad=most_bad)
-    return import_pictures(source, out, options, Interrupt()).about
+    return import_images(source, out, options, Interrupt()).about
 
 
 @pytest.mark.promise(12)
@@ -346,24 +352,24 @@ def test_a_share_of_just_the_ceiling_is_taken_and_one_more_is_not(tmp_path: Path
 
 def test_a_refused_import_resumes_with_a_larger_share_and_not_without(tmp_path: Path) -> None:
     """The control too: with the ceiling at 100% all broken images are let by."""
-    images = [picture(index) if index < 10 else b"broken" for index in range(20)]
+    images = [image_file(index) if index < 10 else b"broken" for index in range(20)]
     source = parquet_of(tmp_path / "a.parquet", images, caption=["words"] * 20)
     asked = ["data", "import", str(source), "--out", str(tmp_path / "store")]
     first, again = (str(CliRunner().invoke(app, asked).exception) for _ in range(2))
     assert "2 of the first 12 records are bad" in first and first == again
     done: list[int] = []
     seen = ImportOptions(most_bad=1.0)
-    import_pictures(source, tmp_path / "store", seen, Interrupt(), lambda progress: done.append(progress.done))
+    import_images(source, tmp_path / "store", seen, Interrupt(), lambda progress: done.append(progress.done))
     assert done[0] == 12 and done[-1] == 20, "it resumed"
     about = open_store(tmp_path / "store").about
     assert about.quarantined == 10 and sum(about.counts.values()) == 10
 
 
 def test_images_that_the_user_leaves_out_are_not_bad(tmp_path: Path) -> None:
-    images = [picture(index, (24, 20) if index < 15 else (64, 64)) for index in range(20)]
+    images = [image_file(index, (24, 20) if index < 15 else (64, 64)) for index in range(20)]
     source = parquet_of(tmp_path / "a.parquet", images, caption=["words"] * 20)
     options = ImportOptions(sizing=Sizing(min_px=32))
-    about = import_pictures(source, tmp_path / "store", options, Interrupt()).about
+    about = import_images(source, tmp_path / "store", options, Interrupt()).about
     assert about is not None and about.quarantined == 15 and sum(about.counts.values()) == 5
 
 
@@ -407,7 +413,7 @@ def test_all_is_on_the_disk_before_the_rename_that_makes_it_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "SHARD_ROWS", 4)
-    images = [picture(index) for index in range(9)] + [b"broken"]
+    images = [image_file(index) for index in range(9)] + [b"broken"]
     source = parquet_of(tmp_path / "a.parquet", images, caption=["words"] * 10)
     disk = Disk(monkeypatch)
     imported(source, tmp_path / "store")
@@ -437,7 +443,7 @@ def real_entries(name: str, count: int) -> list[sets.Entry]:
 
 
 @pytest.mark.parametrize("name", ["photos", "illustrations"])
-def test_real_pictures_come_through_every_door_as_the_same_records(tmp_path: Path, name: str) -> None:
+def test_real_images_come_through_every_importer_as_the_same_records(tmp_path: Path, name: str) -> None:
     some = real_entries(name, 40)
     identities = {}
     for form in ("parquet", "jsonl", "webdataset", "mds"):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.fault.promises import Promise
-from tests.tiny_store import imported, parquet_of, picture
+from tests.tiny_store import image_file, imported, parquet_of
 from tintype.data.order import Shuffled
 from tintype.data.sources import open_order
 from tintype.data.store.importing import ImportOptions
@@ -34,7 +34,7 @@ Open = Callable[[StoreSource, int], Order]
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("order")
-    images = [picture(n, (20, 20) if n % 3 else (30, 18)) for n in range(COUNT)]
+    images = [image_file(n, (20, 20) if n % 3 else (30, 18)) for n in range(COUNT)]
     source = parquet_of(folder / "a.parquet", images, caption=[f"number {n}" for n in range(COUNT)])
     imported(source, folder / "store", ImportOptions(eval_share=0.0))
     return folder / "store"

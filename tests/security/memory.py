@@ -15,8 +15,8 @@ import pyarrow
 from PIL import Image
 from pyarrow import parquet
 
-from tintype.data.image_sets import Encoded, decode, open_pictures
-from tintype.data.importers import Item, Reading, open_door
+from tintype.data.image_sets import Encoded, decode, open_images
+from tintype.data.importers import Item, Reading, open_importer
 from tintype.data.store.encode import Refused, Sizing, prepare
 from tintype.data.store.layout import open_shard
 from tintype.data.store.selection import read_skip_list
@@ -42,8 +42,8 @@ def risen(work: Callable[[], object]) -> tuple[str, int]:
 
 
 def imported(path: Path) -> str:
-    door = open_door(path, Reading())
-    items = [(item.problem or "read") for item in door.items(["caption"], 0)]
+    importer = open_importer(path, Reading())
+    items = [(item.problem or "read") for item in importer.items(["caption"], 0)]
     return f"{len(items)} items: {items[0]}"
 
 
@@ -67,7 +67,7 @@ def batches(path: Path) -> int:
 
 READERS: dict[str, Callable[[Path], object]] = {
     "import": imported,
-    "score": lambda path: sum(len(one.content) for one in open_pictures(path).encoded()),
+    "score": lambda path: sum(len(one.content) for one in open_images(path).encoded()),
     "skip list": read_skip_list,
     "shard": open_shard,
     "image": image,

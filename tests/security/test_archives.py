@@ -17,25 +17,25 @@ import pytest
 
 from tests import sets
 from tests.fault.promises import Promise
-from tests.tiny_store import imported, picture, rewrite_about, tiny_store, tried
-from tintype.data.image_sets import open_pictures
+from tests.tiny_store import image_file, imported, rewrite_about, tiny_store, tried
+from tintype.data.image_sets import open_images
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import open_store
 from tintype.errors import UserError
 
-SECRET = picture(99, (40, 40))
+SECRET = image_file(99, (40, 40))
 """An image outside that no attack may bring in."""
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tuple[tarfile.TarInfo, bytes]:
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, target
-    return info, picture(1) if kind == tarfile.REGTYPE else b""
+    return info, image_file(1) if kind == tarfile.REGTYPE else b""
 
 
 def tar(*members: tuple[tarfile.TarInfo, bytes]) -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
-        good: list[Any] = [("a.png", picture(0)), ("a.txt", b"words")]
+        good: list[Any] = [("a.png", image_file(0)), ("a.txt", b"words")]
         return sets.tar_of(folder / "set" / "a.tar", [*good, *members])
 
     return write
@@ -44,7 +44,7 @@ def tar(*members: tuple[tarfile.TarInfo, bytes]) -> Callable[[Path], Path]:
 def metadata(name: str) -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
         (folder / "set").mkdir()
-        (folder / "set" / "a.png").write_bytes(picture(0))
+        (folder / "set" / "a.png").write_bytes(image_file(0))
         rows = [{"file_name": one, "text": "words"} for one in ("a.png", name)]
         (folder / "set" / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return folder / "set"
@@ -75,7 +75,7 @@ def mds(name: str) -> Callable[[Path], Path]:
 def linked(name: str) -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
         (folder / "set").mkdir()
-        (folder / "set" / "a.png").write_bytes(picture(0))
+        (folder / "set" / "a.png").write_bytes(image_file(0))
         (folder / "set" / "a.txt").write_text("words")
         (folder / "set" / name).symlink_to(folder / "secret.png")
         return folder / "set"
@@ -151,7 +151,7 @@ def test_an_archive_that_would_unpack_to_a_thousand_times_its_size_is_not_unpack
         packed = pack(content.getvalue())
         assert len(content.getvalue()) > 900 * len(packed)
         (tmp_path / f"{name}.tar").write_bytes(packed)
-        for read in (lambda path: list(open_pictures(path)), lambda path: tried(path, tmp_path / "store")):
+        for read in (lambda path: list(open_images(path)), lambda path: tried(path, tmp_path / "store")):
             try:
                 read(tmp_path / f"{name}.tar")
                 promise.count(False, name)

@@ -19,7 +19,7 @@ import torch
 from tests.fault.promises import Promise
 from tests.security.test_pickles import Hostile, archive
 from tests.tiny import TINY, tiny_plan
-from tests.tiny_store import picture, tiny_store
+from tests.tiny_store import image_file, tiny_store
 from tests.tiny_vae import write_tiny_vae
 from tintype import cli
 from tintype.plan import Plan
@@ -118,7 +118,7 @@ def tar_of(path: Path, members: dict[str, bytes]) -> None:
 def mds_of(folder: Path, content: bytes) -> None:
     """A shard of MDS with a column that its own library unpickles."""
     folder.mkdir()
-    image = picture(0)
+    image = image_file(0)
     sample = np.array([len(image), len(content)], np.uint32).tobytes() + image + content
     head = np.array([1, 12, 12 + len(sample)], np.uint32).tobytes()
     (folder / "shard.00000.mds").write_bytes(head + sample)
@@ -140,17 +140,19 @@ IMPORTS: dict[str, tuple[str, Callable[[Path, bytes], object]]] = {
     "tar": ("set.tar", Path.write_bytes),
     "members of a tar": (
         "set.tar",
-        lambda path, bad: tar_of(path, {"0.png": picture(0), "0.pkl": bad, "0.pyd": bad, "0.pth": bad, "0.npy": bad}),
+        lambda path, bad: tar_of(
+            path, {"0.png": image_file(0), "0.pkl": bad, "0.pyd": bad, "0.pth": bad, "0.npy": bad}
+        ),
     ),
     "captions of a tar": (
         "set.tar",
-        lambda path, bad: tar_of(path, {"0.png": picture(0), "0.txt": bad, "0.json": bad}),
+        lambda path, bad: tar_of(path, {"0.png": image_file(0), "0.txt": bad, "0.json": bad}),
     ),
     "images of a folder": ("set", lambda path, bad: _folder_of(path, {"0.png": bad, "1.jpg": bad, "2.webp": bad})),
-    "captions of a folder": ("set", lambda path, bad: _folder_of(path, {"0.png": picture(0), "0.txt": bad})),
-    "metadata.jsonl": ("set", lambda path, bad: _folder_of(path, {"0.png": picture(0), "metadata.jsonl": bad})),
-    "metadata.csv": ("set", lambda path, bad: _folder_of(path, {"0.png": picture(0), "metadata.csv": bad})),
-    "metadata.parquet": ("set", lambda path, bad: _folder_of(path, {"0.png": picture(0), "metadata.parquet": bad})),
+    "captions of a folder": ("set", lambda path, bad: _folder_of(path, {"0.png": image_file(0), "0.txt": bad})),
+    "metadata.jsonl": ("set", lambda path, bad: _folder_of(path, {"0.png": image_file(0), "metadata.jsonl": bad})),
+    "metadata.csv": ("set", lambda path, bad: _folder_of(path, {"0.png": image_file(0), "metadata.csv": bad})),
+    "metadata.parquet": ("set", lambda path, bad: _folder_of(path, {"0.png": image_file(0), "metadata.parquet": bad})),
     "a saved data set": (
         "set",
         lambda path, bad: _folder_of(
@@ -186,7 +188,7 @@ def test_no_file_that_is_imported_or_given_runs_code(promise: Promise, things: P
     trap = tmp_path / "made"
     places = {"RUN": things / "run", "STORE": things / "store", "IMAGES": things / "images"}
     (things / "images").mkdir(exist_ok=True)
-    (things / "images" / "0.png").write_bytes(picture(0))
+    (things / "images" / "0.png").write_bytes(image_file(0))
     cases = [(name, kind) for name in (*IMPORTS, *READ) for kind in contents(trap)]
     for index, (name, kind) in enumerate(promise.choose(cases, short=len(cases) // 4)):
         folder = tmp_path / str(index)

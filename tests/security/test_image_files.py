@@ -20,19 +20,19 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 import tintype
-from tests.tiny_store import parquet_of, picture, tried
+from tests.tiny_store import image_file, parquet_of, tried
 from tintype.cli import app
-from tintype.data import image_file
-from tintype.data import image_sets as pictures
+from tintype.data import image_file as image_files
+from tintype.data import image_sets as images
 from tintype.data.decoding.threads import PixelBudget
 from tintype.data.folders import files_in
 from tintype.data.image_file import BadImageError, Limits, open_image, pixels_stated, read_file
-from tintype.data.image_sets import Encoded, decode, map_ahead, open_pictures
-from tintype.data.importers import Item, Reading, open_door
+from tintype.data.image_sets import Encoded, decode, map_ahead, open_images
+from tintype.data.importers import Item, Reading, open_importer
 from tintype.data.importers.table import parquet_rows
 from tintype.data.recaption.server import data_url
 from tintype.data.store import importing
-from tintype.data.store.encode import Picture, Refused, Sizing, prepare
+from tintype.data.store.encode import Prepared, Refused, Sizing, prepare
 from tintype.data.store.export import export_store
 from tintype.data.store.fingerprints import look
 from tintype.data.store.importing import ImportOptions
@@ -76,16 +76,16 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], boo
 
 @pytest.fixture
 def any_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_file, "_formats", lambda: None)
+    monkeypatch.setattr(image_files, "_formats", lambda: None)
 
 
 def store_of(folder: Path, content: bytes) -> Path:
     """A store past the checks of the import, as an earlier version could make it."""
     (folder / "work").mkdir()
     writer = Writer(folder / "work", ["long"], {}, {})
-    made = prepare(Item("a.png", picture(0)), Sizing())
-    assert isinstance(made, Picture)
-    bad = Picture(content, 24, 20, hashlib.sha256(content).hexdigest(), "0" * 64)
+    made = prepare(Item("a.png", image_file(0)), Sizing())
+    assert isinstance(made, Prepared)
+    bad = Prepared(content, 24, 20, hashlib.sha256(content).hexdigest(), "0" * 64)
     for index, one in enumerate((made, bad)):
         writer.add(Record(one, f"{index}.png", "train", {"long": "words"}))
     writer.keep()
@@ -125,7 +125,7 @@ def test_control_without_the_list_of_formats_the_program_is_started(
 
 
 def test_an_import_sets_postscript_aside_and_an_export_names_it(tmp_path: Path, started: Callable[[], bool]) -> None:
-    folder = captioned_folder(tmp_path / "set", {**{f"{n}.png": picture(n) for n in range(3)}, "3.png": EPS})
+    folder = captioned_folder(tmp_path / "set", {**{f"{n}.png": image_file(n) for n in range(3)}, "3.png": EPS})
     done = command("data", "import", str(folder), "--out", str(tmp_path / "out"), "--most-bad", "25%")
     assert done.exit_code == 0, done.output
     assert open_store(tmp_path / "out").about.quarantined == 1 and not started()
@@ -179,13 +179,13 @@ def test_control_another_opener_is_seen(source: str) -> None:
 def test_accepted_formats_are_read(form: str) -> None:
     if form.upper() not in Image.registered_extensions().values():
         pytest.skip(f"this build of Pillow lacks {form}")
-    assert decode(Encoded("a", picture(1, form=form))).shape == (3, 20, 24)
+    assert decode(Encoded("a", image_file(1, form=form))).shape == (3, 20, 24)
 
 
 @pytest.mark.parametrize("form", ["ppm", "pcx", "ico", "tga"])
 def test_other_formats_are_refused_by_name(form: str) -> None:
     with pytest.raises(BadImageError, match=r"a\.png cannot be read as an image: it is not JPEG, PNG, .* or AVIF"):
-        decode(Encoded("a.png", picture(1, form=form)))
+        decode(Encoded("a.png", image_file(1, form=form)))
 
 
 @pytest.mark.parametrize("error", [OverflowError, KeyError, RuntimeError, AttributeError, AssertionError("x")])
@@ -196,7 +196,7 @@ def test_whatever_a_decoder_raises_is_one_kind_of_error(error: Any, monkeypatch:
     monkeypatch.setattr(Image.Image, "convert", broken)
     expected = AssertionError if isinstance(error, AssertionError) else BadImageError
     with pytest.raises(expected):
-        look(Encoded("a.png", picture(1)))
+        look(Encoded("a.png", image_file(1)))
 
 
 # --- links
@@ -205,7 +205,7 @@ def test_whatever_a_decoder_raises_is_one_kind_of_error(error: Any, monkeypatch:
 def secret_folder(tmp_path: Path) -> Path:
     """Three images; the caption of the last is a link to a token outside."""
     (tmp_path / "token").write_text("hf_secret")
-    folder = captioned_folder(tmp_path / "set", {f"{n}.png": picture(n) for n in range(3)})
+    folder = captioned_folder(tmp_path / "set", {f"{n}.png": image_file(n) for n in range(3)})
     (folder / "2.txt").unlink()
     (folder / "2.txt").symlink_to(tmp_path / "token")
     return folder
@@ -229,7 +229,7 @@ def test_control_with_follow_links_it_is_read(tmp_path: Path) -> None:
 
 
 def test_links_that_stay_in_the_folder_are_followed_to_files_only(tmp_path: Path) -> None:
-    folder = captioned_folder(tmp_path / "set" / "inner", {"0.png": picture(0)}).parent
+    folder = captioned_folder(tmp_path / "set" / "inner", {"0.png": image_file(0)}).parent
     (folder / "1.png").symlink_to("inner/0.png")
     (folder / "again").symlink_to("inner")
     (folder / "loop").symlink_to("loop")
@@ -239,9 +239,9 @@ def test_links_that_stay_in_the_folder_are_followed_to_files_only(tmp_path: Path
 @pytest.mark.promise(19)
 def test_a_folder_that_is_a_link_is_read_only_where_that_is_meant(tmp_path: Path) -> None:
     """List a folder with a link to a folder outside."""
-    captioned_folder(tmp_path / "elsewhere", {"0.png": picture(0)})
+    captioned_folder(tmp_path / "elsewhere", {"0.png": image_file(0)})
     (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "set")
-    folder = captioned_folder(tmp_path / "set", {"1.png": picture(1)})
+    folder = captioned_folder(tmp_path / "set", {"1.png": image_file(1)})
     (folder / "more").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="more is a link that leads out"):
         files_in(folder)
@@ -255,12 +255,12 @@ def test_a_folder_that_is_a_link_is_read_only_where_that_is_meant(tmp_path: Path
 @pytest.mark.promise(19)
 def test_a_set_to_score_has_no_links_that_lead_out(tmp_path: Path) -> None:
     """Score a folder with a link to an image outside."""
-    (tmp_path / "outside.png").write_bytes(picture(0))
+    (tmp_path / "outside.png").write_bytes(image_file(0))
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "a.png").symlink_to(tmp_path / "outside.png")
     done = command("evaluate", "--images", str(tmp_path / "set"), "--reference", str(tmp_path / "set"))
     assert isinstance(done.exception, UserError) and "a.png is a link that leads out of" in str(done.exception)
-    assert len(list(open_pictures(tmp_path / "set", follow_links=True))) == 1
+    assert len(list(open_images(tmp_path / "set", follow_links=True))) == 1
 
 
 @pytest.mark.promise(19)
@@ -272,28 +272,28 @@ def test_a_member_of_a_tar_to_score_that_is_no_plain_file_is_refused(tmp_path: P
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.addfile(member)
     with pytest.raises(UserError, match=r"a\.tar:a\.png is a link or no plain file"):
-        list(open_pictures(tmp_path / "a.tar"))
+        list(open_images(tmp_path / "a.tar"))
 
 
 @pytest.mark.promise(19)
 @pytest.mark.parametrize("hidden", [False, True])
 def test_metadata_names_no_link_that_leads_out(tmp_path: Path, hidden: bool) -> None:
     """Name a link, hidden or not, that leads out in the metadata of a folder."""
-    (tmp_path / "outside.png").write_bytes(picture(0))
+    (tmp_path / "outside.png").write_bytes(image_file(0))
     (tmp_path / "set").mkdir()
     name = ".a.png" if hidden else "a.png"
     (tmp_path / "set" / name).symlink_to(tmp_path / "outside.png")
-    (tmp_path / "set" / "b.png").write_bytes(picture(1))
+    (tmp_path / "set" / "b.png").write_bytes(image_file(1))
     rows = [f'{{"file_name": "{one}", "text": "words"}}' for one in (name, "b.png")]
     (tmp_path / "set" / "metadata.jsonl").write_text("\n".join(rows))
     if not hidden:
         with pytest.raises(UserError, match=r"a\.png is a link that leads out"):
-            open_door(tmp_path / "set")
+            open_importer(tmp_path / "set")
     else:
-        first, second = open_door(tmp_path / "set").items(["text"], 0)
-        assert first.content is None and "leads out of" in first.problem and second.content == picture(1)
-    linked = open_door(tmp_path / "set", Reading(follow_links=True))
-    assert [item.content for item in linked.items(["text"], 0)] == [picture(0), picture(1)]
+        first, second = open_importer(tmp_path / "set").items(["text"], 0)
+        assert first.content is None and "leads out of" in first.problem and second.content == image_file(1)
+    linked = open_importer(tmp_path / "set", Reading(follow_links=True))
+    assert [item.content for item in linked.items(["text"], 0)] == [image_file(0), image_file(1)]
 
 
 # --- sizes
@@ -302,7 +302,7 @@ def test_metadata_names_no_link_that_leads_out(tmp_path: Path, hidden: bool) -> 
 @pytest.mark.promise(13)
 def test_a_file_of_nine_gigabytes_is_set_aside_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Import and score an image and a caption of nine gigabytes."""
-    folder = captioned_folder(tmp_path / "set", {f"{n}.jpg": picture(n, form="jpeg") for n in range(3)})
+    folder = captioned_folder(tmp_path / "set", {f"{n}.jpg": image_file(n, form="jpeg") for n in range(3)})
     os.truncate(folder / "1.jpg", 9 << 30)
     os.truncate(folder / "2.txt", 9 << 30)
     about = tried(folder, tmp_path / "store").about
@@ -310,13 +310,13 @@ def test_a_file_of_nine_gigabytes_is_set_aside_unread(tmp_path: Path, monkeypatc
     said = (tmp_path / "store" / "quarantine.jsonl").read_text()
     assert "1.jpg has 9,663,676,416 bytes; the most is 67,108,864" in said and "2.txt has 9,663,676,416 bytes" in said
     with pytest.raises(BadImageError, match=r"1\.jpg has 9,663,676,416 bytes"):
-        list(open_pictures(folder))
+        list(open_images(folder))
 
 
 @pytest.mark.promise(13, control="a larger limit on bytes")
 def test_control_without_the_limit_a_large_file_is_read(tmp_path: Path) -> None:
     """Read a file of 64 MiB and a byte with a larger limit."""
-    (tmp_path / "a.jpg").write_bytes(picture(0))
+    (tmp_path / "a.jpg").write_bytes(image_file(0))
     os.truncate(tmp_path / "a.jpg", (64 << 20) + 1)
     with pytest.raises(BadImageError):
         read_file(tmp_path / "a.jpg")
@@ -347,9 +347,9 @@ def test_a_parquet_of_large_blobs_is_read_one_at_a_time(tmp_path: Path, nested: 
         most, rows = max(most, pyarrow.total_allocated_bytes() - before), rows + 1
         assert str(values["image"]).startswith("it has 1,048,")
     assert rows == 64 and most < 8 * BLOB
-    for number, one in enumerate(open_pictures(path).encoded()):
+    for number, one in enumerate(open_images(path).encoded()):
         assert len(one.content) == BLOB and pyarrow.total_allocated_bytes() - before < 8 * BLOB, number
-    about = [item.problem for item in open_door(path, Reading(Limits(bytes=BLOB // 2))).items(["caption"], 0)]
+    about = [item.problem for item in open_importer(path, Reading(Limits(bytes=BLOB // 2))).items(["caption"], 0)]
     assert len(about) == 64 and all("its column image is too large: it has 1,048," in one for one in about)
 
 
@@ -363,7 +363,7 @@ def test_control_in_batches_the_blobs_fill_the_memory(tmp_path: Path) -> None:
 
 
 def test_the_limits_of_an_import_are_settings(tmp_path: Path) -> None:
-    images = [picture(0, (24, 20)), picture(1, (40, 30)), picture(2, (24, 20), "bmp")]
+    images = [image_file(0, (24, 20)), image_file(1, (40, 30)), image_file(2, (24, 20), "bmp")]
     source = parquet_of(tmp_path / "a.parquet", images, caption=["a", "b", "c"])
     for options, reason in (
         (["--most-pixels", "1000"], "row 1 has 40 × 30 pixels; the most is 1000"),
@@ -380,9 +380,9 @@ def test_the_limits_of_an_import_are_settings(tmp_path: Path) -> None:
 def test_what_is_stored_can_be_read_with_the_default_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit that was raised for the source is none for the store: it may only be shrunk into it."""
     monkeypatch.setattr("tintype.data.store.encode.LIMITS", Limits(pixels=500))
-    kept = prepare(Item("a", picture(0, (30, 20))), Sizing(), Limits(pixels=600))
+    kept = prepare(Item("a", image_file(0, (30, 20))), Sizing(), Limits(pixels=600))
     assert isinstance(kept, Refused) and "shrink it with --short-px" in kept.reason
-    assert isinstance(prepare(Item("a", picture(0, (30, 20))), Sizing(short_px=10), Limits(pixels=600)), Picture)
+    assert isinstance(prepare(Item("a", image_file(0, (30, 20))), Sizing(short_px=10), Limits(pixels=600)), Prepared)
 
 
 class Watched:
@@ -403,7 +403,7 @@ class Watched:
 
 @pytest.fixture
 def four_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "usual_threads", lambda: 4)
+    monkeypatch.setattr(images, "usual_threads", lambda: 4)
 
 
 @pytest.mark.promise(13)
@@ -430,14 +430,14 @@ def test_an_import_and_a_set_to_score_count_their_pixels(
     tmp_path: Path, four_threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = Watched()
-    source = parquet_of(tmp_path / "a.parquet", [picture(n, (20, 20)) for n in range(8)], caption=["x"] * 8)
+    source = parquet_of(tmp_path / "a.parquet", [image_file(n, (20, 20)) for n in range(8)], caption=["x"] * 8)
 
-    def counted(item: Item, sizing: Sizing, limits: Limits) -> Picture | Refused:
+    def counted(item: Item, sizing: Sizing, limits: Limits) -> Prepared | Refused:
         watched.work(400)
         return prepare(item, sizing, limits)
 
     monkeypatch.setattr(importing, "prepare", counted)
-    size = len(picture(0, (20, 20)))
+    size = len(image_file(0, (20, 20)))
     tried(source, tmp_path / "one", ImportOptions(most_pixels_at_once=max(400, size)))
     assert watched.most == 400
     tried(source, tmp_path / "many", ImportOptions(most_pixels_at_once=10**9))
@@ -448,8 +448,8 @@ def test_an_import_and_a_set_to_score_count_their_pixels(
         asked.append(pixels_stated(content))
         return asked[-1]
 
-    monkeypatch.setattr(pictures, "pixels_stated", stated)
-    list(open_pictures(source))
+    monkeypatch.setattr(images, "pixels_stated", stated)
+    list(open_images(source))
     assert asked == [400] * 8
 
 
@@ -472,7 +472,7 @@ def test_threads_of_a_training_share_a_budget_of_pixels() -> None:
 
 
 def test_a_broken_image_states_no_pixels() -> None:
-    assert pixels_stated(picture(0)) == 480 and pixels_stated(b"") == pixels_stated(EPS) == 0
+    assert pixels_stated(image_file(0)) == 480 and pixels_stated(b"") == pixels_stated(EPS) == 0
 
 
 @pytest.mark.promise(13)

@@ -19,7 +19,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from tests.fault.promises import Promise
-from tests.tiny_store import picture
+from tests.tiny_store import image_file
 from tintype.data import parquet_file
 from tintype.data.arrow_file import refuse_compressed
 from tintype.data.parquet_file import MOST_PAGE_VALUES, check_pages, open_bounded
@@ -211,7 +211,7 @@ def _chunks(file: object) -> list[object]:
 @pytest.mark.parametrize("end", range(1, 40, 3))
 def test_a_file_whose_pages_are_damaged_is_refused(tmp_path: Path, end: int) -> None:
     path = tmp_path / "a.parquet"
-    parquet.write_table(pyarrow.table({"image": [picture(n) for n in range(4)]}), path)
+    parquet.write_table(pyarrow.table({"image": [image_file(n) for n in range(4)]}), path)
     content = bytearray(path.read_bytes())
     content[4 : 4 + end] = b"\xff" * end
     path.write_bytes(content)

@@ -198,9 +198,9 @@ def test_a_count_that_an_earlier_version_kept_is_named_with_its_line(
         with pytest.raises(UserError, match=r"journal\.jsonl is damaged in line 2; remove this line"):
             recaption(store, PRICED, to(server), Interrupt())
     journal.write_text("\n".join([json.dumps(head), lines[2]]) + "\n")
-    server.pictures.clear()
+    server.images.clear()
     promise.count(recaption(store, PRICED, to(server), Interrupt()).about is not None, "resumed")
-    assert sum(server.pictures.values()) == 3, "what was answered is not asked again"
+    assert sum(server.images.values()) == 3, "what was answered is not asked again"
 
 
 @pytest.mark.promise(27)

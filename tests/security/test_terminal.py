@@ -26,7 +26,7 @@ from tests.caption_server import CaptionServer, caption_server, status
 from tests.commands import COMMANDS
 from tests.fault.promises import Promise
 from tests.tiny import TINY, tiny_plan
-from tests.tiny_store import imported, parquet_of, picture
+from tests.tiny_store import image_file, imported, parquet_of
 from tintype import cli
 from tintype.config.strict import write_yaml
 from tintype.data.store.importing import ImportOptions
@@ -125,11 +125,11 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _claim(load_study(str(folder / "study.yaml")), folder / "study")
     train(tiny_plan("train.steps=1"), folder / "run", Interrupt())
     names = {HOSTILE: [HOSTILE] * 12, "words": [f"{HOSTILE} {index}" for index in range(12)]}
-    source = parquet_of(folder / "source.parquet", [picture(index) for index in range(12)], **names)
+    source = parquet_of(folder / "source.parquet", [image_file(index) for index in range(12)], **names)
     imported(source, folder / "store", ImportOptions(captions={"long": "words"}, eval_share=0.4))
     (folder / "images").mkdir()
     for index in range(4):
-        (folder / "images" / f"{index}{HOSTILE}.png").write_bytes(picture(index) if index else b"no image")
+        (folder / "images" / f"{index}{HOSTILE}.png").write_bytes(image_file(index) if index else b"no image")
         (folder / "images" / f"{index}{HOSTILE}.txt").write_text(HOSTILE)
     return folder
 

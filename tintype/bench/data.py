@@ -18,7 +18,7 @@ import torch
 from tintype.bench.run import OnPart, StepClock, refuse_stages
 from tintype.data.decoding.threads import usual_threads
 from tintype.data.sources import open_order
-from tintype.data.store.importing import ImportOptions, Progress, import_pictures
+from tintype.data.store.importing import ImportOptions, Progress, import_images
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
@@ -118,7 +118,7 @@ def measure_import(source: Path, on_progress: Callable[[Progress], None] = lambd
     with TemporaryDirectory() as folder:
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         options = ImportOptions(most_bad=1.0)
-        outcome = import_pictures(source, Path(folder) / "store", options, Interrupt(), on_progress)
+        outcome = import_images(source, Path(folder) / "store", options, Interrupt(), on_progress)
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     assert outcome.about is not None
     return {

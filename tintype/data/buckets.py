@@ -1,12 +1,12 @@
-"""Shapes beside the square: pictures keep about their proportions, and each micro-batch has one shape.
+"""Shapes beside the square: images keep about their proportions, and each micro-batch has one shape.
 
-A picture belongs to the shape of the nearest proportions, is shrunk until it covers it, and the middle is cut out.
+An image belongs to the shape of the nearest proportions, is shrunk until it covers it, and the middle is cut out.
 
-The order is a pure function of (seed, position). The pictures of a shape are an endless stream of their own, shuffled
+The order is a pure function of (seed, position). The images of a shape are an endless stream of their own, shuffled
 anew each time round, and the stream is cut into units of one micro-batch (that of all ranks, so that a step has the
-same pictures for any number of them). Epoch e has the units that lie between e and e + 1 times round, of all shapes,
+same images for any number of them). Epoch e has the units that lie between e and e + 1 times round, of all shapes,
 shuffled together; what fills no unit comes with the first unit of the next epoch. So nothing is left out, and within a
-stream no picture comes twice before each has come once.
+stream no image comes twice before each has come once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tintype.rng import stream_key
 
 @dataclass(frozen=True, eq=False)
 class Bucketed:
-    """Units of pictures of one bucket each. `bucket_N` says which bucket each picture is in."""
+    """Units of images of one bucket each. `bucket_N` says which bucket each image is in."""
 
     seed: int
     bucket_N: Tensor
@@ -48,7 +48,7 @@ class Bucketed:
 
     @cached_property
     def _members(self) -> list[Tensor]:
-        """The pictures of each bucket that has any."""
+        """The images of each bucket that has any."""
         return [(self.bucket_N == bucket).nonzero().flatten() for bucket in self.bucket_N.unique()]
 
     def _of_bucket(self, bucket: int, first: int, count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Brings pictures to a size: shrunk by their short side, then cut. They are never enlarged.
+"""Brings images to a size: shrunk by their short side, then cut. They are never enlarged.
 
 C: channels. H, W: rows, columns.
 """
@@ -15,12 +15,12 @@ SHRINK = Resampling("bicubic")
 
 
 def square(image_CHW: Tensor, size_px: int) -> Tensor:
-    """The middle of a picture, its short side shrunk to the size."""
+    """The middle of an image, its short side shrunk to the size."""
     return covering(image_CHW, size_px, size_px)
 
 
 def covering(image_CHW: Tensor, height_px: int, width_px: int) -> Tensor:
-    """The middle of a picture that is shrunk until one of its sides is as asked for, and the other is not shorter."""
+    """The middle of an image that is shrunk until one of its sides is as asked for, and the other is not shorter."""
     rows, columns = _covering_size(image_CHW, height_px, width_px)
     top, left = _first(0.5, rows - height_px), _first(0.5, columns - width_px)
     return _fitted(image_CHW, rows, columns, (top, height_px), (left, width_px))
@@ -34,7 +34,7 @@ def crop(image_CHW: Tensor, size_px: int, down: float, right: float) -> Tensor:
 
 
 def shrunk(image_CHW: Tensor, short_px: int) -> Tensor:
-    """The picture with a short side of so many pixels."""
+    """The image with a short side of so many pixels."""
     rows, columns = _covering_size(image_CHW, short_px, short_px)
     return _fitted(image_CHW, rows, columns, (0, rows), (0, columns))
 
@@ -51,7 +51,7 @@ def _covering_size(image_CHW: Tensor, height_px: int, width_px: int) -> tuple[in
 
 
 def _fitted(image_CHW: Tensor, rows: int, columns: int, down: tuple[int, int], right: tuple[int, int]) -> Tensor:
-    """What is cut out (first pixel and count along each axis) of the picture at a size."""
+    """What is cut out (first pixel and count along each axis) of the image at a size."""
     height, width = image_CHW.shape[-2:]
     if (height, width) == (rows, columns):
         return image_CHW[:, down[0] : sum(down), right[0] : sum(right)]
@@ -62,6 +62,6 @@ def refuse_small(name: str, image_CHW: Tensor, size_px: int) -> None:
     height, width = image_CHW.shape[-2:]
     if min(height, width) < size_px:
         raise UserError(
-            f"{name} has {width} × {height} pixels, fewer than {size_px} on a side; pictures are never enlarged: take "
+            f"{name} has {width} × {height} pixels, fewer than {size_px} on a side; images are never enlarged: take "
             "a smaller size, or remove it"
         )

@@ -1,6 +1,6 @@
-"""Any set of pictures as it lies on a disk, in a fixed order: a folder, a tar, a Parquet file, a store, or samples.
+"""Any set of images as it lies on a disk, in a fixed order: a folder, a tar, a Parquet file, a store, or samples.
 
-Every picture counts. One that cannot be read is an error that names it, since a set without it is another set.
+Every image counts. One that cannot be read is an error that names it, since a set without it is another set.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ B = TypeVar("B")
 
 @dataclass(frozen=True)
 class Encoded:
-    """A picture as bytes. `name` is for messages; `stem` is its file's name without the ending, where it has one."""
+    """An image as bytes. `name` is for messages; `stem` is its file's name without the ending, where it has one."""
 
     name: str
     content: bytes
@@ -60,7 +60,7 @@ class Encoded:
 
 
 @dataclass
-class Pictures:
+class ImageSet:
     """A set that can be gone through many times; `limit` keeps to the first so many."""
 
     path: Path
@@ -88,19 +88,19 @@ class Pictures:
         return map_ahead(lambda one: (one, decode(one)), encoded, lambda one: pixels_stated(one.content))
 
 
-def open_pictures(path: Path, limit: int | None = None, follow_links: bool = False) -> Pictures:
+def open_images(path: Path, limit: int | None = None, follow_links: bool = False) -> ImageSet:
     """Open a folder (read to its leaves, by name), a `.tar`, a `.parquet` file, a folder of such files, or a store
     (both its splits). A link that leads out of a folder is refused unless `follow_links`."""
     if is_store(path):
-        return Pictures(path, lambda: open_store(path).all_encoded(), limit)
+        return ImageSet(path, lambda: open_store(path).all_encoded(), limit)
     if path.is_dir():
-        return Pictures(path, _folder_reader(path, follow_links), limit)
+        return ImageSet(path, _folder_reader(path, follow_links), limit)
     if not path.exists():
         raise UserError(f"{path} does not exist; give a folder of images, a .tar or a .parquet file")
     if path.suffix.lower() not in _SETS:
-        raise UserError(f"{path}: unknown kind of picture set; give a folder of images, a .tar or a .parquet file")
+        raise UserError(f"{path}: unknown kind of image set; give a folder of images, a .tar or a .parquet file")
     reader = _SETS[path.suffix.lower()]
-    return Pictures(path, lambda: reader(path), limit)
+    return ImageSet(path, lambda: reader(path), limit)
 
 
 def _folder_reader(path: Path, follow_links: bool) -> Callable[[], Iterator[Encoded]]:
@@ -108,13 +108,13 @@ def _folder_reader(path: Path, follow_links: bool) -> Callable[[], Iterator[Enco
     for file in files_in(path, follow_links=follow_links):
         suffix = file.suffix.lower()
         if suffix in SUFFIXES or suffix in _SETS:
-            by_kind.setdefault("pictures" if suffix in SUFFIXES else suffix, []).append(file)
+            by_kind.setdefault("images" if suffix in SUFFIXES else suffix, []).append(file)
     if not by_kind:
-        raise UserError(f"{path} holds no pictures ({', '.join(SUFFIXES)}), no .tar and no .parquet file")
+        raise UserError(f"{path} holds no images ({', '.join(SUFFIXES)}), no .tar and no .parquet file")
     if len(by_kind) > 1:
         raise UserError(f"{path} holds {' and '.join(by_kind)} files; give a folder with one kind, or one of the files")
     kind, files = next(iter(by_kind.items()))
-    if kind == "pictures":
+    if kind == "images":
         return lambda: (Encoded(str(file), read_file(file), file.stem) for file in files)
     return lambda: (one for file in files for one in _SETS[kind](file))
 

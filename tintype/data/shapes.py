@@ -1,6 +1,6 @@
-"""Heights and widths of pictures that are not square.
+"""Heights and widths of images that are not square.
 
-N: pictures. S: shapes.
+N: images. S: shapes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Shape = tuple[int, int]
 def shapes(size_px: int, unit_px: int, ratio: float) -> list[Shape]:
     """Heights and widths that are multiples of the unit, of no more than size_px² pixels, to this ratio of the sides.
 
-    Of one that covers another only the larger is there. No picture whose short side has size_px is too small for any.
+    Of one that covers another only the larger is there. No image whose short side has size_px is too small for any.
     """
     found = []
     for short in range(unit_px, size_px + 1, unit_px):

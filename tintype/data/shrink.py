@@ -5,7 +5,7 @@ and only what is cut out is computed, in about an eighth of the time.
 
 The bytes are those of the whole products. Both add up the same numbers, but a library may do so in another order when
 there are many, and then the last bit of a sum can differ. That shows where a sum lies on the edge between two bytes, as
-averages in the middle of a picture do; so a picture with such a sum is shrunk by the whole products.
+averages in the middle of an image do; so an image with such a sum is shrunk by the whole products.
 
 C: channels. H, W: rows, columns. O, I: pixels out and in along one axis.
 """
@@ -38,7 +38,7 @@ class Span:
 
 @dataclass(frozen=True)
 class _Block:
-    """Pixels `start` to `end` - 1 of the span, each a weighted sum of pixels `first` to `last` - 1 of the picture."""
+    """Pixels `start` to `end` - 1 of the span, each a weighted sum of pixels `first` to `last` - 1 of the image."""
 
     start: int
     end: int
@@ -55,7 +55,7 @@ class _Axis:
 
     @property
     def seen(self) -> tuple[int, int]:
-        """The first of the picture's pixels that has a weight, and the one behind the last."""
+        """The first of the image's pixels that has a weight, and the one behind the last."""
         return self.blocks[0].first, self.blocks[-1].last
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from tintype.data.store.export import Form, export_store, quoted_import_options
-from tintype.data.store.importing import ImportOptions, import_pictures
+from tintype.data.store.importing import ImportOptions, import_images
 from tintype.data.store.importing import Progress as ImportProgress
 from tintype.data.store.inspect import Asked, inspect_store, write_skip_list
 from tintype.data.store.inspect_html import to_html
@@ -36,7 +36,7 @@ def import_with_progress(source: Path, out: Path, options: ImportOptions, consol
             first = now.done if first < 0 else first
             bars.show(None, now.done, now.total, f"{now.quarantined:,} set aside" if now.quarantined else "")
 
-        outcome = import_pictures(source, out, options, interrupt, on_progress)
+        outcome = import_images(source, out, options, interrupt, on_progress)
     if outcome.about is None:
         leave(interrupt.signal, f"{outcome.done:,} records are kept; run the same command to resume")
     about, seconds = outcome.about, time.monotonic() - began

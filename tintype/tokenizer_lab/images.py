@@ -22,7 +22,7 @@ from torch import Tensor
 from tintype import rng
 from tintype.data.fit import crop, refuse_small, shrunk, square
 from tintype.data.image_file import pixels_stated
-from tintype.data.image_sets import Encoded, decode, map_ahead, open_pictures
+from tintype.data.image_sets import Encoded, decode, map_ahead, open_images
 from tintype.data.order import ids_at
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.scenes.source import SceneSource, Split
@@ -147,7 +147,7 @@ class TrainingPictures:
 def _read_all(path: Path, limit: int | None) -> list[Encoded]:
     found: list[Encoded] = []
     total = 0
-    pictures = open_store(path).all_encoded("train") if is_store(path) else open_pictures(path).encoded()
+    pictures = open_store(path).all_encoded("train") if is_store(path) else open_images(path).encoded()
     for one in pictures:
         if len(found) == limit:
             break
@@ -165,7 +165,7 @@ def _measured(path: Path) -> Callable[[], Iterator[Encoded]]:
     """The pictures of which some are measured: of a store those that no training sees."""
     if is_store(path):
         return lambda: open_store(path).all_encoded("eval")
-    return open_pictures(path).encoded
+    return open_images(path).encoded
 
 
 def held_out_ids(wanted: int, count: int) -> list[int]:

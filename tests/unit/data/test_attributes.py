@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import sets
-from tests.tiny_store import captioned, imported, picture, rewrite_about, tried
+from tests.tiny_store import captioned, image_file, imported, rewrite_about, tried
 from tests.unit.data.test_store import quarantine
 from tintype.cli import app
 from tintype.data.store import writer
@@ -59,7 +59,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.mark.parametrize("form", ["webdataset", "jsonl", "json", "metadata.parquet", "csv"])
-def test_every_door_brings_in_the_same_attributes(tmp_path: Path, store: Store, form: str) -> None:
+def test_every_importer_brings_in_the_same_attributes(tmp_path: Path, store: Store, form: str) -> None:
     """Of all but CSV, which has texts only, the kinds are known."""
     found = stored(tmp_path, form, SAID if form == "csv" else ASKED)
     assert found.identity == store.identity and found.attributes == store.attributes
@@ -75,8 +75,8 @@ def test_saved_data_sets_and_mds_shards_have_attributes(tmp_path: Path) -> None:
     assert [open_store(tmp_path / "a").attributes_of(row)["score"] for row in range(6)] == KNOWN["score"]
     columns = {"image": "png", "caption": "str", "n": "int", "small": "float32", "said": "str_float", "json": "json"}
     entries = json.dumps({"score": 5, "nsfw": True}).encode()
-    rows = [picture(0), b"a word", struct.pack("<q", -7), struct.pack("<f", 0.5), b"2.5", entries]
-    odd = [picture(1), b"a word", struct.pack("<q", 1), b"abc", b"2.5", entries]
+    rows = [image_file(0), b"a word", struct.pack("<q", -7), struct.pack("<f", 0.5), b"2.5", entries]
+    odd = [image_file(1), b"a word", struct.pack("<q", 1), b"abc", b"2.5", entries]
     sets.mds_of(tmp_path / "mds", columns, [[rows, odd]])
     asked = read_attributes({"n": "n", "small": "small", "said": "said", "score": "json.score", "nsfw": "json.nsfw"})
     imported(tmp_path / "mds", tmp_path / "b", ImportOptions(attributes=asked))

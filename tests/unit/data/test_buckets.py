@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from tests.tiny import tiny_plan
-from tests.tiny_store import imported, parquet_of, picture
+from tests.tiny_store import image_file, imported, parquet_of
 from tintype.cli import app
 from tintype.data.buckets import Bucketed
 from tintype.data.fit import covering
@@ -32,7 +32,7 @@ BUCKETS = "[[16,16],[12,20],[20,12]]"
 
 
 def in_buckets(*sizes: int) -> torch.Tensor:
-    """Pictures of buckets of these sizes, mixed."""
+    """Images of buckets of these sizes, mixed."""
     mixed = torch.cat([torch.full((size,), bucket) for bucket, size in enumerate(sizes)])
     return mixed[torch.randperm(len(mixed), generator=torch.Generator().manual_seed(0))]
 
@@ -68,7 +68,7 @@ def test_the_order_is_a_pure_function_of_seed_and_position() -> None:
     assert of_units != sorted(of_units) and whole[:48] != whole[48:96]
 
 
-def test_shapes_have_no_more_pixels_than_the_square_and_no_picture_is_too_small() -> None:
+def test_shapes_have_no_more_pixels_than_the_square_and_no_image_is_too_small() -> None:
     found = shapes(256, 16, 2.0)
     assert (256, 256) in found and (192, 336) in found and (336, 192) in found
     for height, width in found:
@@ -82,7 +82,7 @@ def test_shapes_have_no_more_pixels_than_the_square_and_no_picture_is_too_small(
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    images = [picture(index, SIZES[index % len(SIZES)]) for index in range(23)]
+    images = [image_file(index, SIZES[index % len(SIZES)]) for index in range(23)]
     table = parquet_of(tmp_path / "a.parquet", images, caption=[f"number {index}" for index in range(23)])
     imported(table, tmp_path / "store", ImportOptions(eval_share=0))
     return tmp_path / "store"
@@ -94,13 +94,13 @@ def bucketed(store: Path, *more: str, **options: Any) -> Plan:
     return tiny_plan(data, *more, **options)
 
 
-def test_a_picture_is_cut_to_the_nearest_shape(store: Path) -> None:
+def test_an_image_is_cut_to_the_nearest_shape(store: Path) -> None:
     plan = bucketed(store)
     source = StoreSource(plan.data, "train", CPU)  # type: ignore[arg-type]
     expected = {0: (16, 16), 1: (12, 20), 2: (20, 12), 3: (12, 20), 4: (16, 16)}
     for id_ in range(10):
         image_BCHW = source.images([id_])
-        whole_CHW = decode(Encoded("", picture(id_, SIZES[id_ % 5])))
+        whole_CHW = decode(Encoded("", image_file(id_, SIZES[id_ % 5])))
         assert torch.equal(image_BCHW[0], covering(whole_CHW, *expected[id_ % 5]))
 
 

@@ -33,7 +33,7 @@ def two() -> Iterator[Decoders]:
     found.end()
 
 
-def picture(width: int, height: int, name: str = "one") -> Encoded:
+def image(width: int, height: int, name: str = "one") -> Encoded:
     pixels = torch.randint(256, (height, width, 3), generator=torch.Generator().manual_seed(width), dtype=torch.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels.numpy()).save(buffer, "JPEG")
@@ -46,49 +46,49 @@ def out(height: int = 32, width: int = 48) -> Tensor:
 
 def test_a_process_gives_the_pixels_that_a_thread_gives(two: Decoders) -> None:
     for size in ((48, 32), (100, 70), (60, 400)):
-        one, found = picture(*size), out()
+        one, found = image(*size), out()
         two.cover(one, found)
         assert torch.equal(found, covering(decode(one), 32, 48))
     assert two.cpu_s > 0
 
 
-def test_what_is_wrong_with_a_picture_is_said_and_the_next_one_is_decoded(two: Decoders) -> None:
+def test_what_is_wrong_with_an_image_is_said_and_the_next_one_is_decoded(two: Decoders) -> None:
     with pytest.raises(UserError, match=r"^the färst cannot be read as an image"):
-        two.cover(Encoded("the färst", b"no picture"), out())
+        two.cover(Encoded("the färst", b"no image"), out())
     found = out()
-    two.cover(picture(48, 32), found)
-    assert torch.equal(found, decode(picture(48, 32)))
+    two.cover(image(48, 32), found)
+    assert torch.equal(found, decode(image(48, 32)))
 
 
-def test_a_process_that_was_killed_is_replaced_and_its_picture_is_not_lost(two: Decoders) -> None:
-    two.cover(picture(48, 32), out())
+def test_a_process_that_was_killed_is_replaced_and_its_image_is_not_lost(two: Decoders) -> None:
+    two.cover(image(48, 32), out())
     killed = [one.process for one in two.running]
     for process in killed:
         process.kill()
         process.wait()
     found = out()
-    two.cover(picture(100, 70), found)
-    assert torch.equal(found, covering(decode(picture(100, 70)), 32, 48))
+    two.cover(image(100, 70), found)
+    assert torch.equal(found, covering(decode(image(100, 70)), 32, 48))
     assert not {process.pid for process in killed[-1:]} & {one.process.pid for one in two.running}
 
 
-def test_a_picture_at_which_every_process_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_at_which_every_process_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(UserError, match="one: the process that decoded it ended 2 times, with exit code 1"):
-        Decoders(1).cover(picture(48, 32), out())
+        Decoders(1).cover(image(48, 32), out())
 
 
 def test_a_process_that_cannot_be_started_is_told_of_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Decoders(1)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(UserError, match="cannot be started: No such file or directory; allow more processes"):
-        one.cover(picture(48, 32), out())
+        one.cover(image(48, 32), out())
     assert one._free.qsize() == 1, "the next does not wait for it"
     monkeypatch.undo()
     found = out()
-    one.cover(picture(48, 32), found)
+    one.cover(image(48, 32), found)
     one.end()
-    assert torch.equal(found, decode(picture(48, 32)))
+    assert torch.equal(found, decode(image(48, 32)))
 
 
 def test_ctrl_c_is_not_for_them_and_they_end_with_their_run(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_ctrl_c_is_not_for_them_and_they_end_with_their_run(tmp_path: Path) -> N
     run = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert run.stdin and run.stdout
     with run:
-        run.stdin.write(picture(48, 32).content)
+        run.stdin.write(image(48, 32).content)
         run.stdin.close()
         decoder = int(run.stdout.readline())
         assert os.getpgid(decoder) != os.getpgid(run.pid)
@@ -118,7 +118,7 @@ def test_ctrl_c_is_not_for_them_and_they_end_with_their_run(tmp_path: Path) -> N
     pytest.fail("the process outlived its run")
 
 
-def test_a_source_reads_the_same_pictures_through_processes(
+def test_a_source_reads_the_same_images_through_processes(
     two: Decoders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "decoders", lambda count: two)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 from scipy.fft import dctn
 
-from tests.tiny_store import picture
+from tests.tiny_store import image_file
 from tintype.data.image_sets import Encoded
 from tintype.data.store import duplicates
 from tintype.data.store.duplicates import Group, bit_counts, find_groups, near_pairs
@@ -60,7 +60,7 @@ def test_the_hash_says_which_low_frequencies_are_above_their_median() -> None:
     assert [found >> bit & 1 for bit in range(64)] == (values > np.median(values)).astype(int).tolist()
     assert found.bit_count() == 32
     noise_HW = np.random.default_rng(1).integers(126, 130, (32, 32), dtype=np.uint8)
-    assert perceptual_hash(noise_HW).bit_count() < 4, "which is no picture"
+    assert perceptual_hash(noise_HW).bit_count() < 4, "which is no image"
     assert perceptual_hash(np.full((32, 32), 7, np.uint8)) == perceptual_hash(np.full((32, 32), 250, np.uint8)) == 0
 
 
@@ -99,8 +99,8 @@ def test_few_hashes_are_compared_of_many(monkeypatch: pytest.MonkeyPatch) -> Non
     assert compared < len(hash_U) ** 2 / 2 / 500
 
 
-def test_a_picture_is_known_in_other_sizes_files_and_light_and_others_are_not() -> None:
-    images = [*(textured(seed) for seed in range(30)), *(picture(seed, (96, 80)) for seed in range(2))]
+def test_an_image_is_known_in_other_sizes_files_and_light_and_others_are_not() -> None:
+    images = [*(textured(seed) for seed in range(30)), *(image_file(seed, (96, 80)) for seed in range(2))]
     changed = [
         again(images[0], scale=0.5),
         again(images[1], quality=30),
@@ -119,7 +119,7 @@ def test_hashes_that_see_no_colours_are_not_all() -> None:
 
 
 def test_each_is_near_the_first_and_groups_are_no_chains() -> None:
-    looks = looks_of([picture(0)] * 4)
+    looks = looks_of([image_file(0)] * 4)
     steps = [0, 0b111, 0b111_111, 0b111_111_111]
     looks = Looks(looks.hash[:1] ^ np.array(steps, dtype=np.uint64), looks.colours, looks.mode, looks.format)
     found = find_groups(np.arange(4), looks, np.array(list("abcd")), np.zeros(4, dtype=np.bool_), 3)
@@ -130,7 +130,7 @@ def test_each_is_near_the_first_and_groups_are_no_chains() -> None:
 
 
 def test_a_group_of_both_splits_keeps_the_evaluation_record_and_comes_first() -> None:
-    images = [picture(seed, (96, 80)) for seed in (0, 0, 1, 1, 1, 2)]
+    images = [image_file(seed, (96, 80)) for seed in (0, 0, 1, 1, 1, 2)]
     found = groups_of(images, held_out={4, 5})
     assert found == [Group((4, 2, 3), 1, True), Group((0, 1), 1, False)]
 
@@ -185,6 +185,6 @@ def test_the_colours_of_a_chain_are_compared_with_those_near_only(monkeypatch: p
     assert sum(compared) <= pairs
 
 
-def test_a_picture_that_cannot_be_read_is_named() -> None:
+def test_an_image_that_cannot_be_read_is_named() -> None:
     with pytest.raises(UserError, match="x cannot be read as an image"):
-        look(Encoded("x", picture(0)[:200]))
+        look(Encoded("x", image_file(0)[:200]))

@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests import sets
-from tests.tiny_store import captioned, imported, imported_earlier, parquet_of, picture, tiny_store
+from tests.tiny_store import captioned, image_file, imported, imported_earlier, parquet_of, tiny_store
 from tintype.cli import app
 from tintype.data.store import export as module
 from tintype.data.store.export import Exported, Form, export_store, read_form, read_split
@@ -69,7 +69,7 @@ def test_one_split_is_exported(tmp_path: Path, to: Form) -> None:
 
 
 def test_other_tools_find_what_they_know(tmp_path: Path) -> None:
-    source = parquet_of(tmp_path / "a.parquet", [picture(0, form="webp")], words=["a word"])
+    source = parquet_of(tmp_path / "a.parquet", [image_file(0, form="webp")], words=["a word"])
     imported_earlier(source, tmp_path / "store", ImportOptions(captions={"split": "words"}, eval_share=1))
     store = open_store(tmp_path / "store")
     exported(tmp_path / "store", "webdataset", tmp_path / "tars")
@@ -88,7 +88,7 @@ def test_other_tools_find_what_they_know(tmp_path: Path) -> None:
     file = parquet.ParquetFile(tmp_path / "parquet" / "00000.parquet")
     assert file.read().to_pylist() == [
         {
-            "image": {"bytes": picture(0, form="webp"), "path": "000000000.webp"},
+            "image": {"bytes": image_file(0, form="webp"), "path": "000000000.webp"},
             "caption_split": "a word",
             "split": "eval",
             "sha256": sha256,

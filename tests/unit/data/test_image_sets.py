@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tintype.data import image_sets as pictures
-from tintype.data.image_sets import open_pictures
+from tintype.data import image_sets as images
+from tintype.data.image_sets import open_images
 from tintype.errors import UserError
 
 
-def picture(seed: int, size: tuple[int, int] = (8, 6), form: str = "png") -> bytes:
+def image(seed: int, size: tuple[int, int] = (8, 6), form: str = "png") -> bytes:
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randint(256, (size[1], size[0], 3), generator=generator, dtype=torch.uint8)
     buffer = io.BytesIO()
@@ -26,15 +26,15 @@ def picture(seed: int, size: tuple[int, int] = (8, 6), form: str = "png") -> byt
 def folder_of(path: Path, count: int) -> Path:
     (path / "inner").mkdir(parents=True)
     for index in range(count):
-        (path / ("inner" if index % 2 else ".") / f"{index:02d}.png").write_bytes(picture(index))
-    (path / "notes.txt").write_text("not a picture")
+        (path / ("inner" if index % 2 else ".") / f"{index:02d}.png").write_bytes(image(index))
+    (path / "notes.txt").write_text("not an image")
     return path
 
 
 def tar_of(path: Path, count: int) -> Path:
     with tarfile.open(path, "w") as tar:
         for index in range(count):
-            content = picture(index)
+            content = image(index)
             member = tarfile.TarInfo(f"{index:02d}.png")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
@@ -45,14 +45,14 @@ def parquet_of(path: Path, count: int, nested: bool = True) -> Path:
     import pyarrow
     from pyarrow import parquet
 
-    images = [picture(index) for index in range(count)]
+    images = [image(index) for index in range(count)]
     column = [{"bytes": image, "path": None} for image in images] if nested else images
     parquet.write_table(pyarrow.table({"image": column, "caption": ["x"] * count}), path)
     return path
 
 
 def pixels(path: Path, limit: int | None = None) -> list[torch.Tensor]:
-    return list(open_pictures(path, limit))
+    return list(open_images(path, limit))
 
 
 def test_a_folder_a_tar_and_parquet_files_hold_the_same(tmp_path: Path) -> None:
@@ -65,17 +65,17 @@ def test_a_folder_a_tar_and_parquet_files_hold_the_same(tmp_path: Path) -> None:
         found = pixels(one)
         assert {image.numpy().tobytes() for image in found} == expected
         assert found[0].shape == (3, 6, 8) and found[0].dtype == torch.uint8
-    assert open_pictures(sets[0]).fingerprint() == open_pictures(sets[1]).fingerprint()
+    assert open_images(sets[0]).fingerprint() == open_images(sets[1]).fingerprint()
 
 
 def test_the_order_is_the_same_each_time_and_a_limit_takes_the_first(tmp_path: Path) -> None:
     path = tar_of(tmp_path / "a.tar", 9)
     first, again = pixels(path), pixels(path, 4)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=False)) and len(again) == 4
-    assert open_pictures(path, 4).fingerprint() != open_pictures(path).fingerprint()
+    assert open_images(path, 4).fingerprint() != open_images(path).fingerprint()
 
 
-def test_grey_and_transparent_pictures_become_rgb(tmp_path: Path) -> None:
+def test_grey_and_transparent_images_become_rgb(tmp_path: Path) -> None:
     Image.new("L", (4, 4), 77).save(tmp_path / "a.png")
     Image.new("RGBA", (4, 4), (1, 2, 3, 255)).save(tmp_path / "b.png")
     grey, colour = pixels(tmp_path)
@@ -84,10 +84,10 @@ def test_grey_and_transparent_pictures_become_rgb(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strip", [1, 16, 40, 1 << 22])
 def test_an_image_that_is_copied_in_strips_is_the_same(strip: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "_STRIP_PIXELS", strip)
-    content = picture(3, (8, 11))
+    monkeypatch.setattr(images, "_STRIP_PIXELS", strip)
+    content = image(3, (8, 11))
     expected = torch.from_numpy(np.array(Image.open(io.BytesIO(content)))).permute(2, 0, 1)
-    assert torch.equal(pictures.decode(pictures.Encoded("a", content)), expected)
+    assert torch.equal(images.decode(images.Encoded("a", content)), expected)
 
 
 def test_a_tar_that_was_cut_between_members_is_not_a_smaller_set(tmp_path: Path) -> None:
@@ -110,28 +110,28 @@ def test_what_eight_opaque_bits_cannot_hold_is_refused(tmp_path: Path, mode: str
 def test_hidden_files_are_left_and_mixed_kinds_refused(tmp_path: Path) -> None:
     folder_of(tmp_path / "set", 3)
     (tmp_path / "set" / ".thumbs").mkdir()
-    (tmp_path / "set" / ".thumbs" / "t.png").write_bytes(picture(9))
+    (tmp_path / "set" / ".thumbs" / "t.png").write_bytes(image(9))
     assert len(pixels(tmp_path / "set")) == 3
     tar_of(tmp_path / "set" / "b.TAR", 2)
-    with pytest.raises(UserError, match=r"holds pictures and \.tar files|holds \.tar and pictures files"):
+    with pytest.raises(UserError, match=r"holds images and \.tar files|holds \.tar and images files"):
         pixels(tmp_path / "set")
     assert len(pixels(tmp_path / "set" / "b.TAR")) == 2
 
 
-def test_a_picture_that_cannot_be_read_is_named_and_not_skipped(tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_read_is_named_and_not_skipped(tmp_path: Path) -> None:
     folder_of(tmp_path / "set", 3)
-    (tmp_path / "set" / "01-bad.jpg").write_bytes(picture(0, form="jpeg")[:60])
+    (tmp_path / "set" / "01-bad.jpg").write_bytes(image(0, form="jpeg")[:60])
     with pytest.raises(UserError, match=r"01-bad.jpg cannot be read as an image"):
         pixels(tmp_path / "set")
 
 
-def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
     Image.new("1", (10_000, 10_000)).save(tmp_path / "bomb.png")
     with pytest.raises(UserError, match=r"bomb\.png has 10000 × 10000 pixels"):
         pixels(tmp_path)
 
 
-def test_what_is_no_set_of_pictures_is_named(tmp_path: Path) -> None:
+def test_what_is_no_set_of_images_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.zip").write_bytes(b"")
     (tmp_path / "bad.tar").write_bytes(b"no tar at all" * 100)
@@ -143,8 +143,8 @@ def test_what_is_no_set_of_pictures_is_named(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"picture": [b"x"]}), tmp_path / "other.parquet")
     cases = {
         "nowhere": "does not exist",
-        "empty": "holds no pictures",
-        "a.zip": "unknown kind of picture set",
+        "empty": "holds no images",
+        "a.zip": "unknown kind of image set",
         "bad.tar": "cannot be read as a tar file",
         "features.safetensors": "no shard of sampled images",
         "bad.parquet": "cannot be read as a Parquet file",

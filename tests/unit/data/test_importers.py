@@ -17,10 +17,10 @@ from PIL import Image
 from pyarrow import parquet
 
 from tests import sets
-from tests.tiny_store import imported, parquet_of, picture, tried
+from tests.tiny_store import image_file, imported, parquet_of, tried
 from tests.unit.data.test_store import quarantine
-from tintype.data.image_sets import Encoded, decode, open_pictures
-from tintype.data.importers import open_door
+from tintype.data.image_sets import Encoded, decode, open_images
+from tintype.data.importers import open_importer
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.scenes.source import scene_source
 from tintype.data.store import writer
@@ -51,7 +51,7 @@ def expected(some: list[sets.Entry]) -> Records:
 
 
 @pytest.mark.parametrize("form", sets.FORMS)
-def test_every_door_brings_in_the_same_records(tmp_path: Path, form: str) -> None:
+def test_every_importer_brings_in_the_same_records(tmp_path: Path, form: str) -> None:
     write, options = sets.FORMS[form]
     source = write(tmp_path / "set", sets.entries())
     about = imported(source, tmp_path / "store", options)
@@ -70,30 +70,30 @@ def test_the_embedded_scenes_are_a_set_too(tmp_path: Path) -> None:
         for id_, row in enumerate(store.rows(split).tolist()):
             assert torch.equal(decode(store.encoded(row)), source.images([id_])[0])
             assert store.captions_of(row) == source.records([id_])[0].captions
-    door = open_door(Path("scenes:count=7,size_px=16"))
-    assert [one.source for one in door.items([], 6)] == ["scenes/train/6", "scenes/eval/0"]
+    importer = open_importer(Path("scenes:count=7,size_px=16"))
+    assert [one.source for one in importer.items([], 6)] == ["scenes/train/6", "scenes/eval/0"]
     with pytest.raises(UserError, match="did you mean 'count'"):
-        open_door(Path("scenes:cout=7"))
+        open_importer(Path("scenes:cout=7"))
 
 
 @pytest.mark.parametrize("form", sets.FORMS)
-def test_every_door_can_be_entered_at_any_place(tmp_path: Path, form: str) -> None:
+def test_every_importer_can_be_entered_at_any_place(tmp_path: Path, form: str) -> None:
     write, _ = sets.FORMS[form]
-    door = open_door(write(tmp_path / "set", sets.entries(7)))
-    whole = list(door.items(door.columns, 0))
-    assert len(whole) == door.count == 7 and len({one.source for one in whole}) == 7
+    importer = open_importer(write(tmp_path / "set", sets.entries(7)))
+    whole = list(importer.items(importer.columns, 0))
+    assert len(whole) == importer.count == 7 and len({one.source for one in whole}) == 7
     for first in range(8):
-        assert list(door.items(door.columns, first)) == whole[first:]
+        assert list(importer.items(importer.columns, first)) == whole[first:]
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "metadata.parquet"])
 def test_a_row_without_its_file_and_a_file_without_its_row_are_told_of(tmp_path: Path, form: str) -> None:
     some = sets.entries()
     lost = [sets.Entry(name, b"", some[0].texts) for name in ("gone.png", "../out.png", "/etc/passwd", "  ")]
-    (tmp_path / "out.png").write_bytes(picture(9))
+    (tmp_path / "out.png").write_bytes(image_file(9))
     write, options = sets.FORMS[form]
     folder = write(tmp_path / "set", some)
-    (folder / "extra.png").write_bytes(picture(8))
+    (folder / "extra.png").write_bytes(image_file(8))
     metadata = next(folder.glob("metadata.*"))
     sets.write_metadata(metadata, [*some, *lost])
     about = imported(folder, tmp_path / "store", options)
@@ -112,7 +112,7 @@ def test_metadata_lies_in_the_folders_of_splits_too(tmp_path: Path) -> None:
     assert records(tmp_path / "store") == expected(some)
     sets.write_metadata(tmp_path / "set" / "test" / "metadata.csv", some)
     with pytest.raises(UserError, match="has several metadata files"):
-        open_door(tmp_path / "set")
+        open_importer(tmp_path / "set")
 
 
 def test_lines_that_are_no_rows_are_told_of(tmp_path: Path) -> None:
@@ -149,9 +149,9 @@ def test_names_that_no_file_can_have_are_told_of(tmp_path: Path) -> None:
     assert all("it cannot be read" in reason or "no such file" in reason for reason in reasons)
 
 
-def test_json_beside_a_picture_gives_its_strings_and_bad_json_its_reason(tmp_path: Path) -> None:
+def test_json_beside_an_image_gives_its_strings_and_bad_json_its_reason(tmp_path: Path) -> None:
     folder = sets.json_folder(tmp_path / "set", sets.entries(5))
-    assert open_door(folder).columns == ["long", "short", "split", "folder"]
+    assert open_importer(folder).columns == ["long", "short", "split", "folder"]
     (folder / "p1.json").write_bytes(b"{")
     (folder / "p2.json").write_bytes(b'{"long": "\xff"}')
     (folder / "p3.json").unlink()
@@ -163,7 +163,7 @@ def test_json_beside_a_picture_gives_its_strings_and_bad_json_its_reason(tmp_pat
     )
     (folder / "p0.short.txt").write_text("again")
     with pytest.raises(UserError, match=r"short is the name of \.txt files and of entries"):
-        open_door(folder)
+        open_importer(folder)
 
 
 def test_unsafe_members_of_a_tar_are_told_of_and_nothing_is_unpacked(tmp_path: Path) -> None:
@@ -173,23 +173,23 @@ def test_unsafe_members_of_a_tar_are_told_of_and_nothing_is_unpacked(tmp_path: P
         return info, b""
 
     secret = tmp_path / "secret.png"
-    secret.write_bytes(picture(7))
+    secret.write_bytes(image_file(7))
     members: list[Any] = [
-        ("a.png", picture(0)),
+        ("a.png", image_file(0)),
         ("a.txt", b"a caption"),
-        ("../up.png", picture(1)),
-        ("b/../../up.png", picture(1)),
-        ("/tmp/abs.png", picture(2)),
+        ("../up.png", image_file(1)),
+        ("b/../../up.png", image_file(1)),
+        ("/tmp/abs.png", image_file(2)),
         special("link.png", tarfile.SYMTYPE, str(secret)),
         special("hard.png", tarfile.LNKTYPE, "a.png"),
         special("null.png", tarfile.CHRTYPE),
         special("pipe.png", tarfile.FIFOTYPE),
         special("folder", tarfile.DIRTYPE),
-        ("lonely.txt", b"no picture"),
-        ("two.png", picture(3)),
-        ("two.jpg", picture(4, form="jpeg")),
-        ("twice.png", picture(5)),
-        ("twice.png", picture(6)),
+        ("lonely.txt", b"no image"),
+        ("two.png", image_file(3)),
+        ("two.jpg", image_file(4, form="jpeg")),
+        ("twice.png", image_file(5)),
+        ("twice.png", image_file(6)),
         ("._a.png", b"of another system"),
     ]
     source = sets.tar_of(tmp_path / "set" / "a.tar", members)
@@ -203,83 +203,92 @@ def test_unsafe_members_of_a_tar_are_told_of_and_nothing_is_unpacked(tmp_path: P
     }
     assert {name for name, reason in reasons.items() if "link" in reason} == {"link.png", "hard.png"}
     assert {name for name, reason in reasons.items() if "no plain file" in reason} == {"null.png", "pipe.png"}
-    assert {name for name, reason in reasons.items() if "no picture" in reason} == {"lonely", "two"}
+    assert {name for name, reason in reasons.items() if "no image" in reason} == {"lonely", "two"}
     assert reasons["twice"] == "it has two members .png"
     assert [file.name for file in (tmp_path / "set").rglob("*")] == ["a.tar"]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["secret.png", "set", "store"]
 
 
 def test_a_tar_that_is_cut_or_packed_is_refused(tmp_path: Path) -> None:
-    source = sets.tar_of(tmp_path / "a.tar", [(f"{n}.{kind}", picture(n)) for n in range(4) for kind in ("png", "txt")])
+    source = sets.tar_of(
+        tmp_path / "a.tar", [(f"{n}.{kind}", image_file(n)) for n in range(4) for kind in ("png", "txt")]
+    )
     whole = source.read_bytes()
     for content in (whole[: len(whole) // 2], whole[:1024], b"\x1f\x8b" + bytes(510) + b"x"):
         source.write_bytes(content)
         with pytest.raises(UserError, match="cannot be read as a tar file"):
-            open_door(source)
-    members: list[Any] = [("a.png", picture(0)), ("a.txt", b"x" * (5 << 20)), ("b.png", picture(1)), ("b.txt", b"\xff")]
-    members += [("c.png", picture(2)), ("c.txt", b"a caption")]
+            open_importer(source)
+    members: list[Any] = [
+        ("a.png", image_file(0)),
+        ("a.txt", b"x" * (5 << 20)),
+        ("b.png", image_file(1)),
+        ("b.txt", b"\xff"),
+    ]
+    members += [("c.png", image_file(2)), ("c.txt", b"a caption")]
     imported(sets.tar_of(tmp_path / "b.tar", members), tmp_path / "store")
     reasons = quarantine(tmp_path / "store")
     assert "5,242,880 bytes" in reasons["b.tar:a"] and "not text in UTF-8" in reasons["b.tar:b"]
 
 
 def test_what_follows_a_damaged_header_or_another_tar_is_not_dropped(tmp_path: Path) -> None:
-    source = sets.tar_of(tmp_path / "a.tar", [(f"{n}.{kind}", picture(n)) for n in range(4) for kind in ("png", "txt")])
+    source = sets.tar_of(
+        tmp_path / "a.tar", [(f"{n}.{kind}", image_file(n)) for n in range(4) for kind in ("png", "txt")]
+    )
     whole = source.read_bytes()
     at = whole.index(b"2.png")
     for content in (whole[:at] + b"3" + whole[at + 1 :], whole[:at] + bytes(512) + whole[at + 512 :], whole + whole):
         source.write_bytes(content)
         with pytest.raises(UserError, match="something follows"):
-            open_door(source)
+            open_importer(source)
         with pytest.raises(UserError, match="something follows"):
-            list(open_pictures(source).encoded())
+            list(open_images(source).encoded())
     source.write_bytes(whole)
-    assert open_door(source).count == len(list(open_pictures(source).encoded())) == 4
+    assert open_importer(source).count == len(list(open_images(source).encoded())) == 4
 
 
 def test_a_saved_data_set_that_is_damaged_is_refused(tmp_path: Path) -> None:
     folder = sets.saved_split(tmp_path / "set", [sets.entries(3), sets.entries(3)])
-    assert open_door(folder).count == 6 and "folder" not in open_door(folder).columns
+    assert open_importer(folder).count == 6 and "folder" not in open_importer(folder).columns
     data, state = folder / "data-00001-of-00002.arrow", folder / "state.json"
     whole, said = data.read_bytes(), json.loads(state.read_text())
     for content in (whole[:-8], whole[: len(whole) // 2], b""):
         data.write_bytes(content)
         with pytest.raises(UserError, match="cut short"):
-            open_door(folder)
+            open_importer(folder)
     batch = whole.rindex(b"\xff\xff\xff\xff", 0, -8)
     data.write_bytes(whole[:batch] + whole[-8:] + whole[batch + 8 :])
     with pytest.raises(UserError, match="something follows its end"):
-        open_door(folder)
+        open_importer(folder)
     data.unlink()
     with pytest.raises(UserError, match="is missing, and"):
-        open_door(folder)
+        open_importer(folder)
     others: list[dict[str, Any]] = [{"_data_files": files} for files in ([{"filename": "../a.arrow"}], [], "x", [3])]
     for other in [*others, {}]:
         state.write_text(json.dumps(other))
         with pytest.raises(UserError, match="names no data files in its folder"):
-            open_door(folder)
+            open_importer(folder)
     state.write_text(json.dumps({**said, "_indices_data_files": [{"filename": "indices.arrow"}]}))
     with pytest.raises(UserError, match="flatten_indices"):
-        open_door(folder)
+        open_importer(folder)
     (folder / "dataset_dict.json").write_text(json.dumps({"splits": ["../train"]}))
     with pytest.raises(UserError, match="names no splits"):
-        open_door(folder)
+        open_importer(folder)
 
 
 def test_mds_shards_are_read_by_their_encodings(tmp_path: Path) -> None:
-    pixels = Image.open(io.BytesIO(picture(1)))
+    pixels = Image.open(io.BytesIO(image_file(1)))
     raw = struct.pack("<3I", 24, 20, 3) + b"RGB" + pixels.tobytes()
     wrong = struct.pack("<3I", 1 << 31, 20, 3) + b"RGB" + pixels.tobytes()
     palette = struct.pack("<3I", 24, 20, 1) + b"P" + bytes(480)
     text = [json.dumps({"long": "a caption", "n": 3}).encode(), struct.pack("<q", -3), b"anything"]
     rows = [[text[0], image, text[1], text[2]] for image in (raw, wrong, palette, b"")]
     source = sets.mds_of(tmp_path / "set", {"about": "json", "picture": "pil", "set": "int", "x": "pkl"}, [rows])
-    assert open_door(source).columns == ["about", "set", "about.long"]
+    assert open_importer(source).columns == ["about", "set", "about.long"]
     options = ImportOptions(captions={"long": "about.long"}, split_column="set", splits={"-3": "train"})
     about = imported(source, tmp_path / "store", options)
     store = open_store(tmp_path / "store")
     assert about.counts == {"train": 1, "eval": 0} and store.captions_of(0) == {"long": "a caption"}
-    assert decode(store.encoded(0)).equal(decode(Encoded("", picture(1))))
+    assert decode(store.encoded(0)).equal(decode(Encoded("", image_file(1))))
     reasons = list(quarantine(tmp_path / "store").values())
     assert (
         "are not 2147483648 × 20 pixels" in reasons[0] and "of the kind 'P'" in reasons[1] and "kind ''" in reasons[2]
@@ -306,7 +315,7 @@ def test_mds_shards_in_folders_and_packed_ones(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patched:
         patched.setattr(pyarrow, "Codec", _NoCodec)
         with pytest.raises(UserError, match="zstd, which this build of pyarrow lacks; unpack it first"):
-            open_door(packed)
+            open_importer(packed)
     index = json.loads((packed / "index.json").read_text())
     index["shards"][0]["raw_data"]["bytes"] -= 1
     (packed / "index.json").write_text(json.dumps(index))
@@ -315,7 +324,7 @@ def test_mds_shards_in_folders_and_packed_ones(tmp_path: Path, monkeypatch: pyte
     index["shards"][0]["compression"] = "br"
     (packed / "index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match="compressed with br; only zstd"):
-        open_door(packed)
+        open_importer(packed)
 
 
 def test_damaged_mds_shards_are_refused(tmp_path: Path) -> None:
@@ -332,10 +341,10 @@ def test_damaged_mds_shards_are_refused(tmp_path: Path) -> None:
     assert "its columns do not fit that" in quarantine(tmp_path / "store")["shard.00000.mds, sample 0"]
     shard.write_bytes(whole[:-1])
     with pytest.raises(UserError, match=r"has [\d,]+ bytes, and index.json says"):
-        open_door(source)
+        open_importer(source)
     shard.unlink()
     with pytest.raises(UserError, match="is missing"):
-        open_door(source)
+        open_importer(source)
     for before, after, message in (
         ('"shard.00000.mds"', '"../shard.00000.mds"', "does not lie in the folder"),
         ('"format": "mds"', '"format": "csv"', "MDS version 2 is known"),
@@ -346,10 +355,10 @@ def test_damaged_mds_shards_are_refused(tmp_path: Path) -> None:
         shard.write_bytes(whole)
         file.write_text(index.replace(before, after))
         with pytest.raises(UserError, match=message):
-            open_door(source)
+            open_importer(source)
 
 
-def test_a_stopped_import_goes_on_through_any_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_import_goes_on_through_any_importer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "SHARD_ROWS", 2)
     for form, (write, options) in sets.FORMS.items():
         source, out = write(tmp_path / form, sets.entries(7)), tmp_path / f"{form}-store"
@@ -365,7 +374,7 @@ def test_a_stopped_import_goes_on_through_any_door(tmp_path: Path, monkeypatch: 
 
 
 def animated(form: str) -> bytes:
-    frames = [Image.open(io.BytesIO(picture(seed))) for seed in range(3)]
+    frames = [Image.open(io.BytesIO(image_file(seed))) for seed in range(3)]
     buffer = io.BytesIO()
     frames[0].save(buffer, form, save_all=True, append_images=frames[1:])
     return buffer.getvalue()
@@ -373,7 +382,7 @@ def animated(form: str) -> bytes:
 
 def bomb(side: int = 60_000) -> bytes:
     """A PNG of some hundred bytes that says it has gigabytes of pixels."""
-    content = bytearray(picture(0))
+    content = bytearray(image_file(0))
     content[16:24] = struct.pack(">II", side, side)
     content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
     return bytes(content)
@@ -396,13 +405,13 @@ def sixteen_of_colour() -> bytes:
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
-def test_bad_pictures_are_set_aside_and_odd_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_images_are_set_aside_and_odd_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cmyk = io.BytesIO()
-    Image.open(io.BytesIO(picture(1))).convert("CMYK").save(cmyk, "JPEG")
+    Image.open(io.BytesIO(image_file(1))).convert("CMYK").save(cmyk, "JPEG")
     turned = Image.Exif()
     turned[0x0112] = 6
     bad = {
-        "cannot be read": [b"", picture(2, form="jpeg")[:-40], picture(3)[:-60], b"<html>no picture</html>"],
+        "cannot be read": [b"", image_file(2, form="jpeg")[:-40], image_file(3)[:-60], b"<html>no image</html>"],
         "the most is": [bomb(9000)],
         "decompression bomb": [bomb()],
         "convert it to 8 bits": [sixteen()],
@@ -410,9 +419,9 @@ def test_bad_pictures_are_set_aside_and_odd_ones_are_kept(tmp_path: Path, monkey
     }
     good = [
         cmyk.getvalue(),
-        picture(4, exif=turned, form="jpeg"),
+        image_file(4, exif=turned, form="jpeg"),
         animated("MPO"),
-        picture(5, form="gif"),
+        image_file(5, form="gif"),
         sixteen_of_colour(),
     ]
     images = [*(one for some in bad.values() for one in some), *good]
@@ -447,7 +456,7 @@ def test_bad_captions_are_set_aside(tmp_path: Path) -> None:
     texts = [*good, *bad]
     column = pyarrow.array([text.encode() for text in texts] + [b"caf\xe9", b"fine"], pyarrow.binary())
     strings = pyarrow.StringArray.from_buffers(len(column), column.buffers()[1], column.buffers()[2])
-    images = [{"bytes": picture(seed), "path": None} for seed in range(len(strings))]
+    images = [{"bytes": image_file(seed), "path": None} for seed in range(len(strings))]
     parquet.write_table(pyarrow.table({"image": images, "caption": strings}), tmp_path / "a.parquet")
     about = imported(tmp_path / "a.parquet", tmp_path / "store")
     store, reasons = open_store(tmp_path / "store"), list(quarantine(tmp_path / "store").values())
@@ -461,7 +470,7 @@ def test_a_file_whose_name_is_not_utf8_is_stored(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     name = tmp_path / "set" / b"caf\xe9.png".decode("utf-8", "surrogateescape")
     try:
-        name.write_bytes(picture(0))
+        name.write_bytes(image_file(0))
     except OSError:
         pytest.skip("this file system has names in UTF-8 only")
     name.with_suffix(".txt").write_text("a caption")
@@ -480,11 +489,11 @@ def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "jsonl"
     (folder / "metadata.jsonl").write_text('{"file": "p0.png", "long": "a"}\n')
     with pytest.raises(UserError, match=r"metadata.jsonl has no column 'file_name'"):
-        open_door(folder)
+        open_importer(folder)
     (folder / "metadata.jsonl").unlink()
     (folder / "metadata.csv").write_text("name,long\np0.png,a\n")
     with pytest.raises(UserError, match=r"metadata.csv has no column 'file_name'"):
-        open_door(folder)
+        open_importer(folder)
 
 
 def test_offsets_that_point_elsewhere_are_not_followed(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from tests.tiny_store import imported, parquet_of, picture, tiny_store
+from tests.tiny_store import image_file, imported, parquet_of, tiny_store
 from tests.unit.data.test_duplicates import again, textured
 from tintype.cli import app
 from tintype.data.importers import Item
 from tintype.data.store import fingerprints as looks
 from tintype.data.store import problems
-from tintype.data.store.encode import Picture, Sizing, prepare
+from tintype.data.store.encode import Prepared, Sizing, prepare
 from tintype.data.store.histograms import whole_histogram
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.inspect import Asked, Inspection, inspect_store
@@ -47,8 +47,8 @@ def written(folder: Path, texts: list[str], images: list[bytes] | None = None) -
     work.mkdir(parents=True)
     writer = Writer(work, ["long"], {}, {})
     for index, text in enumerate(texts):
-        made = prepare(Item(f"p{index}.png", images[index] if images else picture(index, (80, 72))), Sizing())
-        assert isinstance(made, Picture)
+        made = prepare(Item(f"p{index}.png", images[index] if images else image_file(index, (80, 72))), Sizing())
+        assert isinstance(made, Prepared)
         split: Split = "eval" if index % 4 == 3 else "train"
         writer.add(Record(made, f"p{index}.png", split, {"long": text}))
     writer.keep()
@@ -57,7 +57,7 @@ def written(folder: Path, texts: list[str], images: list[bytes] | None = None) -
 
 
 def leaky(folder: Path) -> Path:
-    """Of 12 pictures, 2 are in the evaluation split in another file, 1 is there twice, and 1 is broken."""
+    """Of 12 images, 2 are in the evaluation split in another file, 1 is there twice, and 1 is broken."""
     images = [textured(seed) for seed in range(9)]
     images += [again(images[0]), again(images[8], scale=0.8), images[4], b"broken"]
     splits = ["train"] * 8 + ["test"] * 2 + ["train"] * 3
@@ -71,7 +71,7 @@ def leaky(folder: Path) -> Path:
 def test_counts_sizes_and_captions_are_told(tmp_path: Path) -> None:
     sizes = [(80, 64), (64, 64), (100, 200), (640, 64)]
     images = [
-        picture(index, size, form) for index, (size, form) in enumerate(zip(sizes, ("png", "jpeg") * 2, strict=True))
+        image_file(index, size, form) for index, (size, form) in enumerate(zip(sizes, ("png", "jpeg") * 2, strict=True))
     ]
     texts = ["one two", "one two three", "four", "one two"]
     source = parquet_of(
@@ -114,15 +114,15 @@ def test_a_histogram_holds_every_value_once(values: list[int]) -> None:
     assert found["open"] == (max(values) >= edges[-1])
 
 
-def test_training_pictures_in_the_evaluation_split_are_the_first_problem(tmp_path: Path) -> None:
+def test_training_images_in_the_evaluation_split_are_the_first_problem(tmp_path: Path) -> None:
     result = inspected(leaky(tmp_path)).result
     assert result["duplicates"]["leaking"] == 2 and result["duplicates"]["leaking_groups"] == 2
     assert (result["duplicates"]["exact"], result["duplicates"]["near"]) == (1, 2)
     first = result["problems"][0]
-    assert first["severity"] == "alarm" and first["title"] == "2 training pictures also in the evaluation split"
-    assert "--write-skip" in first["do"] and "3 copies of other pictures (25.0 %)" in titles(result)
+    assert first["severity"] == "alarm" and first["title"] == "2 training images also in the evaluation split"
+    assert "--write-skip" in first["do"] and "3 copies of other images (25.0 %)" in titles(result)
     page = to_html(open_store(tmp_path / "store"), inspected(tmp_path / "store"))
-    assert '<aside class="banner alarm"><strong>2 training pictures are also in the evaluation split' in page
+    assert '<aside class="banner alarm"><strong>2 training images are also in the evaluation split' in page
 
 
 def test_copies_are_gone_in_two_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ CLEAN = [f"a thing with the number {index} on it" for index in range(24)]
     [
         ([*CLEAN[:22], "", " "], "2 records without the caption long (8.3 %)"),
         ([*CLEAN[:23], "word " * 257], "1 caption long of more than 256 words"),
-        ([*CLEAN[:14], *["a photo"] * 10], "The same caption long on many pictures, 10 times the most common"),
+        ([*CLEAN[:14], *["a photo"] * 10], "The same caption long on many images, 10 times the most common"),
         ([*CLEAN[:4], *[f"thing {index % 3}" for index in range(20)]], "Few distinct captions long: 7 on 24 records"),
         ([*CLEAN[:23], "a <b>cat</b>"], "1 caption long with tags of HTML"),
         ([*CLEAN[:23], "cats &amp; dogs"], "1 caption long with entities of HTML, such as &amp;"),
@@ -224,26 +224,26 @@ def test_a_clean_store_has_no_problems_and_words_are_no_html(tmp_path: Path) -> 
 
 def _as(mode: str, size: tuple[int, int] = (80, 72)) -> bytes:
     buffer = io.BytesIO()
-    Image.open(io.BytesIO(picture(99, size))).convert(mode).save(buffer, "JPEG" if mode == "CMYK" else "PNG")
+    Image.open(io.BytesIO(image_file(99, size))).convert(mode).save(buffer, "JPEG" if mode == "CMYK" else "PNG")
     return buffer.getvalue()
 
 
 @pytest.mark.parametrize(
     ("image", "title"),
     [
-        (picture(50, (63, 90)), "1 picture with a short side of less than 64 px (4.2 %)"),
-        (picture(50, (80, 250)), "1 picture more than three times as long as wide, or as wide as long"),
-        (_as("CMYK"), "1 picture with pixels other than RGB (1 CMYK)"),
-        (_as("L"), "1 picture with pixels other than RGB (1 L)"),
+        (image_file(50, (63, 90)), "1 image with a short side of less than 64 px (4.2 %)"),
+        (image_file(50, (80, 250)), "1 image more than three times as long as wide, or as wide as long"),
+        (_as("CMYK"), "1 image with pixels other than RGB (1 CMYK)"),
+        (_as("L"), "1 image with pixels other than RGB (1 L)"),
     ],
 )
-def test_problems_of_pictures_are_found(tmp_path: Path, image: bytes, title: str) -> None:
-    images = [*(picture(index, (80, 72)) for index in range(23)), image]
+def test_problems_of_images_are_found(tmp_path: Path, image: bytes, title: str) -> None:
+    images = [*(image_file(index, (80, 72)) for index in range(23)), image]
     assert titles(inspected(written(tmp_path, CLEAN, images)).result) == [title]
 
 
 def test_empty_splits_and_many_records_set_aside_are_problems(tmp_path: Path) -> None:
-    images = [*(picture(index, (80, 72)) for index in range(9)), b"", b"broken"]
+    images = [*(image_file(index, (80, 72)) for index in range(9)), b"", b"broken"]
     source = parquet_of(tmp_path / "a.parquet", images, caption=CLEAN[:11])
     imported(source, tmp_path / "store", ImportOptions(eval_share=0))
     result = inspected(tmp_path / "store").result
@@ -277,9 +277,9 @@ def test_a_stopped_inspection_goes_on_and_a_second_one_decodes_nothing(
     assert fresh is not None and fresh.result == found.result
 
 
-def test_small_pictures_are_not_left_out_where_all_are_small() -> None:
+def test_small_images_are_not_left_out_where_all_are_small() -> None:
     def advice(tiny: int) -> str:
         sizes = {"sizes": {"tiny": tiny}, "aspects": {"above_3": 0}, "pixels": {"RGB": 3}, "records": 3}
-        return str(problems._of_pictures(sizes)[0]["do"])
+        return str(problems._of_images(sizes)[0]["do"])
 
     assert "data.where" in advice(2) and "data.where" not in advice(3)

@@ -185,8 +185,8 @@ def test_a_source_without_a_share_may_be_what_is_scored_against() -> None:
 
 
 def test_stores_and_scenes_mix_and_are_known_by_their_content(tmp_path: Path) -> None:
-    pictures = tiny_store(tmp_path)
-    plan = tiny_plan(*MIXTURE, "data.sources.mine.data.kind=store", f"data.sources.mine.data.path={pictures}")
+    images = tiny_store(tmp_path)
+    plan = tiny_plan(*MIXTURE, "data.sources.mine.data.kind=store", f"data.sources.mine.data.path={images}")
     assert plan_from_yaml(plan.to_yaml(), "a file") == plan
     with pytest.raises(UserError, match="a mixture has images of one shape; leave buckets out"):
         plan_from_yaml(plan.to_yaml(), "a file", ["data.sources.mine.data.buckets=[[16, 16], [8, 16]]"])

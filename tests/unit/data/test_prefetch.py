@@ -21,7 +21,7 @@ def counting(seen: list[int]) -> Ahead:
     def write(id_: int, out_CHW: Tensor) -> None:
         seen.append(id_)
         if id_ == 99:
-            raise UserError("picture 99 is damaged")
+            raise UserError("image 99 is damaged")
         out_CHW.fill_(id_)
 
     return Ahead(write, lambda id_: (2, 4), threads=2, pinned=False)
@@ -62,7 +62,7 @@ def test_no_more_is_begun_than_memory_is_lent(monkeypatch: pytest.MonkeyPatch) -
     assert list(ahead._begun) == [(3,), (4,)]
 
 
-def test_a_damaged_picture_is_told_of_when_its_batch_is_asked_for() -> None:
+def test_a_damaged_image_is_told_of_when_its_batch_is_asked_for() -> None:
     ahead = counting([])
     ahead.expect([1, 99])
     with pytest.raises(UserError, match="99 is damaged"):
@@ -84,7 +84,7 @@ def test_a_decoding_thread_computes_alone_and_all_others_as_before() -> None:
         torch.set_num_threads(own)
 
 
-def test_the_number_of_threads_does_not_change_the_pictures(tmp_path: Path) -> None:
+def test_the_number_of_threads_does_not_change_the_images(tmp_path: Path) -> None:
     settings = StoreSettings(path=str(tiny_store(tmp_path, 20)), size_px=16)
     one, three = (StoreSource(settings, "train", torch.device("cpu"), keep=False, threads=n) for n in (1, 3))
     assert torch.equal(one.images([3, 1, 0, 5]), three.images([3, 1, 0, 5]))

@@ -1,4 +1,4 @@
-"""The embedded data set: pure functions of (seed, index), true captions, disjoint splits, sound pictures."""
+"""The embedded data set: pure functions of (seed, index), true captions, disjoint splits, sound images."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_object_counts_and_style_are_as_asked() -> None:
 
 
 @pytest.mark.parametrize("size_px", [24, 64])
-def test_a_picture_does_not_depend_on_its_batch(size_px: int) -> None:
+def test_an_image_does_not_depend_on_its_batch(size_px: int) -> None:
     indices = range(37)
     together = render(SCENES[:37], size_px, 0, indices)
     assert torch.equal(together, render(SCENES[:37], size_px, 0, indices))
@@ -110,7 +110,7 @@ def test_a_picture_does_not_depend_on_its_batch(size_px: int) -> None:
 
 @pytest.mark.parametrize("style", ["render", "photo"])
 @pytest.mark.parametrize("size_px", [16, 33, 64, 256])
-def test_pictures_have_sane_contrast(style: Style, size_px: int) -> None:
+def test_images_have_sane_contrast(style: Style, size_px: int) -> None:
     image_BCHW = render(draw_batch(1, torch.arange(12), style=style), size_px, 1, range(12))
     assert image_BCHW.shape == (12, 3, size_px, size_px)
     assert image_BCHW.dtype == torch.uint8
@@ -125,7 +125,7 @@ def test_sizes_out_of_range_are_refused(size_px: int) -> None:
 
 
 @pytest.mark.parametrize("style", ["render", "photo"])
-def test_a_scene_is_the_same_picture_at_every_size(style: Style) -> None:
+def test_a_scene_is_the_same_image_at_every_size(style: Style) -> None:
     batch = draw_batch(2, torch.arange(32), style=style)
     fine, coarse = (render(batch, size_px, 2, range(32)).float() for size_px in (128, 64))
     assert (torch.nn.functional.avg_pool2d(fine, 2) - coarse).abs().mean() < 2.5

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tests.stopping import train_to
 from tests.tiny import tiny_plan
-from tests.tiny_store import imported, parquet_of, picture, tiny_store
+from tests.tiny_store import image_file, imported, parquet_of, tiny_store
 from tintype.cli import app
 from tintype.data.sources import forget_sources, open_source
 from tintype.data.store.importing import ImportOptions
@@ -80,7 +80,7 @@ def test_an_expression_chooses_from_both_splits_and_comes_with_a_skip_list(tmp_p
 
 
 def test_repeats_leave_the_first_of_copies(tmp_path: Path) -> None:
-    images = [picture(seed) for seed in (0, 1, 0, 2, 1, 0)]
+    images = [image_file(seed) for seed in (0, 1, 0, 2, 1, 0)]
     source = parquet_of(tmp_path / "a.parquet", images, caption=list("abcdef"))
     imported(source, tmp_path / "store", ImportOptions(eval_share=0))
     store = open_store(tmp_path / "store")

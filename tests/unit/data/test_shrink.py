@@ -46,7 +46,7 @@ def test_a_sum_on_the_edge_between_two_bytes_is_left_to_the_whole_products(monke
     assert int(shrunk(image_CHW, 150)[0, 70, 100]) == 66 and seen == [267]
 
 
-def test_a_picture_covers_a_shape_that_is_not_square() -> None:
+def test_an_image_covers_a_shape_that_is_not_square() -> None:
     image_CHW = noise(60, 90)
     assert torch.equal(covering(image_CHW, 30, 40), whole(image_CHW, 30, 45)[:, :, 3:43])
     assert torch.equal(covering(image_CHW, 40, 30), whole(image_CHW, 40, 60)[:, :, 15:45])

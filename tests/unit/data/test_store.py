@@ -15,12 +15,12 @@ import torch
 from PIL import Image, ImageOps
 
 from tests.shared import shared
-from tests.tiny_store import as_earlier, captioned, imported, parquet_of, picture, rewrite_about, tiny_store, tried
-from tintype.data.image_sets import Encoded, decode, open_pictures
+from tests.tiny_store import as_earlier, captioned, image_file, imported, parquet_of, rewrite_about, tiny_store, tried
+from tintype.data.image_sets import Encoded, decode, open_images
 from tintype.data.importers import Item
 from tintype.data.store import writer
 from tintype.data.store.attributes import read_attributes
-from tintype.data.store.encode import Picture, Sizing, prepare
+from tintype.data.store.encode import Prepared, Sizing, prepare
 from tintype.data.store.importing import ImportOptions, Progress, read_pairs, read_splits
 from tintype.data.store.layout import Store, open_shard, open_store
 from tintype.data.store.upgrade import upgrade_store
@@ -41,7 +41,7 @@ def test_a_parquet_file_becomes_a_store_with_its_bytes_and_captions(tmp_path: Pa
     random.Random(0).shuffle(rows)
     for row in rows:
         one = store.encoded(row)
-        assert one.content == picture(row) and one.name.endswith(f"(a.parquet, row {row})")
+        assert one.content == image_file(row) and one.name.endswith(f"(a.parquet, row {row})")
         assert store.captions_of(row) == {"long": f"a long caption of number {row}", "short": f"number {row}"}
     assert [side.tolist() for side in store.sizes()] == [[24] * 11, [20] * 11]
     assert sorted([*store.rows("train"), *store.rows("eval")]) == list(range(11))
@@ -53,7 +53,7 @@ def test_a_folder_takes_its_captions_from_the_files_beside(tmp_path: Path) -> No
     for index in range(6):
         place = tmp_path / "set" / ("train" if index < 4 else "val")
         place.mkdir(parents=True, exist_ok=True)
-        (place / f"{index}.png").write_bytes(picture(index))
+        (place / f"{index}.png").write_bytes(image_file(index))
         if index != 2:
             (place / f"{index}.txt").write_text(f"caption {index}\n")
         (place / f"{index}.short.txt").write_text(f"{index}")
@@ -78,13 +78,13 @@ def test_a_folder_takes_its_captions_from_the_files_beside(tmp_path: Path) -> No
 def test_captions_that_are_not_said_are_found_by_their_names(
     tmp_path: Path, columns: list[str], expected: dict[str, str]
 ) -> None:
-    source = parquet_of(tmp_path / "a.parquet", [picture(0)], **{name: [f"the {name}"] for name in columns})
+    source = parquet_of(tmp_path / "a.parquet", [image_file(0)], **{name: [f"the {name}"] for name in columns})
     imported(source, tmp_path / "store")
     assert open_store(tmp_path / "store").captions_of(0) == {kind: f"the {name}" for kind, name in expected.items()}
 
 
-def test_pictures_are_shrunk_by_their_short_side_and_never_enlarged(tmp_path: Path) -> None:
-    images = [picture(0, (40, 20)), picture(1, (20, 60)), picture(2, (10, 12)), picture(3, (16, 10))]
+def test_images_are_shrunk_by_their_short_side_and_never_enlarged(tmp_path: Path) -> None:
+    images = [image_file(0, (40, 20)), image_file(1, (20, 60)), image_file(2, (10, 12)), image_file(3, (16, 10))]
     source = parquet_of(tmp_path / "a.parquet", images, caption=["x"] * 4)
     imported(source, tmp_path / "store", ImportOptions(sizing=Sizing(short_px=10)))
     store = open_store(tmp_path / "store")
@@ -104,12 +104,12 @@ def _png(image: Image.Image) -> bytes:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_picture_is_stored_as_it_is_to_be_seen(orientation: int) -> None:
+def test_an_image_is_stored_as_it_is_to_be_seen(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    content = picture(1, form="png", exif=exif)
+    content = image_file(1, form="png", exif=exif)
     found = prepare(Item("a", content), Sizing(quality=100))
-    assert isinstance(found, Picture)
+    assert isinstance(found, Prepared)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
     assert (found.width, found.height) == upright.size
     assert (decode(Encoded("", found.content)).int() - decode(Encoded("", _png(upright))).int()).abs().max() < 24
@@ -117,8 +117,8 @@ def test_a_picture_is_stored_as_it_is_to_be_seen(orientation: int) -> None:
 
 
 def test_what_cannot_be_stored_is_set_aside_with_its_reason(tmp_path: Path) -> None:
-    broken = picture(0, form="jpeg")[:90]
-    images = [picture(0), broken, None, picture(3), picture(4, (8, 30)), b"", picture(6)]
+    broken = image_file(0, form="jpeg")[:90]
+    images = [image_file(0), broken, None, image_file(3), image_file(4, (8, 30)), b"", image_file(6)]
     texts = ["a", "b", "c", "  ", "e", "f", None]
     source = parquet_of(tmp_path / "a.parquet", images, caption=texts)
     about = imported(source, tmp_path / "store", ImportOptions(sizing=Sizing(min_px=9)))
@@ -147,22 +147,22 @@ def test_a_column_says_the_split_and_an_unknown_word_is_asked_for(tmp_path: Path
 
 
 def test_a_hash_says_the_split_of_about_the_share(tmp_path: Path) -> None:
-    images = [picture(index, (4, 4)) for index in range(300)]
+    images = [image_file(index, (4, 4)) for index in range(300)]
     source = parquet_of(tmp_path / "a.parquet", images, caption=["x"] * 300)
     about = imported(source, tmp_path / "store", ImportOptions(eval_share=0.3))
     assert 60 < about.counts["eval"] < 120
     assert imported(source, tmp_path / "none", ImportOptions(eval_share=0)).counts["eval"] == 0
 
 
-def test_copies_of_a_picture_are_never_in_both_splits(tmp_path: Path) -> None:
+def test_copies_of_an_image_are_never_in_both_splits(tmp_path: Path) -> None:
     """Also where another file holds the same pixels."""
-    images = [picture(0), picture(0, form="bmp"), picture(0, form="tiff"), picture(1)]
+    images = [image_file(0), image_file(0, form="bmp"), image_file(0, form="tiff"), image_file(1)]
     source = parquet_of(tmp_path / "a.parquet", images, caption=["x"] * 4, split=["train", "test", "train", "test"])
     about = imported(source, tmp_path / "column", ImportOptions(split_column="split"))
     assert about.counts == {"train": 2, "eval": 1}
     reason = quarantine(tmp_path / "column")["a.parquet, row 1"]
-    assert reason == "it is the same picture as a.parquet, row 0, which is in the split train, not eval"
-    many = [picture(index, (4, 4), form) for index in range(40) for form in ("png", "bmp")]
+    assert reason == "it is the same image as a.parquet, row 0, which is in the split train, not eval"
+    many = [image_file(index, (4, 4), form) for index in range(40) for form in ("png", "bmp")]
     imported(
         parquet_of(tmp_path / "b.parquet", many, caption=["x"] * 80), tmp_path / "hash", ImportOptions(eval_share=0.5)
     )
@@ -179,7 +179,7 @@ def test_the_identity_is_that_of_the_content(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(writer, "SHARD_ROWS", 2)
     cut = imported(captioned(tmp_path / "b.parquet", 9), tmp_path / "two")
     assert len(cut.shards) == 5 and cut.identity == first.identity
-    assert open_store(tmp_path / "two").encoded(7).content == picture(7)
+    assert open_store(tmp_path / "two").encoded(7).content == image_file(7)
     options = ImportOptions(captions={"long": "caption_short", "short": "caption_long"})
     assert imported(tmp_path / "a.parquet", tmp_path / "three", options).identity != first.identity
     assert imported(tmp_path / "a.parquet", tmp_path / "four", ImportOptions(eval_share=1)).identity != first.identity
@@ -192,10 +192,13 @@ class _DiedError(Exception):
 @pytest.mark.parametrize("way", ["signal", "death"])
 def test_an_import_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     monkeypatch.setattr(writer, "SHARD_ROWS", 3)
-    images = [picture(index) if index % 5 else b"broken" for index in range(24)]
+    images = [image_file(index) if index % 5 else b"broken" for index in range(24)]
     texts = [f"number {index}" for index in range(24)]
     splits = ["train", "test"] * 12
-    images[20], images[21] = picture(1), picture(1)  # of which one is in the wrong split, as the first shard knows
+    images[20], images[21] = (
+        image_file(1),
+        image_file(1),
+    )  # of which one is in the wrong split, as the first shard knows
     source = parquet_of(tmp_path / "a.parquet", images, caption=texts, split=splits)
     options, out = ImportOptions(split_column="split"), tmp_path / "store"
     whole = imported(source, tmp_path / "whole", options)
@@ -231,7 +234,7 @@ def test_a_full_disk_leaves_no_half_store_and_can_be_gone_on_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, kept: int
 ) -> None:
     monkeypatch.setattr(writer, "SHARD_ROWS", 3)
-    images = [b"broken" if index in (1, 5) else picture(index) for index in range(12)]
+    images = [b"broken" if index in (1, 5) else image_file(index) for index in range(12)]
     source = parquet_of(tmp_path / "a.parquet", images, caption=["x"] * 12)
     whole, replace, tries = imported(source, tmp_path / "whole"), Path.replace, dict.fromkeys([file], 0)
 
@@ -273,15 +276,15 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     both = tmp_path / "both"
     both.mkdir()
     shutil.copy(source, both)
-    (both / "a.png").write_bytes(picture(0))
+    (both / "a.png").write_bytes(image_file(0))
     (tmp_path / "twins").mkdir()
     for form in ("png", "bmp"):
-        (tmp_path / "twins" / f"a.{form}").write_bytes(picture(0, form=form))
+        (tmp_path / "twins" / f"a.{form}").write_bytes(image_file(0, form=form))
     cases: list[tuple[Path, dict[str, Any], str]] = [
         (tmp_path / "nowhere", {}, "does not exist"),
         (tmp_path / "empty", {}, "nothing that can be imported"),
         (both, {}, "files of several kinds"),
-        (tmp_path / "twins", {}, "two pictures of one name, a.bmp and a.png"),
+        (tmp_path / "twins", {}, "two images of one name, a.bmp and a.png"),
         (
             source,
             {"captions": {"width": "caption_long"}},
@@ -289,7 +292,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         ),
         (source, {"captions": {"long": "capt"}}, "no text column 'capt'; it has caption_long, caption_short"),
         (source, {"split_column": "splt"}, "--split-column splt: .* it has caption_long"),
-        (parquet_of(tmp_path / "b.parquet", [picture(0)], url=["x"]), {}, "--caption long=COLUMN. It has url"),
+        (parquet_of(tmp_path / "b.parquet", [image_file(0)], url=["x"]), {}, "--caption long=COLUMN. It has url"),
     ]
     for path, options, message in cases:
         with pytest.raises(UserError, match=message):
@@ -306,7 +309,7 @@ def test_a_damaged_store_is_refused_and_never_followed(tmp_path: Path) -> None:
     shard = store / "shard-00000.arrow"
     whole, about = shard.read_bytes(), (store / "store.json").read_text()
     content = bytearray(whole)
-    content[whole.index(picture(5)) + 60] ^= 1
+    content[whole.index(image_file(5)) + 60] ^= 1
     shard.write_bytes(bytes(content))
     with pytest.raises(UserError, match=r"row 5 .* is damaged: its bytes are not those that were stored"):
         Store(store).encoded(5)
@@ -370,7 +373,7 @@ def test_a_store_that_is_changed_after_it_was_opened_is_opened_anew(tmp_path: Pa
 
 
 def test_a_store_of_an_earlier_version_is_refused_and_can_be_upgraded(tmp_path: Path) -> None:
-    images = [picture(0), b"broken", picture(2), picture(3)]
+    images = [image_file(0), b"broken", image_file(2), image_file(3)]
     source = parquet_of(tmp_path / "a.parquet", images, caption=[f"number {n}" for n in range(4)])
     new = imported(source, tmp_path / "store")
     store = as_earlier(tmp_path / "store")
@@ -382,7 +385,7 @@ def test_a_store_of_an_earlier_version_is_refused_and_can_be_upgraded(tmp_path: 
     shard = store / "shard-00000.arrow"
     whole = shard.read_bytes()
     widths = open_shard(shard).column("width").to_numpy().tobytes()
-    for what in (b"number 2", widths, picture(3)[60:90]):
+    for what in (b"number 2", widths, image_file(3)[60:90]):
         bad = bytearray(whole)
         bad[whole.index(what)] ^= 1
         shard.write_bytes(bad)
@@ -409,11 +412,11 @@ def test_flipped_bits_give_an_error_or_the_store(tmp_path: Path) -> None:
     assert refused > 20
 
 
-def test_a_store_is_a_set_of_pictures_like_others(tmp_path: Path) -> None:
+def test_a_store_is_a_set_of_images_like_others(tmp_path: Path) -> None:
     store = tiny_store(tmp_path, 7)
-    found = list(open_pictures(store))
-    assert len(found) == 7 and torch.equal(found[3], decode(Encoded("", picture(3))))
-    assert open_pictures(store).fingerprint() == open_pictures(tmp_path / "store.parquet").fingerprint()
+    found = list(open_images(store))
+    assert len(found) == 7 and torch.equal(found[3], decode(Encoded("", image_file(3))))
+    assert open_images(store).fingerprint() == open_images(tmp_path / "store.parquet").fingerprint()
 
 
 def test_real_photographs_are_imported(tmp_path: Path) -> None:

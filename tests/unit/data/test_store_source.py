@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tests.tiny import tiny_plan
-from tests.tiny_store import captioned, imported, parquet_of, picture, rewrite_about, tiny_store
+from tests.tiny_store import captioned, image_file, imported, parquet_of, rewrite_about, tiny_store
 from tintype.data.fit import square
-from tintype.data.image_sets import Encoded, decode, open_pictures
+from tintype.data.image_sets import Encoded, decode, open_images
 from tintype.data.sources import LaterSource, forget_sources, open_source
 from tintype.data.store import source as module
 from tintype.data.store.importing import ImportOptions
@@ -27,11 +27,11 @@ CPU = torch.device("cpu")
 
 def expected(store: Path, split: str, ids: list[int], size_px: int = 16) -> Tensor:
     rows = open_store(store).rows("train" if split == "train" else "eval")
-    return torch.stack([square(decode(Encoded("", picture(int(rows[id_])))), size_px) for id_ in ids])
+    return torch.stack([square(decode(Encoded("", image_file(int(rows[id_])))), size_px) for id_ in ids])
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_images_are_the_squares_of_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
+def test_images_are_the_squares_of_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
     monkeypatch.setattr(module, "_MOST_KEPT_BYTES", {"cpu": 1 << 30} if kept else {})
     monkeypatch.setattr(module, "_MOST_KEPT_RECORDS", 1 << 18 if kept else 0)
     store = tiny_store(tmp_path)
@@ -78,14 +78,14 @@ def test_the_evaluation_split_is_in_a_fixed_random_order(tmp_path: Path) -> None
     assert sorted(order) == rows and order != rows
 
 
-def test_pictures_that_are_too_small_are_refused_by_name_and_not_decoded(
+def test_images_that_are_too_small_are_refused_by_name_and_not_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images = [picture(0), picture(1, (40, 18)), picture(2)]
+    images = [image_file(0), image_file(1, (40, 18)), image_file(2)]
     imported(parquet_of(tmp_path / "a.parquet", images, caption=["x"] * 3), tmp_path / "s", ImportOptions(eval_share=0))
     monkeypatch.setattr(module, "decode", None)
     StoreSource(StoreSettings(path=str(tmp_path / "s"), size_px=18), "train", CPU)
-    message = r"a\.parquet, row 1\) has 40 × 18 pixels, and 1 of 3 pictures .* data\.where='(.*)'"
+    message = r"a\.parquet, row 1\) has 40 × 18 pixels, and 1 of 3 images .* data\.where='(.*)'"
     with pytest.raises(UserError, match=message) as raised:
         StoreSource(StoreSettings(path=str(tmp_path / "s"), size_px=20), "train", CPU)
     advice = str(raised.value).partition("data.where='")[2].rstrip("'")
@@ -101,7 +101,7 @@ def test_another_store_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is no store"):
         StoreSource(StoreSettings(path=str(tmp_path), size_px=16), "train", CPU)
     imported(captioned(tmp_path / "a.parquet", 3), tmp_path / "all", ImportOptions(eval_share=1))
-    with pytest.raises(UserError, match="has no training pictures"):
+    with pytest.raises(UserError, match="has no training images"):
         StoreSource(StoreSettings(path=str(tmp_path / "all"), size_px=16), "train", CPU)
 
 
@@ -145,9 +145,9 @@ def test_a_tokenizer_trains_on_the_training_split_and_is_measured_on_the_other(t
     store = tiny_store(tmp_path)
     rows = {split: open_store(store).rows(split).tolist() for split in ("train", "eval")}
     training = TrainingPictures(store, 16, None, 8, None, 0, CPU)
-    assert training.identity.startswith(f"{len(rows['train'])} pictures")
+    assert training.identity.startswith(f"{len(rows['train'])} images")
     measured_NCHW, total = measured_images(str(store), 16, 1000, CPU)
     assert total == len(measured_NCHW) == len(rows["eval"])
     of_eval = {image.numpy().tobytes() for image in expected(store, "eval", list(range(total)))}
     assert {image.numpy().tobytes() for image in measured_NCHW} == of_eval
-    assert len(list(open_pictures(store))) == 60
+    assert len(list(open_images(store))) == 60

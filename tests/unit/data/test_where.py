@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.tiny_store import imported_earlier, parquet_of, picture
+from tests.tiny_store import image_file, imported_earlier, parquet_of
 from tintype.data.store import writer
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import Store, open_store
@@ -22,7 +22,7 @@ KINDS = {"long": "long", "style": "style", "split": "style", "in": "long", "two 
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """In shards of two records."""
     folder = tmp_path_factory.mktemp("where")
-    images = [picture(index, size) for index, size in enumerate(SIZES)]
+    images = [image_file(index, size) for index, size in enumerate(SIZES)]
     source = parquet_of(
         folder / "a.parquet", images, long=LONG, style=STYLE, s=["train", "train", "test"] + ["train"] * 2
     )

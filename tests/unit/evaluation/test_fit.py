@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tests.tiny import TINY, tiny_plan
 from tests.tiny_clip import write_clip
-from tests.tiny_store import imported, parquet_of, picture, tiny_store
+from tests.tiny_store import image_file, imported, parquet_of, tiny_store
 from tintype.cli import app
 from tintype.config.strict import read_yaml
 from tintype.data.scenes.settings import ScenesSettings
@@ -47,7 +47,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def titled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six of 12 images are held out, or about as many, and their captions are called 'title'."""
     folder = tmp_path_factory.mktemp("titled")
-    source = parquet_of(folder / "a.parquet", [picture(index) for index in range(12)], title=["a title"] * 12)
+    source = parquet_of(folder / "a.parquet", [image_file(index) for index in range(12)], title=["a title"] * 12)
     about = imported(source, folder / "store", ImportOptions(captions={"title": "title"}, eval_share=0.5))
     assert 2 <= about.counts["eval"] < 8
     return folder / "store"

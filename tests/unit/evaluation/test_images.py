@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageFilter
 
 from tests.shared import shared
-from tintype.data.image_sets import open_pictures
+from tintype.data.image_sets import open_images
 from tintype.data.scenes import draw_scenes
 from tintype.data.scenes.render import render
 from tintype.errors import UserError
@@ -62,10 +62,10 @@ def test_colours_turned_round_are_seen(sets: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         for file in (sets / name).iterdir():
-            image = next(iter(open_pictures(file.parent)))
+            image = next(iter(open_images(file.parent)))
             assert torch.equal((image * 255), (256 - image.int()).remainder(256).byte())
             break
-        for index, image in enumerate(open_pictures(sets / name)):
+        for index, image in enumerate(open_images(sets / name)):
             save_png(image * 255, tmp_path / name / f"{index:03d}.png")
     right = evaluate_images(sets / "a", sets / "b", SCENES, CPU).metrics["fd_scenes"]
     both = evaluate_images(tmp_path / "a", tmp_path / "b", SCENES, CPU).metrics["fd_scenes"]
@@ -231,7 +231,7 @@ def test_fid_of_photographs(tmp_path: Path) -> None:
     photos = shared("data/photos.parquet")
     protocol = ImageProtocol(encoders=(InceptionSettings(),), metrics=("fd", "kid", "precision"), limit=24)
     (tmp_path / "blurred").mkdir()
-    for index, image in enumerate(open_pictures(photos, 24)):
+    for index, image in enumerate(open_images(photos, 24)):
         picture = Image.fromarray(image.permute(1, 2, 0).numpy()).filter(ImageFilter.GaussianBlur(4))
         picture.save(tmp_path / "blurred" / f"{index:03d}.png")
     blurred = evaluate_images(tmp_path / "blurred", photos, protocol, CPU).metrics

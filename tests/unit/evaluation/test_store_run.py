@@ -16,7 +16,7 @@ from tests.edit_checked import edit_text
 from tests.shared import shared
 from tests.tiny import tiny_plan
 from tests.tiny_clip import write_clip
-from tests.tiny_store import imported, parquet_of, picture, tiny_store
+from tests.tiny_store import image_file, imported, parquet_of, tiny_store
 from tintype import recipes
 from tintype.cli import app
 from tintype.config.strict import parse, read_yaml
@@ -127,7 +127,7 @@ def test_a_protocol_that_does_not_fit_is_refused_before_training(trained: Traine
 
 
 def test_captions_that_the_store_has_not_are_named_with_those_that_it_has(trained: Trained, tmp_path: Path) -> None:
-    images = [picture(index) for index in range(40)]
+    images = [image_file(index) for index in range(40)]
     source = parquet_of(tmp_path / "a.parquet", images, words=["x"] * 40, title=["y"] * 40)
     imported(source, tmp_path / "s", ImportOptions(captions={"long": "words", "title": "title"}, eval_share=0.5))
     with pytest.raises(

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from tests.edit_checked import edit_json, edit_lines
 from tests.tiny import tiny_plan
-from tests.tiny_store import imported, parquet_of, picture
+from tests.tiny_store import image_file, imported, parquet_of
 from tintype.cli import app
 from tintype.config.strict import parse, read_yaml, write_yaml
 from tintype.data.store.importing import ImportOptions
@@ -66,7 +66,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("secret-place")
     captions = [f"{EVIL} number {index}" for index in range(60)]
-    pictures = [picture(index) for index in range(60)]
+    pictures = [image_file(index) for index in range(60)]
     parquet_of(folder / "in.parquet", pictures, caption_long=captions, caption_short=captions)
     imported(folder / "in.parquet", folder / "store", ImportOptions(eval_share=0.4))
     return scored(folder / "run", "[]", "data.kind=store", f"data.path={folder / 'store'}")

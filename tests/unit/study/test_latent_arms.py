@@ -12,7 +12,7 @@ import torch
 
 from tests.tiny import TINY, tiny_plan
 from tests.tiny_autoencoders import CHANNELS, FOLDER, STRIDE_PX, option, write_autoencoder
-from tests.tiny_store import imported, parquet_of, picture
+from tests.tiny_store import image_file, imported, parquet_of
 from tests.tiny_tuning import BASELINE, NO_PERCEPTUAL, tuned_plan, write_small_vae
 from tests.tiny_vae import write_tiny_vae
 from tintype.data.store.importing import ImportOptions
@@ -135,7 +135,7 @@ def test_what_a_tuning_needs_is_looked_for_before_the_first_run(
 
 
 def test_captions_that_an_arm_reads_are_looked_for_before_the_first_run(tmp_path: Path) -> None:
-    images, texts = [picture(index) for index in range(60)], [f"number {index}" for index in range(60)]
+    images, texts = [image_file(index) for index in range(60)], [f"number {index}" for index in range(60)]
     imported(parquet_of(tmp_path / "a.parquet", images, text=texts), tmp_path / "s", ImportOptions(eval_share=0.4))
     data = json.dumps([f"data={{kind: store, path: {tmp_path / 's'}, size_px: 16}}"])
     settings = (f"set={data}", "primary=[validation_loss]", "evaluation.encoders=[]", "evaluation.metrics=[]")

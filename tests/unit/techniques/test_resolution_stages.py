@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.ranks import run_ranks
 from tests.tiny import tiny_plan
-from tests.tiny_store import imported, parquet_of, picture
+from tests.tiny_store import image_file, imported, parquet_of
 from tintype.bench.data import measure_data
 from tintype.bench.run import compare, measure
 from tintype.data.sources import forget_sources, open_source
@@ -50,7 +50,7 @@ def data(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
 
 
 def data_of(kind: str, folder: Path) -> list[str]:
-    images = [picture(index, (40 + index % 3, 36)) for index in range(23)]
+    images = [image_file(index, (40 + index % 3, 36)) for index in range(23)]
     table = parquet_of(folder / "a.parquet", images, caption=[f"number {index}" for index in range(23)])
     imported(table, folder / "store", ImportOptions(eval_share=0))
     store = f'{{"kind":"store","path":"{folder / "store"}"}}'

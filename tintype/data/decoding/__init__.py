@@ -1,1 +1,1 @@
-"""Pictures are decoded beside the training: in threads, or in processes of their own."""
+"""Images are decoded beside the training: in threads, or in processes of their own."""

@@ -1,4 +1,4 @@
-"""A process that decodes pictures for another: it reads one, answers with its pixels, and ends with its input.
+"""A process that decodes images for another: it reads one, answers with its pixels, and ends with its input.
 
 A question is `QUESTION` (lengths of name and content, height and width to cover), the name and the content. The answer
 is `ANSWER` (the length of what follows, negative where that is the text of an error; nanoseconds of the CPU) and the
@@ -26,7 +26,7 @@ ANSWER = struct.Struct("<qQ")
 
 
 def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    """One picture after the other, until no question comes."""
+    """One image after the other, until no question comes."""
     while len(head := questions.read(QUESTION.size)) == QUESTION.size:
         began_ns = time.process_time_ns()
         name_length, length, height, width = QUESTION.unpack(head)
@@ -40,7 +40,7 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _pixels(one: Encoded, height: int, width: int) -> tuple[memoryview, int]:
-    """And 1; or what is wrong with the picture, and -1."""
+    """And 1; or what is wrong with the image, and -1."""
     try:
         return covering(decode(one), height, width).contiguous().numpy().data, 1
     except UserError as error:

@@ -1,7 +1,7 @@
-"""Processes that decode pictures, for a training that needs more of them than threads give.
+"""Processes that decode images, for a training that needs more of them than threads give.
 
 Threads of Python take turns at all that is not decoding itself, and with the thread that drives the GPU: sixteen of
-them decode hardly more than one where pictures are also shrunk. Each process here is asked by one thread at a time,
+them decode hardly more than one where images are also shrunk. Each process here is asked by one thread at a time,
 which waits for the answer and turns for nothing else.
 
 C: channels. H, W: rows, columns.
@@ -53,7 +53,7 @@ class _Decoder:
         _widen(self._answers.fileno())
 
     def cover(self, one: Encoded, out_CHW: Tensor) -> float:
-        """Writes the picture where it is wanted; returns the seconds of the CPU that it took."""
+        """Writes the image where it is wanted; returns the seconds of the CPU that it took."""
         name = one.name.encode()
         _, height, width = out_CHW.shape
         try:
@@ -93,8 +93,8 @@ class Decoders:
         self.running: list[_Decoder] = []
 
     def cover(self, one: Encoded, out_CHW: Tensor) -> None:
-        """Writes the middle of the picture, shrunk to cover the shape of `out_CHW`, there. A process that was killed is
-        replaced, and its picture asked for again."""
+        """Writes the middle of the image, shrunk to cover the shape of `out_CHW`, there. A process that was killed is
+        replaced, and its image asked for again."""
         code = 0
         for _ in range(_TRIES):
             decoder = self._free.get() or self._start()
@@ -130,7 +130,7 @@ class Decoders:
         except OSError as error:
             self._free.put(None)  # or the next would wait for it for ever
             raise UserError(
-                f"a process that decodes pictures cannot be started: {error.strerror or error}; allow more processes, "
+                f"a process that decodes images cannot be started: {error.strerror or error}; allow more processes, "
                 "memory or open files, then run the same command again to go on"
             ) from error
         with self._lock:
@@ -153,7 +153,7 @@ def decoders(count: int) -> Decoders:
 
 
 def _widen(pipe: int) -> None:
-    """So that a picture goes through in one piece, where the system allows it."""
+    """So that an image goes through in one piece, where the system allows it."""
     with suppress(ImportError, AttributeError, OSError):
         import fcntl
 

@@ -1,4 +1,4 @@
-"""Threads that decode pictures."""
+"""Threads that decode images."""
 
 from __future__ import annotations
 

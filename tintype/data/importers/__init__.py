@@ -1,4 +1,4 @@
-"""The doors through which pictures come into a store: one file for each form in which sets lie on disks.
+"""The doors through which images come into a store: one file for each form in which sets lie on disks.
 
 A door knows its columns before it is gone through, and gives items in a fixed order, from any place. To add one, write
 a file with an `open_…(path, reading)` that returns a `Door`, or None where the path is nothing for it, and name it in
@@ -32,7 +32,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Item:
-    """A picture as it lies in the source. What is None could not be read, and `problem` says why."""
+    """An image as it lies in the source. What is None could not be read, and `problem` says why."""
 
     source: str
     """Its file or row."""
@@ -44,7 +44,7 @@ class Item:
     """Those that attributes are taken from, as the source has them: texts, numbers, truths, and whatever JSON holds."""
 
 
-class Door(Protocol):
+class Importer(Protocol):
     @property
     def columns(self) -> Sequence[str]:
         """The columns of text that captions and splits can be taken from."""
@@ -97,7 +97,7 @@ def fingerprint(files: Sequence[Path]) -> list[list[str | int]]:
     return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
 
-def open_door(path: Path, reading: Reading | None = None) -> Door:
+def open_importer(path: Path, reading: Reading | None = None) -> Importer:
     from tintype.data.importers.scenes import open_scenes
 
     if (scenes := open_scenes(path)) is not None:
@@ -105,7 +105,7 @@ def open_door(path: Path, reading: Reading | None = None) -> Door:
     if not path.exists():
         raise UserError(f"{path} does not exist; give {KNOWN}")
     reading = reading or Reading()
-    opened = [door for open_ in _doors() if (door := open_(path, reading)) is not None]
+    opened = [importer for open_ in _importers() if (importer := open_(path, reading)) is not None]
     if not opened:
         raise UserError(f"{path} holds nothing that can be imported; give {KNOWN}")
     if len(opened) > 1:
@@ -114,12 +114,12 @@ def open_door(path: Path, reading: Reading | None = None) -> Door:
 
 
 KNOWN = (
-    "a .parquet or .tar file, a folder of them, a folder of pictures with captions in .txt, .json or metadata files, "
+    "a .parquet or .tar file, a folder of them, a folder of images with captions in .txt, .json or metadata files, "
     "a data set saved by `save_to_disk`, MDS shards, or `scenes`"
 )
 
 
-def _doors() -> list[Callable[[Path, Reading], Door | None]]:
+def _importers() -> list[Callable[[Path, Reading], Importer | None]]:
     from tintype.data.importers.folder import open_folder
     from tintype.data.importers.mds import open_mds
     from tintype.data.importers.metadata import open_metadata

@@ -1,4 +1,4 @@
-"""Captions in files that stand beside a picture under its name, on a disk or in a tar.
+"""Captions in files that stand beside an image under its name, on a disk or in a tar.
 
 `dog.txt` is the column `txt`, `dog.short.txt` the column `short`, and so on for any name between the dots. The entries
 of `dog.json` are columns under their own names; captions are those that are strings.

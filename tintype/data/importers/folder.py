@@ -1,6 +1,6 @@
-"""A folder of pictures, looked through to its leaves, with captions in text or JSON files beside them.
+"""A folder of images, looked through to its leaves, with captions in text or JSON files beside them.
 
-The column `folder` is the first folder on the way to a picture, for splits that lie so.
+The column `folder` is the first folder on the way to an image, for splits that lie so.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from tintype.data.store.attributes import add_kinds
 from tintype.errors import UserError
 
 
-def open_folder(path: Path, reading: Reading) -> FolderDoor | None:
+def open_folder(path: Path, reading: Reading) -> FolderImporter | None:
     if not path.is_dir():
         return None
     files = files_in(path, follow_links=reading.follow_links)
-    pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
-    if not pictures or any(is_metadata(file) for file in files):
+    images = [file for file in files if file.suffix.lower() in SUFFIXES]
+    if not images or any(is_metadata(file) for file in files):
         return None
     beside = {file for file in files if file.suffix.lower() in (".txt", ".json")}
-    return FolderDoor(path, pictures, beside, reading.limits.bytes)
+    return FolderImporter(path, images, beside, reading.limits.bytes)
 
 
-class FolderDoor:
-    def __init__(self, path: Path, pictures: Sequence[Path], beside: set[Path], most_bytes: int) -> None:
-        self._path, self._pictures, self._beside, self._most_bytes = path, pictures, beside, most_bytes
-        stems = {picture.with_suffix("") for picture in pictures}
-        if len(stems) < len(pictures):
-            raise UserError(f"{path} has two pictures of one name, {_twin(pictures)}: their captions would be the same")
+class FolderImporter:
+    def __init__(self, path: Path, images: Sequence[Path], beside: set[Path], most_bytes: int) -> None:
+        self._path, self._images, self._beside, self._most_bytes = path, images, beside, most_bytes
+        stems = {image.with_suffix("") for image in images}
+        if len(stems) < len(images):
+            raise UserError(f"{path} has two images of one name, {_twin(images)}: their captions would be the same")
         texts = {column for file in beside if (column := _column(file, stems))}
         kinds = _entries(file for file in beside if file.suffix.lower() == ".json" and file.with_suffix("") in stems)
         entries = {name for name, some in kinds.items() if "text" in some}
@@ -54,40 +54,40 @@ class FolderDoor:
         self.columns = list(dict.fromkeys([*sorted(texts | entries), FOLDER]))
         self.kinds = kinds_beside({*texts, FOLDER}, kinds)
         self.usual_captions = captions_beside(texts, entries)
-        self.count = len(pictures)
+        self.count = len(images)
 
     @property
     def fingerprint(self) -> list[list[str | int]]:
-        return fingerprint([*self._pictures, *sorted(self._beside)])
+        return fingerprint([*self._images, *sorted(self._beside)])
 
     def items(self, columns: Sequence[str], first: int, attributes: Sequence[str] = ()) -> Iterator[Item]:
-        return (self._item(picture, columns, attributes) for picture in self._pictures[first:])
+        return (self._item(image, columns, attributes) for image in self._images[first:])
 
-    def _item(self, picture: Path, columns: Sequence[str], attributes: Sequence[str]) -> Item:
-        source = str(picture.relative_to(self._path))
+    def _item(self, image: Path, columns: Sequence[str], attributes: Sequence[str]) -> Item:
+        source = str(image.relative_to(self._path))
         try:
-            found = self._values_of(picture, {*columns, *attributes})
+            found = self._values_of(image, {*columns, *attributes})
             texts = {**dict.fromkeys(columns), **strings_in({column: found[column] for column in columns})}
-            content = read_file(picture, self._most_bytes)
+            content = read_file(image, self._most_bytes)
             return Item(source, content, texts, values={column: found[column] for column in attributes})
         except (OSError, UnreadableError, BadImageError) as error:
             return Item(source, None, {}, f"it or its caption cannot be read: {error}")
 
-    def _values_of(self, picture: Path, columns: set[str]) -> dict[str, Any]:
-        found: dict[str, Any] = {**dict.fromkeys(columns), FOLDER: first_folder(picture, self._path)}
-        entries = picture.with_suffix(".json")
+    def _values_of(self, image: Path, columns: set[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {**dict.fromkeys(columns), FOLDER: first_folder(image, self._path)}
+        entries = image.with_suffix(".json")
         if entries in self._beside and columns - self._texts - {FOLDER}:
             known = entries_of(read_file(entries, MOST_TEXT_BYTES), entries.name)
             found.update({key: value for key, value in known.items() if key != FOLDER or isinstance(value, str)})
         for column in self._texts & columns:
-            file = picture.with_suffix(".txt" if column == PLAIN else f".{column}.txt")
+            file = image.with_suffix(".txt" if column == PLAIN else f".{column}.txt")
             there = file in self._beside
             found[column] = text_of(read_file(file, MOST_TEXT_BYTES), file.name) if there else None
         return found
 
 
 def _entries(files: Iterator[Path]) -> dict[str, set[str]]:
-    """The names of all entries and their kinds; a file that cannot be read is told of when its picture comes."""
+    """The names of all entries and their kinds; a file that cannot be read is told of when its image comes."""
     found: dict[str, set[str]] = {}
     for file in files:
         try:
@@ -98,7 +98,7 @@ def _entries(files: Iterator[Path]) -> dict[str, set[str]]:
 
 
 def _column(file: Path, stems: set[Path]) -> str | None:
-    """The column of a text file, or None where it stands beside no picture."""
+    """The column of a text file, or None where it stands beside no image."""
     stem = file.with_suffix("")
     if file.suffix.lower() != ".txt":
         return None
@@ -108,9 +108,9 @@ def _column(file: Path, stems: set[Path]) -> str | None:
     return name if name and stem.with_suffix("") in stems else None
 
 
-def _twin(pictures: Sequence[Path]) -> str:
+def _twin(images: Sequence[Path]) -> str:
     seen: dict[Path, Path] = {}
-    for picture in pictures:
-        if (other := seen.setdefault(picture.with_suffix(""), picture)) is not picture:
-            return f"{other.name} and {picture.name}"
+    for image in images:
+        if (other := seen.setdefault(image.with_suffix(""), image)) is not image:
+            return f"{other.name} and {image.name}"
     return ""

@@ -37,7 +37,7 @@ from tintype.data.store.attributes import kinds_in
 from tintype.errors import UserError
 
 _INDEX = "index.json"
-_PICTURES = ("jpeg", "png", "pil")
+_IMAGES = ("jpeg", "png", "pil")
 _TEXTS = ("str", "str_int", "str_float", "str_decimal")
 _WHOLE = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _SCALARS = {name: np.dtype(name).newbyteorder("<") for name in (*_WHOLE, "float16", "float32", "float64")}
@@ -95,16 +95,16 @@ class _Place:
         return self.folder / self.shard.zip_data.basename if self.shard.zip_data and not plain.is_file() else plain
 
 
-def open_mds(path: Path, reading: Reading) -> MdsDoor | None:
+def open_mds(path: Path, reading: Reading) -> MdsImporter | None:
     if not path.is_dir():
         return None
     found = [file for file in (path / _INDEX, *sorted(path.glob(f"[!.]*/{_INDEX}"))) if _is_index(file)]
     if found and found[0].parent == path:
         found = found[:1]  # one above the others names their shards too
-    return MdsDoor(path, found, reading) if found else None
+    return MdsImporter(path, found, reading) if found else None
 
 
-class MdsDoor:
+class MdsImporter:
     def __init__(self, path: Path, indices: Sequence[Path], reading: Reading) -> None:
         self._path, self._indices = path, indices
         check_inside(path, indices, reading.follow_links)
@@ -345,9 +345,9 @@ def _file_of_raw(content: bytes) -> bytes:
 
 
 def _image_column(encodings: Mapping[str, str], path: Path) -> str:
-    """A column of pictures, or else of bytes: the one named `image`, or the only one."""
-    pictures = [name for name, encoding in encodings.items() if encoding in _PICTURES]
-    some = pictures or [name for name, encoding in encodings.items() if encoding == "bytes"]
+    """A column of images, or else of bytes: the one named `image`, or the only one."""
+    images = [name for name, encoding in encodings.items() if encoding in _IMAGES]
+    some = images or [name for name, encoding in encodings.items() if encoding == "bytes"]
     if "image" in some:
         return "image"
     if len(some) == 1:

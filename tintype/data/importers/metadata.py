@@ -1,8 +1,8 @@
-"""A folder of pictures with a `metadata.jsonl`, `.csv` or `.parquet`, as image folders on the hub have it.
+"""A folder of images with a `metadata.jsonl`, `.csv` or `.parquet`, as image folders on the hub have it.
 
-Each row names a picture in `file_name`, seen from the folder that the metadata file lies in; its other values are
-columns, and the texts among them can be captions. A picture that no row names is an item too, so that it is told of.
-The column `folder` is the first folder on the way to a picture, unless the rows have a column of that name.
+Each row names an image in `file_name`, seen from the folder that the metadata file lies in; its other values are
+columns, and the texts among them can be captions. An image that no row names is an item too, so that it is told of.
+The column `folder` is the first folder on the way to an image, unless the rows have a column of that name.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Row:
 
     @property
     def name(self) -> str | None:
-        """Of its picture."""
+        """Of its image."""
         found = self.values.get(_NAME)
         return found if isinstance(found, str) else None
 
@@ -57,36 +57,36 @@ def _is_table(file: Path) -> bool:
 
 
 def is_metadata(file: Path) -> bool:
-    """A Parquet file of this name may as well hold the pictures themselves."""
+    """A Parquet file of this name may as well hold the images themselves."""
     if _is_table(file):
         names = open_bounded(file).schema_arrow.names
         return _NAME in names or IMAGE not in names
     return file.name in _READERS
 
 
-def open_metadata(path: Path, reading: Reading) -> MetadataDoor | None:
+def open_metadata(path: Path, reading: Reading) -> MetadataImporter | None:
     if not path.is_dir():
         return None
     files = files_in(path, follow_links=reading.follow_links)
     metadata = [file for file in files if is_metadata(file)]
-    pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
+    images = [file for file in files if file.suffix.lower() in SUFFIXES]
     others = [file for file in files if file.suffix.lower() in (".tar", ".parquet", ".mds", ".arrow")]
-    if not metadata or (not pictures and set(others) - set(metadata)):
+    if not metadata or (not images and set(others) - set(metadata)):
         return None
-    return MetadataDoor(path, metadata, pictures, reading)
+    return MetadataImporter(path, metadata, images, reading)
 
 
-class MetadataDoor:
-    def __init__(self, path: Path, metadata: Sequence[Path], pictures: Sequence[Path], reading: Reading) -> None:
-        self._path, self._files, self._reading = path, [*metadata, *pictures], reading
+class MetadataImporter:
+    def __init__(self, path: Path, metadata: Sequence[Path], images: Sequence[Path], reading: Reading) -> None:
+        self._path, self._files, self._reading = path, [*metadata, *images], reading
         folders = [file.parent for file in metadata]
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
             raise UserError(f"{twice} has several metadata files; leave one of them")
         self._rows = [(file.parent, row) for file in metadata for row in _READERS[file.name](file)]
         named = {folder / row.name for folder, row in self._rows if row.name is not None}
-        self._unnamed = [picture for picture in pictures if picture not in named]
+        self._unnamed = [image for image in images if image not in named]
         if not any(row.name is not None for _, row in self._rows):
-            raise UserError(f"{metadata[0]} has no column '{_NAME}', which names the picture of each row")
+            raise UserError(f"{metadata[0]} has no column '{_NAME}', which names the image of each row")
         seen = kinds_in(row.values for _, row in self._rows)
         for name, some in kinds([open_bounded(file).schema_arrow for file in metadata if _is_table(file)]).items():
             seen.setdefault(name, set()).update(some)
@@ -103,8 +103,8 @@ class MetadataDoor:
     def items(self, columns: Sequence[str], first: int, attributes: Sequence[str] = ()) -> Iterator[Item]:
         for folder, row in self._rows[first:]:
             yield self._item(folder, row, columns, attributes)
-        for picture in self._unnamed[max(0, first - len(self._rows)) :]:
-            yield Item(str(picture.relative_to(self._path)), None, {}, "no row of the metadata names it")
+        for image in self._unnamed[max(0, first - len(self._rows)) :]:
+            yield Item(str(image.relative_to(self._path)), None, {}, "no row of the metadata names it")
 
     def _item(self, folder: Path, row: _Row, columns: Sequence[str], attributes: Sequence[str]) -> Item:
         if row.problem:

@@ -13,15 +13,15 @@ from tintype.data.parquet_file import open_bounded
 from tintype.errors import UserError
 
 
-def open_parquet(path: Path, reading: Reading) -> ParquetDoor | None:
+def open_parquet(path: Path, reading: Reading) -> ParquetImporter | None:
     """A file, or a folder with such files at any depth, in the order of their names."""
     if path.is_file():
-        return ParquetDoor([path], reading.limits.bytes) if path.suffix.lower() == ".parquet" else None
+        return ParquetImporter([path], reading.limits.bytes) if path.suffix.lower() == ".parquet" else None
     files = [file for file in files_in(path, (".parquet",), reading.follow_links) if not is_metadata(file)]
-    return ParquetDoor(files, reading.limits.bytes) if files else None
+    return ParquetImporter(files, reading.limits.bytes) if files else None
 
 
-class ParquetDoor:
+class ParquetImporter:
     def __init__(self, files: Sequence[Path], most_bytes: int) -> None:
         self._files, self._most_bytes = files, most_bytes
         schemas = [open_bounded(file).schema_arrow for file in files]

@@ -33,16 +33,16 @@ class _Stream:
     rows: int
 
 
-def open_saved(path: Path, reading: Reading) -> SavedDoor | None:
+def open_saved(path: Path, reading: Reading) -> SavedImporter | None:
     if (path / _DICT).is_file():
         names = _json(path / _DICT).get("splits")
         if not isinstance(names, list) or not names or not all(_is_name(name) for name in names):
             raise UserError(f"{path / _DICT} names no splits")
-        return SavedDoor(path, {name: path / name for name in names}, reading)
-    return SavedDoor(path, {None: path}, reading) if (path / _STATE).is_file() else None
+        return SavedImporter(path, {name: path / name for name in names}, reading)
+    return SavedImporter(path, {None: path}, reading) if (path / _STATE).is_file() else None
 
 
-class SavedDoor:
+class SavedImporter:
     def __init__(self, path: Path, folders: dict[str | None, Path], reading: Reading) -> None:
         self._path, self._most_bytes = path, reading.limits.bytes
         files = [(name, file) for name, folder in folders.items() for file in _data_files(folder)]

@@ -26,17 +26,17 @@ _SPLIT, _OBJECTS = "split", "objects"
 _AT_ONCE = 64
 
 
-def open_scenes(path: Path) -> ScenesDoor | None:
+def open_scenes(path: Path) -> ScenesImporter | None:
     name, _, rest = str(path).partition(":")
     if name != _NAME or path.exists():
         return None
     document = Document(str(path), {})
     for assignment in assignments_in(rest):
         document.override(assignment, option=f"{_NAME}:")
-    return ScenesDoor(parse(ScenesSettings, document))
+    return ScenesImporter(parse(ScenesSettings, document))
 
 
-class ScenesDoor:
+class ScenesImporter:
     columns = ("long", "short", _SPLIT)
 
     def __init__(self, settings: ScenesSettings) -> None:

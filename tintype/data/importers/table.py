@@ -1,4 +1,4 @@
-"""Rows of Arrow tables with a picture in each: what Parquet files and saved data sets have in common."""
+"""Rows of Arrow tables with an image in each: what Parquet files and saved data sets have in common."""
 
 from __future__ import annotations
 

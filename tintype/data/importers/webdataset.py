@@ -1,8 +1,8 @@
 """WebDataset tars: members of one name up to the first dot are a record, in the order of their first members.
 
-The part behind that dot says what a member is: a picture's ending; `txt` and `NAME.txt`, the columns `txt` and `NAME`;
+The part behind that dot says what a member is: an image's ending; `txt` and `NAME.txt`, the columns `txt` and `NAME`;
 `json`, whose entries are columns, the strings among them also of captions. Nothing is unpacked to the disk. What a
-record cannot be made of (links, devices, paths that lead out, records without a picture) is an item too, so that it is
+record cannot be made of (links, devices, paths that lead out, records without an image) is an item too, so that it is
 told of.
 """
 
@@ -49,8 +49,8 @@ class _Sample:
     problem: str = ""
 
     @property
-    def picture(self) -> str | None:
-        """The member that is the picture: one with a plain ending, or else the only one with an ending of that kind."""
+    def image(self) -> str | None:
+        """The member that is the image: one with a plain ending, or else the only one with an ending of that kind."""
         plain = [ending for ending in self.members if f".{ending}" in SUFFIXES]
         some = plain or [ending for ending in self.members if ending.endswith(SUFFIXES)]
         return some[0] if len(some) == 1 else None
@@ -60,15 +60,15 @@ class _Sample:
         return f"{self.tar.name}:{self.name}"
 
 
-def open_webdataset(path: Path, reading: Reading) -> WebDatasetDoor | None:
+def open_webdataset(path: Path, reading: Reading) -> WebDatasetImporter | None:
     """A file, or a folder with such files at any depth, in the order of their names."""
     if path.is_file():
-        return WebDatasetDoor([path], reading.limits.bytes) if path.suffix.lower() == ".tar" else None
+        return WebDatasetImporter([path], reading.limits.bytes) if path.suffix.lower() == ".tar" else None
     files = files_in(path, (".tar",), reading.follow_links)
-    return WebDatasetDoor(files, reading.limits.bytes) if files else None
+    return WebDatasetImporter(files, reading.limits.bytes) if files else None
 
 
-class WebDatasetDoor:
+class WebDatasetImporter:
     def __init__(self, files: Sequence[Path], most_bytes: int) -> None:
         self._files, self._most_bytes = files, most_bytes
         texts: set[str] = set()
@@ -96,17 +96,17 @@ class WebDatasetDoor:
         return (self._item(sample, columns, attributes) for sample in self._samples[first:])
 
     def _item(self, sample: _Sample, columns: Sequence[str], attributes: Sequence[str]) -> Item:
-        picture = sample.picture
+        image = sample.image
         if sample.problem:
             return Item(sample.source, None, {}, sample.problem)
-        if picture is None:
+        if image is None:
             endings = ", ".join(sample.members)
-            return Item(sample.source, None, {}, f"it has no picture, or more than one: its members are {endings}")
+            return Item(sample.source, None, {}, f"it has no image, or more than one: its members are {endings}")
         try:
             found = self._values_of(sample, {*columns, *attributes})
             texts = {**dict.fromkeys(columns), **strings_in({column: found[column] for column in columns})}
             values = {column: found[column] for column in attributes}
-            return Item(f"{sample.source}.{picture}", _read(sample, picture, self._most_bytes), texts, values=values)
+            return Item(f"{sample.source}.{image}", _read(sample, image, self._most_bytes), texts, values=values)
         except UnreadableError as error:
             return Item(sample.source, None, {}, f"it or its caption cannot be read: {error}")
 

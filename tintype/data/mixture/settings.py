@@ -141,12 +141,12 @@ class MixtureSettings(DataPart):
 
     @property
     def of_scenes(self) -> bool:
-        """What is scored are pictures for the captions of that source."""
+        """What is scored are images for the captions of that source."""
         return self.scored.of_scenes
 
     @property
     def at_hand(self) -> bool:
-        """A report needs the held-out pictures, and they are of the source that is scored against."""
+        """A report needs the held-out images, and they are of the source that is scored against."""
         return self.scored.at_hand
 
     def at_size(self, size_px: int) -> MixtureSettings:

@@ -16,7 +16,7 @@ _HOTTEST = 1.0
 
 @dataclass(frozen=True)
 class Asking:
-    """How each picture is asked about."""
+    """How each image is asked about."""
 
     prompt: str
     max_tokens: int
@@ -30,8 +30,8 @@ class Asking:
 @dataclass(frozen=True)
 class Question:
     key: str
-    """The SHA-256 of the picture's bytes."""
-    picture: Encoded
+    """The SHA-256 of the image's bytes."""
+    image: Encoded
     attempt: int = 0
     """Counts the answers before that were none."""
 
@@ -43,7 +43,7 @@ class Reply:
     cut_off: bool = False
     refused: bool = False
     failure: str | None = None
-    """Why there is no answer, where the server failed again and again at this picture."""
+    """Why there is no answer, where the server failed again and again at this image."""
     input_tokens: int = 0
     output_tokens: int = 0
 

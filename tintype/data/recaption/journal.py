@@ -29,12 +29,12 @@ Count = Annotated[int, Field(ge=0, le=MOST_TOKENS**2)]
 
 
 class Entry(BaseModel):
-    """What came of one picture."""
+    """What came of one image."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     key: str
-    """The SHA-256 of the picture's bytes."""
+    """The SHA-256 of the image's bytes."""
     source: str
     caption: str
     aside: str | None = None

@@ -74,7 +74,7 @@ class Local:
                 )
         except torch.OutOfMemoryError:
             raise UserError(
-                f"{len(questions)} pictures at a time do not fit into the memory of {self.device}; run the same "
+                f"{len(questions)} images at a time do not fit into the memory of {self.device}; run the same "
                 "command with a smaller --batch to go on"
             ) from None
         answers = written[:, length:].tolist()
@@ -142,13 +142,13 @@ class Local:
 
 
 def _pixels(question: Question) -> Any:
-    return decode(question.picture).permute(1, 2, 0).contiguous().numpy()
+    return decode(question.image).permute(1, 2, 0).contiguous().numpy()
 
 
 class _Dice:
     """Draws tokens by Gumbel's trick: the largest of logits / temperature + noise is a sample of the softmax.
 
-    The noise is a function of the seed, the picture, the try and the place in the answer, so that a picture's draws do
+    The noise is a function of the seed, the image, the try and the place in the answer, so that an image's draws do
     not depend on the batch that it is in. At temperature 0 nothing is drawn.
     """
 

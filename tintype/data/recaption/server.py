@@ -226,7 +226,7 @@ class Server:
             if failures >= self.patience.tries:
                 break
             gate.sleep(self.patience.wait_s(failures))
-        if busy:  # which is not the picture's fault
+        if busy:  # which is not the image's fault
             raise UserError(
                 f"the server at {self.place.url} is too busy ({reason}); lower --concurrency, or run the same command "
                 "later to go on"
@@ -235,8 +235,8 @@ class Server:
 
     def _body(self, question: Question) -> bytes:
         asking, attempt = self.asking, question.attempt
-        picture = {"type": "image_url", "image_url": {"url": data_url(question.picture)}}
-        content = [picture, {"type": "text", "text": asking.prompt}]
+        image = {"type": "image_url", "image_url": {"url": data_url(question.image)}}
+        content = [image, {"type": "text", "text": asking.prompt}]
         settings = {
             "model": self.model,
             "messages": [{"role": "user", "content": content}],
@@ -259,7 +259,7 @@ class Server:
         if 300 <= status < 400:
             to = _printable(headers.get("location", "nowhere"))
             raise UserError(
-                f"{self.place.url} redirects to {to}, which is not followed: the pictures and the key are for the "
+                f"{self.place.url} redirects to {to}, which is not followed: the images and the key are for the "
                 "server that you named. If that is right, give its URL as --server"
             )
         raise UserError(f"the server at {self.place.url} refuses the question (status {status}): {said}")
@@ -326,14 +326,14 @@ def _shut(connected: Any) -> None:
         return  # it was closed meanwhile, which is what is wanted
 
 
-def data_url(picture: Encoded) -> str:
-    """The picture as it is stored, or as PNG where a server may not know its form."""
-    content = picture.content
-    with open_image(content, picture.name) as image:
+def data_url(encoded: Encoded) -> str:
+    """The image as it is stored, or as PNG where a server may not know its form."""
+    content = encoded.content
+    with open_image(content, encoded.name) as image:
         form, mode = image.format or "?", image.mode
     if form not in _AT_ONCE or mode not in ("RGB", "L"):
         buffer = io.BytesIO()
-        pixels_HWC = decode(picture).permute(1, 2, 0).contiguous().numpy()
+        pixels_HWC = decode(encoded).permute(1, 2, 0).contiguous().numpy()
         Image.fromarray(pixels_HWC).save(buffer, "PNG")
         form, content = "PNG", buffer.getvalue()
     return f"data:image/{form.lower()};base64,{base64.b64encode(content).decode()}"

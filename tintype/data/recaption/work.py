@@ -1,7 +1,7 @@
-"""`tintype data recaption`: asks about each picture of a store, keeps the answers, and adds them as a column.
+"""`tintype data recaption`: asks about each image of a store, keeps the answers, and adds them as a column.
 
-Pictures are known by the hash of their bytes: copies are asked about once. What has been answered is in a journal, from
-which the work goes on; the column is there when every picture has its answer, or the reason why it has none.
+Images are known by the hash of their bytes: copies are asked about once. What has been answered is in a journal, from
+which the work goes on; the column is there when every image has its answer, or the reason why it has none.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
 
 _MOST_FAILURES = 10
-"""So many pictures in a row that the server fails at mean that the server fails."""
+"""So many images in a row that the server fails at mean that the server fails."""
 _FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which pictures are asked about."""
+    """Which images are asked about."""
 
     split: Split | None = None
     only_empty: str | None = None
@@ -61,7 +61,7 @@ class Task:
     asking: Asking
     choice: Choice = field(default_factory=Choice)
     tries: int = 3
-    """Of a picture, where the answer is none."""
+    """Of an image, where the answer is none."""
     prices: Prices = field(default_factory=Prices)
     overwrite: bool = False
     anew: bool = False
@@ -71,7 +71,7 @@ class Task:
 class Progress:
     done: int
     total: int
-    """Different pictures."""
+    """Different images."""
     new: int
     """Answered since the command was started."""
     aside: int
@@ -126,7 +126,7 @@ def recaption(
     if about is not None:
         shutil.rmtree(work)
     elif task.choice.limit is None and interrupt.signal is None:
-        raise AssertionError("pictures were left without an answer and without a reason")
+        raise AssertionError("images were left without an answer and without a reason")
     examples = {entry.source: entry.caption or f"({entry.aside})" for entry in list(journal.entries.values())[:3]}
     return Outcome(tally.progress(), time.monotonic() - began, about, examples if about is None else {})
 
@@ -144,7 +144,7 @@ def _check_task(store: Store, task: Task) -> None:
     if empty is not None and empty not in store.captions:
         raise UserError(f"--only-empty {empty}: {store.path} has no such captions; {nearest(empty, store.captions)}")
     if not _asked_rows(store, task.choice):
-        raise UserError(f"{store.path} has no picture that is to be asked about: see --split and --only-empty")
+        raise UserError(f"{store.path} has no image that is to be asked about: see --split and --only-empty")
 
 
 def _done_before(store: Store, task: Task, settings: Mapping[str, Any], work: Path) -> Outcome | None:
@@ -193,7 +193,7 @@ def _answered(
     captioner: Captioner,
     interrupt: Interrupt,
 ) -> Iterator[Entry]:
-    """What came of each picture, when no more is asked about it."""
+    """What came of each image, when no more is asked about it."""
     fresh = iter(open_.items())
     again: deque[Question] = deque()
     drafts: dict[str, Entry] = {}
@@ -217,10 +217,10 @@ def _answered(
             continue
         if entry.aside is not None and entry.tries < task.tries:
             drafts[question.key] = entry
-            again.append(Question(question.key, question.picture, question.attempt + 1))
+            again.append(Question(question.key, question.image, question.attempt + 1))
             continue
         yield entry
-        yield from failed  # the server answers other pictures, so that it was these
+        yield from failed  # the server answers other images, so that it was these
         failed.clear()
     if failed and interrupt.signal is None:
         if not captioner.alive():
@@ -259,13 +259,13 @@ def _is_text(answer: str) -> bool:
 def _fails(failed: list[Entry]) -> UserError:
     last = failed[-1]
     return UserError(
-        f"{last.source}: {(last.aside or '').removeprefix(f'{_FAILED}: ')}. {len(failed)} pictures in a row had no "
+        f"{last.source}: {(last.aside or '').removeprefix(f'{_FAILED}: ')}. {len(failed)} images in a row had no "
         "answer. All answers so far are kept; look at the server, then run the same command to go on"
     )
 
 
 class _Tally:
-    """Counts what came of the wanted pictures."""
+    """Counts what came of the wanted images."""
 
     def __init__(self, entries: Iterable[Entry], wanted: set[str], prices: Prices) -> None:
         self._wanted, self._prices = wanted, prices

@@ -120,7 +120,7 @@ def asked_attributes(scene: Scene, kind: CaptionKind) -> tuple[tuple[int | None,
 
     The slot is the object's place in `scene.objects`, or None for an attribute of the whole scene. "presence" is that
     something stands at the object's position. A short caption gives no positions, so it states only that some "object"
-    of that colour and shape is in the picture; it gives the count only where it speaks of other things.
+    of that colour and shape is in the image; it gives the count only where it speaks of other things.
     """
     if kind == "short":
         named = range(min(SHORT_NAMES_OBJECTS, len(scene.objects)))

@@ -1,14 +1,14 @@
-"""Draws scenes as pictures, in batches, on the CPU or a GPU, at any size from 16 to 1024 px.
+"""Draws scenes as images, in batches, on the CPU or a GPU, at any size from 16 to 1024 px.
 
 Every object is a signed distance evaluated on its own patch of pixels. The distance gives the edge (anti-aliased over
 one pixel), its change towards the light gives the shading, and the same distance seen from further towards the light
-gives the shadow. All lengths are shares of the picture's width, so a scene is the same picture at every size. Jitter,
+gives the shadow. All lengths are shares of the image's width, so a scene is the same image at every size. Jitter,
 texture phase and noise are drawn by (seed, index).
 
-Per pixel only operations that round alike in every code path are used (see `shapes.py`), so a picture does not depend
+Per pixel only operations that round alike in every code path are used (see `shapes.py`), so an image does not depend
 on the batch that it is drawn in.
 
-B: scenes. N: objects. P: rows or columns of an object's patch. C: channels. H, W: rows, columns of the picture.
+B: scenes. N: objects. P: rows or columns of an object's patch. C: channels. H, W: rows, columns of the image.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _TEXTURE_ANGLES = tuple(math.radians(angle) for angle in (25, 45, 65, 115, 135, 
 
 _BEVEL_WIDTH = {"ball": 0.94, "block": 0.34, "pyramid": 0.0, "star": 0.0, "ring": 0.29, "cross": 0.0}  # 0: flat facets
 _FACET_TILT = 0.52  # sine of the angle between a facet's normal and the line of sight
-_LIGHT_HEIGHT = 0.62  # sine of the light's elevation over the picture's plane
+_LIGHT_HEIGHT = 0.62  # sine of the light's elevation over the image's plane
 _SHADE_STEP = 0.05  # radii over which the change of distance towards the light is taken
 _STRIPE_PERIOD, _STRIPE_SHARE = 0.56, 0.42
 _DOT_PERIOD, _DOT_RADIUS = 0.60, 0.29
@@ -95,7 +95,7 @@ _CPU_CHUNK_PIXELS, _GPU_CHUNK_PIXELS = 1 << 18, 1 << 23  # what a cache holds; w
 class _Look:
     """What sets a style apart."""
 
-    edge: float  # blur of every edge, as a share of the picture's width
+    edge: float  # blur of every edge, as a share of the image's width
     shadow_reach: float
     shadow_softness: float
     shadow_depth: float
@@ -121,7 +121,7 @@ def render(
     indices: Sequence[int] | Tensor,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Pictures of the scenes as uint8 [B, 3, size_px, size_px] on the device."""
+    """Images of the scenes as uint8 [B, 3, size_px, size_px] on the device."""
     if not MIN_SIZE_PX <= size_px <= MAX_SIZE_PX:
         raise UserError(f"scenes are drawn at {MIN_SIZE_PX} to {MAX_SIZE_PX} px, not at {size_px}")
     batch = (scenes if isinstance(scenes, SceneBatch) else SceneBatch.from_scenes(scenes)).to(device)
@@ -306,7 +306,7 @@ def _shadow(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, light_x_NPP: Tensor
 
 
 def _place_layers(objects: _Objects, scenes: int, size_px: int) -> Tensor:
-    """The layers of each scene's objects on the whole picture: float32 [B, 5, H, W]."""
+    """The layers of each scene's objects on the whole image: float32 [B, 5, H, W]."""
     patch_px = min(size_px, math.ceil(2 * _PATCH_HALF * size_px) + 1)
     corner_N2 = (objects.centre_N2 * size_px - patch_px / 2).floor().to(torch.int64).clamp(0, size_px - patch_px)
     step_P = torch.arange(patch_px, device=corner_N2.device)

@@ -67,7 +67,7 @@ class SceneObject:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture in words. Objects stand in the order of `POSITIONS`."""
+    """A scene in words. Objects stand in the order of `POSITIONS`."""
 
     objects: tuple[SceneObject, ...]
     sky: str

@@ -1,4 +1,4 @@
-"""Attributes: what is known of a picture besides its captions, such as a style, a score or a licence.
+"""Attributes: what is known of an image besides its captions, such as a style, a score or a licence.
 
 Each has one kind for all records: `text`, `int`, `float` or `bool`. A value may be missing.
 """

@@ -1,4 +1,4 @@
-"""Adds a kind of caption to a store that is there, without touching its pictures.
+"""Adds a kind of caption to a store that is there, without touching its images.
 
 The captions lie in files of their own, one beside each shard, named by what they hold. They count from the moment at
 which `store.json` names them, and that file is exchanged as a whole: a column is there with all its rows, or not.

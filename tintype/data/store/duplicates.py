@@ -1,4 +1,4 @@
-"""Which pictures are the same, or nearly: by perceptual hashes that differ in few bits, and by colours.
+"""Which images are the same, or nearly: by perceptual hashes that differ in few bits, and by colours.
 
 U: distinct hashes. P: pairs of them.
 """
@@ -19,7 +19,7 @@ _BANDS, _BAND_BITS = 4, 16
 MOST_BITS = 11
 """With more, too many parts of hashes would be looked up."""
 _MOST_COLOUR, _MOST_BRIGHTNESS = 14.0, 40.0
-"""Of 255: the mean differences up to which pictures can be the same. Hashes see neither colours nor brightness."""
+"""Of 255: the mean differences up to which images can be the same. Hashes see neither colours nor brightness."""
 _PAIRS_TOGETHER = 1 << 22
 
 
@@ -29,7 +29,7 @@ class Group:
 
     rows: tuple[int, ...]
     distinct: int
-    """Different pictures among them, by their pixels: 1 where all are exact copies."""
+    """Different images among them, by their pixels: 1 where all are exact copies."""
     leaks: bool
     """Whether it has records of both splits."""
 

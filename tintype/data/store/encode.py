@@ -1,4 +1,4 @@
-"""What becomes of one picture on its way into a store: decoded, put upright, shrunk where that is asked, and hashed."""
+"""What becomes of one image on its way into a store: decoded, put upright, shrunk where that is asked, and hashed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ORIENTATION = 0x0112
 
 @dataclass(frozen=True)
 class Sizing:
-    """`short_px`: shrink to this short side. `min_px`: refuse what is smaller. `quality`: of the JPEG of a picture that
+    """`short_px`: shrink to this short side. `min_px`: refuse what is smaller. `quality`: of the JPEG of an image that
     is changed; all others keep their bytes."""
 
     short_px: int | None = None
@@ -28,13 +28,13 @@ class Sizing:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Prepared:
     content: bytes
     width: int
     height: int
     sha256: str
     pixels: str
-    """SHA-256 of the decoded pixels: two files of one picture have the same."""
+    """SHA-256 of the decoded pixels: two files of one image have the same."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Refused:
     """False where it is fine, and the user asked to leave out such images."""
 
 
-def prepare(item: Item, sizing: Sizing, limits: Limits = LIMITS) -> Picture | Refused:
+def prepare(item: Item, sizing: Sizing, limits: Limits = LIMITS) -> Prepared | Refused:
     if item.content is None:
         return Refused(item.problem)
     try:
         with open_image(item.content, item.source, limits) as image:
             if _is_animated(image):
-                return Refused("it is animated, or has several pages; take one picture out of it first")
+                return Refused("it is animated, or has several pages; take one image out of it first")
             image_CHW, turned = pixels_of(image, item.source), _orientation(image)
     except BadImageError as error:
         return Refused(str(error))
@@ -69,11 +69,11 @@ def prepare(item: Item, sizing: Sizing, limits: Limits = LIMITS) -> Picture | Re
         )
     pixels = hashlib.sha256(f"{width}x{height}".encode())
     pixels.update(image_CHW.contiguous().numpy().data)
-    return Picture(content, width, height, hashlib.sha256(content).hexdigest(), pixels.hexdigest())
+    return Prepared(content, width, height, hashlib.sha256(content).hexdigest(), pixels.hexdigest())
 
 
 def _upright(image_CHW: Tensor, orientation: int) -> Tensor:
-    """A camera may store a picture as its sensor lay, and say in EXIF how it is to be turned."""
+    """A camera may store an image as its sensor lay, and say in EXIF how it is to be turned."""
     if orientation >= 5:
         image_CHW = image_CHW.transpose(1, 2)
     axes = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation, [])
@@ -92,7 +92,7 @@ def _is_animated(image: Image.Image) -> bool:
 
 
 def _jpeg(image_CHW: Tensor, quality: int) -> bytes:
-    """With colours at full resolution: halved, as is usual, they cost a small picture more than all else does."""
+    """With colours at full resolution: halved, as is usual, they cost a small image more than all else does."""
     buffer = io.BytesIO()
     pixels = image_CHW.permute(1, 2, 0).contiguous().numpy()
     Image.fromarray(pixels).save(buffer, "JPEG", quality=quality, subsampling=0, optimize=True)

@@ -183,7 +183,7 @@ def _write_parquet(work: Path, columns: Mapping[str, Kind], rows: Iterator[Row])
 
 
 def _schema(columns: Mapping[str, Kind]) -> Any:
-    """With the note by which tools of the hub know a column of pictures."""
+    """With the note by which tools of the hub know a column of images."""
     import pyarrow
 
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])

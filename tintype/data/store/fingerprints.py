@@ -1,4 +1,4 @@
-"""How each picture of a store looks, in 208 bytes: a perceptual hash, a few colours, and the kind of its pixels.
+"""How each image of a store looks, in 208 bytes: a perceptual hash, a few colours, and the kind of its pixels.
 
 They are kept in the cache, by the store's identity: what was stopped goes on, and looking again takes no time.
 """
@@ -39,7 +39,7 @@ class Looks:
     hash: NDArray[np.uint64]
     """[N]"""
     colours: NDArray[np.uint8]
-    """[N, 192]: the picture at 8 × 8 pixels, in RGB."""
+    """[N, 192]: the image at 8 × 8 pixels, in RGB."""
     mode: NDArray[np.uint8]
     """[N]: an index into `MODES`."""
     format: NDArray[np.uint8]
@@ -76,7 +76,7 @@ def look_at(
 
 
 def look(one: Encoded) -> NDArray[np.uint8]:
-    """The row of a picture. A JPEG is decoded at a fraction of its size, which its format allows at little cost."""
+    """The row of an image. A JPEG is decoded at a fraction of its size, which its format allows at little cost."""
     try:
         with open_image(one.content, one.name) as image:
             mode, form = image.mode, image.format or ""
@@ -93,7 +93,7 @@ def look(one: Encoded) -> NDArray[np.uint8]:
 
 
 def perceptual_hash(grey_HW: NDArray[np.uint8]) -> int:
-    """64 bits of a grey picture of 32 × 32 pixels: of its 64 lowest frequencies but the mean, which are above their
+    """64 bits of a grey image of 32 × 32 pixels: of its 64 lowest frequencies but the mean, which are above their
     median. They say how light and dark lie, and hardly change with size, compression or brightness."""
     basis, lowest = _cosines(), _lowest_frequencies()
     amplitude = (basis @ grey_HW.astype(np.float64) @ basis.T)[lowest]

@@ -1,4 +1,4 @@
-"""`tintype data import`: from any door into a store.
+"""`tintype data import`: from any importer into a store.
 
 All is written into a folder beside the store's, which is renamed when everything is there: a store is whole or is not.
 The work is kept shard by shard, so that an import that was stopped, or had no room left, goes on with the same command.
@@ -19,9 +19,9 @@ from typing import Any
 from tintype.config.strict import nearest
 from tintype.data.image_file import LIMITS, MOST_PIXELS_AT_ONCE, Limits, pixels_stated
 from tintype.data.image_sets import map_ahead
-from tintype.data.importers import Door, Item, Reading, open_door
+from tintype.data.importers import Importer, Item, Reading, open_importer
 from tintype.data.store.attributes import Attribute, MisfitError, Settled, Value, check_names, fit, settle
-from tintype.data.store.encode import Picture, Refused, Sizing, prepare
+from tintype.data.store.encode import Prepared, Refused, Sizing, prepare
 from tintype.data.store.layout import ABOUT, SPLITS, AboutStore, Split, is_store, open_store, refuse_built_in
 from tintype.data.store.texts import unfit
 from tintype.data.store.writer import Record, Writer, has_kept
@@ -40,10 +40,10 @@ _SHOWN_REASONS = 3
 @dataclass(frozen=True)
 class ImportOptions:
     captions: Mapping[str, str] = field(default_factory=dict)
-    """Kinds of captions and the columns that they are taken from; by default what the door has."""
+    """Kinds of captions and the columns that they are taken from; by default what the importer has."""
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     split_column: str | None = None
-    """By default the picture's hash decides."""
+    """By default the image's hash decides."""
     splits: Mapping[str, Split] = field(default_factory=dict)
     """What further values of that column mean."""
     eval_share: float = 0.1
@@ -74,20 +74,20 @@ class Outcome:
     already_done: bool = False
 
 
-def import_pictures(
+def import_images(
     source: Path,
     out: Path,
     options: ImportOptions,
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Outcome:
-    """Stores the source's pictures from wherever an earlier try stopped. Returns unfinished when a signal came."""
-    door = open_door(source, Reading(options.limits, options.follow_links))
-    captions = _captions(door, options.captions, source)
-    attributes = _attributes(door, options.attributes, captions, source)
-    _check_split_column(door, options.split_column, source)
-    total = door.count if options.limit is None else min(options.limit, door.count)
-    request = _request(source, door, captions, attributes, options)
+    """Stores the source's images from wherever an earlier try stopped. Returns unfinished when a signal came."""
+    importer = open_importer(source, Reading(options.limits, options.follow_links))
+    captions = _captions(importer, options.captions, source)
+    attributes = _attributes(importer, options.attributes, captions, source)
+    _check_split_column(importer, options.split_column, source)
+    total = importer.count if options.limit is None else min(options.limit, importer.count)
+    request = _request(source, importer, captions, attributes, options)
     if is_store(out):
         return _already(out, request)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -98,11 +98,11 @@ def import_pictures(
         splitter = Splitter(options, writer.first_seen())
         columns = list(dict.fromkeys([*captions.values(), *([options.split_column] if options.split_column else [])]))
         known = list(dict.fromkeys(one.column for one in attributes.values()))
-        items = islice(door.items(columns, writer.done, known), total - writer.done)
+        items = islice(importer.items(columns, writer.done, known), total - writer.done)
         on_progress(Progress(writer.done, total, writer.quarantined))
         _check_bad(writer, options.most_bad, total)
-        for item, picture in _prepared(items, options):
-            _store(item, picture, captions, attributes, splitter, writer)
+        for item, image in _prepared(items, options):
+            _store(item, image, captions, attributes, splitter, writer)
             on_progress(Progress(writer.done, total, writer.quarantined))
             _check_bad(writer, options.most_bad, total)
             if interrupt.signal is not None:
@@ -124,7 +124,7 @@ def _tidied(work: Path) -> Iterator[None]:
         raise
 
 
-def _prepared(items: Iterator[Item], options: ImportOptions) -> Iterator[tuple[Item, Picture | Refused]]:
+def _prepared(items: Iterator[Item], options: ImportOptions) -> Iterator[tuple[Item, Prepared | Refused]]:
     def cost(item: Item) -> int:
         """Bytes count too: few pixels may lie in a large file."""
         content = item.content or b""
@@ -156,15 +156,15 @@ def _next_share(writer: Writer) -> str:
 
 def _store(
     item: Item,
-    picture: Picture | Refused,
+    image: Prepared | Refused,
     captions: Mapping[str, str],
     attributes: Mapping[str, Settled],
     splitter: Splitter,
     writer: Writer,
 ) -> None:
     """One item into the store, or into the quarantine."""
-    if isinstance(picture, Refused):
-        writer.refuse(item.source, picture.reason, picture.bad)
+    if isinstance(image, Refused):
+        writer.refuse(item.source, image.reason, image.bad)
         return
     texts = {name: (item.texts[column] or "").strip() for name, column in captions.items()}
     if lacking := [f"{name} (column {captions[name]})" for name, text in texts.items() if not text]:
@@ -178,11 +178,11 @@ def _store(
     if isinstance(known, Refused):
         writer.refuse(item.source, known.reason)
         return
-    split = splitter.split_of(item, picture)
+    split = splitter.split_of(item, image)
     if isinstance(split, Refused):
         writer.refuse(item.source, split.reason)
         return
-    writer.add(Record(picture, item.source, split, texts, known))
+    writer.add(Record(image, item.source, split, texts, known))
 
 
 def _fitted(item: Item, attributes: Mapping[str, Settled]) -> dict[str, Value] | Refused:
@@ -196,25 +196,25 @@ def _fitted(item: Item, attributes: Mapping[str, Settled]) -> dict[str, Value] |
 
 
 class Splitter:
-    """Which split a picture belongs to. A picture that is there twice is never in both."""
+    """Which split an image belongs to. An image that is there twice is never in both."""
 
     def __init__(self, options: ImportOptions, first_seen: dict[str, tuple[Split, str]]) -> None:
         self._options, self._seen = options, first_seen
         self._names = {**_SPLIT_NAMES, **{name.lower(): split for name, split in options.splits.items()}}
 
-    def split_of(self, item: Item, picture: Picture) -> Split | Refused:
-        split = self._asked(item, picture)
+    def split_of(self, item: Item, image: Prepared) -> Split | Refused:
+        split = self._asked(item, image)
         if isinstance(split, Refused):
             return split
-        there, first = self._seen.setdefault(picture.pixels, (split, item.source))
+        there, first = self._seen.setdefault(image.pixels, (split, item.source))
         if there != split:
-            return Refused(f"it is the same picture as {first}, which is in the split {there}, not {split}")
+            return Refused(f"it is the same image as {first}, which is in the split {there}, not {split}")
         return split
 
-    def _asked(self, item: Item, picture: Picture) -> Split | Refused:
+    def _asked(self, item: Item, image: Prepared) -> Split | Refused:
         column = self._options.split_column
         if column is None:
-            return "eval" if int(picture.pixels[:16], 16) < self._options.eval_share * 2**64 else "train"
+            return "eval" if int(image.pixels[:16], 16) < self._options.eval_share * 2**64 else "train"
         value = (item.texts[column] or "").strip()
         if not value:
             return Refused(f"its column {column} is empty, so that its split is not known")
@@ -226,56 +226,62 @@ class Splitter:
         return self._names[value.lower()]
 
 
-def _captions(door: Door, asked: Mapping[str, str], source: Path) -> Mapping[str, str]:
-    captions = asked or door.usual_captions
+def _captions(importer: Importer, asked: Mapping[str, str], source: Path) -> Mapping[str, str]:
+    captions = asked or importer.usual_captions
     if not captions:
         raise UserError(
             f"{source}: none of its columns is known for captions; say which: --caption long=COLUMN. It has "
-            f"{', '.join(door.columns) or 'no column of text'}"
+            f"{', '.join(importer.columns) or 'no column of text'}"
         )
     for name, column in captions.items():
         refuse_built_in(name, "--caption", f"={column}")
-        if column not in door.columns:
+        if column not in importer.columns:
             raise UserError(
-                f"--caption {name}={column}: {source} has no text column '{column}'; {_nearest(column, door)}"
+                f"--caption {name}={column}: {source} has no text column '{column}'; {_nearest(column, importer)}"
             )
     return captions
 
 
 def _attributes(
-    door: Door, asked: Mapping[str, Attribute], captions: Mapping[str, str], source: Path
+    importer: Importer, asked: Mapping[str, Attribute], captions: Mapping[str, str], source: Path
 ) -> dict[str, Settled]:
     check_names(asked, captions)
     found = {}
     for name, one in asked.items():
-        if one.column not in door.kinds:
-            has = f"it has {', '.join(door.kinds)}" if len(door.kinds) <= 12 else nearest(one.column, door.kinds)
+        if one.column not in importer.kinds:
+            has = (
+                f"it has {', '.join(importer.kinds)}"
+                if len(importer.kinds) <= 12
+                else nearest(one.column, importer.kinds)
+            )
             raise UserError(
                 f"--attribute {name}={one.column}: {source} has no column '{one.column}' of texts, numbers or truths; "
                 f"{has}. After the column may stand what it holds: NAME=COLUMN:float, or :text, :int, :bool"
             )
-        found[name] = settle(name, one, door.kinds[one.column])
+        found[name] = settle(name, one, importer.kinds[one.column])
     return found
 
 
-def _check_split_column(door: Door, column: str | None, source: Path) -> None:
-    if column is not None and column not in door.columns:
-        raise UserError(f"--split-column {column}: {source} has no text column '{column}'; {_nearest(column, door)}")
+def _check_split_column(importer: Importer, column: str | None, source: Path) -> None:
+    if column is not None and column not in importer.columns:
+        raise UserError(
+            f"--split-column {column}: {source} has no text column '{column}'; {_nearest(column, importer)}"
+        )
 
 
-def _nearest(column: str, door: Door) -> str:
-    return f"it has {', '.join(door.columns)}" if len(door.columns) <= 12 else nearest(column, door.columns)
+def _nearest(column: str, importer: Importer) -> str:
+    return f"it has {', '.join(importer.columns)}" if len(importer.columns) <= 12 else nearest(column, importer.columns)
 
 
 def _request(
     source: Path,
-    door: Door,
+    importer: Importer,
     captions: Mapping[str, str],
     attributes: Mapping[str, Settled],
     options: ImportOptions,
 ) -> dict[str, Any]:
     """Return all that decides what is stored; without later additions at their defaults, as earlier versions wrote."""
-    files = json.dumps(door.fingerprint)
+    files = json.dumps(importer.fingerprint)
     asked = {**asdict(options), "captions": dict(captions), "splits": dict(options.splits)}
     asked["attributes"] = {name: asdict(one) for name, one in attributes.items()}
     for name in ("most_pixels_at_once", "most_bad", "follow_links"):  # say how, not what

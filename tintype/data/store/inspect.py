@@ -35,13 +35,13 @@ _ASPECT_STEP = 0.25
 _ASPECT_END = 2.0
 _NUMBER = re.compile(r"\d[\d,.]*")
 _MISFIT = re.compile(r"( is not of the kind \w+): .*", re.DOTALL)
-_ANOTHER = re.compile(r"^it is the same picture as .*, which is in", re.DOTALL)
+_ANOTHER = re.compile(r"^it is the same (?:image|picture) as .*, which is in", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Asked:
     most_bits: int = 4
-    """Hashes of pictures that are nearly the same differ in at most so many bits of 64."""
+    """Hashes of images that are nearly the same differ in at most so many bits of 64."""
     samples: int = 24
     seed: int = 0
 
@@ -61,7 +61,7 @@ def inspect_store(
     stopped: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Inspection | None:
-    """None where it was stopped; the pictures that were looked at need not be looked at again."""
+    """None where it was stopped; the images that were looked at need not be looked at again."""
     rows = np.flatnonzero(selection.kept)
     if not len(rows):
         raise UserError(
@@ -128,7 +128,7 @@ def _set_aside(store: Store) -> list[dict[str, Any]]:
     counts: Counter[str] = Counter()
     for said in store.quarantine():
         source, reason = str(said["source"]), str(said["reason"])
-        counts[_ANOTHER.sub("it is the same picture as another, which is in", _general(reason, source))] += 1
+        counts[_ANOTHER.sub("it is the same image as another, which is in", _general(reason, source))] += 1
     return [{"reason": reason, "records": count} for reason, count in counts.most_common()]
 
 

@@ -1,4 +1,4 @@
-"""The page of `tintype data inspect`: one file with its style and pictures inside, and no script.
+"""The page of `tintype data inspect`: one file with its style and images inside, and no script.
 
 What a caption or a file's name says is text, never HTML: the template escapes everything that it is given.
 """
@@ -41,7 +41,7 @@ def to_html(store: Store, inspection: Inspection) -> str:
         name=Path(result["store"]).resolve().name,
         leak=result["duplicates"]["leaking"],
         size_charts=[
-            (f"{side} side, px", bars(result["sizes"][side]["histogram"], f"pictures by their {side} side in pixels"))
+            (f"{side} side, px", bars(result["sizes"][side]["histogram"], f"images by their {side} side in pixels"))
             for side in ("short", "long")
         ],
         aspect_chart=aspect_bars(result["aspects"]["histogram"]),
@@ -142,7 +142,7 @@ def aspect_bars(histogram: dict[str, Any]) -> Markup:
     places = [(across(middle - step / 2), across(middle + step / 2)) for middle in middles]
     labels = [f"about {_ratio(middle)}" for middle in middles]
     ticks = [(across(middle), _ratio(middle)) for middle in middles if middle == int(middle)]
-    return _drawn(counts, places, labels, ticks, "pictures by width over height")
+    return _drawn(counts, places, labels, ticks, "images by width over height")
 
 
 def _ratio(log2: float) -> str:

@@ -113,7 +113,7 @@ class AboutStore(BaseModel):
 
     format: Literal["tintype-store-2"] = FORMAT
     identity: str
-    """SHA-256 over the records in order: the hash of each picture, its split, its captions and, where there are any,
+    """SHA-256 over the records in order: the hash of each image, its split, its captions and, where there are any,
     its attributes."""
     counts: dict[str, int]
     """Records of each split."""
@@ -127,7 +127,7 @@ class AboutStore(BaseModel):
     added: list[AddedColumn] = []
     """Those of the captions that are not in the shards."""
     attributes: dict[str, Kind] = {}
-    """What is known of each picture besides."""
+    """What is known of each image besides."""
 
     @model_validator(mode="after")
     def _added_fit(self) -> Self:
@@ -233,7 +233,7 @@ class Store:
         return pyarrow.chunked_array([batch.column(name) for batch in self._batches])
 
     def encoded(self, row: int) -> Encoded:
-        """The bytes of a picture, which must be those that were stored."""
+        """The bytes of an image, which must be those that were stored."""
         from tintype.data.image_sets import Encoded
 
         content: bytes = self._value("image", row)

@@ -41,7 +41,7 @@ class Ahead:
     def __init__(
         self, write: Callable[[int, Tensor], None], shape: Callable[[int], Shape], threads: int, pinned: bool
     ) -> None:
-        """`write` puts the picture with an id into its place in the batch."""
+        """`write` puts the image with an id into its place in the batch."""
         self._write, self._shape, self._pinned, self.threads = write, shape, pinned, threads
         self._pool = decoding_pool(threads)
         self._begun: dict[tuple[int, ...], _UnderWay] = {}

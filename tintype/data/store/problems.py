@@ -10,7 +10,7 @@ from tintype.data.store.texts import has_html
 from tintype.data.store.where import written
 
 LONG_WORDS = 256
-"""No encoder reads more: CLIP reads about 55 words, T5 and Qwen as they are used for pictures 200 to 400."""
+"""No encoder reads more: CLIP reads about 55 words, T5 and Qwen as they are used for images 200 to 400."""
 TINY_PX = 64
 _OFTEN = 10
 """A caption on so many records is one that somebody pasted."""
@@ -36,7 +36,7 @@ def strange_text(text: str) -> str | None:
 
 def find_problems(result: dict[str, Any]) -> list[dict[str, Any]]:
     """In order of what they spoil: first whether scores mean anything, then what is learned, then what is lost."""
-    found = [*_of_splits(result), *_of_captions(result), *_of_pictures(result)]
+    found = [*_of_splits(result), *_of_captions(result), *_of_images(result)]
     return sorted(found, key=lambda problem: (problem["severity"] != "alarm", -problem["rank"]))
 
 
@@ -61,8 +61,8 @@ def _of_splits(result: dict[str, Any]) -> list[dict[str, Any]]:
         "training: of each group one record stays"
     )
     if same["leaking"]:
-        title = f"{_s(same['leaking'], 'training picture')} also in the evaluation split"
-        why = "Scores of such pictures show what was learned by heart, and make the model look better than it is."
+        title = f"{_s(same['leaking'], 'training image')} also in the evaluation split"
+        why = "Scores of such images show what was learned by heart, and make the model look better than it is."
         found.append(_problem("alarm", 10, title, why, f"Leave them out of training: {mend}.", same["leaking"]))
     for split, what in (("train", "train on"), ("eval", "score with")):
         if not splits[split]:
@@ -71,7 +71,7 @@ def _of_splits(result: dict[str, Any]) -> list[dict[str, Any]]:
             found.append(_problem("alarm", 9, f"The split {split} is empty", why, do, 0))
     copies = same["exact"] + same["near"]
     if copies:
-        title = f"{_s(copies, 'copy', 'copies')} of other pictures ({_percent(copies, total)})"
+        title = f"{_s(copies, 'copy', 'copies')} of other images ({_percent(copies, total)})"
         why = (
             f"{same['exact']:,} with the same pixels, {same['near']:,} nearly so. What is there several times is "
             "learned as often, and by heart sooner."
@@ -93,7 +93,7 @@ def _of_captions(result: dict[str, Any]) -> list[dict[str, Any]]:
         of, column = f"the caption {name}", written(name)
         if about["empty"]:
             title = f"{_s(about['empty'], 'record')} without {of} ({_percent(about['empty'], total)})"
-            why = "The model reads nothing with these pictures, as it does for guidance, and learns no words from them."
+            why = "The model reads nothing with these images, as it does for guidance, and learns no words from them."
             do = f'Leave them out: `data.where="words({column}) > 0"`. Or caption them and import again.'
             found.append(_problem("alarm", 8, title, why, do, about["empty"]))
         if about["long"]:
@@ -104,13 +104,13 @@ def _of_captions(result: dict[str, Any]) -> list[dict[str, Any]]:
         often = [one for one in about["most_common"] if one["records"] >= _OFTEN]
         if total > 1 and about["distinct"] < total / 2:
             title = f"Few distinct captions {name}: {about['distinct']:,} on {total:,} records"
-            why = "Many pictures share their words, so that words cannot tell them apart."
+            why = "Many images share their words, so that words cannot tell them apart."
             do = "Fine for class names; otherwise check that the right column was imported (--caption)."
             found.append(_problem("notice", 5, title, why, do, total - about["distinct"]))
         elif often:
             records = sum(one["records"] for one in often)
-            title = f"The same caption {name} on many pictures, {often[0]['records']:,} times the most common"
-            why = f"“{_cut(often[0]['text'])}” says nothing of its picture that it does not say of the others."
+            title = f"The same caption {name} on many images, {often[0]['records']:,} times the most common"
+            why = f"“{_cut(often[0]['text'])}” says nothing of its image that it does not say of the others."
             begin = re.split("[\"'`\n]", often[0]["text"])[0][:60]
             do = f"If it is a placeholder, leave it out: `data.where=\"not starts({column}, '{begin}')\"`."
             found.append(_problem("notice", 4.5, title, why, do, records))
@@ -125,17 +125,17 @@ def _of_captions(result: dict[str, Any]) -> list[dict[str, Any]]:
 _ALL_TINY = "Import larger ones, or train with a data.size_px that all of them have."
 
 
-def _of_pictures(result: dict[str, Any]) -> list[dict[str, Any]]:
+def _of_images(result: dict[str, Any]) -> list[dict[str, Any]]:
     found, total = [], result["records"]
     tiny = result["sizes"]["tiny"]
     if tiny:
-        title = f"{_s(tiny, 'picture')} with a short side of less than {TINY_PX} px ({_percent(tiny, total)})"
-        why = "Pictures are never enlarged: a plan with a larger data.size_px is refused as long as they are there."
+        title = f"{_s(tiny, 'image')} with a short side of less than {TINY_PX} px ({_percent(tiny, total)})"
+        why = "Images are never enlarged: a plan with a larger data.size_px is refused as long as they are there."
         do = f'Leave them out: `data.where="min(width, height) >= {TINY_PX}"`.' if tiny < total else _ALL_TINY
         found.append(_problem("notice", 5.5, title, why, do, tiny))
     extreme = result["aspects"]["above_3"]
     if extreme:
-        title = f"{_s(extreme, 'picture')} more than three times as long as wide, or as wide as long"
+        title = f"{_s(extreme, 'image')} more than three times as long as wide, or as wide as long"
         example = result["aspects"]["example"]
         why = f"Of these the square that is cut out of the middle shows little, for example of {example}."
         do = 'Leave them out: `data.where="max(width, height) <= 3 * min(width, height)"`.'
@@ -144,7 +144,7 @@ def _of_pictures(result: dict[str, Any]) -> list[dict[str, Any]]:
     if kinds:
         count = sum(kinds.values())
         said = ", ".join(f"{number:,} {name}" for name, number in kinds.items())
-        title = f"{_s(count, 'picture')} with pixels other than RGB ({said})"
+        title = f"{_s(count, 'image')} with pixels other than RGB ({said})"
         why = "They are converted when they are read. L is grey, P has a palette; colours of CMYK are an estimate."
         do = "Nothing, if this is what you expect. Convert CMYK with its colour profile before the import."
         found.append(_problem("notice", 2 if "CMYK" in kinds else 1, title, why, do, count))

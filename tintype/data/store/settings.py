@@ -20,7 +20,7 @@ def _tuples(value: Any) -> Any:
 
 
 class StoreSettings(DataPart):
-    """Pictures of one's own, as `tintype data import` stores them.
+    """Images of one's own, as `tintype data import` stores them.
 
     What counts is the content. A run notes the identity of its store and goes on with no other. `sha256` pins it in
     the plan; then the path is no part of what names the run, and the store may lie anywhere. `skip_sha256` does the
@@ -33,7 +33,7 @@ class StoreSettings(DataPart):
     kind: Literal["store"] = "store"
     size_px: int = Field(64, ge=16, le=1024, description="Width and height of the images")
     path: PathText = Field(min_length=1, description="The folder of the store")
-    limit: int | None = Field(None, ge=1, description="Only the first so many training pictures")
+    limit: int | None = Field(None, ge=1, description="Only the first so many training images")
     sha256: Pin = Field(None, description="The first digits of the store's identity: refuse any other")
     where: str | None = Field(
         None, min_length=1, description="Take only records of which this holds, of both splits: width >= 256"
@@ -44,7 +44,7 @@ class StoreSettings(DataPart):
     skip_sha256: Pin = Field(None, description="The first digits of the skip list's identity: refuse any other")
 
     buckets: Annotated[tuple[tuple[int, int], ...], BeforeValidator(_tuples)] = Field(
-        (), description="Heights and widths, in pixels, that training pictures are cut to; none for squares"
+        (), description="Heights and widths, in pixels, that training images are cut to; none for squares"
     )
 
     @property

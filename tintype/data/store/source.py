@@ -41,7 +41,7 @@ class StoreSource:
     where a GPU would have to wait for threads.
 
     The training split is in the store's order. The evaluation split is in a fixed random order, so that its first
-    pictures are like all of them, however the store is sorted.
+    images are like all of them, however the store is sorted.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class StoreSource:
             self._rows = self._rows[ids_at(_EVAL_ORDER, 0, len(self._rows), len(self._rows))]
         self._rows = self._rows[: settings.limit]
         if split == "train" and not len(self._rows):
-            raise UserError(f"{self._store.path} has no training pictures; import it with a smaller --eval-share")
+            raise UserError(f"{self._store.path} has no training images; import it with a smaller --eval-share")
         _refuse_small(self._store, self._rows, settings.size_px)
         self._decoding = PixelBudget(MOST_PIXELS_AT_ONCE)
         self.bucket_N = _buckets(self._store, self._rows, settings) if settings.buckets else None
@@ -139,13 +139,13 @@ def _check_identity(store: Store, settings: StoreSettings) -> None:
 
 
 def _refuse_small(store: Store, row_N: Tensor, size_px: int) -> None:
-    """Pictures are never enlarged. Their sizes are known without decoding any."""
+    """Images are never enlarged. Their sizes are known without decoding any."""
     width, height = (torch.from_numpy(side)[row_N] for side in store.sizes())
     small = (torch.minimum(width, height) < size_px).nonzero().flatten()
     if len(small):
         first = int(small[0])
         raise UserError(
             f"{store.name(int(row_N[first]))} has {int(width[first])} × {int(height[first])} pixels, and "
-            f"{len(small):,} of {len(row_N):,} pictures have fewer than data.size_px={size_px} on a side; they are "
+            f"{len(small):,} of {len(row_N):,} images have fewer than data.size_px={size_px} on a side; they are "
             f"never enlarged. Take a smaller size, or leave them out: data.where='min(width, height) >= {size_px}'"
         )

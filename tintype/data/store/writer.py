@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from tintype.data.store.attributes import Kind, Value
-from tintype.data.store.encode import Picture
+from tintype.data.store.encode import Prepared
 from tintype.data.store.layout import (
     ABOUT,
     ATTRIBUTE,
@@ -38,21 +38,21 @@ _PROGRESS, _CHECKSUM = "progress.json", "checksum"
 
 @dataclass(frozen=True)
 class Record:
-    picture: Picture
+    image: Prepared
     source: str
     split: Split
     captions: Mapping[str, str]
     attributes: Mapping[str, Value] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
-        picture = self.picture
+        image = self.image
         return {
-            "image": picture.content,
-            "width": picture.width,
-            "height": picture.height,
+            "image": image.content,
+            "width": image.width,
+            "height": image.height,
             "source": self.source.encode(errors="backslashreplace").decode(),  # a file's name may be any bytes
-            "sha256": picture.sha256,
-            "pixels": picture.pixels,
+            "sha256": image.sha256,
+            "pixels": image.pixels,
             "split": self.split,
             **{CAPTION + name: text for name, text in self.captions.items()},
             **{ATTRIBUTE + name: value for name, value in self.attributes.items()},
@@ -112,12 +112,12 @@ class Writer:
         return self._work / QUARANTINE
 
     def first_seen(self) -> dict[str, tuple[Split, str]]:
-        """By its pixels, the split and the source of each picture that is stored."""
+        """By its pixels, the split and the source of each image that is stored."""
         return self._first_seen
 
     def add(self, record: Record) -> None:
         self._rows.append(record.row())
-        self._bytes += len(record.picture.content)
+        self._bytes += len(record.image.content)
         self._new_items += 1
         if self._bytes >= SHARD_BYTES or len(self._rows) >= SHARD_ROWS:
             self.keep()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny_store import picture, tiny_store
+from tests.tiny_store import image_file, tiny_store
 from tests.tiny_vlm import write_vlm
 from tintype.data.image_sets import Encoded
 from tintype.data.recaption.asking import Asking, Question, Reply
@@ -34,7 +34,7 @@ def local(folder: Path, **changes: Any) -> Local:
 
 
 def question(seed: int, attempt: int = 0) -> Question:
-    return Question(f"{seed:064x}"[::-1], Encoded("a", picture(seed)), attempt)
+    return Question(f"{seed:064x}"[::-1], Encoded("a", image_file(seed)), attempt)
 
 
 def ask(model: Local, questions: list[Question]) -> list[Reply]:
@@ -59,14 +59,14 @@ def test_a_store_is_captioned(folder: Path, tmp_path: Path) -> None:
     open_store(store).check()
 
 
-def test_the_answer_depends_on_the_picture_and_not_on_its_batch(folder: Path) -> None:
+def test_the_answer_depends_on_the_image_and_not_on_its_batch(folder: Path) -> None:
     questions = [question(seed) for seed in range(6)]
     alone = texts(ask(local(folder, batch=1), questions))
     assert len(set(alone)) > 1
     assert texts(ask(local(folder, batch=4), questions)) == alone
 
 
-def test_draws_depend_on_the_seed_the_picture_and_the_try_alone(folder: Path) -> None:
+def test_draws_depend_on_the_seed_the_image_and_the_try_alone(folder: Path) -> None:
     hot = replace(ASKING, temperature=1.5)
     questions = [question(seed, attempt) for seed in range(3) for attempt in (0, 1)]
     alone = texts(ask(local(folder, asking=hot, batch=1), questions))
@@ -123,7 +123,7 @@ def test_a_model_that_does_not_write_is_refused(tmp_path: Path) -> None:
     from tests.tiny_clip import write_clip
 
     clip = write_clip(tmp_path / "clip")
-    with pytest.raises(UserError, match="does not write about pictures"):
+    with pytest.raises(UserError, match="does not write about images"):
         Checkpoint(str(clip)).image_text_model(torch.float32)
 
 

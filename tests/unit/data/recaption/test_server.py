@@ -24,7 +24,7 @@ from tests.caption_server import (
     slow,
     status,
 )
-from tests.tiny_store import picture
+from tests.tiny_store import image_file
 from tintype.data.image_sets import Encoded
 from tintype.data.recaption import server as server_module
 from tintype.data.recaption.asking import Asking, Question, Reply
@@ -37,7 +37,7 @@ HASTY = replace(FAST, timeout_s=0.3)
 """For a server that is too slow: the answers that it does give must come in this time too."""
 SLOW = slow(1.0)
 TOO_SLOW = (SLOW, drip)
-QUESTION = Question("0" * 64, Encoded("a", picture(0)))
+QUESTION = Question("0" * 64, Encoded("a", image_file(0)))
 KEY = "sk-very-secret"
 
 
@@ -56,7 +56,7 @@ def ask(client: Server, questions: int = 1) -> list[Reply]:
     return list(client.replies(lambda: left.pop() if left else None, Interrupt()))
 
 
-def test_the_question_has_the_picture_the_prompt_and_the_settings(server: CaptionServer) -> None:
+def test_the_question_has_the_image_the_prompt_and_the_settings(server: CaptionServer) -> None:
     (reply,) = ask(to(server))
     assert reply.text is not None and reply.text.startswith("A picture")
     assert (reply.input_tokens, reply.output_tokens, reply.cut_off) == (100, 10, False)
@@ -64,7 +64,7 @@ def test_the_question_has_the_picture_the_prompt_and_the_settings(server: Captio
     assert body["model"] == "m" and body["max_tokens"] == 50 and body["temperature"] == 0.0 and body["seed"] == 0
     image, text = body["messages"][0]["content"]
     assert text == {"type": "text", "text": "Describe it."}
-    assert image["image_url"]["url"] == data_url(QUESTION.picture)
+    assert image["image_url"]["url"] == data_url(QUESTION.image_file)
     assert "Authorization" not in server.headers[0]
 
 
@@ -254,12 +254,12 @@ def test_why_an_answer_ended_is_read() -> None:
     assert read_answer(QUESTION, said % (b'""', b"null", b"content_filter")).refused
 
 
-def test_pictures_that_servers_may_not_know_are_sent_as_png() -> None:
-    png = picture(0)
-    assert data_url(Encoded("a", picture(0, form="jpeg"))).startswith("data:image/jpeg;base64,")
+def test_images_that_servers_may_not_know_are_sent_as_png() -> None:
+    png = image_file(0)
+    assert data_url(Encoded("a", image_file(0, form="jpeg"))).startswith("data:image/jpeg;base64,")
     assert data_url(Encoded("a", png)).startswith("data:image/png;base64,")
     for form in ("webp", "bmp", "tiff"):
-        assert data_url(Encoded("a", picture(0, form=form))).startswith("data:image/png;base64,")
+        assert data_url(Encoded("a", image_file(0, form=form))).startswith("data:image/png;base64,")
     buffer = io.BytesIO()
     Image.new("CMYK", (8, 8)).save(buffer, "JPEG")
     assert data_url(Encoded("a", buffer.getvalue())).startswith("data:image/png;base64,")

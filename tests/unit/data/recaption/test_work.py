@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from tests.caption_server import CaptionServer, caption_server, status
-from tests.tiny_store import picture, rewrite_about, tiny_store
+from tests.tiny_store import image_file, rewrite_about, tiny_store
 from tintype.data.recaption.asking import Asking
 from tintype.data.recaption.server import Patience, Server, read_place
 from tintype.data.recaption.work import Choice, Outcome, Prices, Progress, Task, recaption
@@ -173,7 +173,7 @@ def test_a_signal_stops_it_and_the_same_command_goes_on(store: Path, server: Cap
     assert Store(store).captions == ["long", "short"]  # a part of a column is not seen
     second = recaption(store, TASK, to(server), Interrupt())
     assert second.about is not None and second.progress.new == COUNT - first.progress.done
-    assert set(server.pictures.values()) == {1}
+    assert set(server.images.values()) == {1}
 
 
 def test_a_signal_does_not_wait_for_the_patience_of_a_busy_server(store: Path, server: CaptionServer) -> None:
@@ -213,7 +213,7 @@ def test_after_a_kill_only_what_was_in_flight_is_asked_twice(store: Path, server
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(store), server.url], env=environment)
     try:
         _wait_for(
-            lambda: len(answered) >= 5 and _lines(journal) == len(answered) + 1 and sum(server.pictures.values()) >= 8
+            lambda: len(answered) >= 5 and _lines(journal) == len(answered) + 1 and sum(server.images.values()) >= 8
         )
     finally:
         child.send_signal(signal.SIGKILL)
@@ -224,8 +224,8 @@ def test_after_a_kill_only_what_was_in_flight_is_asked_twice(store: Path, server
     hold.set()
     assert written == set(answered)
     assert recaption(store, TASK, to(server), Interrupt()).about is not None
-    assert {key for key, count in server.pictures.items() if count > 1} <= set(server.pictures) - written
-    assert sum(count > 1 for count in server.pictures.values()) == 3  # as many as were asked at a time
+    assert {key for key, count in server.images.items() if count > 1} <= set(server.images) - written
+    assert sum(count > 1 for count in server.images.values()) == 3  # as many as were asked at a time
     keys = open_store(store).texts("sha256")
     assert captions(store) == [f"A picture {key[:8]}." for key in keys]
     kept = (store / str(open_store(store).about.added[0].journal)).read_text().splitlines()[1:]
@@ -255,9 +255,9 @@ def test_answers_to_another_question_are_not_mixed_in(store: Path, server: Capti
         recaption(store, replace(TASK, asking=other), to(server, asking=other), Interrupt())
     with pytest.raises(UserError, match="model: m there, n here"):
         recaption(store, TASK, to(server, model="n"), Interrupt())
-    server.pictures.clear()
+    server.images.clear()
     recaption(store, replace(TASK, asking=other, anew=True), to(server, asking=other), Interrupt())
-    assert len(server.pictures) == COUNT and added(store)["settings"]["prompt"] == "What is it?"
+    assert len(server.images) == COUNT and added(store)["settings"]["prompt"] == "What is it?"
 
 
 def test_a_damaged_journal_is_not_read_past(store: Path, server: CaptionServer) -> None:
@@ -306,8 +306,8 @@ def test_two_columns_can_be_written_at_the_same_time(store: Path, server: Captio
 def test_a_column_is_replaced_only_when_that_is_asked(store: Path, server: CaptionServer) -> None:
     recaption(store, TASK, to(server), Interrupt())
     files = {file.name for file in store.glob("captions-*")}
-    server.pictures.clear()
-    assert recaption(store, TASK, to(server), Interrupt()).already_done and not server.pictures
+    server.images.clear()
+    assert recaption(store, TASK, to(server), Interrupt()).already_done and not server.images
     with pytest.raises(UserError, match=r"written by m on 20.*--overwrite"):
         recaption(store, TASK, to(server, model="n"), Interrupt())
     with pytest.raises(UserError, match="--overwrite"):
@@ -338,15 +338,15 @@ def test_a_column_that_cannot_be_written_leaves_the_store_as_it_was(
     assert (store / "store.json").read_bytes() == before
     monkeypatch.undo()
     assert recaption(store, TASK, to(server), Interrupt()).about is not None
-    assert set(server.pictures.values()) == {1}
+    assert set(server.images.values()) == {1}
 
 
 def test_a_trial_shows_answers_and_is_gone_on_from(store: Path, server: CaptionServer) -> None:
     trial = recaption(store, replace(TASK, choice=Choice(limit=2)), to(server), Interrupt())
     assert trial.about is None and trial.progress.total == 2 and len(trial.examples) == 2
-    assert Store(store).captions == ["long", "short"] and len(server.pictures) == 2
+    assert Store(store).captions == ["long", "short"] and len(server.images) == 2
     assert recaption(store, TASK, to(server), Interrupt()).about is not None
-    assert set(server.pictures.values()) == {1}
+    assert set(server.images.values()) == {1}
 
 
 def test_of_one_split_the_others_are_empty_and_told(store: Path, server: CaptionServer) -> None:
@@ -361,27 +361,27 @@ def test_of_one_split_the_others_are_empty_and_told(store: Path, server: Caption
 def test_only_what_is_empty_is_asked_about(store: Path, server: CaptionServer) -> None:
     add_column(store, "gaps", ["" if row in (1, 5) else f"kept {row}" for row in range(COUNT)], {})
     recaption(store, replace(TASK, choice=Choice(only_empty="gaps")), to(server), Interrupt())
-    assert len(server.pictures) == 2
+    assert len(server.images) == 2
     assert [text.startswith("A picture") for text in captions(store)] == [row in (1, 5) for row in range(COUNT)]
     assert captions(store)[0] == "kept 0"
     with pytest.raises(UserError, match="no such captions"):
         recaption(store, Task("b", ASKING, Choice(only_empty="none")), to(server), Interrupt())
-    with pytest.raises(UserError, match="no picture that is to be asked"):
+    with pytest.raises(UserError, match="no image that is to be asked"):
         recaption(store, Task("b", ASKING, Choice(only_empty="long")), to(server), Interrupt())
 
 
 def test_copies_are_asked_about_once(tmp_path: Path, server: CaptionServer) -> None:
     from tests.tiny_store import imported, parquet_of
 
-    source = parquet_of(tmp_path / "a.parquet", [picture(0), picture(1), picture(0)], caption=["a", "b", "c"])
+    source = parquet_of(tmp_path / "a.parquet", [image_file(0), image_file(1), image_file(0)], caption=["a", "b", "c"])
     imported(source, tmp_path / "store")
     recaption(tmp_path / "store", TASK, to(server), Interrupt())
-    assert set(server.pictures.values()) == {1}
+    assert set(server.images.values()) == {1}
     first, second, third = captions(tmp_path / "store")
     assert first == third != second
 
 
-def test_a_picture_that_the_server_always_fails_at_is_set_aside(store: Path, server: CaptionServer) -> None:
+def test_an_image_that_the_server_always_fails_at_is_set_aside(store: Path, server: CaptionServer) -> None:
     key = open_store(store).texts("sha256")[3]
 
     def reply(asked: str, body: dict[str, Any]) -> str:
@@ -391,13 +391,13 @@ def test_a_picture_that_the_server_always_fails_at_is_set_aside(store: Path, ser
 
     server.reply = reply
     recaption(store, TASK, to(server), Interrupt())
-    assert server.pictures[key] == FAST.tries
+    assert server.images[key] == FAST.tries
     assert captions(store)[3] == "" and added(store)["set_aside"] == {"failed": 1}
 
 
-def test_a_server_that_fails_at_all_pictures_is_not_the_pictures_fault(store: Path, server: CaptionServer) -> None:
+def test_a_server_that_fails_at_all_images_is_not_the_images_fault(store: Path, server: CaptionServer) -> None:
     server.always = status(500, "out of memory")
-    with pytest.raises(UserError, match=r"10 pictures in a row.*are kept"):
+    with pytest.raises(UserError, match=r"10 images in a row.*are kept"):
         recaption(store, TASK, to(server), Interrupt())
     server.always = None
     recaption(store, TASK, to(server), Interrupt())
@@ -433,7 +433,7 @@ def test_damage_to_added_captions_is_found(store: Path) -> None:
         Store(store)
 
 
-def test_added_captions_of_other_pictures_are_refused(store: Path) -> None:
+def test_added_captions_of_other_images_are_refused(store: Path) -> None:
     opened = Store(store)
     keys = opened.texts("sha256")
     add_column(store, "vlm", [f"caption {row}" for row in range(COUNT)], {})
@@ -450,12 +450,12 @@ def test_a_store_without_added_captions_is_written_as_it_always_was(store: Path)
     assert "added" not in json.loads((store / "store.json").read_text())
 
 
-def test_a_last_picture_that_fails_is_set_aside_only_if_the_server_is_there(tmp_path: Path) -> None:
+def test_a_last_image_that_fails_is_set_aside_only_if_the_server_is_there(tmp_path: Path) -> None:
     store = tiny_store(tmp_path, 1, eval_share=0.0)
     with caption_server() as server:
         server.always = status(500)
         server.models_status = 503
-        with pytest.raises(UserError, match="1 pictures in a row"):
+        with pytest.raises(UserError, match="1 images in a row"):
             recaption(store, TASK, to(server), Interrupt())
         server.models_status = 200
         recaption(store, TASK, to(server), Interrupt())
