@@ -15,8 +15,10 @@ import pyarrow
 from PIL import Image
 from pyarrow import parquet
 
-from tintype.data.image_sets import Encoded, decode, open_images
-from tintype.data.importers import Item, Reading, open_importer
+from tintype.data.image_file import Encoded
+from tintype.data.image_sets import decode, open_images
+from tintype.data.importers import open_importer
+from tintype.data.importers.importer import Item, Reading
 from tintype.data.store.encode import Refused, Sizing, prepare
 from tintype.data.store.layout import open_shard
 from tintype.data.store.selection import read_skip_list

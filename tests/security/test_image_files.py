@@ -26,9 +26,10 @@ from tintype.data import image_file as image_files
 from tintype.data import image_sets as images
 from tintype.data.decoding.threads import PixelBudget
 from tintype.data.folders import files_in
-from tintype.data.image_file import BadImageError, Limits, open_image, pixels_stated, read_file
-from tintype.data.image_sets import Encoded, decode, map_ahead, open_images
-from tintype.data.importers import Item, Reading, open_importer
+from tintype.data.image_file import BadImageError, Encoded, Limits, open_image, pixels_stated, read_file
+from tintype.data.image_sets import decode, map_ahead, open_images
+from tintype.data.importers import open_importer
+from tintype.data.importers.importer import Item, Reading
 from tintype.data.importers.table import parquet_rows
 from tintype.data.recaption.server import data_url
 from tintype.data.store import importing

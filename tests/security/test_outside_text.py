@@ -15,7 +15,7 @@ from tests.caption_server import CaptionServer, Deed, caption_server, send
 from tests.fault.promises import Promise
 from tests.tiny_store import tiny_store
 from tintype.data.captions import parts_of
-from tintype.data.image_sets import Encoded
+from tintype.data.image_file import Encoded
 from tintype.data.recaption import answers
 from tintype.data.recaption.answers import MOST_CHARACTERS, clean, judge, whole_sentences
 from tintype.data.recaption.asking import Asking, Question

@@ -60,6 +60,15 @@ class Limits:
 LIMITS = Limits()
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """An image as bytes. `name` is for messages; `stem` is its file's name without the ending, where it has one."""
+
+    name: str
+    content: bytes
+    stem: str | None = None
+
+
 class BadImageError(UserError):
     """An image that is damaged, too large or of a format that is not accepted; the message names it."""
 

@@ -27,6 +27,7 @@ from tintype.data.image_file import (
     LIMITS,
     MOST_PIXELS_AT_ONCE,
     BadImageError,
+    Encoded,
     open_image,
     pixels_stated,
     read_file,
@@ -48,15 +49,6 @@ _END: Final = object()
 
 A = TypeVar("A")
 B = TypeVar("B")
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """An image as bytes. `name` is for messages; `stem` is its file's name without the ending, where it has one."""
-
-    name: str
-    content: bytes
-    stem: str | None = None
 
 
 @dataclass
@@ -188,9 +180,7 @@ def _image_bytes(value: Any, path: Path, row: int) -> bytes:
 def _read_shard(path: Path) -> Iterator[Encoded]:
     """A shard of an evaluation's samples: raw pixels, put back into a file format that keeps them exactly."""
     for index, image_CHW in enumerate(read_shard(path)):
-        buffer = io.BytesIO()
-        Image.fromarray(image_CHW.permute(1, 2, 0).numpy()).save(buffer, "bmp")
-        yield Encoded(f"{path}, image {index}", buffer.getvalue())
+        yield Encoded(f"{path}, image {index}", encode(image_CHW, "BMP"))
 
 
 _SETS: dict[str, Callable[[Path], Iterator[Encoded]]] = {
@@ -207,6 +197,13 @@ def decode(one: Encoded) -> Tensor:
             return pixels_of(image, one.name)
     except BadImageError as error:
         raise BadImageError(f"{error}. Fix or remove it; no image is skipped") from None
+
+
+def encode(image_CHW: Tensor, form: str, **options: object) -> bytes:
+    """Return the pixels as an image file of a format of Pillow's."""
+    buffer = io.BytesIO()
+    Image.fromarray(image_CHW.permute(1, 2, 0).contiguous().numpy()).save(buffer, form, **options)
+    return buffer.getvalue()
 
 
 def pixels_of(image: Image.Image, name: str) -> Tensor:

@@ -24,11 +24,15 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
+from pydantic import JsonValue
 from safetensors import SafetensorError
 
 from tintype.errors import DamagedFileError, UserError
+
+Json: TypeAlias = JsonValue
+"""A value as JSON holds it."""
 
 _NUMBER, _CHECKSUM, _FORMAT = "line", "checksum", "format"
 _SEAL = re.compile(r"# tintype wrote this file; the SHA-256 of the lines below is ([0-9a-f]{64})\n")
@@ -132,6 +136,17 @@ def read_checked(path: Path, remake: str, format: int = 1, earlier: Collection[i
     elif wanted != checksum_of(found):
         raise damaged(path, "it does not match its checksum", remake)
     found.pop(_FORMAT, None)
+    return found
+
+
+def parse_object(content: str | bytes) -> dict[str, Json]:
+    """Parse a JSON object; raise `ValueError` with what is wrong, which begins with a verb."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"cannot be read as JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError("holds no JSON object")
     return found
 
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from tintype import rng
 from tintype.data.fit import crop, refuse_small, shrunk, square
-from tintype.data.image_file import pixels_stated
-from tintype.data.image_sets import Encoded, decode, map_ahead, open_images
+from tintype.data.image_file import Encoded, pixels_stated
+from tintype.data.image_sets import decode, map_ahead, open_images
 from tintype.data.order import ids_at
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.scenes.source import SceneSource, Split

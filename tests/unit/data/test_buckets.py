@@ -13,7 +13,8 @@ from tests.tiny_store import image_file, imported, parquet_of
 from tintype.cli import app
 from tintype.data.buckets import Bucketed
 from tintype.data.fit import covering
-from tintype.data.image_sets import Encoded, decode
+from tintype.data.image_file import Encoded
+from tintype.data.image_sets import decode
 from tintype.data.shapes import nearest_shape, shapes
 from tintype.data.sources import forget_sources
 from tintype.data.store.importing import ImportOptions

@@ -17,7 +17,8 @@ from torch import Tensor
 from tests.tiny_store import tiny_store
 from tintype.data.decoding.processes import Decoders
 from tintype.data.fit import covering
-from tintype.data.image_sets import Encoded, decode
+from tintype.data.image_file import Encoded
+from tintype.data.image_sets import decode
 from tintype.data.store import source
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource

@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance
 from scipy.fft import dctn
 
 from tests.tiny_store import image_file
-from tintype.data.image_sets import Encoded
+from tintype.data.image_file import Encoded
 from tintype.data.store import duplicates
 from tintype.data.store.duplicates import Group, bit_counts, find_groups, near_pairs
 from tintype.data.store.fingerprints import Looks, look, perceptual_hash

@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tintype.data import image_sets as images
+from tintype.data.image_file import Encoded
 from tintype.data.image_sets import open_images
 from tintype.errors import UserError
 
@@ -87,7 +88,7 @@ def test_an_image_that_is_copied_in_strips_is_the_same(strip: int, monkeypatch: 
     monkeypatch.setattr(images, "_STRIP_PIXELS", strip)
     content = image(3, (8, 11))
     expected = torch.from_numpy(np.array(Image.open(io.BytesIO(content)))).permute(2, 0, 1)
-    assert torch.equal(images.decode(images.Encoded("a", content)), expected)
+    assert torch.equal(images.decode(Encoded("a", content)), expected)
 
 
 def test_a_tar_that_was_cut_between_members_is_not_a_smaller_set(tmp_path: Path) -> None:

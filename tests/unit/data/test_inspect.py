@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.tiny_store import image_file, imported, parquet_of, tiny_store
 from tests.unit.data.test_duplicates import again, textured
 from tintype.cli import app
-from tintype.data.importers import Item
+from tintype.data.importers.importer import Item
 from tintype.data.store import fingerprints as looks
 from tintype.data.store import problems
 from tintype.data.store.encode import Prepared, Sizing, prepare

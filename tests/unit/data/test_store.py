@@ -16,8 +16,9 @@ from PIL import Image, ImageOps
 
 from tests.shared import shared
 from tests.tiny_store import as_earlier, captioned, image_file, imported, parquet_of, rewrite_about, tiny_store, tried
-from tintype.data.image_sets import Encoded, decode, open_images
-from tintype.data.importers import Item
+from tintype.data.image_file import Encoded
+from tintype.data.image_sets import decode, open_images
+from tintype.data.importers.importer import Item
 from tintype.data.store import writer
 from tintype.data.store.attributes import read_attributes
 from tintype.data.store.encode import Prepared, Sizing, prepare

@@ -11,7 +11,8 @@ from torch import Tensor
 from tests.tiny import tiny_plan
 from tests.tiny_store import captioned, image_file, imported, parquet_of, rewrite_about, tiny_store
 from tintype.data.fit import square
-from tintype.data.image_sets import Encoded, decode, open_images
+from tintype.data.image_file import Encoded
+from tintype.data.image_sets import decode, open_images
 from tintype.data.sources import LaterSource, forget_sources, open_source
 from tintype.data.store import source as module
 from tintype.data.store.importing import ImportOptions

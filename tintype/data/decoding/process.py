@@ -17,7 +17,8 @@ from typing import BinaryIO
 import torch
 
 from tintype.data.fit import covering
-from tintype.data.image_sets import Encoded, decode
+from tintype.data.image_file import Encoded
+from tintype.data.image_sets import decode
 from tintype.errors import UserError
 from tintype.runtime.parent import watch_parent
 

@@ -23,7 +23,7 @@ from threading import Lock
 from torch import Tensor
 
 from tintype.data.decoding.process import ANSWER, QUESTION
-from tintype.data.image_sets import Encoded
+from tintype.data.image_file import Encoded
 from tintype.errors import UserError
 
 _PIPE_BYTES = 1 << 18

@@ -6,13 +6,15 @@ of `dog.json` are columns under their own names; captions are those that are str
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
 
-from tintype.data.importers import usual_captions
+from tintype.data.importers.importer import Kinds, usual_captions
+from tintype.errors import UserError
+from tintype.runtime.files import Json, parse_object
 
-PLAIN, FOLDER = "txt", "folder"
+PLAIN = "txt"
 
 
 class UnreadableError(Exception):
@@ -26,28 +28,32 @@ def text_of(content: bytes, name: str) -> str:
         raise UnreadableError(f"{name} is not text in UTF-8: {error}") from None
 
 
-def entries_of(content: bytes, name: str) -> dict[str, Any]:
-    """What is in a JSON object."""
+def entries_of(content: bytes, name: str) -> dict[str, Json]:
+    """Return the entries of a JSON object."""
     try:
-        found = json.loads(text_of(content, name))
-    except (ValueError, RecursionError) as error:
-        raise UnreadableError(f"{name} cannot be read as JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise UnreadableError(f"{name} holds no JSON object")
-    return found
+        return parse_object(text_of(content, name))
+    except ValueError as error:
+        raise UnreadableError(f"{name} {error}") from None
 
 
-def strings_in(entries: Mapping[str, Any]) -> dict[str, str]:
-    return {key: value for key, value in entries.items() if isinstance(value, str)}
+@dataclass(frozen=True)
+class SideColumns:
+    """The columns that text files and entries of JSON files beside images give."""
+
+    columns: list[str]
+    kinds: Kinds
+    usual: dict[str, str]
 
 
-def kinds_beside(text_columns: Collection[str], entries: Mapping[str, Collection[str]]) -> dict[str, Collection[str]]:
-    """A text file goes before an entry of its name."""
-    return {name: entries[name] for name in sorted(entries)} | {name: {"text"} for name in sorted(text_columns)}
+def side_columns(source: Path, texts: Collection[str], entries: Kinds) -> SideColumns:
+    """Return the columns of text files and of entries; a text file takes precedence over an entry of its name.
 
-
-def captions_beside(text_columns: Collection[str], json_columns: Collection[str]) -> dict[str, str]:
-    """What one takes for captions: every text file, and of the entries of JSON files those with a usual name."""
-    named = {name: name for name in sorted(text_columns) if name != PLAIN}
-    plain = {"long": PLAIN} if PLAIN in text_columns else {}
-    return {**usual_captions(sorted(json_columns)), **plain, **named}
+    Captions are every text file, and of the entries those with a usual name.
+    """
+    strings = {name for name, kinds in entries.items() if "text" in kinds}
+    if double := sorted(strings.intersection(texts)):
+        raise UserError(f"{source}: {', '.join(double)} is the name of .txt files and of entries in .json files")
+    kinds = {name: entries[name] for name in sorted(entries)} | {name: {"text"} for name in sorted(texts)}
+    named = {name: name for name in sorted(texts) if name != PLAIN}
+    plain = {"long": PLAIN} if PLAIN in texts else {}
+    return SideColumns(sorted({*texts, *strings}), kinds, {**usual_captions(strings), **plain, **named})

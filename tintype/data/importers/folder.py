@@ -1,28 +1,18 @@
-"""A folder of images, looked through to its leaves, with captions in text or JSON files beside them.
+"""A folder of images, searched to its leaves, with captions in text or JSON files beside them.
 
-The column `folder` is the first folder on the way to an image, for splits that lie so.
+The column `folder` is the first folder on the path to an image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from tintype.data.folders import files_in
 from tintype.data.image_file import BadImageError, read_file
 from tintype.data.image_sets import SUFFIXES
-from tintype.data.importers import MOST_TEXT_BYTES, Item, Reading, fingerprint, first_folder
-from tintype.data.importers.beside import (
-    FOLDER,
-    PLAIN,
-    UnreadableError,
-    captions_beside,
-    entries_of,
-    kinds_beside,
-    strings_in,
-    text_of,
-)
+from tintype.data.importers.beside import PLAIN, UnreadableError, entries_of, side_columns, text_of
+from tintype.data.importers.importer import FOLDER, MOST_TEXT_BYTES, Importer, Item, Reading, first_folder
 from tintype.data.importers.metadata import is_metadata
 from tintype.data.store.attributes import add_kinds
 from tintype.errors import UserError
@@ -39,42 +29,32 @@ def open_folder(path: Path, reading: Reading) -> FolderImporter | None:
     return FolderImporter(path, images, beside, reading.limits.bytes)
 
 
-class FolderImporter:
+class FolderImporter(Importer):
     def __init__(self, path: Path, images: Sequence[Path], beside: set[Path], most_bytes: int) -> None:
         self._path, self._images, self._beside, self._most_bytes = path, images, beside, most_bytes
-        stems = {image.with_suffix("") for image in images}
-        if len(stems) < len(images):
-            raise UserError(f"{path} has two images of one name, {_twin(images)}: their captions would be the same")
-        texts = {column for file in beside if (column := _column(file, stems))}
-        kinds = _entries(file for file in beside if file.suffix.lower() == ".json" and file.with_suffix("") in stems)
-        entries = {name for name, some in kinds.items() if "text" in some}
-        if double := sorted(texts & entries):
-            raise UserError(f"{path}: {', '.join(double)} is the name of .txt files and of entries in .json files")
-        self._texts = texts
-        self.columns = list(dict.fromkeys([*sorted(texts | entries), FOLDER]))
-        self.kinds = kinds_beside({*texts, FOLDER}, kinds)
-        self.usual_captions = captions_beside(texts, entries)
-        self.count = len(images)
+        stems: dict[Path, Path] = {}
+        for image in images:
+            if (other := stems.setdefault(image.with_suffix(""), image)) is not image:
+                twins = f"{other.name} and {image.name}"
+                raise UserError(f"{path} has two images of one name, {twins}: their captions would be the same")
+        self._texts = {column for file in beside if (column := _column(file, stems))}
+        entries = _entries(file for file in beside if file.suffix.lower() == ".json" and file.with_suffix("") in stems)
+        found = side_columns(path, self._texts, entries)
+        kinds = {**found.kinds, FOLDER: {"text"}}
+        super().__init__([*images, *sorted(beside)], [*found.columns, FOLDER], kinds, len(images), found.usual)
 
-    @property
-    def fingerprint(self) -> list[list[str | int]]:
-        return fingerprint([*self._images, *sorted(self._beside)])
+    def items(self, columns: Collection[str], first: int) -> Iterator[Item]:
+        return (self._item(image, set(columns)) for image in self._images[first:])
 
-    def items(self, columns: Sequence[str], first: int, attributes: Sequence[str] = ()) -> Iterator[Item]:
-        return (self._item(image, columns, attributes) for image in self._images[first:])
-
-    def _item(self, image: Path, columns: Sequence[str], attributes: Sequence[str]) -> Item:
+    def _item(self, image: Path, columns: set[str]) -> Item:
         source = str(image.relative_to(self._path))
         try:
-            found = self._values_of(image, {*columns, *attributes})
-            texts = {**dict.fromkeys(columns), **strings_in({column: found[column] for column in columns})}
-            content = read_file(image, self._most_bytes)
-            return Item(source, content, texts, values={column: found[column] for column in attributes})
+            return Item(source, read_file(image, self._most_bytes), self._values_of(image, columns))
         except (OSError, UnreadableError, BadImageError) as error:
-            return Item(source, None, {}, f"it or its caption cannot be read: {error}")
+            return Item(source, problem=f"it or its caption cannot be read: {error}")
 
-    def _values_of(self, image: Path, columns: set[str]) -> dict[str, Any]:
-        found: dict[str, Any] = {**dict.fromkeys(columns), FOLDER: first_folder(image, self._path)}
+    def _values_of(self, image: Path, columns: set[str]) -> dict[str, object]:
+        found: dict[str, object] = {**dict.fromkeys(columns), FOLDER: first_folder(image, self._path)}
         entries = image.with_suffix(".json")
         if entries in self._beside and columns - self._texts - {FOLDER}:
             known = entries_of(read_file(entries, MOST_TEXT_BYTES), entries.name)
@@ -86,8 +66,8 @@ class FolderImporter:
         return found
 
 
-def _entries(files: Iterator[Path]) -> dict[str, set[str]]:
-    """The names of all entries and their kinds; a file that cannot be read is told of when its image comes."""
+def _entries(files: Iterable[Path]) -> dict[str, set[str]]:
+    """Return the names of all entries and their kinds; an unreadable file is reported with its image."""
     found: dict[str, set[str]] = {}
     for file in files:
         try:
@@ -97,8 +77,8 @@ def _entries(files: Iterator[Path]) -> dict[str, set[str]]:
     return found
 
 
-def _column(file: Path, stems: set[Path]) -> str | None:
-    """The column of a text file, or None where it stands beside no image."""
+def _column(file: Path, stems: Collection[Path]) -> str | None:
+    """Return the column of a text file, or None where it stands beside no image."""
     stem = file.with_suffix("")
     if file.suffix.lower() != ".txt":
         return None
@@ -106,11 +86,3 @@ def _column(file: Path, stems: set[Path]) -> str | None:
         return PLAIN
     name = stem.suffix.removeprefix(".")
     return name if name and stem.with_suffix("") in stems else None
-
-
-def _twin(images: Sequence[Path]) -> str:
-    seen: dict[Path, Path] = {}
-    for image in images:
-        if (other := seen.setdefault(image.with_suffix(""), image)) is not image:
-            return f"{other.name} and {image.name}"
-    return ""

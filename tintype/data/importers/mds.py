@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import struct
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +22,17 @@ from pydantic import BaseModel, Field, ValidationError
 
 from tintype.data.folders import check_inside
 from tintype.data.image_file import Limits, read_file, too_large
-from tintype.data.importers import (
+from tintype.data.importers.beside import UnreadableError, entries_of, text_of
+from tintype.data.importers.importer import (
+    FOLDER,
     MOST_TABLE_BYTES,
     MOST_TEXT_BYTES,
+    Importer,
     Item,
     Reading,
-    fingerprint,
     first_folder,
     leads_out,
-    usual_captions,
 )
-from tintype.data.importers.beside import FOLDER, UnreadableError, entries_of, strings_in, text_of
 from tintype.data.store.attributes import kinds_in
 from tintype.errors import UserError
 
@@ -57,7 +57,7 @@ class _File(BaseModel):
 
 
 class _Shard(BaseModel):
-    """What the index says of a shard; what is not needed here is left."""
+    """A shard in the index; keys that are not needed are left out."""
 
     version: int
     format: str
@@ -70,7 +70,7 @@ class _Shard(BaseModel):
     samples: int = Field(ge=0)
 
     def encodings(self) -> dict[str, str]:
-        """Without what follows a colon, as in `jpeg:90`."""
+        """Return the encoding of each column, without what follows a colon, as in `jpeg:90`."""
         plain = (encoding.partition(":")[0] for encoding in self.column_encodings)
         return dict(zip(self.column_names, plain, strict=True))
 
@@ -90,7 +90,7 @@ class _Place:
 
     @property
     def path(self) -> Path:
-        """The plain file where it is there, else the compressed one."""
+        """The plain file where it exists, else the compressed one."""
         plain = self.folder / self.shard.raw_data.basename
         return self.folder / self.shard.zip_data.basename if self.shard.zip_data and not plain.is_file() else plain
 
@@ -104,61 +104,52 @@ def open_mds(path: Path, reading: Reading) -> MdsImporter | None:
     return MdsImporter(path, found, reading) if found else None
 
 
-class MdsImporter:
+class MdsImporter(Importer):
     def __init__(self, path: Path, indices: Sequence[Path], reading: Reading) -> None:
-        self._path, self._indices = path, indices
+        self._path = path
         check_inside(path, indices, reading.follow_links)
         self._places = [_place(path, index, shard) for index in indices for shard in _read_index(index).shards]
         for place in self._places:
             _check(place)
-        check_inside(path, [place.path for place in self._places], reading.follow_links)
+        files = [place.path for place in self._places]
+        check_inside(path, files, reading.follow_links)
         encodings = self._places[0].shard.encodings()
         if other := next((place for place in self._places if place.shard.encodings() != encodings), None):
-            raise UserError(f"{other.path} has other columns than {self._places[0].path}")
+            raise UserError(f"{other.path} has other columns than {files[0]}")
         self._image, self._encodings = _image_column(encodings, path), encodings
         self._most_bytes = _most_bytes(encodings, self._image, reading.limits)
-        first = self._first_entries() if "json" in encodings.values() else {}
-        entries = strings_in(first)
+        entries = self._first_entries() if "json" in encodings.values() else {}
         texts = [name for name, encoding in encodings.items() if encoding in (*_TEXTS, "int", "json")]
+        texts += [name for name, value in entries.items() if isinstance(value, str)]
         folder = [FOLDER] if any(place.split for place in self._places) else []
-        self.columns = list(dict.fromkeys([*texts, *entries, *folder]))
-        self.kinds = {**_kinds(encodings, first), **{name: {"text"} for name in folder}}
-        self.usual_captions = usual_captions(self.columns)
-        self.count = sum(place.shard.samples for place in self._places)
+        kinds = {**_kinds(encodings, entries), **{name: {"text"} for name in folder}}
+        count = sum(place.shard.samples for place in self._places)
+        super().__init__([*indices, *files], [*texts, *folder], kinds, count)
 
-    @property
-    def fingerprint(self) -> list[list[str | int]]:
-        return fingerprint([*self._indices, *(place.path for place in self._places)])
-
-    def items(self, columns: Sequence[str], first: int, attributes: Sequence[str] = ()) -> Iterator[Item]:
+    def items(self, columns: Collection[str], first: int) -> Iterator[Item]:
         for place in self._places:
             if first < place.shard.samples:
                 for number, sample in _samples(place, first, self._most_bytes):
-                    yield self._item(place, number, sample, columns, attributes)
+                    yield self._item(place, number, sample, columns)
             first = max(0, first - place.shard.samples)
 
-    def _item(
-        self, place: _Place, number: int, sample: bytes | str, columns: Sequence[str], attributes: Sequence[str]
-    ) -> Item:
+    def _item(self, place: _Place, number: int, sample: bytes | str, columns: Collection[str]) -> Item:
         source = f"{place.path.relative_to(self._path)}, sample {number}"
         if isinstance(sample, str):
-            return Item(source, None, {}, sample)
+            return Item(source, problem=sample)
         try:
             parts = _parts(place.shard, sample)
-            asked = [*columns, *attributes]
-            found: dict[str, Any] = {**dict.fromkeys(asked), FOLDER: place.split}
+            found: dict[str, object] = {**dict.fromkeys(columns), FOLDER: place.split}
             for name, encoding in self._encodings.items():
-                if name in asked or (encoding == "json" and any(one.startswith(f"{name}.") for one in asked)):
+                if name in columns or (encoding == "json" and any(one.startswith(f"{name}.") for one in columns)):
                     found.update(_values(name, encoding, parts[name]))
             content = parts[self._image]
-            content = _file_of_raw(content) if self._encodings[self._image] == "pil" else content
-            texts = {column: _text(found[column], self._encodings.get(column)) for column in columns}
-            return Item(source, content, texts, values={column: found[column] for column in attributes})
+            return Item(source, _file_of_raw(content) if self._encodings[self._image] == "pil" else content, found)
         except UnreadableError as error:
-            return Item(source, None, {}, str(error))
+            return Item(source, problem=str(error))
 
-    def _first_entries(self) -> dict[str, Any]:
-        """What the JSON columns of the first sample hold."""
+    def _first_entries(self) -> dict[str, object]:
+        """Return the entries of the JSON columns of the first sample."""
         place = next((place for place in self._places if place.shard.samples), None)
         if place is None:
             return {}
@@ -172,7 +163,7 @@ class MdsImporter:
 
 
 def _is_index(file: Path) -> bool:
-    """Whether it is one of MDS shards, and not any other file of that frequent name."""
+    """Return whether it is an index of MDS shards, and not any other file of that frequent name."""
     if not file.is_file():
         return False
     try:
@@ -278,34 +269,28 @@ def _offsets(file: io.BufferedIOBase, place: _Place) -> NDArray[np.uint32]:
 
 
 def _parts(shard: _Shard, sample: bytes) -> dict[str, bytes]:
-    """The bytes of each column."""
+    """Return the bytes of each column."""
     varying = sum(not size for size in shard.column_sizes)
     if len(sample) < 4 * varying:
         raise UnreadableError("it is damaged: it ends within the sizes of its columns")
-    told = iter(np.frombuffer(sample, _UINT32, varying).tolist())
-    sizes = [size or next(told) for size in shard.column_sizes]
+    stated = iter(np.frombuffer(sample, _UINT32, varying).tolist())
+    sizes = [size or next(stated) for size in shard.column_sizes]
     if 4 * varying + sum(sizes) != len(sample):
         raise UnreadableError(f"it is damaged: it has {len(sample):,} bytes, and its columns do not fit that")
     ends = np.cumsum([4 * varying, *sizes]).tolist()
     return {name: sample[ends[at] : ends[at + 1]] for at, name in enumerate(shard.column_names)}
 
 
-def _kinds(encodings: Mapping[str, str], first: Mapping[str, Any]) -> dict[str, set[str]]:
-    """By the encodings. Of JSON only the first sample is known: a number that is whole there need not be elsewhere."""
+def _kinds(encodings: Mapping[str, str], first: Mapping[str, object]) -> dict[str, set[str]]:
+    """Return the kinds by encoding. JSON is known by its first sample: a whole number there may be none elsewhere."""
     entries = {name: {"float" if kind == "int" else kind for kind in some} for name, some in kinds_in([first]).items()}
     return {name: {_KINDS[encoding]} for name, encoding in encodings.items() if encoding in _KINDS} | entries
 
 
-def _text(value: Any, encoding: str | None) -> str | None:
+def _values(name: str, encoding: str, content: bytes) -> Mapping[str, object]:
+    """Return the value of a column, or `NAME.KEY` for each entry in an object of JSON."""
     if encoding == "int":
-        return str(value)
-    return value if isinstance(value, str) else None
-
-
-def _values(name: str, encoding: str, content: bytes) -> Mapping[str, Any]:
-    """What a column gives: itself, or `NAME.KEY` for each entry in an object of JSON."""
-    if encoding == "int":
-        return {name: int.from_bytes(content, "little", signed=True)}
+        return {name: str(int.from_bytes(content, "little", signed=True))}  # also a column of text
     if encoding in _SCALARS:
         return {name: _scalar(name, encoding, content)}
     if encoding != "json":
@@ -316,10 +301,11 @@ def _values(name: str, encoding: str, content: bytes) -> Mapping[str, Any]:
     return {f"{name}.{key}": value for key, value in entries.items()}
 
 
-def _scalar(name: str, encoding: str, content: bytes) -> Any:
+def _scalar(name: str, encoding: str, content: bytes) -> float:
     if len(content) != _SCALARS[encoding].itemsize:
         raise UnreadableError(f"its column {name} has {len(content)} bytes, and {encoding} has another number of them")
-    return np.frombuffer(content, _SCALARS[encoding])[0].item()
+    value: float = np.frombuffer(content, _SCALARS[encoding])[0].item()
+    return value
 
 
 def _json_string(name: str, content: bytes) -> str:
@@ -330,9 +316,8 @@ def _json_string(name: str, content: bytes) -> str:
 
 
 def _file_of_raw(content: bytes) -> bytes:
-    """Width, height and the length of the mode's name as uint32, that name, and raw pixels: as an image file."""
-    head: list[Any] = np.frombuffer(content[:12], _UINT32).tolist() if len(content) >= 12 else [0, 0, 0]
-    width, height, named = head
+    """Return an image file of raw pixels, before which stand width, height and the mode's name with its length."""
+    width, height, named = struct.unpack("<III", content[:12]) if len(content) >= 12 else (0, 0, 0)
     mode, raw = content[12 : 12 + named].decode("ascii", "replace"), content[12 + named :]
     if mode not in _RAW_MODES:
         raise UnreadableError(f"it has raw pixels of the kind '{mode[:12]}'; {', '.join(_RAW_MODES)} can be stored")
@@ -345,7 +330,7 @@ def _file_of_raw(content: bytes) -> bytes:
 
 
 def _image_column(encodings: Mapping[str, str], path: Path) -> str:
-    """A column of images, or else of bytes: the one named `image`, or the only one."""
+    """Return the column of images, or else of bytes: the one named `image`, or the only one."""
     images = [name for name, encoding in encodings.items() if encoding in _IMAGES]
     some = images or [name for name, encoding in encodings.items() if encoding == "bytes"]
     if "image" in some:

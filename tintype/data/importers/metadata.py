@@ -1,38 +1,36 @@
 """A folder of images with a `metadata.jsonl`, `.csv` or `.parquet`, as image folders on the hub have it.
 
 Each row names an image in `file_name`, seen from the folder that the metadata file lies in; its other values are
-columns, and the texts among them can be captions. An image that no row names is an item too, so that it is told of.
-The column `folder` is the first folder on the way to an image, unless the rows have a column of that name.
+columns, and the texts among them can be captions. An image that no row names is an item with a problem.
+The column `folder` is the first folder on the path to an image, unless the rows have a column of that name.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tintype.data.folders import check_inside, files_in
 from tintype.data.image_file import read_file
 from tintype.data.image_sets import SUFFIXES
-from tintype.data.importers import (
+from tintype.data.importers.importer import (
+    FOLDER,
     MOST_TABLE_BYTES,
     MOST_TEXT_BYTES,
+    Importer,
     Item,
     Reading,
-    fingerprint,
     first_folder,
     leads_out,
-    usual_captions,
 )
-from tintype.data.importers.beside import FOLDER, strings_in
 from tintype.data.importers.table import IMAGE, TooLarge, kinds, parquet_rows
 from tintype.data.parquet_file import open_bounded
 from tintype.data.store.attributes import kinds_in
 from tintype.errors import UserError
+from tintype.runtime.files import parse_object
 
 _NAME = "file_name"
 _LONGEST_CELL = 1 << 27
@@ -41,13 +39,13 @@ _LONGEST_CELL = 1 << 27
 @dataclass(frozen=True)
 class _Row:
     place: str
-    """Of the row itself, for messages."""
-    values: dict[str, Any] = field(default_factory=dict)
+    """The row itself, for messages."""
+    values: Mapping[str, object] = field(default_factory=dict)
     problem: str = ""
 
     @property
     def name(self) -> str | None:
-        """Of its image."""
+        """The file of its image."""
         found = self.values.get(_NAME)
         return found if isinstance(found, str) else None
 
@@ -57,7 +55,7 @@ def _is_table(file: Path) -> bool:
 
 
 def is_metadata(file: Path) -> bool:
-    """A Parquet file of this name may as well hold the images themselves."""
+    """Return whether a file is metadata: a Parquet file of this name may hold the images themselves."""
     if _is_table(file):
         names = open_bounded(file).schema_arrow.names
         return _NAME in names or IMAGE not in names
@@ -76,9 +74,9 @@ def open_metadata(path: Path, reading: Reading) -> MetadataImporter | None:
     return MetadataImporter(path, metadata, images, reading)
 
 
-class MetadataImporter:
+class MetadataImporter(Importer):
     def __init__(self, path: Path, metadata: Sequence[Path], images: Sequence[Path], reading: Reading) -> None:
-        self._path, self._files, self._reading = path, [*metadata, *images], reading
+        self._path, self._reading = path, reading
         folders = [file.parent for file in metadata]
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
             raise UserError(f"{twice} has several metadata files; leave one of them")
@@ -91,45 +89,39 @@ class MetadataImporter:
         for name, some in kinds([open_bounded(file).schema_arrow for file in metadata if _is_table(file)]).items():
             seen.setdefault(name, set()).update(some)
         del seen[_NAME]
-        self.columns = list(dict.fromkeys([*(name for name, some in seen.items() if "text" in some), FOLDER]))
-        self.kinds = {FOLDER: {"text"}, **seen}
-        self.usual_captions = usual_captions(self.columns)
-        self.count = len(self._rows) + len(self._unnamed)
+        columns = [*(name for name, some in seen.items() if "text" in some), FOLDER]
+        count = len(self._rows) + len(self._unnamed)
+        super().__init__([*metadata, *images], columns, {FOLDER: {"text"}, **seen}, count)
 
-    @property
-    def fingerprint(self) -> list[list[str | int]]:
-        return fingerprint(self._files)
-
-    def items(self, columns: Sequence[str], first: int, attributes: Sequence[str] = ()) -> Iterator[Item]:
+    def items(self, columns: Collection[str], first: int) -> Iterator[Item]:
         for folder, row in self._rows[first:]:
-            yield self._item(folder, row, columns, attributes)
+            yield self._item(folder, row, columns)
         for image in self._unnamed[max(0, first - len(self._rows)) :]:
-            yield Item(str(image.relative_to(self._path)), None, {}, "no row of the metadata names it")
+            yield Item(str(image.relative_to(self._path)), problem="no row of the metadata names it")
 
-    def _item(self, folder: Path, row: _Row, columns: Sequence[str], attributes: Sequence[str]) -> Item:
+    def _item(self, folder: Path, row: _Row, columns: Collection[str]) -> Item:
         if row.problem:
-            return Item(row.place, None, {}, row.problem)
+            return Item(row.place, problem=row.problem)
         name = row.name or ""
         if not name.strip():
-            return Item(row.place, None, {}, f"its {_NAME} is empty")
+            return Item(row.place, problem=f"its {_NAME} is empty")
         if leads_out(name):
-            return Item(row.place, None, {}, f"its {_NAME} {name} leads out of the folder")
+            return Item(row.place, problem=f"its {_NAME} {name} leads out of the folder")
         file = folder / name
         source = str(file.relative_to(self._path))
         known = {FOLDER: first_folder(file, self._path), **row.values}
-        texts = {**dict.fromkeys(columns), **strings_in({column: known.get(column) for column in columns})}
         try:
             if not file.is_file():
-                return Item(source, None, {}, f"{row.place} names it, and there is no such file")
+                return Item(source, problem=f"{row.place} names it, and there is no such file")
             check_inside(self._path, [file], self._reading.follow_links)
-            values = {column: known.get(column) for column in attributes}
-            return Item(source, read_file(file, self._reading.limits.bytes), texts, values=values)
+            content = read_file(file, self._reading.limits.bytes)
+            return Item(source, content, {column: known.get(column) for column in columns})
         except (OSError, UserError) as error:
-            return Item(source, None, {}, f"it cannot be read: {error}")
+            return Item(source, problem=f"it cannot be read: {error}")
 
 
 def _text(file: Path) -> str:
-    """Bytes that are not UTF-8 are kept as what they are, and refused with the row that they stand in."""
+    """Return the text of a file; bytes that are not UTF-8 are kept, and refused with their row."""
     return read_file(file, MOST_TABLE_BYTES).decode("utf-8-sig", "surrogateescape")
 
 
@@ -137,17 +129,10 @@ def _read_jsonl(file: Path) -> Iterator[_Row]:
     for number, line in enumerate(_text(file).split("\n"), 1):
         place = f"{file.name}, line {number}"
         if line.strip():
-            yield _json_row(line, place)
-
-
-def _json_row(line: str, place: str) -> _Row:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return _Row(place, problem=f"it cannot be read as JSON: {error}")
-    if not isinstance(found, dict):
-        return _Row(place, problem="it is no JSON object")
-    return _Row(place, found)
+            try:
+                yield _Row(place, parse_object(line))
+            except ValueError as error:
+                yield _Row(place, problem=f"it {error}")
 
 
 def _read_csv(file: Path) -> Iterator[_Row]:
@@ -177,11 +162,11 @@ def _read_parquet(file: Path) -> Iterator[_Row]:
             yield _Row(place, {name: _decoded(value) for name, value in values.items()})
 
 
-def _decoded(value: Any) -> Any:
+def _decoded(value: object) -> object:
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
+_READERS: dict[str, Callable[[Path], Iterator[_Row]]] = {
     "metadata.jsonl": _read_jsonl,
     "metadata.csv": _read_csv,
     "metadata.parquet": _read_parquet,

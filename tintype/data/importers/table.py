@@ -2,39 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tintype.data.image_file import too_large
-from tintype.data.importers import Item
+from tintype.data.importers.importer import Importer, Item
 from tintype.data.parquet_file import check_pages, open_bounded
 from tintype.data.store.attributes import kind_of_arrow
 from tintype.errors import UserError
 
+if TYPE_CHECKING:
+    import pyarrow
+
 IMAGE = "image"
 
 
-def image_column(schema: Any, place: str) -> str:
-    """`image`, or else the only column of structs with `bytes`, as data sets on the hub have it."""
+@dataclass(frozen=True)
+class Table:
+    """A file with a table."""
+
+    path: Path
+    name: str
+    """Its name in the sources of items."""
+    rows: int
+    schema: pyarrow.Schema
+    split: str | None = None
+
+
+class TableImporter(Importer):
+    """Yields the rows of several tables with the same columns."""
+
+    def __init__(self, tables: Sequence[Table], folder: Sequence[str], most_bytes: int) -> None:
+        """`folder`: a column that is not in the tables."""
+        first, schemas = tables[0], [table.schema for table in tables]
+        self._tables, self._most_bytes = tables, most_bytes
+        self._image, texts = image_column(first.schema, first.path), text_columns(first.schema)
+        for table in tables:
+            has = {image_column(table.schema, table.path), *text_columns(table.schema)}
+            if missing := {self._image, *texts} - has:
+                raise UserError(f"{table.path} lacks the columns {', '.join(sorted(missing))}, which {first.path} has")
+        count, its = sum(table.rows for table in tables), {**{name: {"text"} for name in folder}, **kinds(schemas)}
+        super().__init__([table.path for table in tables], [*texts, *folder], its, count)
+
+    def items(self, columns: Collection[str], first: int) -> Iterator[Item]:
+        wanted = list(dict.fromkeys([self._image, *columns]))
+        for table in self._tables:
+            if first < table.rows:
+                for row, values in self._rows(table, wanted, first):
+                    yield _item(values, self._image, columns, f"{table.name}, row {row}")
+            first = max(0, first - table.rows)
+
+    @abstractmethod
+    def _rows(self, table: Table, columns: Sequence[str], first: int) -> Iterator[tuple[int, dict[str, object]]]:
+        """Yield the numbers and the values of the rows from number `first` on; texts are bytes."""
+
+
+def image_column(schema: pyarrow.Schema, path: Path) -> str:
+    """Return `image`, or else the only column of structs with `bytes`, as data sets on the hub have it."""
     if IMAGE in schema.names:
         kind = _plain(schema.field(IMAGE).type)
         if not _is_bytes(kind) and not _has_bytes(kind):
-            raise UserError(f"{place}: the column 'image' holds no bytes of image files, but {str(kind)[:80]}")
+            raise UserError(f"{path}: the column 'image' holds no bytes of image files, but {str(kind)[:80]}")
         return IMAGE
     structs = [one.name for one in schema if _has_bytes(one.type)]
     if len(structs) == 1:
         return str(structs[0])
-    raise UserError(f"{place} has no column 'image'; its columns are {', '.join(schema.names)}")
+    raise UserError(f"{path} has no column 'image'; its columns are {', '.join(schema.names)}")
 
 
-def text_columns(schema: Any) -> list[str]:
+def text_columns(schema: pyarrow.Schema) -> list[str]:
     return [one.name for one in schema if _is_text(_plain(one.type))]
 
 
-def kinds(schemas: Sequence[Any]) -> dict[str, set[str]]:
-    """The columns of texts, numbers and truths that all of the tables have, and their kinds."""
+def kinds(schemas: Sequence[pyarrow.Schema]) -> dict[str, set[str]]:
+    """Return the columns of texts, numbers and truths that all of the tables have, and their kinds."""
     each = [{one.name: kind for one in schema if (kind := kind_of_arrow(one.type)) is not None} for schema in schemas]
     return {name: {one[name] for one in each} for name in (each[0] if each else ()) if all(name in one for one in each)}
 
@@ -50,7 +94,7 @@ class TooLarge:
         return too_large("it", self.bytes, self.most)
 
 
-def rows(batch: Any, most_bytes: int) -> Iterator[dict[str, Any]]:
+def rows(batch: pyarrow.RecordBatch, most_bytes: int) -> Iterator[dict[str, object]]:
     """Yield the rows of a batch, one at a time: a dictionary with one large value may stand for any number of them.
 
     Texts are bytes until their own row is read: one that is not UTF-8 spoils no other. For a value of more than
@@ -61,34 +105,33 @@ def rows(batch: Any, most_bytes: int) -> Iterator[dict[str, Any]]:
         yield {name: _value(column, most_bytes) for name, column in zip(one.schema.names, one.columns, strict=True)}
 
 
-def _value(column: Any, most_bytes: int) -> Any:
+def _value(column: pyarrow.Array, most_bytes: int) -> object:
     column = column.cast(_as_bytes(column.type))
     column.validate(full=True)  # offsets that point elsewhere would be followed
     return TooLarge(column.nbytes, most_bytes) if column.nbytes > most_bytes else column[0].as_py()
 
 
-def item(values: dict[str, Any], image: str, texts: Sequence[str], attributes: Sequence[str], place: str) -> Item:
-    found = values[image]
-    for column in (image, *texts, *attributes):
+def _item(values: Mapping[str, object], image: str, columns: Collection[str], place: str) -> Item:
+    for column in (image, *columns):
         if isinstance(values[column], TooLarge):
-            return Item(place, None, {}, f"its column {column} is too large: {values[column]}")
-    content = found.get("bytes") if isinstance(found, dict) else found
-    path = found.get("path") if isinstance(found, dict) else None
+            return Item(place, problem=f"its column {column} is too large: {values[column]}")
+    found = values[image]
+    content, path = (found.get("bytes"), found.get("path")) if isinstance(found, dict) else (found, None)
     source = f"{place}, {path.decode(errors='replace')}" if isinstance(path, bytes) and path else place
-    decoded: dict[str, Any] = {}
-    for column in dict.fromkeys([*texts, *attributes]):
+    decoded: dict[str, object] = {}
+    for column in columns:
+        value = values[column]
         try:
-            decoded[column] = values[column].decode() if isinstance(values[column], bytes) else values[column]
+            decoded[column] = value.decode() if isinstance(value, bytes) else value
         except UnicodeDecodeError as error:
-            return Item(source, None, {}, f"its column {column} is not text in UTF-8: {error}")
+            return Item(source, problem=f"its column {column} is not text in UTF-8: {error}")
     if not isinstance(content, bytes):
-        return Item(source, None, {}, f"the column '{image}' holds no bytes of an image file")
-    some, known = ({column: decoded[column] for column in columns} for columns in (texts, attributes))
-    return Item(source, content, some, values=known)
+        return Item(source, problem=f"the column '{image}' holds no bytes of an image file")
+    return Item(source, content, decoded)
 
 
-def _as_bytes(kind: Any) -> Any:
-    """The type with bytes in place of texts, also of those in a struct."""
+def _as_bytes(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """Return the type with bytes in place of texts, also of those in a struct."""
     import pyarrow
 
     kind = _plain(kind)
@@ -99,26 +142,26 @@ def _as_bytes(kind: Any) -> Any:
     return kind
 
 
-def _plain(kind: Any) -> Any:
+def _plain(kind: pyarrow.DataType) -> pyarrow.DataType:
     from pyarrow import types
 
     return kind.value_type if types.is_dictionary(kind) else kind
 
 
-def _is_text(kind: Any) -> bool:
+def _is_text(kind: pyarrow.DataType) -> bool:
     from pyarrow import types
 
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
-def _is_bytes(kind: Any) -> bool:
+def _is_bytes(kind: pyarrow.DataType) -> bool:
     from pyarrow import types
 
     return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind) or _is_text(kind))
 
 
-def _has_bytes(kind: Any) -> bool:
-    """A list in the struct could have any length in few bytes, so there is none."""
+def _has_bytes(kind: pyarrow.DataType) -> bool:
+    """Return whether it is a struct with `bytes` and no list, which could have any length in few bytes."""
     from pyarrow import types
 
     if not types.is_struct(kind) or kind.get_field_index("bytes") < 0:
@@ -128,7 +171,7 @@ def _has_bytes(kind: Any) -> bool:
 
 def parquet_rows(
     path: Path, columns: Sequence[str], most_bytes: int, first: int = 0
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the rows of a file with their numbers, from `first` on; texts are bytes.
 
     A batch is one row: what a row of a compressed file holds is known only when it is read.

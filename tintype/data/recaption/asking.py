@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tintype.data.image_sets import Encoded
+from tintype.data.image_file import Encoded
 from tintype.runtime.interrupt import Interrupt
 
 _HOTTER = 0.4

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import http.client
-import io
 import json
 import os
 import random
@@ -23,10 +22,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from PIL import Image
-
-from tintype.data.image_file import open_image
-from tintype.data.image_sets import Encoded, decode
+from tintype.data.image_file import Encoded, open_image
+from tintype.data.image_sets import decode, encode
 from tintype.data.recaption.asking import Asking, Pull, Question, Reply
 from tintype.data.recaption.journal import MOST_TOKENS
 from tintype.errors import UserError
@@ -332,10 +329,7 @@ def data_url(encoded: Encoded) -> str:
     with open_image(content, encoded.name) as image:
         form, mode = image.format or "?", image.mode
     if form not in _AT_ONCE or mode not in ("RGB", "L"):
-        buffer = io.BytesIO()
-        pixels_HWC = decode(encoded).permute(1, 2, 0).contiguous().numpy()
-        Image.fromarray(pixels_HWC).save(buffer, "PNG")
-        form, content = "PNG", buffer.getvalue()
+        form, content = "PNG", encode(decode(encoded), "PNG")
     return f"data:image/{form.lower()};base64,{base64.b64encode(content).decode()}"
 
 

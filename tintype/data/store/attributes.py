@@ -82,7 +82,7 @@ def settle(name: str, asked: Attribute, seen: Collection[str]) -> Settled:
     )
 
 
-def kind_of(value: Any) -> str | None:
+def kind_of(value: object) -> str | None:
     """Of a value in JSON; None where it is missing."""
     if value is None:
         return None
@@ -92,7 +92,7 @@ def kind_of(value: Any) -> str | None:
     return names[type(value)]
 
 
-def kinds_in(rows: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
+def kinds_in(rows: Iterable[Mapping[str, object]]) -> dict[str, set[str]]:
     """Of every column the kinds that its values have."""
     found: dict[str, set[str]] = {}
     for row in rows:
@@ -100,14 +100,14 @@ def kinds_in(rows: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
     return found
 
 
-def add_kinds(found: dict[str, set[str]], row: Mapping[str, Any]) -> None:
+def add_kinds(found: dict[str, set[str]], row: Mapping[str, object]) -> None:
     for column, value in row.items():
         kinds = found.setdefault(column, set())
         if (kind := kind_of(value)) is not None:
             kinds.add(kind)
 
 
-def fit(value: Any, kind: Kind) -> Value:
+def fit(value: object, kind: Kind) -> Value:
     """The value as one of this kind. Empty texts and NaN are missing, as tables that know nothing else write it."""
     if isinstance(value, str):
         value = value.strip()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from dataclasses import dataclass
 
 from PIL import Image
@@ -11,8 +10,8 @@ from torch import Tensor
 
 from tintype.data.fit import shrunk
 from tintype.data.image_file import LIMITS, BadImageError, Limits, open_image
-from tintype.data.image_sets import pixels_of
-from tintype.data.importers import Item
+from tintype.data.image_sets import encode, pixels_of
+from tintype.data.importers.importer import Item
 
 _ORIENTATION = 0x0112
 
@@ -60,7 +59,9 @@ def prepare(item: Item, sizing: Sizing, limits: Limits = LIMITS) -> Prepared | R
         return Refused(f"its short side has {short} px, fewer than {sizing.min_px}", bad=False)
     if sizing.short_px is not None and short > sizing.short_px:
         image_CHW, changed = shrunk(image_CHW, sizing.short_px), True
-    content = _jpeg(image_CHW, sizing.quality) if changed else item.content
+    content = item.content
+    if changed:  # colours at full resolution: halved, as is usual, they cost a small image more than all else does
+        content = encode(image_CHW, "JPEG", quality=sizing.quality, subsampling=0, optimize=True)
     height, width = image_CHW.shape[1:]
     if width * height > LIMITS.pixels or len(content) > LIMITS.bytes:
         return Refused(
@@ -89,11 +90,3 @@ def _orientation(image: Image.Image) -> int:
 def _is_animated(image: Image.Image) -> bool:
     """Return whether it has several frames or pages. A photograph with a preview or a depth map (MPO) is one image."""
     return image.format != "MPO" and bool(getattr(image, "is_animated", False))
-
-
-def _jpeg(image_CHW: Tensor, quality: int) -> bytes:
-    """With colours at full resolution: halved, as is usual, they cost a small image more than all else does."""
-    buffer = io.BytesIO()
-    pixels = image_CHW.permute(1, 2, 0).contiguous().numpy()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality, subsampling=0, optimize=True)
-    return buffer.getvalue()

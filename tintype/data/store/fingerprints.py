@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from tintype.data.image_file import BadImageError, open_image
-from tintype.data.image_sets import Encoded, map_ahead
+from tintype.data.image_file import BadImageError, Encoded, open_image
+from tintype.data.image_sets import map_ahead
 from tintype.data.store.layout import Store
 from tintype.runtime.cache import cache_folder
 from tintype.runtime.rows import Content, DiskRows

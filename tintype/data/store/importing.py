@@ -19,7 +19,8 @@ from typing import Any
 from tintype.config.strict import nearest
 from tintype.data.image_file import LIMITS, MOST_PIXELS_AT_ONCE, Limits, pixels_stated
 from tintype.data.image_sets import map_ahead
-from tintype.data.importers import Importer, Item, Reading, open_importer
+from tintype.data.importers import open_importer
+from tintype.data.importers.importer import Importer, Item, Reading
 from tintype.data.store.attributes import Attribute, MisfitError, Settled, Value, check_names, fit, settle
 from tintype.data.store.encode import Prepared, Refused, Sizing, prepare
 from tintype.data.store.layout import ABOUT, SPLITS, AboutStore, Split, is_store, open_store, refuse_built_in
@@ -96,9 +97,9 @@ def import_images(
     with locked(work), _tidied(work):
         writer = Writer(work, list(captions), {name: one.kind for name, one in attributes.items()}, request)
         splitter = Splitter(options, writer.first_seen())
-        columns = list(dict.fromkeys([*captions.values(), *([options.split_column] if options.split_column else [])]))
-        known = list(dict.fromkeys(one.column for one in attributes.values()))
-        items = islice(importer.items(columns, writer.done, known), total - writer.done)
+        taken = [*captions.values(), *(one.column for one in attributes.values())]
+        columns = dict.fromkeys([*taken, *([options.split_column] if options.split_column else [])])
+        items = islice(importer.items(columns, writer.done), total - writer.done)
         on_progress(Progress(writer.done, total, writer.quarantined))
         _check_bad(writer, options.most_bad, total)
         for item, image in _prepared(items, options):
@@ -166,7 +167,7 @@ def _store(
     if isinstance(image, Refused):
         writer.refuse(item.source, image.reason, image.bad)
         return
-    texts = {name: (item.texts[column] or "").strip() for name, column in captions.items()}
+    texts = {name: _text(item, column) for name, column in captions.items()}
     if lacking := [f"{name} (column {captions[name]})" for name, text in texts.items() if not text]:
         writer.refuse(item.source, f"it has no caption {', '.join(lacking)}")
         return
@@ -183,6 +184,11 @@ def _store(
         writer.refuse(item.source, split.reason)
         return
     writer.add(Record(image, item.source, split, texts, known))
+
+
+def _text(item: Item, column: str) -> str:
+    value = item.values[column]
+    return value.strip() if isinstance(value, str) else ""
 
 
 def _fitted(item: Item, attributes: Mapping[str, Settled]) -> dict[str, Value] | Refused:
@@ -215,7 +221,7 @@ class Splitter:
         column = self._options.split_column
         if column is None:
             return "eval" if int(image.pixels[:16], 16) < self._options.eval_share * 2**64 else "train"
-        value = (item.texts[column] or "").strip()
+        value = _text(item, column)
         if not value:
             return Refused(f"its column {column} is empty, so that its split is not known")
         if value.lower() not in self._names:

@@ -17,8 +17,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from tintype.data.image_file import open_image
-from tintype.data.image_sets import Encoded, map_ahead
+from tintype.data.image_file import Encoded, open_image
+from tintype.data.image_sets import map_ahead
 from tintype.data.store.attributes import Value
 from tintype.data.store.duplicates import Group
 from tintype.data.store.inspect import Inspection

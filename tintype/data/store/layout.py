@@ -29,12 +29,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tintype.data.arrow_file import FILE_HEAD, refuse_compressed
+from tintype.data.image_file import Encoded
 from tintype.data.store.attributes import RESERVED, Kind, Value, arrow_type
 from tintype.errors import UserError
-from tintype.runtime.files import checksum_of
+from tintype.runtime.files import Json, checksum_of, parse_object
 
 if TYPE_CHECKING:
-    from tintype.data.image_sets import Encoded
+    import pyarrow
 
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -159,7 +160,7 @@ class AboutStore(BaseModel):
         return json.dumps({**content, _CHECKSUM: checksum_of(content)}, indent=1, ensure_ascii=False) + "\n"
 
 
-def schema(captions: Sequence[str], attributes: Mapping[str, Kind]) -> Any:
+def schema(captions: Sequence[str], attributes: Mapping[str, Kind]) -> pyarrow.Schema:
     import pyarrow
 
     numbers = [(name, pyarrow.int32()) for name in _NUMBERS]
@@ -168,7 +169,7 @@ def schema(captions: Sequence[str], attributes: Mapping[str, Kind]) -> Any:
     return pyarrow.schema([("image", pyarrow.binary()), *numbers, *texts, *typed])
 
 
-def added_schema(name: str) -> Any:
+def added_schema(name: str) -> pyarrow.Schema:
     import pyarrow
 
     return pyarrow.schema([("sha256", pyarrow.string()), (CAPTION + name, pyarrow.string())])
@@ -226,7 +227,7 @@ class Store:
         """Return how many pixels the image of a row has."""
         return int(self._value("width", row)) * int(self._value("height", row))
 
-    def column(self, name: str) -> Any:
+    def column(self, name: str) -> pyarrow.ChunkedArray:
         """One column of all records, as it lies in the shards: nothing is copied."""
         import pyarrow
 
@@ -234,8 +235,6 @@ class Store:
 
     def encoded(self, row: int) -> Encoded:
         """The bytes of an image, which must be those that were stored."""
-        from tintype.data.image_sets import Encoded
-
         content: bytes = self._value("image", row)
         name = self.name(row)
         if hashlib.sha256(content).hexdigest() != self._value("sha256", row):
@@ -267,14 +266,14 @@ class Store:
         """A record in messages."""
         return f"{self.path}, row {row} ({self._value('source', row)})"
 
-    def quarantine(self) -> list[dict[str, Any]]:
+    def quarantine(self) -> list[dict[str, str]]:
         """Return the source and the reason of each record that the import set aside."""
         if self.about.quarantine_sha256 is None:
             return []
         content = self._checked_file(QUARANTINE, self.about.quarantine_sha256)
         try:
             return [
-                {str(key): said[key] for key in ("source", "reason")} for said in map(json.loads, content.splitlines())
+                {key: str(said[key]) for key in ("source", "reason")} for said in map(json.loads, content.splitlines())
             ]
         except (ValueError, RecursionError, KeyError, TypeError):
             raise UserError(f"{self.path / QUARANTINE} is not what `tintype data import` wrote; {_AGAIN}") from None
@@ -316,7 +315,7 @@ class Store:
         first = self._ends[shard - 1] if shard else 0
         return self._batches[shard].column(column)[row - first].as_py()
 
-    def _all(self, column: str) -> Any:
+    def _all(self, column: str) -> NDArray[np.int32]:
         return np.concatenate([batch.column(column).to_numpy() for batch in self._batches])
 
 
@@ -349,7 +348,7 @@ def read_about(path: Path) -> AboutStore:
         raise UserError(f"{path / ABOUT} is not what `tintype data import` of this version wrote ({reason})") from None
 
 
-def read_content(path: Path) -> dict[str, Any]:
+def read_content(path: Path) -> dict[str, Json]:
     """Return what `store.json` holds, unchecked."""
     file = path / ABOUT
     if not file.is_file():
@@ -357,15 +356,12 @@ def read_content(path: Path) -> dict[str, Any]:
             f"{path} is no store (it has no {ABOUT}); `tintype data import SOURCE --out {quote(str(path))}` makes one"
         )
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} is damaged: it cannot be read as JSON ({error}); {_AGAIN}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{file} is damaged: it holds no JSON object; {_AGAIN}")
-    return content
+        return parse_object(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} is damaged: it {error}; {_AGAIN}") from None
 
 
-def _open_whole(folder: Path, about: AboutStore, index: int) -> Any:
+def _open_whole(folder: Path, about: AboutStore, index: int) -> pyarrow.RecordBatch:
     """A shard with the captions that were added to it, in the order of their names in `captions`."""
     shard = about.shards[index]
     batch = _open_part(folder, shard, shard.rows, schema(about.imported, about.attributes), _AGAIN)
@@ -382,7 +378,9 @@ def _open_whole(folder: Path, about: AboutStore, index: int) -> Any:
     return batch
 
 
-def _open_part(folder: Path, part: Shard | AddedPart, rows: int, columns: Any, again: str) -> Any:
+def _open_part(
+    folder: Path, part: Shard | AddedPart, rows: int, columns: pyarrow.Schema, again: str
+) -> pyarrow.RecordBatch:
     path = _inside(folder, part.name)
     check_part(path, part, again)
     batch = open_shard(path)
@@ -442,7 +440,7 @@ def shard_of(path: Path) -> Shard:
     )
 
 
-def open_shard(path: Path) -> Any:
+def open_shard(path: Path) -> pyarrow.RecordBatch:
     """Return the one record batch of a shard, memory-mapped."""
     import pyarrow
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.tiny_store import image_file, tiny_store
 from tests.tiny_vlm import write_vlm
-from tintype.data.image_sets import Encoded
+from tintype.data.image_file import Encoded
 from tintype.data.recaption.asking import Asking, Question, Reply
 from tintype.data.recaption.local import Local
 from tintype.data.recaption.work import Task, recaption
@@ -123,7 +123,7 @@ def test_a_model_that_does_not_write_is_refused(tmp_path: Path) -> None:
     from tests.tiny_clip import write_clip
 
     clip = write_clip(tmp_path / "clip")
-    with pytest.raises(UserError, match="does not write about images"):
+    with pytest.raises(UserError, match="does not write about"):
         Checkpoint(str(clip)).image_text_model(torch.float32)
 
 

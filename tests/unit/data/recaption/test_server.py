@@ -25,7 +25,7 @@ from tests.caption_server import (
     status,
 )
 from tests.tiny_store import image_file
-from tintype.data.image_sets import Encoded
+from tintype.data.image_file import Encoded
 from tintype.data.recaption import server as server_module
 from tintype.data.recaption.asking import Asking, Question, Reply
 from tintype.data.recaption.server import Patience, Place, Server, data_url, read_answer, read_key, read_place
@@ -64,7 +64,7 @@ def test_the_question_has_the_image_the_prompt_and_the_settings(server: CaptionS
     assert body["model"] == "m" and body["max_tokens"] == 50 and body["temperature"] == 0.0 and body["seed"] == 0
     image, text = body["messages"][0]["content"]
     assert text == {"type": "text", "text": "Describe it."}
-    assert image["image_url"]["url"] == data_url(QUESTION.image_file)
+    assert image["image_url"]["url"] == data_url(QUESTION.image)
     assert "Authorization" not in server.headers[0]
 
 

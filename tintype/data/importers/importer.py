@@ -1,0 +1,97 @@
+"""The base of all importers, and what they share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tintype.data.image_file import LIMITS, Limits
+
+FOLDER = "folder"
+"""A column that many importers have: the first folder on the path of an image, or the name of its split."""
+MOST_TEXT_BYTES = 1 << 22
+"""Most bytes of a caption or of a JSON object beside an image."""
+MOST_TABLE_BYTES = 1 << 30
+"""Most bytes of a metadata file or an index, which is read as a whole."""
+Kinds = Mapping[str, Collection[str]]
+"""Columns, and the kinds of the values in each."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a source is read."""
+
+    limits: Limits = LIMITS
+    follow_links: bool = False
+    """Whether to read files outside the folder where links lead there."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """An image as it lies in the source. Where `content` is None, `problem` says why it could not be read."""
+
+    source: str
+    """Its file or row."""
+    content: bytes | None = None
+    values: Mapping[str, object] = field(default_factory=dict)
+    """The requested columns: texts, numbers, truths, None, and whatever JSON holds."""
+    problem: str = ""
+
+
+class Importer(ABC):
+    """Knows its columns before any image is read, and yields items in a fixed order, from any position."""
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        columns: Sequence[str],
+        kinds: Kinds,
+        count: int,
+        usual: Mapping[str, str] | None = None,
+    ) -> None:
+        self._files = files
+        self.columns = list(dict.fromkeys(columns))
+        """The columns of text that captions and splits can be taken from."""
+        self.kinds = kinds
+        """The columns that attributes can be taken from. There is one kind where the source states it; where it does
+        not, as in JSON, there are all that the values have."""
+        self.count = count
+        self.usual_captions = usual_captions(self.columns) if usual is None else usual
+        """Kinds of captions and their columns, where the user names none."""
+
+    @property
+    def fingerprint(self) -> list[list[str | int]]:
+        """Name, size and time of each file: an import resumes from the same source only."""
+        stats = [(file, file.stat()) for file in self._files]
+        return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+
+    @abstractmethod
+    def items(self, columns: Collection[str], first: int) -> Iterator[Item]:
+        """Yield the items from number `first` on, with the values of these columns."""
+
+
+def usual_captions(columns: Collection[str]) -> dict[str, str]:
+    """Return `long` and `short` from the columns of these names, or from caption_long and caption_short.
+
+    Where there is neither, `long` is from `caption` or `text`.
+    """
+    found = {}
+    for name, candidates in {"long": ("long", "caption_long"), "short": ("short", "caption_short")}.items():
+        if column := next((one for one in candidates if one in columns), None):
+            found[name] = column
+    if not found and (column := next((one for one in ("caption", "text") if one in columns), None)):
+        found["long"] = column
+    return found
+
+
+def first_folder(file: Path, source: Path) -> str | None:
+    """Return the first folder on the path to a file, for splits that lie in folders."""
+    parts = file.relative_to(source).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+def leads_out(name: str) -> bool:
+    """Return whether a path in a set's own files points outside the set."""
+    return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")
