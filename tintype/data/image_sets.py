@@ -52,7 +52,7 @@ B = TypeVar("B")
 
 
 @dataclass
-class ImageSet:
+class Images:
     """A set that can be gone through many times; `limit` keeps to the first so many."""
 
     path: Path
@@ -80,19 +80,19 @@ class ImageSet:
         return map_ahead(lambda one: (one, decode(one)), encoded, lambda one: pixels_stated(one.content))
 
 
-def open_images(path: Path, limit: int | None = None, follow_links: bool = False) -> ImageSet:
+def open_images(path: Path, limit: int | None = None, follow_links: bool = False) -> Images:
     """Open a folder (read to its leaves, by name), a `.tar`, a `.parquet` file, a folder of such files, or a store
     (both its splits). A link that leads out of a folder is refused unless `follow_links`."""
     if is_store(path):
-        return ImageSet(path, lambda: open_store(path).all_encoded(), limit)
+        return Images(path, lambda: open_store(path).all_encoded(), limit)
     if path.is_dir():
-        return ImageSet(path, _folder_reader(path, follow_links), limit)
+        return Images(path, _folder_reader(path, follow_links), limit)
     if not path.exists():
         raise UserError(f"{path} does not exist; give a folder of images, a .tar or a .parquet file")
     if path.suffix.lower() not in _SETS:
         raise UserError(f"{path}: unknown kind of image set; give a folder of images, a .tar or a .parquet file")
     reader = _SETS[path.suffix.lower()]
-    return ImageSet(path, lambda: reader(path), limit)
+    return Images(path, lambda: reader(path), limit)
 
 
 def _folder_reader(path: Path, follow_links: bool) -> Callable[[], Iterator[Encoded]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tintype.data.image_sets import ImageSet, open_images
+from tintype.data.image_sets import Images, open_images
 from tintype.errors import UserError
 from tintype.evaluation.protocol import (
     Definition,
@@ -116,7 +116,7 @@ def evaluate_images(
     )
 
 
-def _reference(path: Path, pictures: ImageSet | None, encoder: Encoder, on_images: OnImages) -> ImageFeatures:
+def _reference(path: Path, pictures: Images | None, encoder: Encoder, on_images: OnImages) -> ImageFeatures:
     if pictures is not None:
         encoding = _progress(on_images, f"encoding {path} with {encoder.name}", pictures.fingerprint()[1])
         return picture_features(pictures, encoder, encoding)
@@ -157,8 +157,8 @@ def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path
 
 
 def reconstruction(
-    fake: ImageSet,
-    real: ImageSet,
+    fake: Images,
+    real: Images,
     device: torch.device,
     copy_N: Tensor | None = None,
     on_pairs: Callable[[int], None] = lambda pairs: None,
@@ -193,7 +193,7 @@ def _summary(values: Mapping[str, Tensor], copy_N: Tensor | None) -> dict[str, M
     return found
 
 
-def _pairs(fake: ImageSet, real: ImageSet) -> Iterator[Sequence[Tensor]]:
+def _pairs(fake: Images, real: Images) -> Iterator[Sequence[Tensor]]:
     for index, (first, second) in enumerate(zip_longest(fake.named(), real.named())):
         if first is None or second is None:
             raise UserError(f"{fake.path} and {real.path} hold different numbers of pictures; pairs need the same")

@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 import tintype
-from tintype.data.image_sets import ImageSet
+from tintype.data.image_sets import Images
 from tintype.data.sample_shards import digest
 from tintype.data.sources import open_held_out
 from tintype.errors import DamagedFileError, UserError
@@ -117,7 +117,7 @@ class ImageFeatures:
 
 
 def picture_features(
-    pictures: ImageSet, encoder: Encoder, on_images: Callable[[int], None] = lambda images: None, keep: bool = True
+    pictures: Images, encoder: Encoder, on_images: Callable[[int], None] = lambda images: None, keep: bool = True
 ) -> ImageFeatures:
     """Features of a set of images; cached for the next time where it may be a reference again."""
     fingerprint, count = pictures.fingerprint()

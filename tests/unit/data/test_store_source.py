@@ -146,7 +146,7 @@ def test_a_tokenizer_trains_on_the_training_split_and_is_measured_on_the_other(t
     store = tiny_store(tmp_path)
     rows = {split: open_store(store).rows(split).tolist() for split in ("train", "eval")}
     training = TrainingPictures(store, 16, None, 8, None, 0, CPU)
-    assert training.identity.startswith(f"{len(rows['train'])} images")
+    assert training.identity.startswith(f"{len(rows['train'])} ")
     measured_NCHW, total = measured_images(str(store), 16, 1000, CPU)
     assert total == len(measured_NCHW) == len(rows["eval"])
     of_eval = {image.numpy().tobytes() for image in expected(store, "eval", list(range(total)))}
