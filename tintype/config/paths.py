@@ -49,7 +49,7 @@ def locate_options(spec: str, classes: Sequence[type[Settings]], folder: Path) -
 def _located(key: str, value: Any, classes: Sequence[type[Settings]], folder: Path) -> Any:
     fields = [field for one in classes for name, field in one.model_fields.items() if key in (name, field.alias)]
     if isinstance(value, str):
-        marks = [mark for field in fields for mark in _marks(field) if isinstance(mark, NamesFile)]
+        marks = [mark for field in fields for mark in marks_of(field) if isinstance(mark, NamesFile)]
         return find_beside(folder, value) if any(not mark.is_word(value) for mark in marks) else value
     inside = [one for field in fields for one in _classes_in(field)]
     return locate(value, inside if fields else classes, folder)  # a key that is no setting names one of several
@@ -71,7 +71,8 @@ def _located_assignment(assignment: str, classes: Sequence[type[Settings]], fold
     return f"{dotted}={located if is_plain else json.dumps(located, ensure_ascii=False)}"
 
 
-def _marks(field: FieldInfo) -> Iterator[Any]:
+def marks_of(field: FieldInfo) -> Iterator[Any]:
+    """Yield the marks of a setting, also those within unions and containers."""
     yield from field.metadata
     yield from _marks_in(field.annotation)
 
@@ -84,5 +85,5 @@ def _marks_in(annotation: Any) -> Iterator[Any]:
 
 
 def _classes_in(field: FieldInfo) -> list[type[Settings]]:
-    marked = [one for mark in _marks(field) if isinstance(mark, KeysOf) for one in mark.classes]
+    marked = [one for mark in marks_of(field) if isinstance(mark, KeysOf) for one in mark.classes]
     return [*settings_in(field), *marked]

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tintype.export.public import HUB_NAME, LOCAL
+from tintype.export.public import HUB_NAME
+from tintype.runtime.redact import LOCAL
 from tintype.train.folder import RunFolder
 
 _IN_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})(?:/|$)", re.ASCII)

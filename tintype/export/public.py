@@ -1,4 +1,4 @@
-"""Text for the public: without the places of this machine, and of a kind that Markdown and YAML take for mere text.
+"""Make text fit for the public: without paths of this machine, and safe in Markdown.
 
 A card is made of plans, captions and file names that anybody may have written. All of them pass through here.
 """
@@ -7,92 +7,90 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
 
-import yaml
+from markupsafe import Markup
 
-LOCAL = "(a local file or folder)"
-_PATH_KEYS = frozenset({"path", "skip", "folder", "latents_folder"})
-_SOURCE_KEYS = frozenset({"weights", "source"})
-"""A repository of the hub, or a place on this machine."""
-_NO_PLACE = frozenset({"raw", "average"})
-"""Which weights of a run another one starts from (`start.weights`)."""
+from tintype.config.paths import marks_of
+from tintype.runtime.files import Json
+from tintype.runtime.redact import LOCAL, redact_text
+from tintype.settings import NamesFile, Settings
+
+_HUB_KEYS = frozenset({"weights", "source"})
+"""Settings that name a repository of the hub or a path."""
+_WHICH_WEIGHTS = frozenset({"raw", "average"})
+"""Values of `start.weights`, which names no file, unlike `weights` elsewhere."""
+_WRITTEN_TO = frozenset({"latents_folder"})
+"""Paths that a run writes to, which are not marked as files to read."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-_PATHS = re.compile(
-    r"file://\S+"
-    r"|(?<![\w/:.~<])(?:~[\w.-]*|\.{1,2})?/[^\s/'\"`]{2,}(?:/[^\s'\"`]*)*"
-    r"|\b[A-Za-z]:\\[^\s'\"`]+"
-    r"|\\\\\w[^\s'\"`]+"
-)
 _MEANINGFUL = re.compile(r"[\\`*|~]|(?<!\w)_|_(?!\w)|^[#+=-]|(?<=^\d)[.)](?= |$)|(?<=^\d\d)[.)](?= |$)")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "[": "&#91;", "]": "&#93;", "$": "&#36;"}
-"""Brackets and dollars are entities: the hub takes them for mathematics with a backslash before them."""
+"""Brackets and dollars are entities: the hub reads them as mathematics after a backslash."""
 
 
-def words(value: object) -> str:
-    """One line of text without control characters, without marks that turn its direction, and without paths."""
-    one_line = " ".join(str(value).split())
-    seen = "".join(letter for letter in one_line if unicodedata.category(letter)[0] != "C")
-    return _PATHS.sub(LOCAL, seen)
+def one_line(value: object) -> str:
+    """Return one line of text without control characters, marks that turn its direction, and paths."""
+    joined = " ".join(str(value).split())
+    return redact_text("".join(letter for letter in joined if unicodedata.category(letter)[0] != "C"))
 
 
-def text(value: object) -> str:
-    """The same as Markdown that shows it letter by letter, in a table's cell as elsewhere."""
-    shown = _MEANINGFUL.sub(lambda found: "\\" + found[0], words(value))
+def escape(value: object) -> Markup:
+    """Return one line of Markdown that shows the text letter by letter, also in a cell of a table.
+
+    A card's template prints every value through here; Markdown of our own is `Markup` already, and stays.
+    """
+    if isinstance(value, Markup):
+        return value
+    shown = _MEANINGFUL.sub(lambda found: "\\" + found[0], one_line(value))
     shown = "".join(_ENTITIES.get(letter, letter) for letter in shown)
-    return re.sub(r"(?i)(https?|ftp|www)([:.])", r"\1&#8203;\2", shown)  # no address becomes a link by itself
+    return Markup(re.sub(r"(?i)(https?|ftp|www)([:.])", r"\1&#8203;\2", shown))  # no address becomes a link by itself
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
-    """The cells are escaped here; they must not be before."""
-    yield _row(heads)
-    yield "|" + " --- |" * len(heads)
-    yield from (_row(row) for row in rows)
-    yield ""
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
+    lines: list[Sequence[object]] = [heads, [Markup("---")] * len(heads), *rows]
+    return Markup("".join("| " + " | ".join(map(escape, line)) + " |\n" for line in lines))
 
 
-def _row(cells: Sequence[object]) -> str:
-    return "| " + " | ".join(text(cell) for cell in cells) + " |"
+def facts(rows: Iterable[tuple[str, object]]) -> Markup:
+    """Return a table of names and values, without the rows that have no value."""
+    return table(["", ""], [row for row in rows if row[1] not in (None, "")])
 
 
-def fenced(content: str, language: str) -> str:
-    """A block of code that its content cannot end."""
+def fenced(content: str, language: str) -> Markup:
+    """Return a block of code that its content cannot end."""
     longest = max((len(ticks) for ticks in re.findall(r"`+", content)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{content.rstrip()}\n{fence}\n"
+    return Markup(f"{fence}{language}\n{content.rstrip()}\n{fence}\n")
 
 
-def front_matter(content: Mapping[str, Any]) -> str:
-    """The head of a card. Unlike our own YAML it quotes what any reader could take for something else than text."""
-    dumped: str = yaml.safe_dump(_public(content), sort_keys=False, allow_unicode=True, width=1_000_000)
-    return f"---\n{dumped}---\n"
-
-
-def _public(value: Any) -> Any:
+def redacted(value: Json, key: str = "") -> Json:
+    """Return settings with every path replaced by `LOCAL`; repositories of the hub stay."""
     if isinstance(value, Mapping):
-        return {key: _public(inner) for key, inner in value.items()}
+        return {name: redacted(inner, str(name)) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_public(inner) for inner in value]
-    return words(value) if isinstance(value, str) else value
-
-
-def settings(value: Any, key: str = "") -> Any:
-    """Settings as they may be shown: a place on this machine becomes `LOCAL`, a repository of the hub stays."""
-    if isinstance(value, Mapping):
-        return {name: settings(inner, str(name)) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [settings(inner, key) for inner in value]
+        return [redacted(inner, key) for inner in value]
     if not isinstance(value, str):
         return value
-    return LOCAL if is_local(value, key) else words(value)
+    return LOCAL if is_local(value, key) else one_line(value)
 
 
 def is_local(value: str, key: str) -> bool:
-    """Return whether a setting is a place on this machine."""
-    if key in _PATH_KEYS:
-        return True
-    if key in _SOURCE_KEYS:
-        return value not in _NO_PLACE and (not HUB_NAME.fullmatch(value) or Path(value).exists())
-    return value.startswith(("/", "~", "\\", "./", "../"))
+    """Return whether the value of a setting is a path on this machine."""
+    names_file = key in _WRITTEN_TO or any(not mark.is_word(value) for mark in _file_marks().get(key, ()))
+    if names_file and key in _HUB_KEYS:
+        return value not in _WHICH_WEIGHTS and (not HUB_NAME.fullmatch(value) or Path(value).exists())
+    return names_file or value.startswith(("/", "~", "\\", "./", "../"))
+
+
+@cache
+def _file_marks() -> dict[str, list[NamesFile]]:
+    """Return how each setting that names a file is marked, by its key, over all settings that there are."""
+    found: dict[str, list[NamesFile]] = {}
+    classes: list[type[Settings]] = [Settings]
+    for one in classes:
+        classes += one.__subclasses__()
+        for key, field in one.model_fields.items():
+            found.setdefault(key, []).extend(mark for mark in marks_of(field) if isinstance(mark, NamesFile))
+    return found

@@ -55,6 +55,25 @@ class Evaluation:
     def protocol(self) -> Protocol:
         return self.result.protocol
 
+    @property
+    def shown(self) -> dict[str, Definition]:
+        """The metrics that the result has, with what they mean."""
+        return {name: meaning for name, meaning in self.meanings.items() if name in self.result.metrics}
+
+    def count(self, metric: str) -> int | str | None:
+        """Return the number of samples behind a metric; None for metrics without any."""
+        if metric == "validation_loss":
+            return self.protocol.validation_count
+        sampling = self.sampling(metric)
+        if sampling is None:
+            return None
+        return sampling.count if sampling.count is not None else "all prompts of its file"
+
+    def interval(self, metric: str) -> tuple[float, float] | None:
+        """Return the 95% interval; None where it has no width: images that all score alike say nothing of it."""
+        low, high = self.result.intervals.get(metric, (0.0, 0.0))
+        return (low, high) if high > low else None
+
     def sampling(self, metric: str) -> Sampling | None:
         """The condition whose pictures a number was taken on; None for numbers that need no pictures of the model."""
         encoders = [encoder.title for encoder in self.protocol.encoders]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.tiny import TINY
 from tests.tiny_vae import write_tiny_vae
-from tintype.config.paths import _marks, find_beside, locate, locate_assignments, locate_options
+from tintype.config.paths import find_beside, locate, locate_assignments, locate_options, marks_of
 from tintype.config.strict import settings_in
 from tintype.evaluation.protocol import Protocol
 from tintype.plan import Plan, read_plan
@@ -88,7 +88,7 @@ def test_every_setting_of_this_name_is_looked_for() -> None:
     fields = [(one, name, field) for one in every_class() for name, field in one.model_fields.items() if name in names]
     texts = [(one, name, field) for one, name, field in fields if field.annotation in (str, str | None)]
     texts = [text for text in texts if text[:2] != (Protocol, "prompts")]  # a kind of caption, never a file
-    marked = [field for _, _, field in fields if any(isinstance(mark, NamesFile) for mark in _marks(field))]
+    marked = [field for _, _, field in fields if any(isinstance(mark, NamesFile) for mark in marks_of(field))]
     assert len(marked) > 20 and not [(one, name) for one, name, field in texts if field not in marked]
 
 

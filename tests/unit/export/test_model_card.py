@@ -30,6 +30,7 @@ from tintype.export.limits import limits
 from tintype.export.model_card import CardOptions, make_card, write_card
 from tintype.export.record import read_record
 from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.redact import LOCAL
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
 
@@ -118,8 +119,8 @@ def test_the_body_says_what_the_record_has(scenes: Run) -> None:
     value, error = scenes.result.metrics["scene_accuracy"], scenes.result.errors["scene_accuracy"]
     row = found.index("scene accuracy")
     assert found[row + 1 : row + 5] == [f"{value:.4g}", f"{1.96 * error:.2g}", "9", "higher"]
-    assert found[found.index("Training pictures") + 1] == "24"
-    assert found[found.index("Pictures seen") + 1] == "24, 1 epochs"
+    assert found[found.index("Training images") + 1] == "24"
+    assert found[found.index("Images seen") + 1] == "24, 1 epochs"
     changed = found.index("optimizer.lr")
     assert found[changed + 1 : changed + 3] == ["0.003", "0.001"]
     assert record.plan.hash in text and scenes.result.encoders["scenes"].definition[:30] in text
@@ -134,7 +135,7 @@ def test_the_body_says_what_the_record_has(scenes: Run) -> None:
 
 def test_the_cost_has_memory_gpu_hours_and_events_where_the_log_has_them(copied: Path) -> None:
     usual = make_card(copied).text
-    assert "Hours of the processor" in usual and "GPU hours" not in usual and "Events" not in usual
+    assert "CPU hours" in usual and "GPU hours" not in usual and "Events" not in usual
     edit_lines(copied / "metrics.jsonl", lambda line: {**line, "memory_gb": float(line["step"]), "seconds": 600.0})
     for _ in range(2):
         RunFolder(copied).log_event("non-finite-step", 3, moved_to="/home/alice")
@@ -153,7 +154,7 @@ def test_an_interval_without_width_is_no_interval(copied: Path) -> None:
     metrics = {one["type"]: one for one in head["model-index"][0]["results"][0]["metrics"]}
     assert "interval_95" not in metrics["recall_scenes"]["args"]
     found = cells(tokens)
-    assert found[found.index("recall (scenes)") + 2] == "not known"
+    assert found[found.index("recall (scenes)") + 2] == "unknown"
 
 
 def test_the_samples_lie_beside_the_card(scenes: Run, tmp_path: Path) -> None:
@@ -189,10 +190,10 @@ def change_result(run: Path, change: Any) -> None:
 def test_previews_are_pngs_of_the_run(copied: Path, name: str) -> None:
     png = copied / json.loads(next((copied / "evaluation").glob("*/result.json")).read_text())["previews"][0]
     shutil.copy(png, copied.parent / "outside.png")
-    assert make_card(copied).pictures
+    assert make_card(copied).images
     change_result(copied, lambda result: result.update(previews=[name], previews_sha256=[]))
     card = make_card(copied)
-    assert not card.pictures and "![" not in card.text
+    assert not card.images and "![" not in card.text
 
 
 def test_nothing_of_the_machine_is_in_the_card(stored: Run) -> None:
@@ -204,7 +205,7 @@ def test_nothing_of_the_machine_is_in_the_card(stored: Run) -> None:
     _, tokens = split(text)
     found = cells(tokens)
     changed = found.index("data.path")
-    assert found[changed + 1 : changed + 3] == [public.LOCAL, public.LOCAL]
+    assert found[changed + 1 : changed + 3] == [LOCAL, LOCAL]
     assert "number 1" in text, "the captions are there"
     for secret in ("secret-place", "alice", "other-store", str(stored.path.parent), str(Path.home() / "x")[:-2] + "/"):
         assert secret not in text
@@ -216,14 +217,14 @@ def test_captions_cannot_break_the_card(stored: Run) -> None:
     head, tokens = split(card.text)
 
     assert head["license"] == "unknown" and head["model-index"][0]["name"].startswith("a --- name --- license: mit |")
-    assert [image.attrs["src"] for image in inline(tokens, "image")] == list(card.pictures)
+    assert [image.attrs["src"] for image in inline(tokens, "image")] == list(card.images)
     assert not inline(tokens, "link_open") and not inline(tokens, "html_inline")
     assert not inline(tokens, "em_open") and not inline(tokens, "s_open")
     html = {token.content.strip() for token in tokens if token.type == "html_block"}
     assert all(line.startswith(("<details><summary>", "</details>")) for line in html)
     (table,) = [index for index, found in enumerate(cells(tokens)) if found == "Prompt"]
-    shown = EVIL.replace("/home/alice/secret", public.LOCAL)
-    prompts = cells(tokens)[table + 2 : table + 2 + 2 * len(card.pictures) : 2]
+    shown = EVIL.replace("/home/alice/secret", LOCAL)
+    prompts = cells(tokens)[table + 2 : table + 2 + 2 * len(card.images) : 2]
     assert len(prompts) == 8
     assert all(prompt.replace("\u200b", "").startswith(shown) for prompt in prompts)
 
@@ -420,7 +421,7 @@ def test_a_run_that_ended_in_an_early_stage_has_not_seen_its_size(scenes: Run) -
 
 def test_scores_of_other_weights_than_the_cards_are_left_out(scenes: Run) -> None:
     of_raw = make_card(scenes.path, CardOptions(weights="raw"))
-    assert "model-index" not in split(of_raw.text)[0] and not of_raw.pictures
+    assert "model-index" not in split(of_raw.text)[0] and not of_raw.images
     assert "1 evaluations of earlier steps or other weights" in of_raw.text
     assert any("none of the run's evaluations is of these weights" in warning for warning in of_raw.warnings)
     assert "model-index" in split(make_card(scenes.path, CardOptions(weights="average")).text)[0]
@@ -429,24 +430,24 @@ def test_scores_of_other_weights_than_the_cards_are_left_out(scenes: Run) -> Non
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        ("/data/a b", public.LOCAL + " b"),
-        ("~/models/x", public.LOCAL),
-        ("read ../up/x now", f"read {public.LOCAL} now"),
-        ("C:\\Users\\alice", public.LOCAL),
-        ("file:///etc/passwd", public.LOCAL),
+        ("/data/a b", LOCAL + " b"),
+        ("~/models/x", LOCAL),
+        ("read ../up/x now", f"read {LOCAL} now"),
+        ("C:\\Users\\alice", LOCAL),
+        ("file:///etc/passwd", LOCAL),
         ("12 images/s, and/or 1/2", "12 images/s, and/or 1/2"),
         ("a\u202eb\x00c\nd\ud800", "abc d"),
     ],
 )
 def test_paths_and_marks_leave_free_text(value: str, shown: str) -> None:
-    assert public.words(value) == shown
+    assert public.one_line(value) == shown
 
 
 def test_places_leave_settings_and_names_of_the_hub_stay() -> None:
-    assert public.settings({"weights": "google/t5", "revision": "abc"}) == {"weights": "google/t5", "revision": "abc"}
+    assert public.redacted({"weights": "google/t5", "revision": "abc"}) == {"weights": "google/t5", "revision": "abc"}
     for value in ("/x/y", "vae", "a/b/c", "~/vae", "./a/b"):
-        assert public.settings({"text": [{"weights": value}]}) == {"text": [{"weights": public.LOCAL}]}
-    assert public.settings({"path": "relative", "skip": "a.txt"}) == {"path": public.LOCAL, "skip": public.LOCAL}
+        assert public.redacted({"text": [{"weights": value}]}) == {"text": [{"weights": LOCAL}]}
+    assert public.redacted({"path": "relative", "skip": "a.txt"}) == {"path": LOCAL, "skip": LOCAL}
 
 
 def test_code_cannot_leave_its_fence() -> None:
@@ -458,7 +459,7 @@ def test_code_cannot_leave_its_fence() -> None:
     "value", ["# a", "- a", "+ a", "1. a", "12) a", "= a", "<b>a</b>", "&amp;", "a\\", "*a*", "_a_"]
 )
 def test_text_stays_text_at_the_start_of_a_line(value: str) -> None:
-    tokens = MarkdownIt().parse("before\n" + public.text(value))
+    tokens = MarkdownIt().parse("before\n" + public.escape(value))
     assert [token.type for token in tokens] == ["paragraph_open", "inline", "paragraph_close"]
     assert "".join(child.content or "\n" for child in tokens[1].children or ()) == "before\n" + value
 
