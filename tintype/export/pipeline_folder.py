@@ -26,8 +26,8 @@ from tintype.export.whole import refuse_existing, written_whole
 from tintype.flow.path import sampling_times
 from tintype.plan import Plan, plan_from_folder
 from tintype.pretrained.hub import json_object
+from tintype.pretrained.packages import diffusers_package
 from tintype.runtime.files import write_json
-from tintype.tokenizers.published import diffusers_package
 from tintype.train.weights import DTYPES
 
 ABOUT = "tintype.json"

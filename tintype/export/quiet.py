@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tintype.tokenizers.published import diffusers_package
+from tintype.pretrained.packages import diffusers_package
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""Models of others, through transformers, from the hub or from a local folder, and what they say of their input.
+"""Models of others from the hub or from a local folder, through transformers or diffusers.
 
-Only safetensors are read and no code of a checkpoint is run.
+Only safetensors are read and no code of a checkpoint is run. What is loaded from the hub is held to its first use.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import torch
+from pydantic import ValidationError
 
 from tintype.errors import UserError
 from tintype.pretrained import first_use
 from tintype.pretrained.frozen import Arithmetic
-from tintype.pretrained.preprocess import Filter
+from tintype.pretrained.image_processor import ImageProcessor
+from tintype.pretrained.packages import diffusers_package, transformers_package
 from tintype.pretrained.weights import digest
 from tintype.runtime.files import sha256_of
 
-Triple = tuple[float, float, float]
+Foreign: TypeAlias = Any
+"""A network, config or tokenizer of a class that transformers or diffusers picks when it runs."""
 
 DINOV2 = {"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel"}
 DINOV3 = {"dinov3_vit": "DINOv3ViTModel"}
 """Model types of transformers, and their classes."""
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_FILTERS: dict[int, Filter] = {2: "bilinear", 3: "bicubic"}
-"""Pillow's numbers of the filters, as a preprocessor_config.json has them."""
 _TOKENIZERS = (
     ("tokenizer.json",),
     ("vocab.json", "merges.txt"),
@@ -76,7 +77,7 @@ class Checkpoint:
 
     @property
     def folder(self) -> Path | None:
-        """The folder, if the source is written as one or is one. A hub's name is `owner/name`."""
+        """Return the folder, if the source is written as one or is one. A hub's name is `owner/name`."""
         path = Path(self.source).expanduser()
         written_as_path = self.source.startswith(("/", ".", "~")) or self.source.count("/") != 1
         return path if written_as_path or path.is_dir() else None
@@ -87,77 +88,45 @@ class Checkpoint:
         return place if self.revision is None else f"{place} at {self.revision}"
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, str]:
+        """Return the arguments of `from_pretrained`."""
         place = self.source if self.folder is None else str(self.folder)
         inside = {"subfolder": self.subfolder} if self.subfolder else {}
         return {"pretrained_model_name_or_path": place, "revision": self.pinned or "main", **inside}
 
     @property
     def pinned(self) -> str | None:
-        """The revision that is loaded; None for the newest one."""
+        """Return the revision that is loaded; None for the newest one."""
         return self.revision or (KNOWN_COMMITS.get(self.source) if self.folder is None else None)
 
-    def hold(self, item: str, sha256: str) -> None:
-        """Raise if an item of a repository of the hub is not what it was at its first use on this machine."""
-        if self.folder is not None:
-            return
-        config = self._cached("config.json")
-        commit = _COMMIT.search(config.as_posix()) if config else None
-        place = f"{self.subfolder}/{item}" if self.subfolder else item
-        first_use.hold(self.source, self.pinned or "main", place, sha256, commit[1] if commit else None)
-
-    def hold_network(self, network: Any, missing: Collection[str] = ()) -> None:
-        """Hold the weights that a network was loaded from to their first use.
-
-        They are known by their files; where transformers has converted others, by the tensors, but for missing ones.
-        """
-        if self.folder is not None:
-            return
-        if files := self._weight_files():
-            self._hold_files(*files)
-        else:
-            used = [tensor for name, tensor in network.state_dict().items() if name not in missing]
-            self.hold(f"{type(network).__name__} in {network.dtype}", digest(used))
-
-    def _weight_files(self) -> list[str]:
-        for stem in _WEIGHTS:
-            if self._cached(f"{stem}.safetensors"):
-                return [f"{stem}.safetensors"]
-            if index := self._cached(f"{stem}.safetensors.index.json"):
-                return sorted(set(json_object(index)["weight_map"].values()))
-        return []
-
-    def _cached(self, name: str) -> Path | None:
-        """A file that was fetched before."""
-        hub = importlib.import_module("huggingface_hub")
-        path = f"{self.subfolder}/{name}" if self.subfolder else name
-        found = hub.try_to_load_from_cache(self.source, path, revision=self.pinned)
-        return Path(found) if isinstance(found, str) else None
-
-    def config(self) -> Any:
-        """What the checkpoint says of its network, without the weights.
+    def config(self) -> Foreign:
+        """Return what the checkpoint says of its network, without loading the weights.
 
         Read by the class that transformers has for its type: `AutoConfig` would offer to run code of the checkpoint.
         """
-        self.check_folder()
-        file = self.file("config.json")
-        if file is None:
-            raise UserError(f"{self.words} has no config.json: it is not a model of transformers")
-        model_type = str(json_object(file).get("model_type"))
-        transformers = _transformers()
+        model_type = str(self.stated_config("a model of transformers").get("model_type"))
+        transformers = transformers_package()
         with explained(self):
             if model_type not in transformers.CONFIG_MAPPING:
                 raise ValueError(f"transformers {transformers.__version__} has no model of the type '{model_type}'")
             return transformers.CONFIG_MAPPING[model_type].from_pretrained(**self.arguments)
 
+    def stated_config(self, what: str) -> dict[str, Any]:
+        """Return its config.json. `what` says in an error what the checkpoint should be."""
+        self.check_folder()
+        file = self.file("config.json")
+        if file is None:
+            raise UserError(f"{self.words} has no config.json: it is not {what}")
+        return json_object(file)
+
     def model(
         self,
         classes: Mapping[str, str] | None = None,
-        unused: frozenset[str] = frozenset(),
+        unused: Collection[str] = (),
         dtype: torch.dtype = torch.float32,
-        **options: Any,
-    ) -> Any:
-        """The network, in fp32 unless `dtype` says otherwise.
+        **options: Foreign,
+    ) -> Foreign:
+        """Load a network of transformers, in fp32 unless `dtype` says otherwise.
 
         `classes` has the class of transformers for each model type that will do; without it, any type will, as the
         class that transformers takes for its bare network. The weights of modules named in `unused` may be missing.
@@ -165,65 +134,56 @@ class Checkpoint:
         """
         config = options.get("config") or self.config()
         self._check_weights()
-        transformers = _transformers()
+        transformers = transformers_package()
         if classes is not None and config.model_type not in classes:
             raise UserError(f"{self.words} is a '{config.model_type}'; this encoder takes {' or '.join(classes)}")
-        with explained(self), _quiet(transformers):
+        with explained(self):
             if classes is not None:
                 network = attrgetter(classes[config.model_type])(transformers)
             else:
                 network = transformers.MODEL_MAPPING[type(config)]
-            model, loading = network.from_pretrained(
-                **self.arguments, use_safetensors=True, dtype=dtype, output_loading_info=True, **options
-            )
-        missing = [name for name in sorted(loading["missing_keys"]) if unused.isdisjoint(name.split("."))]
-        if missing:
-            raise UserError(
-                f"{self.words} lacks weights of its network, which would be left random: {', '.join(missing[:3])}"
-            )
-        self.hold_network(model, loading["missing_keys"])
-        return model
+        with _quiet(transformers):
+            return self._load(network, unused, dtype=dtype, **options)
 
-    def image_text_model(self, dtype: torch.dtype) -> Any:
-        """A network that answers a picture and a text with a text."""
+    def image_text_model(self, dtype: torch.dtype) -> Foreign:
+        """Load a network that answers an image and a text with a text."""
         config = self.config()
         self._check_weights()
-        transformers = _transformers()
-        classes = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        classes = transformers_package().MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
         if type(config) not in classes:
-            raise UserError(f"{self.words} is a '{config.model_type}', which does not write about pictures")
-        with explained(self):
-            model, loading = classes[type(config)].from_pretrained(
-                **self.arguments, use_safetensors=True, dtype=dtype, output_loading_info=True
-            )
-        if loading["missing_keys"]:
-            first = ", ".join(sorted(loading["missing_keys"])[:3])
-            raise UserError(f"{self.words} lacks weights of its network, which would be left random: {first}")
-        self.hold_network(model)
-        return model
+            raise UserError(f"{self.words} is a '{config.model_type}', which does not write about images")
+        return self._load(classes[type(config)], dtype=dtype)
 
-    def image_text_processor(self) -> Any:
-        """What brings pictures and texts to the input of such a network, by the class that transformers has for it."""
+    def image_text_processor(self) -> Foreign:
+        """Load what brings images and texts to the input of such a network, by the class that transformers has."""
         config = self.config()
         self._check_tokenizer_files()
         auto = importlib.import_module("transformers.models.auto.processing_auto")
         if type(config) not in auto.PROCESSOR_MAPPING:
-            raise UserError(f"{self.words} is a '{config.model_type}', which does not write about pictures")
+            raise UserError(f"{self.words} is a '{config.model_type}', which does not write about images")
         with explained(self):
             processor = auto.PROCESSOR_MAPPING[type(config)].from_pretrained(**self.arguments, **_NO_CODE)
         self._hold_files(*_TOKENIZER_FILES, *_PREPROCESSORS, "chat_template.jinja", "chat_template.json")
         return processor
 
-    def tokenizer(self, vocabulary: int) -> Any:
-        """The tokenizer of a text network with a table of `vocabulary` tokens.
+    def autoencoder(self, class_name: str) -> tuple[Foreign, dict[str, Any]]:
+        """Load an autoencoder of this class of diffusers in fp32. Return it with what its config.json states."""
+        diffusers = diffusers_package()
+        stated = self.stated_config("an autoencoder of diffusers")
+        if (found := stated.get("_class_name")) != class_name:
+            raise UserError(f"{self.words} is a '{found}'; this kind of tokenizer takes {class_name}")
+        network = getattr(diffusers, class_name)
+        return self._load(network, torch_dtype=torch.float32, low_cpu_mem_usage=False), stated
+
+    def tokenizer(self, vocabulary: int) -> Foreign:
+        """Load the tokenizer of a text network with a table of `vocabulary` tokens.
 
         Where files are missing, transformers builds one of nothing but its special tokens, to which all texts are the
         same.
         """
         self._check_tokenizer_files()
-        transformers = _transformers()
         with explained(self):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(**self.arguments)
+            tokenizer = transformers_package().AutoTokenizer.from_pretrained(**self.arguments)
         ids = tokenizer.get_vocab().values()
         if 2 * len(ids) < vocabulary or max(ids) >= vocabulary:
             raise UserError(
@@ -233,29 +193,29 @@ class Checkpoint:
         self._hold_files(*_TOKENIZER_FILES)
         return tokenizer
 
-    def image_settings(self) -> dict[str, Any]:
-        """What the checkpoint says of its input."""
-        found = self.stated_image_settings()
+    def image_processor(self) -> ImageProcessor:
+        """Return what the checkpoint says of its input."""
+        found = self.stated_image_processor()
         if found is None:
             raise UserError(
                 f"{self.words} has no preprocessor_config.json, which says how images are brought to its input"
             )
         return found
 
-    def stated_image_settings(self) -> dict[str, Any] | None:
-        """The same, or None where it says nothing."""
-        for name in _PREPROCESSORS:
-            file = self.file(name)
-            if file is not None:
-                read = json_object(file)
-                found = read.get("image_processor", read)
-                if not isinstance(found, dict):
-                    raise UserError(f"{file}: its 'image_processor' is no object with settings")
-                return found
+    def stated_image_processor(self) -> ImageProcessor | None:
+        """Return the same, or None where it says nothing."""
+        for file in filter(None, map(self.file, _PREPROCESSORS)):
+            read = json_object(file)
+            try:
+                return ImageProcessor.model_validate_json(json.dumps(read.get("image_processor", read)))
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                key = ".".join(map(str, first["loc"])) or "image_processor"
+                raise UserError(f"{file}: {key}: {first['msg']}") from None
         return None
 
     def file(self, name: str) -> Path | None:
-        """A file of the folder or the repository, or None where it has none of that name."""
+        """Return a file of the folder or the repository, or None where it has none of that name."""
         if self.folder is not None:
             place = self.folder / self.subfolder / name
             return place if place.is_file() else None
@@ -272,17 +232,61 @@ class Checkpoint:
         self.hold(name, sha256_of(fetched))
         return fetched
 
+    def hold(self, item: str, sha256: str) -> None:
+        """Raise if an item of a repository of the hub is not what it was at its first use on this machine."""
+        if self.folder is not None:
+            return
+        config = self._cached("config.json")
+        commit = _COMMIT.search(config.as_posix()) if config else None
+        place = f"{self.subfolder}/{item}" if self.subfolder else item
+        first_use.hold(self.source, self.pinned or "main", place, sha256, commit[1] if commit else None)
+
+    def check_folder(self) -> None:
+        if self.folder is not None and not self.folder.is_dir():
+            raise UserError(f"there is no folder {self.folder}; name a folder with a model, or a repository of the hub")
+
+    def _load(self, network_class: Foreign, unused: Collection[str] = (), **options: Foreign) -> Foreign:
+        """Load the weights into a network; refuse a checkpoint that lacks some, and one that has changed on the hub.
+
+        Weights are known by their files; where transformers has converted others, by the tensors but for missing ones.
+        """
+        with explained(self):
+            network, loading = network_class.from_pretrained(
+                **self.arguments, use_safetensors=True, output_loading_info=True, **options
+            )
+        missing = loading["missing_keys"]
+        if lacking := [name for name in sorted(missing) if not set(unused) & set(name.split("."))]:
+            raise UserError(
+                f"{self.words} lacks weights of its network, which would be left random: {', '.join(lacking[:3])}; is "
+                "it the whole checkpoint?"
+            )
+        if files := self._weight_files():
+            self._hold_files(*files)
+        elif self.folder is None:
+            used = [tensor for name, tensor in network.state_dict().items() if name not in missing]
+            self.hold(f"{type(network).__name__} in {network.dtype}", digest(used))
+        return network
+
+    def _weight_files(self) -> list[str]:
+        for stem in _WEIGHTS if self.folder is None else ():
+            if self._cached(f"{stem}.safetensors"):
+                return [f"{stem}.safetensors"]
+            if index := self._cached(f"{stem}.safetensors.index.json"):
+                return sorted(set(json_object(index)["weight_map"].values()))
+        return []
+
     def _hold_files(self, *names: str) -> None:
-        """Hold each of these files that transformers has fetched to its first use."""
+        """Hold each of these files that was fetched to its first use."""
         for name in names if self.folder is None else ():
             if (file := self._cached(name)) is not None:
                 self.hold(name, sha256_of(file))
 
-    def check_folder(self) -> None:
-        if self.folder is None:
-            return
-        if not self.folder.is_dir():
-            raise UserError(f"there is no folder {self.folder}; name a folder with a model, or a repository of the hub")
+    def _cached(self, name: str) -> Path | None:
+        """Return a file that was fetched before."""
+        hub = importlib.import_module("huggingface_hub")
+        path = f"{self.subfolder}/{name}" if self.subfolder else name
+        found = hub.try_to_load_from_cache(self.source, path, revision=self.pinned)
+        return Path(found) if isinstance(found, str) else None
 
     def _check_weights(self) -> None:
         if self.folder is None:
@@ -323,7 +327,7 @@ def json_object(file: Path) -> dict[str, Any]:
 
 @contextmanager
 def explained(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turns what transformers raises about a checkpoint into a message with a way out.
+    """Turn what transformers raises about a checkpoint into a message with a remedy.
 
     That is any error at all: tokenizers raises plain `Exception`, a wrong value in a config a `TypeError`.
     """
@@ -331,19 +335,19 @@ def explained(checkpoint: Checkpoint) -> Iterator[None]:
         yield
     except Exception as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        way_out = (
+        remedy = (
             "is the folder whole?"
             if checkpoint.folder is not None
             else "check the name, the revision (one with safetensors) and the connection, log in if it is gated "
             "(`hf auth login`), or give the path of a local copy as its source"
         )
-        raise UserError(f"cannot load {checkpoint.words}: {first}\n{way_out}") from error
+        raise UserError(f"cannot load {checkpoint.words}: {first}\n{remedy}") from error
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Keeps back its report on tensors that the network has no use for (those that it lacks are looked at here), and
-    the bar of tensors, which are read in no time. What is fetched from the hub is still shown."""
+def _quiet(transformers: ModuleType) -> Iterator[None]:
+    """Suppress its report on tensors that the network has no use for (missing ones are checked here), and the progress
+    bar of tensors, which are read in no time. What is fetched from the hub is still shown."""
     hub = importlib.import_module("huggingface_hub.utils")
     log, fetching = transformers.logging, hub.are_progress_bars_disabled
     before, bars, silent = log.get_verbosity(), log.is_progress_bar_enabled(), fetching()
@@ -357,52 +361,3 @@ def _quiet(transformers: Any) -> Iterator[None]:
         log.set_verbosity(before)
         if bars:
             log.enable_progress_bar()
-
-
-def _transformers() -> Any:
-    try:
-        return importlib.import_module("transformers")
-    except ImportError as error:
-        raise UserError(f"this encoder needs transformers ({error}): pip install 'tintype[encoders]'") from None
-
-
-def normalisation(checkpoint: Checkpoint, said: Mapping[str, Any]) -> tuple[float, Triple, Triple]:
-    """Scale, mean and deviation of the input; neutral where the preprocessor says that it leaves the step out."""
-    scale = 1.0 if said.get("do_rescale") is False else _scale(checkpoint, said)
-    if said.get("do_normalize") is False:
-        return scale, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    return scale, _triple(checkpoint, said, "image_mean"), _triple(checkpoint, said, "image_std")
-
-
-def stated_side(size: Any) -> float | str:
-    """One number out of `336`, `{"shortest_edge": 336}` or `{"height": 336, "width": 336}`; else what it says."""
-    sides = list(size.values()) if isinstance(size, Mapping) else [size]
-    if sides and all(_is_number(side) and side == sides[0] for side in sides):
-        number: float = sides[0]
-        return number
-    return str(size)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _scale(checkpoint: Checkpoint, said: Mapping[str, Any]) -> float:
-    value = said.get("rescale_factor", 1.0 / 255.0)
-    if not _is_number(value):
-        raise UserError(f"{checkpoint.words}: its preprocessor's 'rescale_factor' is {value!r}, no number")
-    return float(value)
-
-
-def resize_filter(checkpoint: Checkpoint, said: Mapping[str, Any]) -> Filter:
-    number = said.get("resample", 3)
-    if not _is_number(number) or number not in _FILTERS:
-        raise UserError(f"{checkpoint.words}: its preprocessor resizes with Pillow's filter {number}; known: 2 and 3")
-    return _FILTERS[number]
-
-
-def _triple(checkpoint: Checkpoint, said: Mapping[str, Any], key: str) -> Triple:
-    values = said.get(key)
-    if not isinstance(values, list) or len(values) != 3 or not all(map(_is_number, values)):
-        raise UserError(f"{checkpoint.words}: its preprocessor has no three numbers '{key}'")
-    return float(values[0]), float(values[1]), float(values[2])

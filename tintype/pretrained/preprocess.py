@@ -22,6 +22,8 @@ from torch import Tensor
 Fit = Literal["squash", "short-side", "crop-first"]
 Filter = Literal["bilinear", "bicubic", "bicubic-0.75"]
 Grid = Literal["centred", "tf1"]
+Triple = tuple[float, float, float]
+"""One number for each colour."""
 
 _BICUBIC_A: dict[Filter, float] = {"bicubic": -0.5, "bicubic-0.75": -0.75}
 _GPU_NUMBERS = 1 << 27
@@ -85,8 +87,8 @@ class Preprocess:
     resampling: Resampling
     fit: Fit = "squash"
     scale: float = 1.0 / 255.0
-    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    mean: Triple = (0.0, 0.0, 0.0)
+    std: Triple = (1.0, 1.0, 1.0)
 
     @property
     def definition(self) -> str:
@@ -132,8 +134,8 @@ class Stretch:
     width_px: int
     resampling: Resampling
     scale: float = 1.0 / 255.0
-    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    mean: Triple = (0.0, 0.0, 0.0)
+    std: Triple = (1.0, 1.0, 1.0)
 
     @property
     def definition(self) -> str:
@@ -160,7 +162,7 @@ def _some_at_a_time(function: Callable[[Tensor], Tensor], image_BCHW: Tensor, nu
     return torch.cat([function(chunk_BCHW) for chunk_BCHW in image_BCHW.split(at_once)])
 
 
-def _standardised(x_BCHW: Tensor, scale: float, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+def _standardised(x_BCHW: Tensor, scale: float, mean: Triple, std: Triple) -> Tensor:
     mean_C11, std_C11 = _per_channel(mean, x_BCHW.device), _per_channel(std, x_BCHW.device)
     return ((x_BCHW * scale - mean_C11) / std_C11).to(torch.float32)
 
@@ -257,7 +259,7 @@ def _middle(image_BCHW: Tensor, side: int) -> Tensor:
     return image_BCHW[:, :, top : top + side, left : left + side]
 
 
-def _formula(scale: float, mean: tuple[float, ...], std: tuple[float, ...]) -> str:
+def _formula(scale: float, mean: Triple, std: Triple) -> str:
     return f"(x * {scale:.6g} - {_short(mean)}) / {_short(std)}"
 
 

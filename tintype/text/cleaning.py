@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import html
-import importlib
 import re
 import unicodedata
 from collections.abc import Callable
-from typing import Any, Literal
+from types import ModuleType
+from typing import Literal
 
-from tintype.errors import UserError
+from tintype.pretrained.packages import optional_package
 
 VERSION = 1
 """A part of the identity of an encoder that cleans: change it with the rules."""
@@ -68,18 +68,12 @@ def cleaner(cleaning: Cleaning) -> Callable[[str], str]:
     return rules
 
 
-def identity(cleaning: Cleaning) -> Any:
+def identity(cleaning: Cleaning) -> int | list[str] | None:
     """Return what of the cleaning is a part of an encoder's identity."""
     if isinstance(cleaning, bool):
         return VERSION if cleaning else None
     return [cleaning, hashlib.sha256(cleaner(cleaning)(_PROBE).encode()).hexdigest()]
 
 
-def _package(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(
-            f"cleaning captions as PRX's pipelines do (text.clean) needs {name} ({error}): "
-            "pip install 'tintype[export]'"
-        ) from None
+def _package(name: str) -> ModuleType:
+    return optional_package(name, "export", "cleaning captions as PRX's pipelines do (text.clean)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -11,19 +11,14 @@ from tintype.pretrained.settings import Revision, Source, Subfolder
 from tintype.runtime.files import write_json
 from tintype.tokenizers.latent import Channels, StridePx
 from tintype.tokenizers.part import Statistics
-from tintype.tokenizers.published import KlAutoencoder, KlPart, KlTokenizer, load_published
+from tintype.tokenizers.published import KlAutoencoder, KlPart
 
 
 class _KlFluxPart(KlPart):
+    class_name: ClassVar[str] = "AutoencoderKL"
+
     channels: Channels = 16
     stride_px: StridePx = 8
-
-    def build(self, device: torch.device) -> KlTokenizer:
-        found = load_published(self.checkpoint, "AutoencoderKL")
-        config = found.network.config
-        self.check_compression(config.latent_channels, 2 ** (len(config.block_out_channels) - 1))
-        normalisation = self.normalisation(lambda: found.scaling(self.channels))
-        return KlTokenizer(self, found.network, normalisation, device, sampled=self.posterior == "sample")
 
     def why_frozen(self) -> str | None:
         if self.compute != "fp32":
@@ -31,13 +26,13 @@ class _KlFluxPart(KlPart):
         return None
 
     def open(self) -> KlAutoencoder:
-        return self.build(torch.device("cpu")).autoencoder()
+        return KlAutoencoder(self.build(torch.device("cpu")).network)
 
     def write_tuned(
         self, folder: Path, network: KlAutoencoder, normalisation: Statistics, about: dict[str, Any]
     ) -> str:
-        """A folder of diffusers. Its config states the mean and deviation of the latents, which are read before the
-        factors of the network that the tuning began with."""
+        """Write a folder of diffusers. Its config states the mean and deviation of the latents, which are read before
+        the factors of the network that the tuning began with."""
         stated = {"latents_mean": list(normalisation.mean), "latents_std": list(normalisation.std)}
         network.network.register_to_config(**stated)
         network.network.save_pretrained(folder)

@@ -10,18 +10,21 @@ C: channels, H, W: rows and columns of a patch.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
+from tintype.pretrained.hub import Foreign
 from tintype.pretrained.settings import Revision, Source, Subfolder
 from tintype.tokenizers.latent import Channels, StridePx
 from tintype.tokenizers.normalise import Normalisation
-from tintype.tokenizers.published import KlPart, KlTokenizer, Published, load_published
+from tintype.tokenizers.published import KlPart
 
 
 class Flux2Settings(KlPart):
+    class_name: ClassVar[str] = "AutoencoderKLFlux2"
+
     kind: Literal["flux2"] = "flux2"
     weights: Source = "black-forest-labs/FLUX.2-klein-4B"
     revision: Revision = "e7b7dc27f91deacad38e78976d1f2b499d76a294"
@@ -29,22 +32,14 @@ class Flux2Settings(KlPart):
     channels: Channels = 32
     stride_px: StridePx = 8
 
-    def build(self, device: torch.device) -> KlTokenizer:
-        found = load_published(self.checkpoint, "AutoencoderKLFlux2")
-        config = found.network.config
-        self.check_compression(config.latent_channels, 2 ** (len(config.block_out_channels) - 1))
-        normalisation = self.normalisation(lambda: _statistics(found))
-        return KlTokenizer(self, found.network, normalisation, device, sampled=self.posterior == "sample")
+    def stated_normalisation(self, network: Foreign, stated: Mapping[str, Any]) -> Normalisation:
+        """Return the running mean and variance, folded as channel, row, column; eps under the root."""
+        config, norm = network.config, network.bn
+
+        def unfolded(folded_C: Tensor) -> Tensor:
+            return folded_C.float().reshape(config.latent_channels, *config.patch_size).clone()
+
+        return Normalisation(unfolded(norm.running_mean), unfolded(norm.running_var + config.batch_norm_eps).rsqrt())
 
     def why_frozen(self) -> str | None:
         return "its own batch norm is of patches of 2 × 2 latents; take small-vae, flux1 or e2e-flux"
-
-
-def _statistics(found: Published) -> Normalisation:
-    """The running mean and variance, folded as channel, row, column; eps under the root."""
-    config, norm = found.network.config, found.network.bn
-
-    def unfolded(folded_C: Tensor) -> Tensor:
-        return folded_C.float().reshape(config.latent_channels, *config.patch_size).clone()
-
-    return Normalisation(unfolded(norm.running_mean), unfolded(norm.running_var + config.batch_norm_eps).rsqrt())

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from tintype.errors import UserError
 from tintype.pretrained import hub
 from tintype.pretrained.frozen import Arithmetic, FrozenEncoder, encode_filled, frozen_arithmetic
-from tintype.pretrained.preprocess import Preparation, Resampling, Stretch, check_bytes, resize
+from tintype.pretrained.image_processor import IMAGENET_MEAN, IMAGENET_STD
+from tintype.pretrained.preprocess import Preparation, Resampling, Stretch, Triple, check_bytes, resize
 from tintype.pretrained.weights import digest
 from tintype.settings import Part, PathText, kind_alone
 from tintype.vision import lpips
@@ -163,7 +164,10 @@ class _HubTeacherPart(TeacherPart):
         with _way_out():
             model = self._checkpoint.model(self.classes, _UNUSED)
             scale, mean, std = self._normalisation()
-        network = model if _vision(model.config) is model.config else getattr(model, "vision_model", model)
+        tower: nn.Module | None = (
+            None if _vision(model.config) is model.config else getattr(model, "vision_model", None)
+        )
+        network = model if tower is None else tower
         pixels = _pixels(grid, self._number(model.config, "patch_size"))
         used = (p for name, p in network.named_parameters() if _UNUSED.isdisjoint(name.split(".")))
         structure = json.dumps({k: v for k, v in model.config.to_dict().items() if k not in _NO_STRUCTURE}, default=str)
@@ -186,8 +190,8 @@ class _HubTeacherPart(TeacherPart):
     def _checkpoint(self) -> hub.Checkpoint:
         return hub.Checkpoint(self.source, self.revision, self.arithmetic)
 
-    def _normalisation(self) -> tuple[float, hub.Triple, hub.Triple]:
-        return hub.normalisation(self._checkpoint, self._checkpoint.image_settings())
+    def _normalisation(self) -> tuple[float, Triple, Triple]:
+        return self._checkpoint.image_processor().normalisation
 
     def _number(self, config: Any, key: str) -> int:
         """A size of the image tower; where one is given for each side, they must agree."""
@@ -213,11 +217,9 @@ class Dinov2TeacherSettings(_HubTeacherPart):
         "facebook/dinov2-base", min_length=1, description="Repository of the hub, or a local folder"
     )
 
-    def _normalisation(self) -> tuple[float, hub.Triple, hub.Triple]:
-        said = self._checkpoint.stated_image_settings()
-        if said is None:
-            return 1.0 / 255.0, hub.IMAGENET_MEAN, hub.IMAGENET_STD
-        return hub.normalisation(self._checkpoint, said)
+    def _normalisation(self) -> tuple[float, Triple, Triple]:
+        said = self._checkpoint.stated_image_processor()
+        return (1.0 / 255.0, IMAGENET_MEAN, IMAGENET_STD) if said is None else said.normalisation
 
 
 class Dinov3TeacherSettings(_HubTeacherPart):

@@ -20,16 +20,8 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.pretrained.frozen import FrozenEncoder, frozen_arithmetic
-from tintype.pretrained.hub import (
-    DINOV2,
-    DINOV3,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Checkpoint,
-    normalisation,
-    resize_filter,
-    stated_side,
-)
+from tintype.pretrained.hub import DINOV2, DINOV3, Checkpoint
+from tintype.pretrained.image_processor import IMAGENET_MEAN, IMAGENET_STD
 from tintype.pretrained.preprocess import Preprocess, Resampling
 from tintype.pretrained.weights import digest
 
@@ -177,22 +169,15 @@ def dinov2(name: str, checkpoint: Checkpoint, form: DinoForm, size_px: int, devi
 def dinov3(name: str, checkpoint: Checkpoint, size_px: int, device: torch.device) -> DinoEncoder:
     """Squashed in floats, as the checkpoint's own processor does; its satellite models have other means."""
     model = checkpoint.model(DINOV3)
-    said = checkpoint.image_settings()
-    how = Preprocess(size_px, Resampling(resize_filter(checkpoint, said)), "squash", *normalisation(checkpoint, said))
+    said = checkpoint.image_processor()
+    how = Preprocess(size_px, Resampling(said.resize_filter(checkpoint.words)), "squash", *said.normalisation)
     return DinoEncoder(name, checkpoint, model, how, device)
 
 
 def _published(checkpoint: Checkpoint, size_px: int, fit: Literal["short-side", "squash"]) -> Preprocess:
     """The processor of transformers, which resizes pictures of bytes with Pillow."""
-    said = checkpoint.image_settings()
-    asked = {stated_side(said[key]) for key in ("size", "crop_size") if said.get(key)}
-    if asked - {size_px}:
-        raise UserError(
-            f"{checkpoint.words}: its preprocessor asks for {sorted(asked, key=str)} px, its network for {size_px} px"
-        )
-    return Preprocess(
-        size_px,
-        Resampling(resize_filter(checkpoint, said), quantise=True),
-        fit,
-        *normalisation(checkpoint, said),
-    )
+    said = checkpoint.image_processor()
+    if other := said.other_sides(size_px):
+        raise UserError(f"{checkpoint.words}: its preprocessor asks for {other} px, its network for {size_px} px")
+    resampling = Resampling(said.resize_filter(checkpoint.words), quantise=True)
+    return Preprocess(size_px, resampling, fit, *said.normalisation)

@@ -222,7 +222,7 @@ def test_missing_statistics_of_flux_2_are_named(tmp_path: Path) -> None:
     shutil.copytree(write_autoencoder("flux2"), folder)
     (file,) = folder.glob("*.safetensors")
     save_file({k: v for k, v in load_file(file).items() if not k.startswith("bn.")}, file, {"format": "pt"})
-    with pytest.raises(UserError, match=r"lacks tensors.*bn\."):
+    with pytest.raises(UserError, match=r"lacks weights.*bn\."):
         built("flux2", weights=str(folder))
 
 
@@ -291,7 +291,7 @@ def test_without_diffusers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
     def absent(name: str) -> Any:
         raise ImportError(f"no {name}")
 
-    monkeypatch.setattr("tintype.tokenizers.published.importlib.import_module", absent)
+    monkeypatch.setattr("tintype.pretrained.packages.importlib.import_module", absent)
     with pytest.raises(UserError, match=r"needs diffusers .*pip install 'tintype\[diffusers\]'"):
         built("flux1")
 

@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 from tests.tiny_clip import TOWER, VISION, text_tower, write
 from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
-from tintype.pretrained.hub import IMAGENET_MEAN, IMAGENET_STD
+from tintype.pretrained.image_processor import IMAGENET_MEAN, IMAGENET_STD
 from tintype.pretrained.preprocess import Resampling, Stretch
 from tintype.settings import Settings, plain
 from tintype.vision.lpips import Lpips
