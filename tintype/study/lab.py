@@ -31,7 +31,6 @@ from tintype.runtime.interrupt import watch_signals
 from tintype.runtime.locks import locked, refuse_foreign
 from tintype.settings import plain
 from tintype.study.compare import COMMANDS_FILE, collect, read_commands, real_folder, reported_commands
-from tintype.study.places import without_places
 from tintype.study.progress import Message, StudyProgress
 from tintype.study.report import write_report
 from tintype.study.results import Command, Results, TokenizerInfo
@@ -307,5 +306,5 @@ def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool
         results = collect(study, out)
         next_part("writing the report")
         if without_data:
-            results = without_places(results.without_data())
+            results = results.without_data().without_paths()
         return StudyReport(results, write_report(results, out))

@@ -11,9 +11,11 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from tintype.config.strict import read_yaml, write_yaml
 from tintype.errors import UserError
 from tintype.evaluation.results import EncoderInfo
 from tintype.runtime.files import read_checked, write_checked
+from tintype.runtime.redact import last_names, redact
 from tintype.seams import ANY_VALUE, Range
 
 TestName = Literal["paired Student", "Welch", "sign-flip permutation", "label permutation"]
@@ -314,6 +316,17 @@ class Results(_Data):
         return self.model_copy(
             update={**_unshown(self.prompts), "resolutions": [one.without_data() for one in self.resolutions]}
         )
+
+    def without_paths(self) -> Results:
+        """Without paths of this machine: the last name of each is left, in settings as in free text."""
+        content = self.model_dump()
+        plans = [content, *content["resolutions"]]
+        for one in plans:  # as data: YAML breaks long lines, and a path may be on two
+            one["plan"] = read_yaml(one["plan"], "the plan").data if one["plan"] else None
+        redacted: Any = redact(content, last_names())
+        for one in [redacted, *redacted["resolutions"]]:
+            one["plan"] = write_yaml(one["plan"]) if one["plan"] else ""
+        return Results.model_validate(redacted)
 
     def by_resolution(self) -> list[Results]:
         """What was found at each resolution, as if it were a study of its own."""

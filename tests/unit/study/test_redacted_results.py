@@ -8,7 +8,6 @@ from typing import Any
 from tests.tiny import tiny_plan
 from tests.unit.study.example_results import draw_previews, example, several
 from tintype.config.strict import read_yaml
-from tintype.study.places import without_places
 from tintype.study.report import write_report
 from tintype.study.results import Change, Command, Results, TokenizerInfo
 
@@ -40,7 +39,7 @@ def with_paths() -> Results:
 
 
 def test_of_a_path_the_last_name_is_left(tmp_path: Path) -> None:
-    found = without_places(with_paths())
+    found = with_paths().without_paths()
     run, arm = found.arms[0].runs[0], found.arms[0]
     assert run.error == "UserError: photos is no store (run.txt, a.txt, 3 images/s, and/or)"
     assert run.tokenizer is not None and run.tokenizer.settings == {"folder": "vae-2"}, "two places stay two"
@@ -58,4 +57,4 @@ def test_of_a_path_the_last_name_is_left(tmp_path: Path) -> None:
 
 def test_results_without_paths_stay_as_they_are() -> None:
     for results in (example(), several()):
-        assert without_places(results) == results
+        assert results.without_paths() == results
