@@ -88,7 +88,6 @@ WORK = {
     "train": ["PLAN", "--out", "OUT"],
     "ablate": ["STUDY", "--out", "OUT"],
     "evaluate": ["--images", "IMAGES", "--reference", "IMAGES"],
-    "calibrate": ["--out", "OUT", "--studies", "2"],
 }
 """Arguments of commands that then work; the others are given names of nothing."""
 

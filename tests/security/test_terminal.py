@@ -49,7 +49,7 @@ QUOTED = json.dumps(HOSTILE)
 PACKAGE = Path(tintype.__file__).parent
 
 
-NAMES_NOTHING = {"calibrate", "encoder train", "tokenizer train"}
+NAMES_NOTHING = {"encoder train", "tokenizer train"}
 """Commands that take no name but that of the folder they write to, and would work."""
 
 Shown = Callable[..., str]

@@ -16,7 +16,6 @@ from tintype.cli.shared import (
     console,
     print_json,
 )
-from tintype.terminal.lines import say
 
 
 @app.command()
@@ -88,21 +87,3 @@ def power(
         print_json(TypeAdapter(PowerPlan).dump_python(plan, mode="json"))
         return
     show_power(plan, console)
-
-
-@app.command(hidden=True)
-def calibrate(
-    out: Out,
-    studies: Annotated[int, typer.Option(min=2, help="Simulated studies of each kind")] = 1000,
-) -> None:
-    """Simulate studies in which the truth is known, and measure how often the statistics are wrong."""
-    from tintype.runtime.dist import alone
-    from tintype.study.calibration import calibrate as simulate
-    from tintype.study.calibration import write_calibration
-    from tintype.terminal.progress import Progress
-
-    alone("tintype calibrate")
-    with Progress("simulating", unit="cells", kept="nothing was written; run the same command again") as bars:
-        found = simulate(studies, lambda name, done, total: bars.show(None, done, total, name))
-    for path in write_calibration(out, found):
-        say(console, str(path))

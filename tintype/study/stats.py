@@ -30,7 +30,7 @@ _GRID = 0.02
 EXACT_FLIPS = 14
 _EXACT_LABELS = 20_000
 _DRAWS = 10_000
-_RESAMPLES = 10_000
+RESAMPLES = 10_000
 _POWER_CELLS = 2**24
 _ROUNDING = 1e-12
 
@@ -271,10 +271,10 @@ def bootstrap_interval(
 ) -> tuple[float, float] | None:
     """Percentile-t: seeds are drawn anew with replacement, and the quantiles of the resamples' t make the interval.
 
-    Efron and Tibshirani 1993, chapter 12. Chosen over BCa by coverage: see `bca_interval`. None with fewer than five
+    Efron and Tibshirani 1993, chapter 12. Chosen over BCa by coverage (tools/calibration). None with fewer than five
     seeds, and where so many seeds have the same value that the interval has no end. The resamples depend on the number
     of seeds alone and the values are sorted, so the interval is a function of the values and not of their order; and
-    it is mirrored when the sign or the sets are swapped (see `_resample_weights`).
+    it is mirrored when the sign or the sets are swapped (see `resample_weights`).
     """
     if len(new) < BOOTSTRAP_SEEDS:
         return None
@@ -311,16 +311,16 @@ def _ratio(shift: Array, error: Array) -> Array:
 
 
 def _weights_of(values: Sequence[Array]) -> list[Array]:
-    """For each set, `_resample_weights` of a stream of its own; both orders of the streams where there are two sets."""
+    """For each set, `resample_weights` of a stream of its own; both orders of the streams where there are two sets."""
     seeds = len(values[0])
     if len(values) == 1:
-        return [_resample_weights(seeds, 0, _RESAMPLES // 2)]
-    first, second = (_resample_weights(seeds, stream, _RESAMPLES // 4) for stream in (0, 1))
+        return [resample_weights(seeds, 0, RESAMPLES // 2)]
+    first, second = (resample_weights(seeds, stream, RESAMPLES // 4) for stream in (0, 1))
     return [np.concatenate([first, second]), np.concatenate([second, first])]
 
 
 @lru_cache(maxsize=16)
-def _resample_weights(seeds: int, stream: int, draws: int) -> Array:
+def resample_weights(seeds: int, stream: int, draws: int) -> Array:
     """How often each seed is in each resample, over the number of seeds: `draws` resamples, then each one reversed.
 
     Sorted values are reversed when their sign changes. So the resamples of both signs are the same.
@@ -328,23 +328,6 @@ def _resample_weights(seeds: int, stream: int, draws: int) -> Array:
     generator = np.random.default_rng([seeds, stream])
     weights: Array = generator.multinomial(seeds, [1 / seeds] * seeds, draws) / seeds
     return np.concatenate([weights, weights[:, ::-1]])
-
-
-def bca_interval(differences: Sequence[float], confidence: float) -> tuple[float, float]:
-    """Bias-corrected and accelerated bootstrap of the mean (Efron 1987, with the jackknife's acceleration).
-
-    Studies do not offer it: with few seeds it covers the truth much less often than it says, and calibration shows so.
-    """
-    values = np.asarray(differences, float)
-    centred = values - values.mean()
-    if not centred.any():
-        return float(values[0]), float(values[0])
-    shift = _resample_weights(len(values), 0, _RESAMPLES // 2) @ centred
-    below = ((shift < 0).mean() + (shift <= 0).mean()) / 2
-    bias, acceleration = special.ndtri(below), (centred**3).sum() / (6 * (centred**2).sum() ** 1.5)
-    moved = bias + special.ndtri([(1 - confidence) / 2, (1 + confidence) / 2])
-    low, high = np.quantile(shift, special.ndtr(bias + moved / (1 - acceleration * moved)))
-    return float(values.mean() + low), float(values.mean() + high)
 
 
 def deviation_range(deviation: float, freedom: float, confidence: float = CONFIDENCE) -> tuple[float, float]:

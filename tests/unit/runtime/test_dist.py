@@ -174,7 +174,6 @@ def test_ranks_that_loaded_different_weights_do_not_mix_them() -> None:
         "report x",
         "bench",
         "encoder train --out x",
-        "calibrate --out x",
         "evaluate --images a --reference b",
     ],
 )

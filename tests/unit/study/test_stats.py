@@ -233,13 +233,6 @@ def test_unpaired_percentile_t_against_drawn_samples() -> None:
     assert found == pytest.approx((centre - high * error, centre - low * error), abs=0.05)
 
 
-def test_bca_against_scipy() -> None:
-    differences = np.subtract(NEW, OLD)
-    oracle = scipy_stats.bootstrap((differences,), np.mean, n_resamples=20_000, method="BCa", rng=1).confidence_interval
-    assert stats.bca_interval(differences.tolist(), 0.95) == pytest.approx(tuple(oracle), abs=0.05)
-    assert stats.bca_interval([0.5, 0.5], 0.95) == (0.5, 0.5)
-
-
 def test_a_bootstrap_interval_repeats_and_needs_five_seeds() -> None:
     first, second = (stats.bootstrap_interval(NEW, OLD, True, 0.95) for _ in range(2))
     assert first == second

@@ -33,8 +33,6 @@ from tintype.evaluation import train_scene_encoder
 from tintype.metrics import speed
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.images import save_png
-from tintype.study import calibration
-from tintype.study.calibration import Cell
 from tintype.study.lab import _claim
 from tintype.study.study import load_study
 from tintype.terminal.interrupts import begin_work
@@ -119,11 +117,6 @@ COMMANDS: dict[str, Long] = {
         lambda the: ["report", the / "study"],
         r"writing the report",
         rf"the runs are unchanged; {AGAIN}",
-    ),
-    "calibrate": Long(
-        lambda the: ["calibrate", "--out", the.out, "--studies", 2],
-        r"simulating: 1 of 18 cells \(5%\) · power, .*\d+ s left",
-        rf"nothing was written; {AGAIN}",
     ),
     "bench": Long(
         lambda the: ["bench", "--recipe", the / "plan.yaml", "--steps", 2, "--json"],
@@ -296,9 +289,6 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What no option makes small; and a cache of the test's own, in which nothing is done yet."""
     monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(bench, "_RENDER_COUNT", 8)
-    cells = [(Cell(3), calibration._STUDENT)]
-    monkeypatch.setattr(calibration, "_false_verdict_cells", lambda: iter(cells))
-    monkeypatch.setattr(calibration, "_power_cells", lambda: iter(cells))
     monkeypatch.setattr(train_scene_encoder, "measure", lambda *arguments: {})
     monkeypatch.setattr(tokenizer_report, "at_hand", lambda known: False)
     timed = speed.time_feature_metrics

@@ -12,10 +12,20 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from scipy import stats as scipy_stats
 
-from tintype.study import calibration, calibration_figure, stats
-from tintype.study.calibration import Cell, calibrate, coverage, false_verdicts, share_found, tolerance
+from tintype.study import stats
 from tintype.study.verdicts import AnalysisSettings
+from tools.calibration import figure, simulate
+from tools.calibration.simulate import (
+    Cell,
+    bca_interval,
+    calibrate,
+    coverage,
+    false_verdicts,
+    share_found,
+    tolerance,
+)
 
 STUDIES = 200
 STUDENT, PERMUTATION = AnalysisSettings(), AnalysisSettings(test="permutation")
@@ -35,7 +45,7 @@ def test_without_the_correction_most_studies_would_have_a_false_verdict(monkeypa
 
 
 def test_simulated_runs_are_paired_as_asked_and_metrics_correlated() -> None:
-    pairs = list(calibration.simulated(Cell(8, pairing=0.8), STUDIES))
+    pairs = list(simulate.simulated(Cell(8, pairing=0.8), STUDIES))
     new, old, control = (
         np.concatenate([getattr(one[arm, "primary 0"], side) for one in pairs])
         for arm, side in (("arm 0", "new"), ("arm 0", "old"), ("control", "new"))
@@ -46,9 +56,9 @@ def test_simulated_runs_are_paired_as_asked_and_metrics_correlated() -> None:
     assert np.corrcoef(new, other)[0, 1] == pytest.approx(0.6, abs=0.07)
 
 
-@pytest.mark.parametrize("shape", calibration.SHAPES)
-def test_every_shape_has_no_true_difference(shape: calibration.Shape) -> None:
-    pairs = list(calibration.simulated(Cell(8, shape), 400))
+@pytest.mark.parametrize("shape", simulate.SHAPES)
+def test_every_shape_has_no_true_difference(shape: simulate.Shape) -> None:
+    pairs = list(simulate.simulated(Cell(8, shape), 400))
     differences = np.asarray([np.mean(one["arm 0", "primary 0"].per_seed) for one in pairs])
     assert abs(differences.mean()) < 4 * differences.std() / 20
 
@@ -67,7 +77,7 @@ def test_the_permutation_test_finds_what_it_says_or_says_that_it_cannot() -> Non
 
 
 def test_pairing_makes_smaller_differences_detectable() -> None:
-    apart, close = (calibration.planted_effect(Cell(5, pairing=r), STUDENT) for r in (0.0, 0.8))
+    apart, close = (simulate.planted_effect(Cell(5, pairing=r), STUDENT) for r in (0.0, 0.8))
     assert apart is not None and close is not None
     assert close == pytest.approx(apart * 0.2**0.5)
 
@@ -80,25 +90,32 @@ def test_intervals_cover_and_bca_does_not() -> None:
     assert "bootstrap" not in coverage(Cell(3), 2)
 
 
+def test_bca_against_scipy() -> None:
+    differences = np.asarray([0.31, 0.12, 0.5, 0.27, -0.08, 0.44, 0.2, 0.35])
+    oracle = scipy_stats.bootstrap((differences,), np.mean, n_resamples=20_000, method="BCa", rng=1).confidence_interval
+    assert bca_interval(differences.tolist(), 0.95) == pytest.approx(tuple(oracle), abs=0.05)
+    assert bca_interval([0.5, 0.5], 0.95) == (0.5, 0.5)
+
+
 def test_the_figure_and_the_numbers_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [(Cell(3), STUDENT), (Cell(5), PERMUTATION)]  # the whole grid takes minutes
-    monkeypatch.setattr(calibration, "_false_verdict_cells", lambda: iter(cells))
-    monkeypatch.setattr(calibration, "_power_cells", lambda: iter(cells))
+    monkeypatch.setattr(simulate, "_false_verdict_cells", lambda: iter(cells))
+    monkeypatch.setattr(simulate, "_power_cells", lambda: iter(cells))
     said: list[tuple[str, int, int]] = []
     found = calibrate(2, lambda name, done, total: said.append((name, done, total)))
-    numbers, figure = calibration.write_calibration(tmp_path, found)
+    numbers, drawing = simulate.write_calibration(tmp_path, found)
     assert json.loads(numbers.read_text()) == found
     count = sum(len(found[part]) for part in ("false_verdicts", "power", "coverage"))
     assert [done for _, done, _ in said] == list(range(count + 1)) and {total for *_, total in said} == {count}
-    root = ElementTree.fromstring(figure.read_text())
+    root = ElementTree.fromstring(drawing.read_text())
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    assert "nan" not in figure.read_text() and "5 seeds, pairing 0.4: never" in figure.read_text()
+    assert "nan" not in drawing.read_text() and "5 seeds, pairing 0.4: never" in drawing.read_text()
 
 
 def test_the_published_figure_is_drawn_from_the_published_numbers() -> None:
     docs = Path(__file__).parents[3] / "docs"
     found = json.loads((docs / "calibration.json").read_text())
-    assert (docs / "images" / "calibration.svg").read_text() == calibration_figure.draw(found)
+    assert (docs / "images" / "calibration.svg").read_text() == figure.draw(found)
 
 
 def test_the_published_numbers_keep_the_promise() -> None:

@@ -1,4 +1,4 @@
-"""Checks the statistics by simulated studies in which the truth is known: nothing changed, or a change of a known size.
+"""Check the statistics by simulated studies in which the truth is known: nothing changed, or a change of a known size.
 
 The studies go through `verdicts.compare` as real ones do: arms that share the baseline's seeds, a control that does
 not, primary metrics and others, all metrics correlated. What is counted: studies with any false verdict, planted
@@ -15,12 +15,14 @@ from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
+from scipy import special
 
 from tintype.rng import stream_key
 from tintype.runtime.files import write_json, write_text
-from tintype.study import calibration_figure, stats
+from tintype.study import stats
 from tintype.study.results import Comparison
 from tintype.study.verdicts import AnalysisSettings, Key, Pair, compare, confidence_of, weights_of
+from tools.calibration import figure
 
 Shape = Literal["normal", "skewed", "unequal", "skewed and unequal"]
 SHAPES: tuple[Shape, ...] = ("normal", "skewed", "unequal", "skewed and unequal")
@@ -93,15 +95,15 @@ def simulated(cell: Cell, studies: int, effect: float = 0.0, metrics: int = len(
         }
 
 
-def _noise(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Standard normal values whose last axis, the metrics, is correlated: most metrics look at the same pictures."""
+def _noise(generator: np.random.Generator, shape: tuple[int, ...]) -> stats.Array:
+    """Standard normal values whose last axis, the metrics, is correlated: most metrics look at the same images."""
     common = generator.normal(size=(*shape[:-1], 1))
     return math.sqrt(_ALIKE) * common + math.sqrt(1 - _ALIKE) * generator.normal(size=shape)
 
 
 def _standardised_lognormal(
-    values: np.ndarray[Any, np.dtype[np.float64]],
-) -> np.ndarray[Any, np.dtype[np.float64]]:
+    values: stats.Array,
+) -> stats.Array:
     """Of mean zero and deviation one, with a skewness of 3.3: about that of a distance that now and then is large."""
     mean = math.exp(_SKEW**2 / 2)
     return (np.exp(_SKEW * values) - mean) / (mean * math.sqrt(math.expm1(_SKEW**2)))
@@ -157,11 +159,28 @@ def coverage(cell: Cell, studies: int) -> dict[str, float]:
         for key, row in compare(pairs, _MEANINGS, _PRIMARY_METRICS, _STUDENT).items():
             held.setdefault(str(row.interval), []).append(_holds_zero((row.low, row.high)))
             if pairs[key].shared_seeds:
-                held.setdefault("BCa", []).append(_holds_zero(stats.bca_interval(row.differences, stats.CONFIDENCE)))
+                held.setdefault("BCa", []).append(_holds_zero(bca_interval(row.differences, stats.CONFIDENCE)))
         if cell.seeds >= stats.BOOTSTRAP_SEEDS:
             for row in compare(pairs, _MEANINGS, _PRIMARY_METRICS, _BOOTSTRAP).values():
                 held.setdefault("bootstrap", []).append(_holds_zero((row.low, row.high)))
     return {name: fmean(values) for name, values in held.items()}
+
+
+def bca_interval(differences: Sequence[float], confidence: float) -> tuple[float, float]:
+    """Return the bias-corrected and accelerated bootstrap of the mean (Efron 1987, with the jackknife's acceleration).
+
+    Studies do not offer it: with few seeds it covers the truth much less often than it says, as `coverage` shows.
+    """
+    values = np.asarray(differences, float)
+    centred = values - values.mean()
+    if not centred.any():
+        return float(values[0]), float(values[0])
+    shift = stats.resample_weights(len(values), 0, stats.RESAMPLES // 2) @ centred
+    below = ((shift < 0).mean() + (shift <= 0).mean()) / 2
+    bias, acceleration = special.ndtri(below), (centred**3).sum() / (6 * (centred**2).sum() ** 1.5)
+    moved = bias + special.ndtri([(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(shift, special.ndtr(bias + moved / (1 - acceleration * moved)))
+    return float(values.mean() + low), float(values.mean() + high)
 
 
 def _holds_zero(interval: tuple[float | None, float | None]) -> bool:
@@ -219,9 +238,9 @@ def _power_cells() -> Iterator[tuple[Cell, AnalysisSettings]]:
 
 
 def write_calibration(folder: Path, found: dict[str, Any]) -> Sequence[Path]:
-    """`calibration.json` and `images/calibration.svg` in the folder; gives both paths."""
-    numbers, figure = folder / "calibration.json", folder / "images" / "calibration.svg"
-    figure.parent.mkdir(parents=True, exist_ok=True)
+    """Write `calibration.json` and `images/calibration.svg` into the folder; return both paths."""
+    numbers, drawing = folder / "calibration.json", folder / "images" / "calibration.svg"
+    drawing.parent.mkdir(parents=True, exist_ok=True)
     write_json(numbers, found)
-    write_text(figure, calibration_figure.draw(found))
-    return numbers, figure
+    write_text(drawing, figure.draw(found))
+    return numbers, drawing

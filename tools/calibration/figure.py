@@ -1,4 +1,4 @@
-"""The picture of a calibration: what simulated studies did, beside what they should have done."""
+"""The figure of a calibration: what simulated studies did, beside what they should have done."""
 
 from __future__ import annotations
 
