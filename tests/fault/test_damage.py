@@ -28,7 +28,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab, runner
 from tintype.study.progress import Message
 from tintype.study.report import read_results
-from tintype.study.results import SPEED, Results
+from tintype.study.results import SPEED, StudyResults
 from tintype.study.runner import Task
 from tintype.study.study import load_study
 from tintype.train import checkpoint
@@ -82,13 +82,13 @@ def made(tmp_path_factory: pytest.TempPathFactory, inline: None) -> Path:
     return folder / "out"
 
 
-def ablate(out: Path) -> Results:
+def ablate(out: Path) -> StudyResults:
     study = load_study(str(out.parent / "study.yaml"))
     assert not lab.run_study(study, out, 1, argv=COMMAND).failed
     return read_results(out)
 
 
-def report(out: Path) -> Results:
+def report(out: Path) -> StudyResults:
     lab.report_study(out)
     return read_results(out)
 
@@ -103,7 +103,7 @@ def use(run: Path) -> tuple[str, int, str]:
     return parts.plan.hash, step, digest.hexdigest()
 
 
-def scores(results: Results) -> list[Any]:
+def scores(results: StudyResults) -> list[Any]:
     """Return the numbers that verdicts are made of, without the speed."""
     return [
         [arm.name, run.state, {name: value for name, value in run.metrics.items() if name != SPEED}, run.details]
@@ -216,19 +216,19 @@ def same(found: Any, expected: Any) -> bool:
     return bool(repr(found) == repr(expected))
 
 
-def events_said(expected: Results, found: Results, words: str) -> bool:
+def events_said(expected: StudyResults, found: StudyResults, words: str) -> bool:
     """Whether a changed report says what happened, and the scores are those of the undamaged study."""
     kinds = {event["event"] for arm in found.arms for run in arm.runs for event in run.events}
     known = bool(kinds & {"damaged-file", "damaged-checkpoint"}) or "commands.jsonl is damaged" in words
     return known and scores(found) == scores(expected)
 
 
-def missing_said(expected: Results, found: Results, words: str) -> bool:
+def missing_said(expected: StudyResults, found: StudyResults, words: str) -> bool:
     """Whether the run that lost its result counts as not done."""
     return {run.state for arm in found.arms for run in arm.runs} == {"done", "missing"}
 
 
-def scored_again(expected: Results, found: Results, words: str) -> bool:
+def scored_again(expected: StudyResults, found: StudyResults, words: str) -> bool:
     """Whether a run without a result has the same scores again; it took another time, and is no damage."""
     return scores(found) == scores(expected)
 

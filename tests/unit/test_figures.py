@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tintype.study.results import Results
+from tintype.study.results import StudyResults
 from tools.figures import claims, data
 from tools.figures.check import page_names, page_problems, stated
 from tools.figures.pages import NUMERAL, VERDICT_WORD, Block, Claim, Page, Quote
@@ -109,7 +109,7 @@ def test_a_block_is_written_as_the_data_make_it_and_needs_data() -> None:
 def test_a_comparison_that_does_not_follow_from_the_runs_is_refused() -> None:
     content = json.loads((ROOT / "studies/2026-11-15_captions-mini/results.json").read_text(encoding="utf-8"))
     content["arms"][1]["runs"][0]["metrics"]["scene_accuracy"] += 0.001
-    changed = data.Study(Results.model_validate(content))
+    changed = data.Study(StudyResults.model_validate(content))
     with pytest.raises(ValueError, match="does not follow from the runs"):
         changed.compared(content["arms"][1]["name"], "scene_accuracy")
 

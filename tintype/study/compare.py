@@ -32,8 +32,8 @@ from tintype.study.results import (
     Curve,
     MetricInfo,
     Resolution,
-    Results,
     Run,
+    StudyResults,
     TextInfo,
     TokenizerInfo,
     Trend,
@@ -59,7 +59,7 @@ COMMANDS_FILE = "commands.jsonl"
 """In a study's folder: each command line that worked on it, oldest first."""
 
 
-def collect(study: Study, out: Path) -> Results:
+def collect(study: Study, out: Path) -> StudyResults:
     protocol, settings = study.settings.evaluation, study.settings
     runs = {arm.label: [read_run(plan, protocol, out) for plan in arm.plans] for arm in study.arms}
     encoders = _same_encoders(runs)
@@ -71,7 +71,7 @@ def collect(study: Study, out: Path) -> Results:
     trends = _trend_pairs(study, runs)
     planned = planned_comparisons(study, meanings)
     rows = _compared(study, runs, meanings, trends, planned)
-    return Results(
+    return StudyResults(
         name=study.name,
         question=settings.question,
         seeds=list(settings.seeds),

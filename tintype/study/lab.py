@@ -33,7 +33,7 @@ from tintype.settings import plain
 from tintype.study.compare import COMMANDS_FILE, collect, read_commands, real_folder, reported_commands
 from tintype.study.progress import Message, StudyProgress
 from tintype.study.report import write_report
-from tintype.study.results import Command, Results, TokenizerInfo
+from tintype.study.results import Command, StudyResults, TokenizerInfo
 from tintype.study.runner import Task, run_tasks, tasks_of
 from tintype.study.study import Study, StudySettings, check_study, read_settings, remake_study, resolve
 from tintype.tokenizers.latent_cache import why_uncacheable
@@ -48,7 +48,7 @@ _STUDY, _BASELINE, _RESULTS = "study.yaml", "baseline.yaml", "results.json"
 
 @dataclass(frozen=True)
 class StudyReport:
-    results: Results
+    results: StudyResults
     page: Path
 
 

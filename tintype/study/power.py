@@ -20,7 +20,7 @@ from tintype.config.strict import nearest
 from tintype.errors import UserError
 from tintype.study import stats
 from tintype.study.report import findings
-from tintype.study.results import Arm, MetricInfo, Results, arm_label, read_results_file
+from tintype.study.results import Arm, MetricInfo, StudyResults, arm_label, read_results_file
 from tintype.study.verdicts import Counts, confidence_of, count_comparisons
 
 MOST_SEEDS = 1_000
@@ -133,7 +133,7 @@ def plan_power(
         raise UserError(f"--arms {arms}: a study compares at least one arm; give 1 or more")
     if resolutions < 1:
         raise UserError(f"--resolutions {resolutions}: a study has at least one resolution; give 1 or more")
-    useful: list[Results] = []
+    useful: list[StudyResults] = []
     skipped: list[str] = []
     for path in _files(paths):
         for one in read_results_file(path).by_resolution():
@@ -187,12 +187,12 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     return list(distinct.values())
 
 
-def _at_resolution(name: str, results: Results) -> str:
+def _at_resolution(name: str, results: StudyResults) -> str:
     """The study's name. Each of several resolutions has a baseline of its own, and so counts as a study."""
     return arm_label(name, next((arm.resolution for arm in results.arms), ""))
 
 
-def _useless(results: Results, without: Sequence[str]) -> str | None:
+def _useless(results: StudyResults, without: Sequence[str]) -> str | None:
     """Why a study tells nothing about the spread of differences; None if it does."""
     if len(results.seeds) == 1:
         return "one seed only, so its spread is not known"
@@ -201,7 +201,7 @@ def _useless(results: Results, without: Sequence[str]) -> str | None:
     return None
 
 
-def _repeated(results: Results, others: Iterable[Results]) -> str | None:
+def _repeated(results: StudyResults, others: Iterable[StudyResults]) -> str | None:
     """Whether a study is a copy of another one; the same runs scored by another protocol are none."""
     runs = [_hashes(arm) for arm in results.arms]
     for other in others:
@@ -214,11 +214,11 @@ def _hashes(arm: Arm) -> set[str]:
     return {run.hash for run in arm.runs if run.state == "done"}
 
 
-def _arms(results: Results, without: Sequence[str]) -> list[Arm]:
+def _arms(results: StudyResults, without: Sequence[str]) -> list[Arm]:
     return [arm for arm in results.arms if arm.role == "arm" and arm.name not in without]
 
 
-def _check_names(studies: Sequence[Results], metric: str | None, without: Sequence[str]) -> None:
+def _check_names(studies: Sequence[StudyResults], metric: str | None, without: Sequence[str]) -> None:
     metrics = dict.fromkeys(one.name for study in studies for one in study.metrics)
     if metric is not None and metric not in metrics:
         raise UserError(f"unknown metric '{metric}'; {nearest(metric, metrics)}")
@@ -228,14 +228,14 @@ def _check_names(studies: Sequence[Results], metric: str | None, without: Sequen
             raise UserError(f"unknown arm '{name}'; {nearest(name, arms)}")
 
 
-def _alike(studies: Iterable[Results]) -> list[list[Results]]:
-    groups: dict[str, list[Results]] = {}
+def _alike(studies: Iterable[StudyResults]) -> list[list[StudyResults]]:
+    groups: dict[str, list[StudyResults]] = {}
     for results in studies:
         groups.setdefault(_identity(results), []).append(results)
     return list(groups.values())
 
 
-def _identity(results: Results) -> str:
+def _identity(results: StudyResults) -> str:
     """The baseline's plan and the protocol, but for the seed and housekeeping, which change no result."""
     plan: Any = yaml.safe_load(results.plan)
     if isinstance(plan, dict):
@@ -243,7 +243,7 @@ def _identity(results: Results) -> str:
     return repr((plan, results.protocol))
 
 
-def _group(studies: list[Results], question: Question, metric: str | None, without: Sequence[str]) -> Group:
+def _group(studies: list[StudyResults], question: Question, metric: str | None, without: Sequence[str]) -> Group:
     infos: dict[str, MetricInfo] = {}
     for info in (info for results in studies for info in results.metrics):
         infos.setdefault(info.name, info)
@@ -258,7 +258,7 @@ def _group(studies: list[Results], question: Question, metric: str | None, witho
 
 
 def _metric_power(
-    studies: Sequence[Results],
+    studies: Sequence[StudyResults],
     info: MetricInfo,
     question: Question,
     counts: Counts,

@@ -1,4 +1,4 @@
-"""What a study found, as data. `results.json` is this, and a report needs nothing else but the preview pictures."""
+"""The results of a study. `results.json` is their dump, and a report needs nothing else but the preview images."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.main import IncEx
 
 from tintype.config.strict import read_yaml, write_yaml
 from tintype.errors import UserError
@@ -21,11 +22,11 @@ from tintype.seams import ANY_VALUE, Range
 TestName = Literal["paired Student", "Welch", "sign-flip permutation", "label permutation"]
 IntervalName = Literal["Student", "Welch", "bootstrap"]
 Loss = Literal["diverged", "failed", "incomplete"]
-"""Why a run has no value: training or scoring was not finite, its process stopped with an error, or it is not done."""
+"""Why a run has no value: training or scoring gave no finite number, its process failed, or it is not done."""
 Verdict = Literal["better", "worse", "not shown", "identical", "no spread", "sketch", Loss]
 Role = Literal["baseline", "control", "arm"]
 SPEED = "images_per_s"
-"""The metric that is the throughput of training."""
+"""Name of the throughput of training among the metrics."""
 
 
 class _Data(BaseModel):
@@ -39,13 +40,13 @@ class MetricInfo(_Data):
     definition: str
     primary: bool = False
     range: Range = ANY_VALUE
-    """Without bounds in results that were written before they were recorded."""
+    """Unbounded in results that were written before bounds were recorded."""
 
 
 class Change(_Data):
     key: str
-    before: Any
-    after: Any
+    before: object
+    after: object
 
 
 class Curve(_Data):
@@ -56,43 +57,43 @@ class Curve(_Data):
 
 
 class TokenizerInfo(_Data):
-    """A run's tokenizer, and what its latents were like on the run's first images."""
+    """A run's tokenizer, and the statistics of its latents on the run's first images."""
 
     kind: str
-    settings: dict[str, Any]
+    settings: dict[str, object]
     channels: int
     stride_px: int
     identity: str = ""
     """SHA-256 of weights and normalisation; empty where it has none."""
     tuned: bool = False
-    """Whether the run trained it; the identity and the latents are then those that it began with."""
+    """Whether the run trained it; identity and latents are then those before training."""
     images: int = 0
-    """On which the latents were measured; 0 where they were not."""
+    """Number of images on which the latents were measured; 0 where they were not."""
     mean: list[float] = []
-    """Of each channel."""
+    """Mean of each channel."""
     std: list[float] = []
-    """The standard deviation of each channel."""
+    """Standard deviation of each channel."""
 
 
 class TextInfo(_Data):
-    """What read a run's captions."""
+    """A run's text encoder."""
 
     kind: str
-    settings: dict[str, Any]
+    settings: dict[str, object]
     identity: str = ""
-    """SHA-256 of weights, tokenizer and settings; empty where it was trained."""
+    """SHA-256 of weights, tokenizer and settings; empty where it was trained with the run."""
 
 
 class Run(_Data):
     seed: int
     hash: str
     folder: str
-    """Relative to the study's folder."""
+    """Path relative to the study's folder."""
     state: Literal["done", "diverged", "failed", "missing"]
     error: str | None = None
     metrics: dict[str, float] = {}
     errors: dict[str, float] = {}
-    """The standard error of sampling: what other noises would have given with the same weights."""
+    """Standard error of each metric over the sampling noise, with the weights unchanged."""
     warnings: list[str] = []
     encoders: dict[str, EncoderInfo] = {}
     details: dict[str, dict[str, float]] = {}
@@ -102,18 +103,18 @@ class Run(_Data):
     parameters: int = 0
     train_s: float = 0
     evaluate_s: float = 0
-    events: list[dict[str, Any]] = []
-    environment: dict[str, Any] = {}
+    events: list[dict[str, object]] = []
+    environment: dict[str, object] = {}
     tokenizer: TokenizerInfo | None = None
     text: TextInfo | None = None
-    """None in a run that was not done, and in results from before."""
-    lineage: dict[str, Any] | None = None
-    """The run whose weights it started from, and what that one started from; None where they were drawn."""
+    """None in a run that was not done, and in older results."""
+    lineage: dict[str, object] | None = None
+    """The run whose weights it started from, and its own lineage; None where the weights were drawn at random."""
     previews: list[str] = []
-    """Pictures of the first prompts, relative to the study's folder; the same prompts and noise in every arm."""
+    """Paths of the samples of the first prompts; every arm has the same prompts and noise."""
 
     def loss(self, metric: str) -> Loss | None:
-        """Why it has no finite value of a metric; None where it has one."""
+        """Return why it has no finite value of a metric; None where it has one."""
         value = self.metrics.get(metric)
         if self.state in ("diverged", "failed"):
             return self.state
@@ -123,13 +124,13 @@ class Run(_Data):
 
 
 def worst_loss(runs: Iterable[Run], metric: str) -> Loss | None:
-    """The gravest reason for which one of the runs has no finite value; None where all have one."""
+    """Return the gravest reason why one of the runs has no finite value; None where all have one."""
     found = {run.loss(metric) for run in runs}
     return next((loss for loss in get_args(Loss) if loss in found), None)
 
 
 def lost_words(metric: str, runs: Mapping[str, Sequence[Run]]) -> str:
-    """How many runs diverged or failed, as "diverged 1 of 3"; empty where none did. The keys name sets of runs."""
+    """Return how many runs diverged or failed, as "diverged 1 of 3"; empty where none did. Keys name sets of runs."""
     found = []
     for name, of_name in runs.items():
         losses = [run.loss(metric) for run in of_name]
@@ -141,34 +142,34 @@ def lost_words(metric: str, runs: Mapping[str, Sequence[Run]]) -> str:
 class Comparison(_Data):
     """One metric of one arm against the baseline. Differences are arm minus baseline.
 
-    Where every seed lost a run that diverged or failed, the numbers are NaN and the verdict says which.
+    Where every seed lost a run, the numbers are NaN and the verdict says whether runs diverged or failed.
     """
 
     mean: float
     baseline_mean: float
     differences: list[float]
-    """One for each pair of seeds."""
+    """One difference for each pair of seeds."""
     difference: float
     low: float | None
     high: float | None
     p: float | None
-    """None with one seed, and where every seed differs by the same amount: then there is no interval either."""
+    """None with one seed, and where every seed differs by the same amount; there is no interval then either."""
     p_adjusted: float | None
-    """None where there is no p, or where a run is missing: there is no verdict on a part."""
+    """None where there is no p, or where a run is missing: part of the seeds gives no verdict."""
     detectable: float | None
     """The smallest true difference that this many seeds would find with a power of 80%."""
     verdict: Verdict
     test: TestName | None = None
-    """None in results that were written when arms had Student's and controls Welch's, and nothing else."""
+    """None in older results, in which arms have the paired Student test and controls Welch's."""
     interval: IntervalName | None = None
     sampling_error: float | None = None
-    """The standard error of the difference that comes from sampling pictures, which is a part of the spread."""
+    """The part of the difference's standard error that comes from sampling images."""
     lost: str = ""
     """Runs that diverged or failed, as "diverged 1 of 3" or "baseline failed 2 of 3"; empty where none did."""
 
     @property
     def words(self) -> str:
-        """The verdict; where runs diverged or failed, how many."""
+        """Return the verdict; where runs diverged or failed, how many."""
         return self.lost or self.verdict
 
 
@@ -179,22 +180,22 @@ class Arm(_Data):
     techniques: list[str]
     papers: list[str]
     changes: list[Change]
-    """As people read them: a part that comes or goes is one change."""
+    """The changes for readers: a part that is added or removed is one change."""
     all_changes: list[Change] = []
-    """Each setting that differs; empty in results from before, whose `changes` have them all."""
+    """Each setting that differs; empty in older results, whose `changes` have them all."""
     runs: list[Run]
     comparisons: dict[str, Comparison]
-    """By metric, with the baseline of the same resolution; empty for the baseline."""
+    """Comparison with the baseline of the same resolution, by metric; empty for the baseline."""
     incomparable: dict[str, str] = {}
-    """By metric, why it is not compared with the baseline although both have it."""
+    """Why a metric is not compared with the baseline although both have it, by metric."""
     resolution: str = ""
     """Empty in a study of one resolution."""
     tokens: int | None = None
-    """How many tokens its denoiser sees; None in a study of one resolution."""
+    """Number of tokens of its denoiser; None in a study of one resolution."""
 
     @property
     def label(self) -> str:
-        """Its name in the whole study, where every resolution has an arm of this name."""
+        """Return its name with its resolution, where the study has several."""
         return arm_label(self.name, self.resolution)
 
 
@@ -203,7 +204,7 @@ def arm_label(name: str, resolution: str) -> str:
 
 
 class Resolution(_Data):
-    """One of several resolutions: the baseline there, and the pictures that its arms are shown beside."""
+    """One of several resolutions: its baseline, and the real images that its samples are shown beside."""
 
     name: str
     plan: str
@@ -229,7 +230,7 @@ class RelativeEffect(_Data):
 
 
 class Trend(_Data):
-    """How one arm's relative effect on one metric changes with the number of tokens."""
+    """The change of one arm's relative effect on one metric with the number of tokens."""
 
     arm: str
     metric: str
@@ -242,20 +243,20 @@ class Trend(_Data):
 
 
 class Command(_Data):
-    """A call of `tintype ablate` that worked on the study."""
+    """A command line of `tintype ablate` that worked on the study."""
 
     argv: list[str]
     date: str
     """When it began, in UTC."""
 
 
-def read_results_file(path: Path) -> Results:
+def read_results_file(path: Path) -> StudyResults:
     """Read a results.json, and refuse one that is damaged or that another version wrote."""
     again = f"`tintype report {quote(str(path.parent))}` writes it again where the study's runs are"
     remake = f"{again}; or give another file"
     try:
         found = read_checked(path, remake, earlier=(1, None))
-        return Results.model_validate_json(json.dumps(found))
+        return StudyResults.model_validate_json(json.dumps(found))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     except ValidationError as error:
@@ -264,72 +265,71 @@ def read_results_file(path: Path) -> Results:
         raise UserError(f"{path} is no study's results.json ({place}: {first['msg']}); {remake}") from None
 
 
-class Results(_Data):
+class StudyResults(_Data):
     format: Literal[1] = 1
     name: str
     question: str
     seeds: list[int]
     sketch: bool
-    """One seed: no spread is known, so there is no interval and no verdict."""
+    """One seed: the seed spread is unknown, so there is no interval and no verdict."""
     confidence: float
     method: str
-    """How intervals and verdicts were made, in words."""
+    """How intervals and verdicts were computed, in words."""
     metrics: list[MetricInfo]
     arms: list[Arm]
-    """The baseline first, then the others in the study's order; so at each resolution, that of fewest tokens first."""
+    """The baseline first, then the others in the study's order; grouped by resolution, fewest tokens first."""
     plan: str
-    """The baseline's resolved plan, as YAML. With several resolutions, this and the last three are in each of them."""
-    protocol: dict[str, Any]
+    """The baseline's resolved plan, as YAML; empty with several resolutions, which have their own."""
+    protocol: dict[str, object]
     encoders: dict[str, EncoderInfo] = {}
-    """What read the pictures."""
+    """The encoders of images, by name."""
     warnings: list[str] = []
-    """What the evaluations warned of, for example of too few images."""
+    """Warnings of the evaluations, for example of too few images."""
     prompts: list[str]
-    """The prompts of the preview pictures."""
+    """The prompts of the samples that are shown."""
     real_previews: list[str]
     """The real images of those prompts."""
     reference: dict[str, dict[str, float]]
-    """What the same measurement gives on real images, for example the encoder's own accuracy, by metric and part."""
+    """The same measurements on real images, by metric and part; for example the encoder's own accuracy."""
     resolutions: list[Resolution] = []
-    """Fewest tokens first; empty where the study has one only."""
+    """Fewest tokens first; empty in a study of one resolution."""
     trends: list[Trend] = []
     commands: list[Command] = []
-    """Oldest first; empty in results that were written before they were recorded."""
+    """Oldest first; empty in older results."""
 
     @model_validator(mode="before")
     @classmethod
-    def _without_checksum(cls, data: Any) -> Any:
+    def _without_checksum(cls, data: object) -> object:
         """Leave out the checksum of the file, which `read_results_file` checks."""
         return {key: value for key, value in data.items() if key != "checksum"} if isinstance(data, dict) else data
 
     def to_json(self) -> str:
-        """Without the keys of resolutions where there is one only."""
-        several: dict[str, Any] = {"resolutions": True, "trends": True, "arms": {"__all__": {"resolution", "tokens"}}}
+        """Return the dump, without the keys of resolutions in a study of one."""
+        several: IncEx = {"resolutions": True, "trends": True, "arms": {"__all__": {"resolution", "tokens"}}}
         return self.model_dump_json(indent=1, exclude=None if self.resolutions else several) + "\n"
 
     def write(self, path: Path) -> None:
-        """Write it as JSON, with its checksum."""
+        """Write the dump with its checksum."""
         write_checked(path, json.loads(self.to_json()))
 
-    def without_data(self) -> Results:
-        """Without pictures and captions of the data; what models made of the captions stays."""
+    def without_data(self) -> StudyResults:
+        """Return the results without images and captions of the data; samples of the models stay."""
         return self.model_copy(
             update={**_unshown(self.prompts), "resolutions": [one.without_data() for one in self.resolutions]}
         )
 
-    def without_paths(self) -> Results:
-        """Without paths of this machine: the last name of each is left, in settings as in free text."""
+    def without_paths(self) -> StudyResults:
+        """Return the results without paths of this machine; the last name of each is left."""
         content = self.model_dump()
-        plans = [content, *content["resolutions"]]
-        for one in plans:  # as data: YAML breaks long lines, and a path may be on two
+        for one in [content, *content["resolutions"]]:  # as data: YAML breaks long lines, and a path may be on two
             one["plan"] = read_yaml(one["plan"], "the plan").data if one["plan"] else None
-        redacted: Any = redact(content, last_names())
-        for one in [redacted, *redacted["resolutions"]]:
+        content = cast(dict[str, Any], redact(content, last_names()))
+        for one in [content, *content["resolutions"]]:
             one["plan"] = write_yaml(one["plan"]) if one["plan"] else ""
-        return Results.model_validate(redacted)
+        return StudyResults.model_validate(content)
 
-    def by_resolution(self) -> list[Results]:
-        """What was found at each resolution, as if it were a study of its own."""
+    def by_resolution(self) -> list[StudyResults]:
+        """Return the results of each resolution, as if it were a study of its own."""
         if not self.resolutions:
             return [self]
         return [

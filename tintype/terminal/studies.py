@@ -19,7 +19,7 @@ from tintype.study.lab import StudyReport, report_study, run_study
 from tintype.study.progress import Message, StudyProgress
 from tintype.study.prompts import one_kind_note, reads_other_captions
 from tintype.study.report import findings
-from tintype.study.results import Arm, Comparison, MetricInfo, Results, Trend
+from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend
 from tintype.study.study import ArmPlan, Study
 from tintype.terminal.interrupts import leave
 from tintype.terminal.lines import progress_console, say
@@ -156,7 +156,7 @@ def _last_line(message: Message) -> str:
     return message.text.strip().splitlines()[-1] if message.text.strip() else ""
 
 
-def show_verdicts(results: Results, console: Console) -> None:
+def show_verdicts(results: StudyResults, console: Console) -> None:
     shown = [metric for metric in results.metrics if metric.primary] or results.metrics[:1]
     title = "Verdicts" if not results.sketch else "Sketch: one seed, no verdicts"
     first = ["resolution"] if results.resolutions else []
@@ -179,7 +179,7 @@ def show_verdicts(results: Results, console: Console) -> None:
         _show_trends(results, console)
 
 
-def _show_trends(results: Results, console: Console) -> None:
+def _show_trends(results: StudyResults, console: Console) -> None:
     counts = list(findings.token_counts(results).values())
     cells: dict[str, list[str]] = {}
     heads: dict[str, None] = {}

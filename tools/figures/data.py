@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from tintype.page.numerals import fixed
-from tintype.study.results import Arm, Comparison, Results
+from tintype.study.results import Arm, Comparison, StudyResults
 
 ROOT = Path(__file__).parents[2]
 BASELINE = "baseline"
@@ -29,7 +29,7 @@ def data(path: str) -> Any:
 class Study:
     """A study's results, by arm and metric."""
 
-    results: Results
+    results: StudyResults
 
     def arm(self, name: str, tokens: int | None = None) -> Arm:
         return next(arm for arm in self.results.arms if arm.name == name and arm.tokens in (tokens, None))
@@ -79,7 +79,7 @@ class Study:
 @cache
 def study(name: str) -> Study:
     text = (ROOT / "studies" / name / "results.json").read_text(encoding="utf-8")
-    return Study(Results.model_validate_json(text))
+    return Study(StudyResults.model_validate_json(text))
 
 
 def signed(value: float, digits: int) -> str:

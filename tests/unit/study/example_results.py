@@ -16,9 +16,9 @@ from tintype.study.results import (
     Curve,
     MetricInfo,
     Resolution,
-    Results,
     Role,
     Run,
+    StudyResults,
     Trend,
 )
 from tintype.study.stats import CONFIDENCE
@@ -127,7 +127,7 @@ ATTRIBUTES = {
 }
 
 
-def example(seeds: tuple[int, ...] = (0, 1, 2)) -> Results:
+def example(seeds: tuple[int, ...] = (0, 1, 2)) -> StudyResults:
     """The whole study; with one seed it is a sketch."""
     arms = {
         "baseline": _runs("baseline", seeds, {}),
@@ -136,7 +136,7 @@ def example(seeds: tuple[int, ...] = (0, 1, 2)) -> Results:
         "uniform_time": _runs("uniform_time", seeds, UNIFORM_TIME),
     }
     comparisons = _compared(arms)
-    return Results(
+    return StudyResults(
         name="pocket: captions and times",
         question="Are long captions and logit-normal times worth having in a small model on little compute?",
         seeds=list(seeds),
@@ -164,7 +164,7 @@ def example(seeds: tuple[int, ...] = (0, 1, 2)) -> Results:
 RESOLUTIONS = {"coarse": 64, "fine": 1024}
 
 
-def several(seeds: tuple[int, ...] = (0, 1, 2)) -> Results:
+def several(seeds: tuple[int, ...] = (0, 1, 2)) -> StudyResults:
     """The study at two resolutions; at the fine one short captions harm less and the baseline is twice as slow."""
     results = example(seeds)
     milder = {name: shift / 5 for name, shift in SHORT_CAPTIONS.items()}
@@ -218,7 +218,7 @@ def _trends(arms: list[Arm]) -> list[Trend]:
     return found
 
 
-def with_failed_run() -> Results:
+def with_failed_run() -> StudyResults:
     results = example()
     broken = results.arms[3]
     failed = Run(seed=1, hash="dead", folder="runs/dead", state="failed", error="loss is not a number at step 412")
@@ -239,7 +239,7 @@ def with_failed_run() -> Results:
     return results.model_copy(update={"arms": [*results.arms[:3], broken.model_copy(update=update)]})
 
 
-def with_diverged_runs() -> Results:
+def with_diverged_runs() -> StudyResults:
     """Every run of `short_captions` and one of `uniform_time` diverged."""
     results = example()
     arms = {arm.name: arm for arm in results.arms}
@@ -254,7 +254,7 @@ def with_diverged_runs() -> Results:
     return results.model_copy(update={"arms": changed})
 
 
-def with_differing_control() -> Results:
+def with_differing_control() -> StudyResults:
     results = example()
     control = results.arms[1]
     changed = control.comparisons["precision"].model_copy(update={"verdict": "worse"})
@@ -265,7 +265,7 @@ def with_differing_control() -> Results:
 HOSTILE = "<script>alert('x')</script>|\"&\n![x](javascript:y)"
 
 
-def hostile() -> Results:
+def hostile() -> StudyResults:
     """Text that must stay text, wherever a name, a caption, an error or an event is shown."""
     results = with_failed_run()
     arm = results.arms[3]
@@ -296,7 +296,7 @@ def hostile() -> Results:
     )
 
 
-def draw_previews(results: Results, folder: Path) -> None:
+def draw_previews(results: StudyResults, folder: Path) -> None:
     real = [path for view in results.by_resolution() for path in view.real_previews]
     paths = [*real, *(path for arm in results.arms for run in arm.runs for path in run.previews)]
     for index, path in enumerate(paths):

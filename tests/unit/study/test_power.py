@@ -15,13 +15,13 @@ from tests.unit.study.example_results import example, several
 from tintype.errors import UserError
 from tintype.study import power
 from tintype.study.power import plan_power
-from tintype.study.results import Results
+from tintype.study.results import StudyResults
 from tintype.terminal.power import show_power
 
 STUDIES = Path(__file__).parents[3] / "studies" / "2026-11-15_captions-and-target-mini"
 
 
-def stored(results: Results, folder: Path, name: str = "past") -> Path:
+def stored(results: StudyResults, folder: Path, name: str = "past") -> Path:
     (folder / name).mkdir(parents=True)
     (folder / name / "results.json").write_text(results.model_dump_json())
     return folder / name
@@ -33,7 +33,7 @@ def shown(plan: power.PowerPlan) -> str:
     return console.export_text()
 
 
-def with_seeds_from(results: Results, first: int, name: str) -> Results:
+def with_seeds_from(results: StudyResults, first: int, name: str) -> StudyResults:
     """Another study of the same baseline: its seeds begin at `first`."""
     arms = [
         arm.model_copy(

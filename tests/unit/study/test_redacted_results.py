@@ -1,4 +1,4 @@
-"""Results that are passed on name no places of the machine that they were made on."""
+"""Results that are passed on name no paths of the machine that made them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.tiny import tiny_plan
 from tests.unit.study.example_results import draw_previews, example, several
 from tintype.config.strict import read_yaml
 from tintype.study.report import write_report
-from tintype.study.results import Change, Command, Results, TokenizerInfo
+from tintype.study.results import Change, Command, StudyResults, TokenizerInfo
 
 LONG = "/home/al/secret place/" + "a folder of many words " * 6 + "/photos"
 
 
-def with_paths() -> Results:
+def with_paths() -> StudyResults:
     results = example()
     first, *others = results.arms
     first_run, *runs = first.runs

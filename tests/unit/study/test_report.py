@@ -31,7 +31,7 @@ from tintype.page import numerals, svg
 from tintype.study import report
 from tintype.study.report import charts, findings, read_results, to_csv, write_report
 from tintype.study.report.markdown import escaped, to_markdown
-from tintype.study.results import Arm, Change, Command, Curve, Results, Run, TokenizerInfo
+from tintype.study.results import Arm, Change, Command, Curve, Run, StudyResults, TokenizerInfo
 from tintype.study.trends import NO_RUNS, NOT_POSITIVE
 from tintype.terminal.studies import show_verdicts
 
@@ -66,7 +66,7 @@ class _Page(HTMLParser):
             self.text += data
 
 
-def _page(results: Results, folder: Path) -> _Page:
+def _page(results: StudyResults, folder: Path) -> _Page:
     page = _Page(write_report(results, folder).read_text(encoding="utf-8"))
     assert page.open == []
     page.text = re.sub(r"\s+", " ", page.text)
@@ -74,29 +74,29 @@ def _page(results: Results, folder: Path) -> _Page:
 
 
 @pytest.fixture(scope="module")
-def results() -> Results:
+def results() -> StudyResults:
     return example()
 
 
 @pytest.fixture(scope="module")
-def folder(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(results: StudyResults, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
     draw_previews(results, folder)
     write_report(results, folder)
     return folder
 
 
-def test_writes_four_files_and_gives_the_page(results: Results, tmp_path: Path) -> None:
+def test_writes_four_files_and_gives_the_page(results: StudyResults, tmp_path: Path) -> None:
     assert write_report(results, tmp_path / "new") == tmp_path / "new" / "report.html"
     written = {path.name for path in (tmp_path / "new").iterdir()}
     assert written == {"results.json", "results.csv", "report.md", "report.html"}
 
 
-def test_results_survive_the_round_trip(results: Results, folder: Path) -> None:
+def test_results_survive_the_round_trip(results: StudyResults, folder: Path) -> None:
     assert read_results(folder) == results
 
 
-def test_csv_has_a_row_for_each_arm_seed_and_metric(results: Results, folder: Path) -> None:
+def test_csv_has_a_row_for_each_arm_seed_and_metric(results: StudyResults, folder: Path) -> None:
     with (folder / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 * 3 * len(results.metrics)
@@ -110,7 +110,7 @@ def test_csv_leaves_the_value_of_a_failed_run_empty(tmp_path: Path) -> None:
     assert failed and all(row["value"] == "" for row in failed)
 
 
-def test_page_names_every_arm_metric_prompt_and_change(results: Results, folder: Path) -> None:
+def test_page_names_every_arm_metric_prompt_and_change(results: StudyResults, folder: Path) -> None:
     text = _page(results, folder).text
     for arm in results.arms:
         assert arm.name in text and arm.summary in text
@@ -121,7 +121,7 @@ def test_page_names_every_arm_metric_prompt_and_change(results: Results, folder:
     assert results.method in text and "loss_spike" in text and "A CPU × 2" in text
 
 
-def test_page_loads_nothing_from_elsewhere(results: Results, folder: Path) -> None:
+def test_page_loads_nothing_from_elsewhere(results: StudyResults, folder: Path) -> None:
     page = _page(results, folder)
     assert "script" not in page.tags and "link" not in page.tags
     inside = ("#", "data:image/png;base64,", "https://arxiv.org/abs/")
@@ -130,13 +130,13 @@ def test_page_loads_nothing_from_elsewhere(results: Results, folder: Path) -> No
     assert "url(" not in (folder / "report.html").read_text() and "@import" not in (folder / "report.html").read_text()
 
 
-def test_page_embeds_every_picture_of_the_first_seed(results: Results, folder: Path) -> None:
+def test_page_embeds_every_picture_of_the_first_seed(results: StudyResults, folder: Path) -> None:
     page = _page(results, folder)
     assert page.tags.count("img") == len(results.prompts) * (1 + len(results.arms))
     assert "no image" not in page.text
 
 
-def test_a_missing_picture_leaves_a_placeholder(results: Results, tmp_path: Path) -> None:
+def test_a_missing_picture_leaves_a_placeholder(results: StudyResults, tmp_path: Path) -> None:
     page = _page(results, tmp_path)
     assert page.tags.count("img") == 0 and "Samples have" not in page.text
     draw_previews(results, tmp_path)
@@ -144,13 +144,13 @@ def test_a_missing_picture_leaves_a_placeholder(results: Results, tmp_path: Path
     assert _page(results, tmp_path).text.count("no image") == 1
 
 
-def test_a_file_that_is_no_picture_is_not_embedded(results: Results, tmp_path: Path) -> None:
+def test_a_file_that_is_no_picture_is_not_embedded(results: StudyResults, tmp_path: Path) -> None:
     draw_previews(results, tmp_path)
     (tmp_path / results.real_previews[0]).write_text("<svg onload='x'/>")
     assert _page(results, tmp_path).tags.count("img") == len(results.prompts) * (1 + len(results.arms)) - 1
 
 
-def test_a_large_picture_is_made_smaller(results: Results, tmp_path: Path) -> None:
+def test_a_large_picture_is_made_smaller(results: StudyResults, tmp_path: Path) -> None:
     draw_previews(results, tmp_path)
     before = write_report(results, tmp_path).stat().st_size
     large = tmp_path / results.real_previews[0]
@@ -171,20 +171,22 @@ def _answer_rows(folder: Path) -> dict[str, str]:
     return {text.split()[0]: text for text in texts}
 
 
-def test_the_answer_lists_the_arms_best_first_with_verdict_difference_and_speed(results: Results, folder: Path) -> None:
+def test_the_answer_lists_the_arms_best_first_with_verdict_difference_and_speed(
+    results: StudyResults, folder: Path
+) -> None:
     rows = _answer_rows(folder)
     assert list(rows) == ["baseline", "uniform_time", "short_captions", "control", "real"]
     assert re.search(r"✗ worse Scene accuracy ↑ −0\.2\d+ \[−.*?, −.*?\] ", rows["short_captions"])
     assert re.search(r"speed \+\d+\.\d % \(not shown\)", rows["short_captions"])
     assert re.search(r"○ not shown Scene accuracy ↑ [+−]0\.\d+ \[−.*?, \+.*?\]", rows["uniform_time"])
     assert re.search(r"Scene accuracy ↑ 0\.8\d+ ± 0\.\d+", rows["baseline"])
-    assert "Best first by Scene accuracy." in _answer(folder)
+    assert "sorted by Scene accuracy, best first" in _answer(folder)
     table = [line for line in (folder / "report.md").read_text().splitlines() if line.startswith("|")][:6]
     assert [line.split(" | ")[0].strip("| ") for line in table[2:]] == list(rows)[:-1]
     assert "✗ worse: −0.2" in table[4] and "as it should" in _answer(folder)
 
 
-def test_a_verdict_that_the_report_does_not_know_is_shown_as_it_is(results: Results, tmp_path: Path) -> None:
+def test_a_verdict_that_the_report_does_not_know_is_shown_as_it_is(results: StudyResults, tmp_path: Path) -> None:
     arm = results.arms[3]
     row = arm.comparisons["scene_accuracy"]
     row = row.model_construct(**{**dict(row), "verdict": "a new word"})
@@ -206,14 +208,14 @@ def test_arms_that_lost_runs_come_after_those_that_are_complete(tmp_path: Path) 
     assert 'class="chip v-diverged"' in _answer(tmp_path)
 
 
-def test_the_interval_is_named_beside_the_numbers(results: Results, folder: Path) -> None:
+def test_the_interval_is_named_beside_the_numbers(results: StudyResults, folder: Path) -> None:
     text, markdown = _page(results, folder).text, (folder / "report.md").read_text()
     for words in ("95% Student interval, 3 paired seeds", "95% Welch interval, 3 unpaired seeds"):
         assert words in text and words in markdown
     assert "paired Student" in text
 
 
-def test_the_evaluations_notes_encoders_and_sampling_errors_are_shown(results: Results, tmp_path: Path) -> None:
+def test_the_evaluations_notes_encoders_and_sampling_errors_are_shown(results: StudyResults, tmp_path: Path) -> None:
     noted = results.model_copy(
         update={
             "warnings": ["FID: 512 fake images give no full covariance of 2048 features (12 runs)"],
@@ -229,10 +231,10 @@ def test_the_evaluations_notes_encoders_and_sampling_errors_are_shown(results: R
     for text in (page, (tmp_path / "report.md").read_text()):
         assert "no full covariance of 2048 features (12 runs)" in text
         assert "c0ffeec0ffee" in text and "bicubic to 299 px" in text
-        assert "± sampling" in text and "0.062" in text
+        assert "Sampling error" in text and "0.062" in text
 
 
-def test_results_from_before_intervals_were_named_still_say_which(results: Results) -> None:
+def test_results_from_before_intervals_were_named_still_say_which(results: StudyResults) -> None:
     old = {"test", "interval", "sampling_error"}
     arm = results.arms[1]
     comparison = type(arm.comparisons["precision"]).model_validate(arm.comparisons["precision"].model_dump(exclude=old))
@@ -243,7 +245,7 @@ def test_results_from_before_intervals_were_named_still_say_which(results: Resul
     assert findings.test_words(results, old_arm) == "95% Welch interval, 3 unpaired seeds, Welch test"
 
 
-def test_arms_come_best_first_whichever_way_the_metric_points(results: Results) -> None:
+def test_arms_come_best_first_whichever_way_the_metric_points(results: StudyResults) -> None:
     names = [arm.name for arm in findings.ranked_arms(results)]
     assert names == ["uniform_time", "short_captions", "control"]
     lower = [metric.model_copy(update={"direction": "lower"}) for metric in results.metrics]
@@ -258,7 +260,7 @@ def test_sketch_says_so_and_has_no_verdict(tmp_path: Path) -> None:
     assert "Sketch: one seed" in (tmp_path / "report.md").read_text()
 
 
-def with_detectable(results: Results, factor: float, **changes: Any) -> Results:
+def with_detectable(results: StudyResults, factor: float, **changes: Any) -> StudyResults:
     """Every comparison without a verdict, with a smallest detectable difference of `factor` times the baseline."""
 
     def weak(arm: Arm) -> Arm:
@@ -279,7 +281,7 @@ def with_detectable(results: Results, factor: float, **changes: Any) -> Results:
     return results.model_copy(update={"arms": [weak(arm) for arm in results.arms]})
 
 
-def test_a_study_that_cannot_see_a_change_says_so(results: Results, tmp_path: Path) -> None:
+def test_a_study_that_cannot_see_a_change_says_so(results: StudyResults, tmp_path: Path) -> None:
     text = _page(with_detectable(results, 1786.0), tmp_path).text
     assert "3 seeds are too few to see a change in 9 of 9 metrics" in text
     assert "too few seeds to see a change" in _answer_rows(tmp_path)["uniform_time"]
@@ -303,7 +305,7 @@ def test_a_study_that_cannot_see_a_change_says_so(results: Results, tmp_path: Pa
     ],
 )
 def test_seeds_are_too_few_where_only_an_absurd_change_would_be_found(
-    results: Results, of_range: tuple[float | None, float | None], changes: dict[str, Any], expected: bool
+    results: StudyResults, of_range: tuple[float | None, float | None], changes: dict[str, Any], expected: bool
 ) -> None:
     metric = results.metrics[0].model_copy(update={"range": of_range})
     row = results.arms[3].comparisons["precision"]
@@ -311,7 +313,7 @@ def test_seeds_are_too_few_where_only_an_absurd_change_would_be_found(
     assert findings.too_few_seeds(metric, row.model_copy(update=known)) is expected
 
 
-def test_a_trend_that_only_a_doubling_would_show_says_so(fine_and_coarse: Results, tmp_path: Path) -> None:
+def test_a_trend_that_only_a_doubling_would_show_says_so(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
     def wide(trend: Any) -> Any:
         update = {"detectable": 7.5, "verdict": "not shown"}  # a ratio of e^7.5 is +180,704 %
         return trend.model_copy(update={"comparison": trend.comparison and trend.comparison.model_copy(update=update)})
@@ -322,7 +324,7 @@ def test_a_trend_that_only_a_doubling_would_show_says_so(fine_and_coarse: Result
     assert rows[rows.index("Does an arm help more") :].count("<td>too few seeds</td>") == 6
 
 
-def test_the_control_shows_no_difference_only_where_it_could_have(results: Results) -> None:
+def test_the_control_shows_no_difference_only_where_it_could_have(results: StudyResults) -> None:
     assert findings.control_note(with_detectable(results, 0.2)).endswith("shows no difference, as it should.")
     blind = findings.control_note(with_detectable(results, 2.0))
     assert "as it should" not in blind and "cannot show anything with 3 seeds" in blind
@@ -334,7 +336,7 @@ def test_the_control_shows_no_difference_only_where_it_could_have(results: Resul
         assert note.endswith("as it should. In Recall it cannot show one with 3 seeds.")
 
 
-def test_the_contents_lead_to_every_section(folder: Path, fine_and_coarse: Results, tmp_path: Path) -> None:
+def test_the_contents_lead_to_every_section(folder: Path, fine_and_coarse: StudyResults, tmp_path: Path) -> None:
     """A link into a closed section opens it, as its target is within: browsers do so without a script."""
     write_report(with_tokenizer(fine_and_coarse, "short_captions"), tmp_path)
     for html in ((folder / "report.html").read_text(), (tmp_path / "report.html").read_text()):
@@ -345,7 +347,7 @@ def test_the_contents_lead_to_every_section(folder: Path, fine_and_coarse: Resul
         assert all(f'id="{target}"' in html for target in re.findall(r'href="#([\w-]+)"', html))
 
 
-def test_every_sample_enlarges_without_a_script(results: Results, folder: Path) -> None:
+def test_every_sample_enlarges_without_a_script(results: StudyResults, folder: Path) -> None:
     """By the mouse or the keyboard: a summary can have the focus, and one image is open at a time."""
     html = (folder / "report.html").read_text()
     samples = re.findall(r'<details name="zoom"><summary><img src="data:[^"]+" alt="[^"]+, prompt \d"', html)
@@ -353,7 +355,7 @@ def test_every_sample_enlarges_without_a_script(results: Results, folder: Path) 
     assert "script-src" not in html and "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in html
 
 
-def with_commands(results: Results) -> Results:
+def with_commands(results: StudyResults) -> StudyResults:
     commands = [
         Command(argv=["tintype", "ablate", "my study.yaml", "--set", "seeds=[0,1]"], date="2026-11-15T10:11:12+00:00"),
         Command(argv=["tintype", "ablate", "my study.yaml", "--arm", HOSTILE], date="2026-11-16T00:00:00+00:00"),
@@ -361,7 +363,7 @@ def with_commands(results: Results) -> Results:
     return results.model_copy(update={"commands": commands})
 
 
-def test_the_report_has_the_command_that_made_it(results: Results, folder: Path, tmp_path: Path) -> None:
+def test_the_report_has_the_command_that_made_it(results: StudyResults, folder: Path, tmp_path: Path) -> None:
     text = _page(with_commands(results), tmp_path).text
     command = "tintype ablate 'my study.yaml' --set 'seeds=[0,1]'"
     for said in (text, (tmp_path / "report.md").read_text()):
@@ -376,12 +378,12 @@ def test_results_from_before_commands_were_recorded_say_so(folder: Path) -> None
     del stored["commands"]
     for metric in stored["metrics"]:
         del metric["range"]
-    old = Results.model_validate(stored)
+    old = StudyResults.model_validate(stored)
     assert findings.made_with(old)["command"] == "" and old.metrics[0].range == (None, None)
     assert "not recorded" in _answer(folder) and "not recorded" in (folder / "report.md").read_text()
 
 
-def test_a_differing_control_is_a_warning(results: Results, tmp_path: Path, folder: Path) -> None:
+def test_a_differing_control_is_a_warning(results: StudyResults, tmp_path: Path, folder: Path) -> None:
     page = _page(with_differing_control(), tmp_path)
     assert "The control differs: treat this study’s verdicts with suspicion" in page.text
     assert "control differs" in (tmp_path / "report.md").read_text()
@@ -405,10 +407,12 @@ def test_diverged_runs_are_counted_in_the_verdict(tmp_path: Path) -> None:
         assert "diverged 3 of 3" in shown and "diverged 1 of 3" in shown
     assert "not measured" not in text and "… incomplete Scene" not in text and "NaN" not in markdown
     assert "short_captions, seed 0: diverged – 20 steps were not finite" in text
-    assert Results.model_validate_json((tmp_path / "results.json").read_text()).arms[2].comparisons["precision"].lost
+    assert (
+        StudyResults.model_validate_json((tmp_path / "results.json").read_text()).arms[2].comparisons["precision"].lost
+    )
 
 
-def test_seeds_that_all_differ_alike_are_said_to_have_no_spread(results: Results, tmp_path: Path) -> None:
+def test_seeds_that_all_differ_alike_are_said_to_have_no_spread(results: StudyResults, tmp_path: Path) -> None:
     arms = list(results.arms)
     for index, verdict, difference in ((2, "no spread", 0.25), (3, "identical", 0.0)):
         update = {"verdict": verdict, "difference": difference, "differences": [difference] * 3}
@@ -451,14 +455,14 @@ def test_markdown_tables_keep_their_columns(tmp_path: Path) -> None:
         columns = bars
 
 
-def test_markdown_has_the_arms_metrics_and_answer(results: Results, folder: Path) -> None:
+def test_markdown_has_the_arms_metrics_and_answer(results: StudyResults, folder: Path) -> None:
     markdown = (folder / "report.md").read_text()
     assert all(escaped(note) in markdown for note in findings.notes(results))
     assert all(f"### {metric.label}" in markdown for metric in results.metrics)
     assert "| uniform_time | time.distribution | logit_normal | uniform |" in markdown
 
 
-def test_a_study_with_nothing_measured_still_has_a_report(results: Results, tmp_path: Path) -> None:
+def test_a_study_with_nothing_measured_still_has_a_report(results: StudyResults, tmp_path: Path) -> None:
     empty = [
         arm.model_copy(
             update={"comparisons": {}, "runs": [run.model_copy(update=_NOTHING) for run in arm.runs], "changes": []}
@@ -469,7 +473,9 @@ def test_a_study_with_nothing_measured_still_has_a_report(results: Results, tmp_
     assert "12 of 12 runs have no result" in page.text and "No events." in page.text
 
 
-def test_both_reports_say_on_what_the_runs_computed_and_what_is_bit_exact(results: Results, tmp_path: Path) -> None:
+def test_both_reports_say_on_what_the_runs_computed_and_what_is_bit_exact(
+    results: StudyResults, tmp_path: Path
+) -> None:
     said = "The runs computed on A CPU × 2, with 2 CPU threads each. On one kind of CPU"
     assert said in findings.repeatability(results) and said in to_markdown(results)
     assert said in _page(results, tmp_path).text
@@ -487,7 +493,7 @@ _NOTHING = {
 }
 
 
-def test_values_that_are_not_numbers_do_not_reach_the_drawing(results: Results, tmp_path: Path) -> None:
+def test_values_that_are_not_numbers_do_not_reach_the_drawing(results: StudyResults, tmp_path: Path) -> None:
     curve = Curve(step=[1, 2, 3, 4], value=[1.0, math.nan, math.inf, 0.5])
     runs = [run.model_copy(update={"curves": {"flow": curve}}) for run in results.arms[2].runs]
     arms = [*results.arms[:2], results.arms[2].model_copy(update={"runs": runs}), results.arms[3]]
@@ -495,7 +501,7 @@ def test_values_that_are_not_numbers_do_not_reach_the_drawing(results: Results, 
     assert not re.search(r'"[^"]*\b(nan|inf)\b[^"]*"', html)
 
 
-def test_metrics_without_speed_have_no_speed_figure(results: Results, tmp_path: Path) -> None:
+def test_metrics_without_speed_have_no_speed_figure(results: StudyResults, tmp_path: Path) -> None:
     slow = results.model_copy(update={"metrics": results.metrics[:-1]})
     assert "Quality against speed" not in _page(slow, tmp_path).text
 
@@ -628,17 +634,17 @@ def test_settings_are_written_in_one_line() -> None:
     assert json.loads(findings.plain({"key": [1, None, True]})) == {"key": [1, None, True]}
 
 
-def _shown(results: Results) -> str:
+def _shown(results: StudyResults) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
     show_verdicts(results, console)
     return console.export_text()
 
 
-def test_one_resolution_leaves_no_trace_of_several(results: Results, folder: Path) -> None:
+def test_one_resolution_leaves_no_trace_of_several(results: StudyResults, folder: Path) -> None:
     """Neither in the files nor on the terminal; and results from before there were several can be read."""
     stored = json.loads((folder / "results.json").read_text())
     assert not {"resolutions", "trends"} & set(stored) and not {"resolution", "tokens"} & set(stored["arms"][0])
-    assert Results.model_validate(stored) == results and results.by_resolution() == [results]
+    assert StudyResults.model_validate(stored) == results and results.by_resolution() == [results]
     assert (folder / "results.csv").read_text().startswith("arm,role,seed,")
     html, markdown = (folder / "report.html").read_text(), (folder / "report.md").read_text()
     for words in ("number of tokens", "esolution"):
@@ -646,11 +652,11 @@ def test_one_resolution_leaves_no_trace_of_several(results: Results, folder: Pat
 
 
 @pytest.fixture(scope="module")
-def fine_and_coarse() -> Results:
+def fine_and_coarse() -> StudyResults:
     return several()
 
 
-def test_each_resolution_has_its_verdicts_figures_and_pictures(fine_and_coarse: Results, tmp_path: Path) -> None:
+def test_each_resolution_has_its_verdicts_figures_and_pictures(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
     draw_previews(fine_and_coarse, tmp_path)
     page = _page(fine_and_coarse, tmp_path)
     assert read_results(tmp_path) == fine_and_coarse
@@ -663,7 +669,7 @@ def test_each_resolution_has_its_verdicts_figures_and_pictures(fine_and_coarse: 
     assert page.text.count("Draw training times evenly instead of from a logit-normal.") == 3  # two tables, one card
 
 
-def test_effects_stand_against_the_tokens(fine_and_coarse: Results, tmp_path: Path) -> None:
+def test_effects_stand_against_the_tokens(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
     page = _page(fine_and_coarse, tmp_path)
     section = page.text[page.text.index("Does an arm help more") : page.text.index("Right is better in every panel")]
     assert "○ not shown" in section and "hurts less" in section and "control" not in section
@@ -676,7 +682,7 @@ def test_effects_stand_against_the_tokens(fine_and_coarse: Results, tmp_path: Pa
     assert "1,024 tokens" in shown and "relative effect at 64 → 1,024" in shown and "hurts less" in shown
 
 
-def test_rows_of_the_sheet_begin_with_their_resolution(fine_and_coarse: Results, tmp_path: Path) -> None:
+def test_rows_of_the_sheet_begin_with_their_resolution(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
     write_report(fine_and_coarse, tmp_path)
     with (tmp_path / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -684,14 +690,14 @@ def test_rows_of_the_sheet_begin_with_their_resolution(fine_and_coarse: Results,
     assert len(rows) == 2 * 4 * 3 * len(fine_and_coarse.metrics)
 
 
-def test_the_answer_says_what_more_tokens_change(fine_and_coarse: Results, tmp_path: Path) -> None:
+def test_the_answer_says_what_more_tokens_change(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
     write_report(fine_and_coarse, tmp_path)
     text = " ".join(re.sub(r"<[^>]+>", " ", _answer(tmp_path)).split())
     assert re.search(r"hurts less Scene accuracy ↑ −\d+\.\d % → −\d+\.\d %", text)
     assert text.count("95% Student interval, 3 paired seeds") == 1
 
 
-def test_notes_name_the_resolution_where_they_differ(fine_and_coarse: Results) -> None:
+def test_notes_name_the_resolution_where_they_differ(fine_and_coarse: StudyResults) -> None:
     without = fine_and_coarse.model_copy(
         update={"arms": [arm for arm in fine_and_coarse.arms if arm.role != "control"]}
     )
@@ -704,7 +710,7 @@ def test_notes_name_the_resolution_where_they_differ(fine_and_coarse: Results) -
     assert "At fine (1,024 tokens): The control (the baseline with other seeds) is incomplete." in said
 
 
-def test_a_trend_that_is_not_defined_says_why(fine_and_coarse: Results, tmp_path: Path) -> None:
+def test_a_trend_that_is_not_defined_says_why(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
     update: dict[str, object] = {"comparison": None, "effects": [], "undefined": NOT_POSITIVE}
     trends = [trend.model_copy(update=update) for trend in fine_and_coarse.trends]
     page = _page(fine_and_coarse.model_copy(update={"trends": trends}), tmp_path)
@@ -713,7 +719,7 @@ def test_a_trend_that_is_not_defined_says_why(fine_and_coarse: Results, tmp_path
     assert "not defined" in _shown(fine_and_coarse.model_copy(update={"trends": trends}))
 
 
-def test_a_trend_without_runs_is_incomplete(fine_and_coarse: Results, tmp_path: Path) -> None:
+def test_a_trend_without_runs_is_incomplete(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
     update: dict[str, Any] = {"comparison": None, "effects": [], "undefined": NO_RUNS}
     changed = fine_and_coarse.model_copy(
         update={"trends": [trend.model_copy(update=update) for trend in fine_and_coarse.trends]}
@@ -732,7 +738,9 @@ def test_a_sketch_at_several_resolutions_has_no_verdict_on_tokens(tmp_path: Path
     assert re.search(r"◌ sketch Scene accuracy ↑ −\d+\.\d % → −\d+\.\d %", page.text)
 
 
-def test_an_arm_that_changes_other_keys_elsewhere_has_a_card_for_each(fine_and_coarse: Results, tmp_path: Path) -> None:
+def test_an_arm_that_changes_other_keys_elsewhere_has_a_card_for_each(
+    fine_and_coarse: StudyResults, tmp_path: Path
+) -> None:
     arm = fine_and_coarse.arms[-1]
     changed = arm.model_copy(update={"changes": [*arm.changes[:1]]})
     results = fine_and_coarse.model_copy(update={"arms": [*fine_and_coarse.arms[:-1], changed]})
@@ -778,7 +786,7 @@ def test_an_effect_beyond_all_sense_says_only_that() -> None:
     assert findings.log_percent(None) == numerals.UNKNOWN
 
 
-def with_tokenizer(results: Results, arm: str, **changes: Any) -> Results:
+def with_tokenizer(results: StudyResults, arm: str, **changes: Any) -> StudyResults:
     """All on pixels but for one arm, whose two channels differ from seed to seed."""
 
     def run_of(run: Run, name: str, index: int) -> Run:
@@ -797,7 +805,7 @@ def with_tokenizer(results: Results, arm: str, **changes: Any) -> Results:
     return results.model_copy(update={"arms": arms})
 
 
-def test_tokenizers_are_listed_with_their_latents(results: Results, tmp_path: Path) -> None:
+def test_tokenizers_are_listed_with_their_latents(results: StudyResults, tmp_path: Path) -> None:
     shown = with_tokenizer(results, "short_captions")
     pixels, vae = findings.latents_rows(shown)
     assert [arm.name for arm in pixels.arms] == ["baseline", "control", "uniform_time"]
@@ -827,21 +835,21 @@ def test_tokenizers_are_listed_with_their_latents(results: Results, tmp_path: Pa
     assert read_results(tmp_path) == shown
 
 
-def test_a_study_on_pixels_has_no_list_of_tokenizers(results: Results, tmp_path: Path) -> None:
+def test_a_study_on_pixels_has_no_list_of_tokenizers(results: StudyResults, tmp_path: Path) -> None:
     shown = with_tokenizer(results, "none of them")
     assert findings.latents_rows(shown) == []
     assert "Tokenizers" not in _page(shown, tmp_path).text
     assert "## Tokenizers" not in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
-def test_a_tokenizer_without_measured_latents_is_listed_with_dashes(results: Results, tmp_path: Path) -> None:
+def test_a_tokenizer_without_measured_latents_is_listed_with_dashes(results: StudyResults, tmp_path: Path) -> None:
     shown = with_tokenizer(results, "short_captions", images=0, mean=[], std=[], identity="")
     _page(shown, tmp_path)
     row = f"| small-vae | short_captions | 2 | 8 px | 96× | {' | '.join([numerals.UNKNOWN] * 3)} | none |"
     assert row in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
-def with_times(results: Results, arm: str, split: dict[str, float]) -> Results:
+def with_times(results: StudyResults, arm: str, split: dict[str, float]) -> StudyResults:
     def timed(one: Arm) -> Arm:
         runs = [
             run.model_copy(update={"time_split": split if one.name == arm else {"forward": 1.0}}) for run in one.runs
@@ -851,7 +859,7 @@ def with_times(results: Results, arm: str, split: dict[str, float]) -> Results:
     return results.model_copy(update={"arms": [timed(one) for one in results.arms]})
 
 
-def test_a_tokenizer_that_takes_much_of_a_step_is_told_in_words(results: Results, tmp_path: Path) -> None:
+def test_a_tokenizer_that_takes_much_of_a_step_is_told_in_words(results: StudyResults, tmp_path: Path) -> None:
     words = "the tokenizer takes 34% of a step; cache its latents"
     for share, told in ((0.34, True), (0.099, False)):
         shown = with_times(results, "short_captions", {"tokenizer": share, "forward": 1 - share})
@@ -861,7 +869,7 @@ def test_a_tokenizer_that_takes_much_of_a_step_is_told_in_words(results: Results
         assert (f"note: short_captions: {words}" in _shown(shown)) == told
 
 
-def test_of_a_tokenizer_that_is_trained_no_cache_is_advised(results: Results, tmp_path: Path) -> None:
+def test_of_a_tokenizer_that_is_trained_no_cache_is_advised(results: StudyResults, tmp_path: Path) -> None:
     words = "the tokenizer takes 34% of a step, its training included"
     tuned = with_tokenizer(results, "short_captions", tuned=True)
     shown = with_times(tuned, "short_captions", {"tokenizer": 0.34, "forward": 0.66})
@@ -871,7 +879,7 @@ def test_of_a_tokenizer_that_is_trained_no_cache_is_advised(results: Results, tm
         assert words in text and "cache its latents" not in text
 
 
-def test_the_shares_of_a_step_stand_in_the_order_of_the_step(results: Results, tmp_path: Path) -> None:
+def test_the_shares_of_a_step_stand_in_the_order_of_the_step(results: StudyResults, tmp_path: Path) -> None:
     split = dict.fromkeys(("other", "losses", "optimizer", "teacher", "backward", "tokenizer", "text", "data"), 0.1)
     shown = with_times(results, "short_captions", {**split, "forward": 0.2, "hardly": 1e-5})
     order = ["data", "text", "tokenizer", "teacher", "forward", "losses", "backward", "optimizer", "other"]
@@ -898,7 +906,7 @@ def test_time_is_shared_out_run_by_run() -> None:
 APART = "another space: it is measured elsewhere"
 
 
-def apart(results: Results, arm: str, metric: str) -> Results:
+def apart(results: StudyResults, arm: str, metric: str) -> StudyResults:
     """As a study's results are where an arm cannot be compared on a metric."""
 
     def without(one: Arm) -> Arm:
@@ -930,7 +938,7 @@ def test_what_cannot_be_compared_has_a_reason_and_no_difference(seeds: tuple[int
     assert read_results(tmp_path) == shown
 
 
-def test_figures_leave_out_what_has_another_scale(results: Results, tmp_path: Path) -> None:
+def test_figures_leave_out_what_has_another_scale(results: StudyResults, tmp_path: Path) -> None:
     draw_previews(results, tmp_path)
     for metric, figure in (("scene_accuracy", "Quality against speed"), ("scene_accuracy", "What a metric is made of")):
         html = write_report(apart(results, "short_captions", metric), tmp_path).read_text(encoding="utf-8")
@@ -940,7 +948,7 @@ def test_figures_leave_out_what_has_another_scale(results: Results, tmp_path: Pa
     assert "Left out: short_captions (another space)." in html
 
 
-def test_a_trend_of_what_cannot_be_compared_is_not_defined(fine_and_coarse: Results, tmp_path: Path) -> None:
+def test_a_trend_of_what_cannot_be_compared_is_not_defined(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
     shown = apart(fine_and_coarse, "short_captions", "fd_scenes")
     trend = next(one for one in shown.trends if (one.arm, one.metric) == ("short_captions", "fd_scenes"))
     assert findings.trend_verdict(trend) == "not defined"
@@ -949,7 +957,7 @@ def test_a_trend_of_what_cannot_be_compared_is_not_defined(fine_and_coarse: Resu
     assert f"Not compared: FD (scenes) of short_captions ({APART})." in page.text
 
 
-def asked(results: Results, *also: dict[str, Any]) -> Results:
+def asked(results: StudyResults, *also: dict[str, Any]) -> StudyResults:
     return results.model_copy(update={"protocol": {**results.protocol, "also": list(also)}})
 
 
@@ -957,7 +965,7 @@ SHORT = {"name": "short", "prompts": "short"}
 
 
 def test_each_kind_of_prompt_stands_beside_the_other_where_arms_read_other_captions(
-    results: Results, folder: Path
+    results: StudyResults, folder: Path
 ) -> None:
     page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
     section = page[page.index('<div id="prompts">') : page.index('<div id="differences">')]
@@ -973,7 +981,7 @@ def test_each_kind_of_prompt_stands_beside_the_other_where_arms_read_other_capti
     assert "One kind of prompt" not in page and "only, though" not in text
 
 
-def test_a_study_of_captions_that_asks_for_one_kind_of_prompt_says_so(results: Results, tmp_path: Path) -> None:
+def test_a_study_of_captions_that_asks_for_one_kind_of_prompt_says_so(results: StudyResults, tmp_path: Path) -> None:
     write_report(asked(results), tmp_path)
     for name in ("report.html", "report.md"):
         said = (tmp_path / name).read_text()
@@ -981,7 +989,7 @@ def test_a_study_of_captions_that_asks_for_one_kind_of_prompt_says_so(results: R
         assert "By prompts" not in said
 
 
-def test_other_studies_say_nothing_of_prompts(results: Results) -> None:
+def test_other_studies_say_nothing_of_prompts(results: StudyResults) -> None:
     others = [arm for arm in results.arms if arm.name != "short_captions"]
     plain = results.model_copy(update={"arms": others})
     assert findings.metrics_by_prompts(plain) == [] and findings.one_kind_of_prompt(asked(plain)) == ""
@@ -990,14 +998,14 @@ def test_other_studies_say_nothing_of_prompts(results: Results) -> None:
     assert findings.one_kind_of_prompt(asked(renamed)) == ""
 
 
-def test_prompts_that_are_sampled_otherwise_are_not_set_beside(results: Results) -> None:
+def test_prompts_that_are_sampled_otherwise_are_not_set_beside(results: StudyResults) -> None:
     """The difference would be that of the guidance too; but they were asked for."""
     other = asked(results, {**SHORT, "guidance": {"kind": "classifier-free", "scale": 1.0}})
     assert findings.metrics_by_prompts(other) == [] and findings.one_kind_of_prompt(other) == ""
     assert findings.metrics_by_prompts(asked(results, SHORT)) != []
 
 
-def test_prompts_that_no_metric_is_taken_on_are_not_scored(results: Results) -> None:
+def test_prompts_that_no_metric_is_taken_on_are_not_scored(results: StudyResults) -> None:
     """A store's short prompts, sampled without distances and without an encoder that reads text."""
     without = [metric for metric in results.metrics if metric.name != "scene_accuracy_short"]
     assert "only, though" in findings.one_kind_of_prompt(results.model_copy(update={"metrics": without}))

@@ -11,13 +11,13 @@ from tintype.runtime.files import write_text
 from tintype.runtime.printable import visible
 from tintype.study.report.html import to_html
 from tintype.study.report.markdown import to_markdown
-from tintype.study.results import Results, read_results_file
+from tintype.study.results import StudyResults, read_results_file
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 """How a formula begins. Spreadsheets take the wide forms too."""
 
 
-def write_report(results: Results, folder: Path) -> Path:
+def write_report(results: StudyResults, folder: Path) -> Path:
     """Writes all four files, each whole or not at all, and gives the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "report.html"
@@ -28,11 +28,11 @@ def write_report(results: Results, folder: Path) -> Path:
     return page
 
 
-def read_results(folder: Path) -> Results:
+def read_results(folder: Path) -> StudyResults:
     return read_results_file(folder / "results.json")
 
 
-def to_csv(results: Results) -> str:
+def to_csv(results: StudyResults) -> str:
     """One row for each arm, seed and metric; the value is empty where the run has none.
 
     With several resolutions, each row begins with its resolution and the number of tokens.

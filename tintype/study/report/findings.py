@@ -12,14 +12,8 @@ from typing import Any, Literal, get_args
 
 from tintype.metrics.throughput import tokenizer_words
 from tintype.page.numerals import UNKNOWN, decimals_showing, fixed, percent
-from tintype.study.prompts import (
-    comparable_conditions,
-    kind_words,
-    main_prompts,
-    one_kind_note,
-    reads_other_captions,
-)
-from tintype.study.results import Arm, Comparison, Loss, MetricInfo, Results, Run, TokenizerInfo, Trend
+from tintype.study.prompts import SampledPrompts, kind_words, one_kind_note, reads_other_captions
+from tintype.study.results import Arm, Comparison, Loss, MetricInfo, Run, StudyResults, TokenizerInfo, Trend
 from tintype.study.spaces import ANOTHER_SPACE
 from tintype.study.trends import NOT_POSITIVE
 from tintype.train.clock import PARTS
@@ -49,22 +43,22 @@ def glyph(verdict: str) -> str:
     return _GLYPHS.get(verdict, "!")
 
 
-def baseline_of(results: Results) -> Arm:
+def baseline_of(results: StudyResults) -> Arm:
     return next(arm for arm in results.arms if arm.role == "baseline")
 
 
-def resolution_title(results: Results) -> str:
+def resolution_title(results: StudyResults) -> str:
     """The resolution of results at one of several, with its tokens; empty where there is one only."""
     baseline = baseline_of(results)
     return f"{baseline.resolution} ({baseline.tokens:,} tokens)" if baseline.resolution else ""
 
 
-def token_counts(results: Results) -> dict[str, int]:
+def token_counts(results: StudyResults) -> dict[str, int]:
     """Tokens of each of several resolutions, fewest first."""
     return {arm.resolution: arm.tokens for arm in results.arms if arm.role == "baseline" and arm.tokens is not None}
 
 
-def compared_arms(results: Results) -> list[Arm]:
+def compared_arms(results: StudyResults) -> list[Arm]:
     return [arm for arm in results.arms if arm.role != "baseline"]
 
 
@@ -73,7 +67,7 @@ def titled(arm: Arm) -> str:
     return arm.name if arm.role in ("arm", arm.name) else f"{arm.name} ({arm.role})"
 
 
-def primary_metrics(results: Results) -> list[MetricInfo]:
+def primary_metrics(results: StudyResults) -> list[MetricInfo]:
     return [metric for metric in results.metrics if metric.primary] or results.metrics[:1]
 
 
@@ -82,7 +76,7 @@ def improvement(metric: MetricInfo, difference: float) -> float:
     return difference if metric.direction == "higher" else -difference
 
 
-def ranked_arms(results: Results) -> list[Arm]:
+def ranked_arms(results: StudyResults) -> list[Arm]:
     """Return the arms with the largest improvement of the first primary metric first, then the control.
 
     Arms that lost runs of that metric come after those that are complete.
@@ -122,7 +116,7 @@ def detectable_words(metric: MetricInfo, comparison: Comparison, decimals: int) 
     return TOO_FEW_SEEDS if too_few_seeds(metric, comparison) else fixed(comparison.detectable, decimals)
 
 
-def blind_note(results: Results) -> str:
+def blind_note(results: StudyResults) -> str:
     """Say in which metrics no arm could have shown a change; empty where there are none."""
     blind = _blind(results, _with_role(results, "arm"))
     if not blind:
@@ -133,7 +127,7 @@ def blind_note(results: Results) -> str:
     )
 
 
-def _blind(results: Results, arms: list[Arm]) -> list[str]:
+def _blind(results: StudyResults, arms: list[Arm]) -> list[str]:
     """Labels of the metrics in which none of the arms could have shown a change."""
     found = []
     for metric in results.metrics:
@@ -143,7 +137,7 @@ def _blind(results: Results, arms: list[Arm]) -> list[str]:
     return found
 
 
-def _some(labels: list[str], results: Results) -> str:
+def _some(labels: list[str], results: StudyResults) -> str:
     """A few metrics by name, many by their number."""
     return _listed(labels) if len(labels) <= 2 else f"{len(labels)} of {len(results.metrics)} metrics"
 
@@ -168,7 +162,7 @@ def relative(comparison: Comparison) -> float | None:
     return comparison.difference / abs(comparison.baseline_mean) if comparison.baseline_mean else None
 
 
-def interval_words(results: Results, arm: Arm, comparison: Comparison) -> str:
+def interval_words(results: StudyResults, arm: Arm, comparison: Comparison) -> str:
     """Which interval it is and over which seeds; empty where there is none."""
     if comparison.low is None:
         return ""
@@ -177,7 +171,7 @@ def interval_words(results: Results, arm: Arm, comparison: Comparison) -> str:
     return f"{100 * results.confidence:g}% {name} interval, {len(comparison.differences)} {kind} seeds"
 
 
-def test_words(results: Results, arm: Arm) -> str:
+def test_words(results: StudyResults, arm: Arm) -> str:
     """Which intervals and tests an arm's comparisons have; empty where there are none."""
     default = "Welch" if arm.role == "control" else "paired Student"
     tested = [one for one in arm.comparisons.values() if one.p is not None]
@@ -185,7 +179,7 @@ def test_words(results: Results, arm: Arm) -> str:
     return "; or ".join(kinds)
 
 
-def metric_decimals(results: Results, metric: str) -> int:
+def metric_decimals(results: StudyResults, metric: str) -> int:
     """One number of decimals for all of a metric's values, so that they can be read down a column.
 
     They show two digits of the intervals and, where few seeds make those wide, one of the baseline's spread.
@@ -199,11 +193,11 @@ def metric_decimals(results: Results, metric: str) -> int:
     return decimals_showing(abs(mean) / 10 if mean else 0)
 
 
-def lost_runs(results: Results) -> list[tuple[Arm, Run]]:
+def lost_runs(results: StudyResults) -> list[tuple[Arm, Run]]:
     return [(arm, run) for arm in results.arms for run in arm.runs if run.state != "done"]
 
 
-def differing_controls(results: Results) -> list[tuple[Arm, list[MetricInfo]]]:
+def differing_controls(results: StudyResults) -> list[tuple[Arm, list[MetricInfo]]]:
     """Control arms that look better or worse than the baseline, though nothing but the seeds was changed."""
     found = []
     for arm in _with_role(results, "control"):
@@ -213,27 +207,27 @@ def differing_controls(results: Results) -> list[tuple[Arm, list[MetricInfo]]]:
     return found
 
 
-def caption_arms(results: Results) -> list[Arm]:
+def caption_arms(results: StudyResults) -> list[Arm]:
     """Those that were trained on other captions than the baseline."""
     return [arm for arm in results.arms if reads_other_captions(change.key for change in arm.changes)]
 
 
-def one_kind_of_prompt(results: Results) -> str:
+def one_kind_of_prompt(results: StudyResults) -> str:
     """The warning of a study of captions that asked for one kind of prompt; else ''."""
     names = [arm.name for arm in caption_arms(results)]
     return one_kind_note(names, results.protocol, [metric.name for metric in results.metrics])
 
 
-def metrics_by_prompts(results: Results) -> list[list[tuple[str, MetricInfo]]]:
+def metrics_by_prompts(results: StudyResults) -> list[list[tuple[str, MetricInfo]]]:
     """In a study of captions, (prompts, metric) of each metric that was taken on several kinds of prompts."""
     if not caption_arms(results):
         return []
     known = {metric.name: metric for metric in results.metrics}
-    others = comparable_conditions(results.protocol)
+    sampled = SampledPrompts.model_validate(results.protocol)
     groups = []
     for metric in results.metrics:
-        under = ((f"{metric.name}_{name}", kind) for name, kind in others.items())
-        main = (kind_words(main_prompts(results.protocol)), metric)
+        under = ((f"{metric.name}_{name}", kind) for name, kind in sampled.comparable().items())
+        main = (kind_words(sampled.prompts), metric)
         groups.append([main, *((kind_words(kind), known[name]) for name, kind in under if name in known)])
     return [group for group in groups if len(group) > 1]
 
@@ -243,13 +237,13 @@ def short_reason(arm: Arm, metric: str) -> str:
     return arm.incomparable[metric].partition(":")[0]
 
 
-def left_out(results: Results, metric: str) -> str:
+def left_out(results: StudyResults, metric: str) -> str:
     """Names the arms that a figure of several arms cannot show on one scale; empty where there are none."""
     apart = [arm for arm in results.arms if metric in arm.incomparable]
     return f"Left out: {_names(apart)} ({short_reason(apart[0], metric)})." if apart else ""
 
 
-def apart_notes(results: Results) -> list[str]:
+def apart_notes(results: StudyResults) -> list[str]:
     """A sentence for each metric and reason for which arms are not compared."""
     arms: dict[tuple[str, str], list[Arm]] = {}
     for metric in results.metrics:
@@ -259,7 +253,7 @@ def apart_notes(results: Results) -> list[str]:
     return [f"Not compared: {label} of {_names(some)} ({reason})." for (label, reason), some in arms.items()]
 
 
-def interval_kinds(results: Results) -> list[str]:
+def interval_kinds(results: StudyResults) -> list[str]:
     """Which intervals the arms' primary metrics have. Arms that lost runs have fewer seeds, so there can be several."""
     names = [metric.name for metric in primary_metrics(results)]
     kinds = [
@@ -271,7 +265,38 @@ def interval_kinds(results: Results) -> list[str]:
     return list(dict.fromkeys(words for words in kinds if words))
 
 
-def notes(results: Results) -> list[str]:
+PROMPTS_LEAD = (
+    "Some arms read other captions than the baseline, and a model does best on prompts like the captions that it was "
+    "trained on. Each kind of prompt is compared with the baseline by itself."
+)
+TABLE_KEY = (
+    "Difference: arm minus baseline. Detectable: the smallest true difference that this many seeds would find four "
+    "times in five. Sampling error: the part of the difference's standard error that comes from sampling images, and "
+    "that more images would reduce."
+)
+
+
+def lead(results: StudyResults) -> str:
+    """Say how the arms are sorted and what their numbers are."""
+    primary, kinds = primary_metrics(results), interval_kinds(results)
+    order = f"Arms are sorted by {primary[0].label}, best first. " if primary else ""
+    brackets = f"; in brackets, the {'; or '.join(kinds)}" if kinds else ""
+    return f"{order}Numbers are differences from the baseline (arm minus baseline){brackets}."
+
+
+def warnings(results: StudyResults) -> list[str]:
+    """List what a reader must know before the answer."""
+    found = ["Sketch: one seed, so the seed spread is unknown: no interval and no verdict."] if results.sketch else []
+    if differing_controls(results):
+        found.append("The control differs from the baseline: treat this study's verdicts with suspicion.")
+    if note := one_kind_of_prompt(results):
+        found.append(f"{note}.")
+    for arm, run in lost_runs(results):
+        found.append(f"Run {run.state}: {arm.label}, seed {run.seed}" + (f" – {run.error}" if run.error else ""))
+    return found
+
+
+def notes(results: StudyResults) -> list[str]:
     """What a reader of the answer must know: what the control shows, and what this study cannot see."""
     if not results.resolutions:
         return _notes_at_one(results)
@@ -283,11 +308,11 @@ def notes(results: Results) -> list[str]:
     return [note if len(where) == len(views) else f"At {_listed(where)}: {note}" for note, where in said.items()]
 
 
-def _notes_at_one(results: Results) -> list[str]:
+def _notes_at_one(results: StudyResults) -> list[str]:
     return [note for note in (control_note(results), blind_note(results), *apart_notes(results)) if note]
 
 
-def control_note(results: Results) -> str:
+def control_note(results: StudyResults) -> str:
     """Say what the control shows where it could have shown a difference; empty in a sketch, or where it differs."""
     controls = _with_role(results, "control")
     if results.sketch or differing_controls(results):
@@ -315,7 +340,7 @@ def _verdict(arm: Arm, metric: MetricInfo) -> str:
     return comparison.verdict if comparison else "incomplete"
 
 
-def _with_role(results: Results, role: str) -> list[Arm]:
+def _with_role(results: StudyResults, role: str) -> list[Arm]:
     return [arm for arm in results.arms if arm.role == role]
 
 
@@ -327,7 +352,7 @@ def _listed(words: list[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
-def compared_trends(results: Results) -> list[tuple[Trend, MetricInfo]]:
+def compared_trends(results: StudyResults) -> list[tuple[Trend, MetricInfo]]:
     """By metric; without the control's, which has no pairs to be compared."""
     controls = {arm.name for arm in _with_role(results, "control")}
     return [
@@ -380,7 +405,7 @@ def effects_at_ends(trend: Trend) -> tuple[str, str]:
     return (log_percent(one.baseline_mean), log_percent(one.mean)) if one else (UNKNOWN, UNKNOWN)
 
 
-def distinct_arms(results: Results) -> list[tuple[Arm, str]]:
+def distinct_arms(results: StudyResults) -> list[tuple[Arm, str]]:
     """Each compared arm once, with the resolutions that it is said of where it changes other keys elsewhere."""
     found: dict[str, list[Arm]] = {}
     for arm in ranked_arms(results.by_resolution()[0]):
@@ -400,7 +425,7 @@ _LEAST_SHARE = 0.0005
 """What would be written as 0.0 % is left out: some parts of a step are timed and do nothing."""
 
 
-def time_parts(results: Results) -> list[str]:
+def time_parts(results: StudyResults) -> list[str]:
     """The parts that took any time worth a figure, in the order in which a step goes through them."""
     taken = {part for arm in results.arms for part, share in time_shares(arm).items() if share > _LEAST_SHARE}
     return [*(part for part in TIME_PARTS if part in taken), *sorted(taken.difference(TIME_PARTS))]
@@ -460,7 +485,7 @@ class LatentsRow:
         return f"{fixed(whole, 2)} ({fixed(min(channels), 2)} to {fixed(max(channels), 2)})"
 
 
-def latents_rows(results: Results) -> list[LatentsRow]:
+def latents_rows(results: StudyResults) -> list[LatentsRow]:
     """A row for each tokenizer in the order of the arms; none where all of the study work on pixels."""
     found: dict[str, list[tuple[Arm, TokenizerInfo]]] = {}
     for arm in results.arms:
@@ -482,7 +507,7 @@ def _latents_row(runs: list[tuple[Arm, TokenizerInfo]]) -> LatentsRow:
     )
 
 
-def environment(results: Results) -> dict[str, list[str]]:
+def environment(results: StudyResults) -> dict[str, list[str]]:
     """What the runs ran on: every distinct value of every key."""
     found: dict[str, dict[str, None]] = {}
     for arm in results.arms:
@@ -492,7 +517,7 @@ def environment(results: Results) -> dict[str, list[str]]:
     return {key: list(values) for key, values in found.items()}
 
 
-def made_with(results: Results) -> dict[str, str]:
+def made_with(results: StudyResults) -> dict[str, str]:
     """What made the results. Older ones do not know the command, its date or the commit."""
     known = environment(results)
     facts = {
@@ -503,7 +528,7 @@ def made_with(results: Results) -> dict[str, str]:
     return {key: words for key, words in facts.items() if words or key == "command"}
 
 
-def repeatability(results: Results) -> str:
+def repeatability(results: StudyResults) -> str:
     """Say which of the study's results the same plan gives again to the bit; empty where the device is not known."""
     found = environment(results)
     if "device" not in found:
@@ -517,7 +542,7 @@ def repeatability(results: Results) -> str:
     )
 
 
-def events(results: Results) -> list[tuple[Arm, Run, dict[str, Any]]]:
+def events(results: StudyResults) -> list[tuple[Arm, Run, dict[str, Any]]]:
     return [(arm, run, event) for arm in results.arms for run in arm.runs for event in run.events]
 
 
