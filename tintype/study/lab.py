@@ -33,7 +33,7 @@ from tintype.settings import plain
 from tintype.study.compare import COMMANDS_FILE, collect, read_commands, real_folder, reported_commands
 from tintype.study.progress import Message, StudyProgress
 from tintype.study.report import write_report
-from tintype.study.results import Command, StudyResults, TokenizerInfo
+from tintype.study.results import Command, StudyResults, TokenizerInfo, read_results_file
 from tintype.study.runner import Task, run_tasks, tasks_of
 from tintype.study.study import Study, StudySettings, check_study, read_settings, remake_study, resolve
 from tintype.tokenizers.latent_cache import why_uncacheable
@@ -147,13 +147,27 @@ def _trained(task: Task) -> bool:
 
 
 def report_study(out: Path, progress: StudyProgress = _SILENT, without_data: bool = False) -> StudyReport:
-    """Write the report again from the files of a study's runs."""
+    """Write the report again from the files of a study's runs; from results.json where the runs are not there."""
     if not (out / _STUDY).is_file():
         raise UserError(f"{out} holds no study (no {_STUDY}); `tintype ablate STUDY --out DIR` makes one")
+    if not (out / "runs").is_dir() and _finished_runs(out / _RESULTS):
+        return _report_stored(out, progress, without_data)
     study = stored_study(out)
     if loss := _loss_of_results(study, out):
         raise UserError(loss)
     return _report(study, out, progress, without_data)
+
+
+def _report_stored(out: Path, progress: StudyProgress, without_data: bool) -> StudyReport:
+    """Write the report of a study that was passed on without its runs."""
+    progress.note(
+        f"{out / 'runs'} does not exist: the report is written from {_RESULTS} alone. A report.html that is there "
+        "stays as it is, with its images; put the runs back to write it again"
+    )
+    results = read_results_file(out / _RESULTS)
+    if without_data:
+        results = results.without_data().without_paths()
+    return StudyReport(results, write_report(results, out, stored=not without_data))
 
 
 def _loss_of_results(study: Study, out: Path) -> str:

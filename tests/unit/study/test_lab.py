@@ -233,16 +233,30 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 def test_a_report_does_not_replace_finished_runs_by_none(finished: Path) -> None:
     (finished / "runs").rename(finished.parent / "elsewhere")
+    (finished / "runs").mkdir()
     shutil.rmtree(finished / "real")
     before = contents(finished)
     with pytest.raises(UserError) as refused:
         report_study(finished)
-    assert "has 1 finished runs, and none of the study's 1 was found" in str(refused.value)
-    assert f"looked for in {finished / 'runs'}, the first as runs/" in str(refused.value)
+    assert "1 finished runs" in str(refused.value) and f"in {finished / 'runs'}" in str(refused.value)
     assert contents(finished) == before
+    (finished / "runs").rmdir()
     (finished.parent / "elsewhere").rename(finished / "runs")
     report_study(finished)
     assert (finished / "real" / "preview-0.png").exists()
+
+
+def test_a_report_without_the_runs_is_written_from_the_stored_results(finished: Path) -> None:
+    """Results and the page, whose images are of the runs, stay; `--without-data` still takes the data out."""
+    shutil.rmtree(finished / "runs")
+    prompts = read_results(finished).prompts
+    before = contents(finished)
+    (finished / "report.md").unlink()
+    console = Console(record=True, file=io.StringIO(), width=200)
+    report_with_progress(finished, console)
+    assert contents(finished) == before and "Sketch: one seed, no verdicts" in console.export_text()
+    report_study(finished, without_data=True)
+    assert not any(prompts[0] in (finished / name).read_text() for name in ("report.html", "results.json"))
 
 
 def test_a_study_without_any_finished_run_keeps_the_results_of_before(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from typing import Any
 
 from tintype.runtime.files import write_text
 from tintype.runtime.printable import visible
@@ -14,17 +13,23 @@ from tintype.study.report.markdown import to_markdown
 from tintype.study.results import StudyResults, read_results_file
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
-"""How a formula begins. Spreadsheets take the wide forms too."""
+"""First characters of a formula. Spreadsheets take the wide forms too."""
 
 
-def write_report(results: StudyResults, folder: Path) -> Path:
-    """Writes all four files, each whole or not at all, and gives the page's path."""
+def write_report(results: StudyResults, folder: Path, *, stored: bool = False) -> Path:
+    """Write all four files, each whole or not at all, and return the page's path.
+
+    Where the results are the `stored` ones, results.json stays as it is; so does a page that is there, since the runs
+    that its images are of may be gone.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "report.html"
-    results.write(folder / "results.json")
+    if not stored:
+        results.write(folder / "results.json")
     write_text(folder / "results.csv", to_csv(results))
     write_text(folder / "report.md", to_markdown(results))
-    write_text(page, to_html(results, folder))
+    if not (stored and page.exists()):
+        write_text(page, to_html(results, folder))
     return page
 
 
@@ -33,7 +38,7 @@ def read_results(folder: Path) -> StudyResults:
 
 
 def to_csv(results: StudyResults) -> str:
-    """One row for each arm, seed and metric; the value is empty where the run has none.
+    """Return one row for each arm, seed and metric; the value is empty where the run has none.
 
     With several resolutions, each row begins with its resolution and the number of tokens.
     """
@@ -51,10 +56,10 @@ def to_csv(results: StudyResults) -> str:
     return sheet.getvalue()
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     """Return a cell that a spreadsheet shows and never computes: a text that could be a formula begins with a quote.
 
-    A carriage return, which would begin a row, is written as its code.
+    A carriage return, which would begin a new row, is written as its code.
     """
     if not isinstance(value, str):
         return value
