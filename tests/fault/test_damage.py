@@ -293,7 +293,7 @@ def test_a_score_set_by_hand_is_refused_by_the_report_and_scored_again(study: Pa
     found = ablate(study)
     assert scores(found) == scores(expected)
     events = [event for arm in found.arms for run in arm.runs for event in run.events]
-    assert "result.json" in next(event["file"] for event in events if event["event"] == "damaged-file")
+    assert "result.json" in next(str(event["file"]) for event in events if event["event"] == "damaged-file")
 
 
 class _AnyChecksum(str):

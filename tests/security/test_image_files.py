@@ -96,7 +96,7 @@ def store_of(folder: Path, content: bytes) -> Path:
 
 def in_report(content: bytes, folder: Path) -> None:
     (folder / "preview.png").write_bytes(content)
-    if _image(folder, ["preview.png"], 0).uri is None:
+    if _image(folder, "preview.png").uri is None:
         raise BadImageError("left out of the report")
 
 

@@ -312,7 +312,7 @@ def _note_tokenizers(stored: Path) -> None:
         with suppress(ValidationError):  # of a run that was not done, or of an older version
             known = TokenizerInfo.model_validate(run.get("tokenizer"))
             if folder := known.settings.get("folder"):
-                note_compression(folder, Compression(known.channels, known.stride_px))
+                note_compression(str(folder), Compression(known.channels, known.stride_px))
 
 
 def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool = False) -> StudyReport:

@@ -10,7 +10,6 @@ from shlex import quote
 from typing import Any, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic.main import IncEx
 
 from tintype.config.strict import read_yaml, write_yaml
 from tintype.errors import UserError
@@ -303,14 +302,18 @@ class StudyResults(_Data):
         """Leave out the checksum of the file, which `read_results_file` checks."""
         return {key: value for key, value in data.items() if key != "checksum"} if isinstance(data, dict) else data
 
-    def to_json(self) -> str:
-        """Return the dump, without the keys of resolutions in a study of one."""
-        several: IncEx = {"resolutions": True, "trends": True, "arms": {"__all__": {"resolution", "tokens"}}}
-        return self.model_dump_json(indent=1, exclude=None if self.resolutions else several) + "\n"
+    def dump(self) -> dict[str, Any]:
+        """Return what results.json holds, without the keys of resolutions in a study of one."""
+        content: dict[str, Any] = json.loads(self.model_dump_json())
+        if not self.resolutions:
+            del content["resolutions"], content["trends"]
+            for arm in content["arms"]:
+                del arm["resolution"], arm["tokens"]
+        return content
 
     def write(self, path: Path) -> None:
         """Write the dump with its checksum."""
-        write_checked(path, json.loads(self.to_json()))
+        write_checked(path, self.dump())
 
     def without_data(self) -> StudyResults:
         """Return the results without images and captions of the data; samples of the models stay."""

@@ -1,13 +1,13 @@
-"""Verdicts of a study: each arm's difference from the baseline, its interval, its test, and the correction for many.
+"""Verdicts of a study: each arm's difference from the baseline, its interval, its test, and the correction of p values.
 
 A study makes many comparisons, and the chance of any false verdict in the whole study is kept to 5%. The comparisons
 on the primary metrics share four fifths of that, those on all other metrics one fifth, and Holm's step-down method
-corrects all of them together: what a verdict no longer needs goes to the comparisons that are left. Two families of 5%
-each would nearly double the chance, and one family would let the many other metrics take the primary ones' power
-(docs/statistics.md has the simulation).
+corrects all of them together: the share of a comparison that reached a verdict passes to those that are left. Two
+families of 5% each would nearly double the chance, and one family would let the many other metrics take the primary
+ones' power (docs/statistics.md has the simulation).
 
-What is corrected for is what the study planned. A comparison that is not there yet counts with a p of 1, so a verdict
-that was given stays when the rest comes in. So does one whose seeds all differ by the same amount: its spread is not
+The correction counts the comparisons that the study planned. One that is not measured yet counts with p = 1, so a
+verdict stays when the rest comes in. So does one whose seeds all differ by the same amount: its seed spread is not
 measurable, so it has no p, no interval and no verdict but "no spread", or "identical" where the amount is zero.
 """
 
@@ -16,9 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from statistics import fmean
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
+from jinja2 import Environment, StrictUndefined, Template
 from pydantic import Field
 
 from tintype.seams import Direction
@@ -37,21 +40,21 @@ from tintype.study.results import (
 )
 
 PRIMARY_SHARE = 0.8
-"""How much of the study's 5% the primary metrics' comparisons share."""
+"""The part of the study's 5% that the comparisons on primary metrics share."""
 
 Key = tuple[str, str]
 """(arm's label, metric)."""
 
 
 class Directed(Protocol):
-    """Whatever says which way a metric is better."""
+    """A metric that says which direction is better."""
 
     @property
     def direction(self) -> Direction: ...
 
 
 class AnalysisSettings(Settings):
-    """How differences are tested and which intervals they get. docs/statistics.md says when to choose which."""
+    """The test and the interval of differences. docs/statistics.md says when to choose which."""
 
     test: Literal["student", "permutation"] = Field(
         "student", description="permutation needs no normal spread, but many more seeds"
@@ -75,7 +78,7 @@ class Pair:
     scale: float = 0.0
     """See `stats.rounding_of`."""
     loss: Loss = "incomplete"
-    """What a comparison that is not complete lost its seeds to."""
+    """Why seeds are missing where the comparison is not complete."""
     lost: str = ""
     """See `Comparison.lost`."""
 
@@ -89,11 +92,11 @@ class Pair:
 
     @property
     def same(self) -> bool:
-        """Whether the arm and the baseline have the same values, up to rounding."""
+        """Return whether the arm and the baseline have the same values, up to rounding."""
         return all(abs(one) <= self.rounding for one in self.per_seed)
 
     def in_unit(self) -> tuple[Pair, float]:
-        """The pair with values of size one, and the power of two that brings them back.
+        """Return the pair scaled to values of size one, and the power of two that scales them back.
 
         Squares of huge values overflow and those of tiny ones vanish; a power of two changes no digit.
         """
@@ -104,13 +107,13 @@ class Pair:
 
     @property
     def per_seed(self) -> list[float]:
-        """One difference for each seed; without a partner, from the baseline's mean."""
+        """Return one difference for each seed; without pairs, from the baseline's mean."""
         partners = self.old if self.shared_seeds else [fmean(self.old)] * len(self.new)
         return [new - old for new, old in zip(self.new, partners, strict=True)]
 
 
 def pair_runs(new: Sequence[Run], old: Sequence[Run], metric: str, shared_seeds: bool) -> Pair:
-    """The values of an arm's and the baseline's runs; a run that has none leaves the comparison with its partner."""
+    """Pair the values of an arm's and the baseline's runs; a run without a value is left out with its partner."""
     values = [(a.metrics.get(metric, math.nan), b.metrics.get(metric, math.nan)) for a, b in zip(new, old, strict=True)]
     good = [(a, b) for a, b in values if math.isfinite(a) and math.isfinite(b)]
     return Pair(
@@ -125,7 +128,7 @@ def pair_runs(new: Sequence[Run], old: Sequence[Run], metric: str, shared_seeds:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many comparisons a study makes, on its primary metrics and on all others."""
+    """Numbers of comparisons of a study, on its primary metrics and on all others."""
 
     primary: int
     others: int
@@ -135,13 +138,13 @@ class Counts:
         return self.primary + self.others
 
     def weight(self, primary: bool) -> float:
-        """The share of the study's 5% that each comparison of a kind has; without both kinds, all are the same."""
+        """Return each comparison's share of the study's 5%; the same for all where there is one kind only."""
         share = PRIMARY_SHARE if primary else 1 - PRIMARY_SHARE
         return (share if self.primary and self.others else 1.0) / (self.primary if primary else self.others)
 
 
 def count_comparisons(arms: int, control: bool, resolutions: int, primary: Sequence[str], metrics: int) -> Counts:
-    """`arms` does not count the control; `metrics` counts all of them.
+    """Count the comparisons of a study. `arms` does not count the control; `metrics` counts all of them.
 
     With several resolutions, each arm's trend over them is one more comparison for each of `trend_metrics`.
     """
@@ -152,12 +155,12 @@ def count_comparisons(arms: int, control: bool, resolutions: int, primary: Seque
 
 
 def trend_metrics(primary: Sequence[str]) -> list[str]:
-    """What is looked at against the number of tokens: the primary metrics and the throughput."""
+    """Return the metrics that are compared between resolutions: the primary ones and the throughput."""
     return list(dict.fromkeys([*primary, SPEED]))
 
 
 def weights_of(keys: Collection[Key], primary: Collection[str]) -> dict[Key, float]:
-    """Each comparison's share of the study's 5%; they sum to one. The keys are all that the study planned."""
+    """Return each comparison's share of the study's 5%; they sum to one. The keys are all planned comparisons."""
     counts = counts_of(keys, primary)
     return {key: counts.weight(key[1] in primary) for key in keys}
 
@@ -174,7 +177,7 @@ def compare(
     analysis: AnalysisSettings = DEFAULT,
     planned: Collection[Key] | None = None,
 ) -> dict[Key, Comparison]:
-    """Compares all (arm, metric) pairs of a study; their p values are corrected together, by Holm's weighted method.
+    """Compare all (arm, metric) pairs of a study; correct their p values together, by Holm's weighted method.
 
     `planned` are all comparisons that the study is to make; by default those that are given.
     """
@@ -210,10 +213,20 @@ def compare(
 
 
 def _without_seeds(pair: Pair) -> Comparison:
-    """The comparison of an arm that has no seed left to compare."""
-    no_number: dict[str, Any] = dict.fromkeys(("mean", "baseline_mean", "difference"), math.nan)
-    nothing: dict[str, Any] = dict.fromkeys(("low", "high", "p", "p_adjusted", "detectable"))
-    return Comparison(**no_number, **nothing, differences=[], verdict=pair.loss, lost=pair.lost)
+    """Return the comparison of an arm that has no seed left to compare."""
+    return Comparison(
+        mean=math.nan,
+        baseline_mean=math.nan,
+        difference=math.nan,
+        differences=[],
+        low=None,
+        high=None,
+        p=None,
+        p_adjusted=None,
+        detectable=None,
+        verdict=pair.loss,
+        lost=pair.lost,
+    )
 
 
 def used_test(shared_seeds: bool, analysis: AnalysisSettings) -> TestName:
@@ -229,7 +242,7 @@ def used_interval(shared_seeds: bool, analysis: AnalysisSettings) -> IntervalNam
 
 
 def _p(pair: Pair, difference: stats.Difference, analysis: AnalysisSettings) -> float | None:
-    """The chosen test's p. None without a spread, whatever the test: seeds that change nothing count as one."""
+    """Return the p value of the chosen test; None without a seed spread, whatever the test."""
     if analysis.test == "student" or not difference.error:
         return difference.p
     if pair.shared_seeds:
@@ -244,7 +257,7 @@ def interval_of(pair: Pair, analysis: AnalysisSettings) -> tuple[float, float] |
 
 
 def _detectable(pair: Pair, difference: stats.Difference, weight: float, analysis: AnalysisSettings) -> float | None:
-    """The difference found with a power of 80% at the level that Holm's first step gives this comparison."""
+    """Return the difference found with a power of 80% at the level that Holm's first step gives this comparison."""
     if analysis.test == "student":
         return difference.detectable(confidence_of(weight))
     reach = stats.permutation_detectable(len(pair.new), pair.shared_seeds, confidence_of(weight))
@@ -252,7 +265,7 @@ def _detectable(pair: Pair, difference: stats.Difference, weight: float, analysi
 
 
 def confidence_of(weight: float) -> float:
-    """One minus the level of a comparison that has this share of the study's 5%."""
+    """Return one minus the level of a comparison that has this share of the study's 5%."""
     return round(1 - (1 - stats.CONFIDENCE) * weight, 12)
 
 
@@ -269,13 +282,13 @@ def _verdict(pair: Pair, difference: stats.Difference, p_adjusted: float | None,
 
 
 def check_seeds(seeds: int, counts: Counts, analysis: AnalysisSettings) -> None:
-    """Refuses an analysis that this many seeds cannot serve. One seed is a sketch, which is not analysed."""
+    """Refuse an analysis that needs more seeds. One seed is a sketch, which is not analysed."""
     if seeds == 1 or counts.all == 0:
         return
     if analysis.interval == "bootstrap" and seeds < stats.BOOTSTRAP_SEEDS:
         raise ValueError(
             f"analysis.interval: a bootstrap interval needs at least {stats.BOOTSTRAP_SEEDS} seeds, and the study has "
-            f"{seeds}; resamples of so few often hold one seed only. Give more seeds, or set interval: student"
+            f"{seeds}: resamples of so few often hold one seed only. Give more seeds, or set interval: student"
         )
     effective = 1 / counts.weight(primary=True)
     smallest = stats.smallest_permutation_p(seeds, effective)
@@ -298,83 +311,25 @@ def describe_method(
     analysis: AnalysisSettings,
     tokens: Sequence[int] = (),
 ) -> str:
-    """How intervals and verdicts were made, for the report. `tokens` are those of several resolutions."""
-    if seeds == 1:
-        return (
-            "One seed for each arm: a sketch. Nothing is known of the spread, so there is no interval and no verdict."
-        )
-    parts = [
-        f"Each arm was trained with {seeds} seeds, paired with the baseline's: the same data order, noise and initial "
-        f"weights. A difference is arm minus baseline, averaged over the {seeds} pairs, with "
-        f"{_about_interval(seeds, analysis)}.",
-        _about_test(seeds, analysis),
-        _about_control(analysis) if control else "",
-        _about_trends(tokens, control) if tokens else "",
-        _about_correction(counts, primary, bool(tokens)),
-        _about_reach(seeds, counts) if analysis.test == "permutation" else "",
-        "The smallest detectable difference is the true difference that this many seeds would find with a power of 80% "
-        "at the measured spread and at the level of the correction's first step.",
-    ]
-    return " ".join(part for part in parts if part)
-
-
-def _about_interval(seeds: int, analysis: AnalysisSettings) -> str:
-    if analysis.interval == "bootstrap":
-        return "a 95% bootstrap interval (percentile-t: seeds are drawn anew with replacement, 10,000 times)"
-    return f"a 95% Student interval ({seeds - 1} degrees of freedom)"
-
-
-def _about_test(seeds: int, analysis: AnalysisSettings) -> str:
-    if analysis.test == "student":
-        return "Its p is the paired Student test's."
-    patterns = f"all {2**seeds:,}" if seeds <= stats.EXACT_FLIPS else "10,000 drawn"
-    return f"Its p is the paired permutation test's: the share of {patterns} patterns of signs that differ as much."
-
-
-def _about_control(analysis: AnalysisSettings) -> str:
-    interval = "Welch's" if analysis.interval == "student" else "from seeds drawn anew in each"
-    test = "Welch's" if analysis.test == "student" else "the label permutation test's"
-    return (
-        "The control is the baseline's own plan with other seeds: there is nothing to pair, its interval is "
-        f"{interval}, its p is {test}, and it should differ from the baseline in nothing."
+    """Return how intervals and verdicts were computed, for the report. `tokens` are those of several resolutions."""
+    level = 1 - stats.CONFIDENCE
+    reach = stats.smallest_permutation_p(seeds, counts.others / (1 - PRIMARY_SHARE)) if counts.others else 0.0
+    text = _method_template().render(
+        seeds=seeds,
+        counts=counts,
+        control=control,
+        primary=primary,
+        analysis=analysis,
+        tokens=tokens,
+        patterns=f"all {2**seeds:,}" if seeds <= stats.EXACT_FLIPS else "10,000 drawn",
+        primary_percent=f"{100 * level * PRIMARY_SHARE:.0f}",
+        other_percent=f"{100 * level * (1 - PRIMARY_SHARE):.0f}",
+        out_of_reach=analysis.test == "permutation" and reach >= level,
     )
+    return " ".join(text.split())
 
 
-def _about_trends(tokens: Sequence[int], control: bool) -> str:
-    without = " The control has no pairs, so it has no such comparison." if control else ""
-    return (
-        "Every arm was trained at each resolution, and is compared with the baseline of its own. Whether it helps more "
-        "with more tokens is one more comparison for each primary metric and for the throughput: for each seed the "
-        f"logarithm of arm over baseline at {max(tokens):,} tokens minus that at {min(tokens):,}, tested over the "
-        f"seeds like any other difference; it is not defined where a value is not positive.{without}"
-    )
-
-
-def _about_correction(counts: Counts, primary: Sequence[str], trends: bool) -> str:
-    whole = ", those between resolutions among them" if trends else ""
-    text = (
-        f"A verdict needs p below 0.05 after Holm's correction for all {counts.all} comparisons of the study{whole}, "
-        "so the chance of any false verdict in the study is at most 5%, as long as values over seeds scatter "
-        "about symmetrically, or about alike in all arms and the baseline (where neither held, simulations gave up to "
-        "12%)."
-    )
-    if not counts.others:
-        return text
-    share = 100 * (1 - stats.CONFIDENCE) * PRIMARY_SHARE
-    rest = 100 * (1 - stats.CONFIDENCE) * (1 - PRIMARY_SHARE)
-    return (
-        f"{text} Of the 5%, the {counts.primary} on the primary metrics ({', '.join(primary)}) share {share:.0f}%, the "
-        f"{counts.others} on all other metrics {rest:.0f}%, and what a verdict no longer needs goes to those left."
-    )
-
-
-def _about_reach(seeds: int, counts: Counts) -> str:
-    """A permutation test that reaches verdicts on the primary metrics may be out of reach of them on the others."""
-    others = counts.others
-    smallest = stats.smallest_permutation_p(seeds, others / (1 - PRIMARY_SHARE)) if others else 0.0
-    if smallest < 1 - stats.CONFIDENCE:
-        return ""
-    return (
-        f"With {seeds} seeds the permutation test cannot reach a verdict on the other metrics unless verdicts on the "
-        "primary ones free their share: read their intervals instead."
-    )
+@cache
+def _method_template() -> Template:
+    text = (files("tintype.study") / "method.j2").read_text(encoding="utf-8")
+    return Environment(undefined=StrictUndefined, trim_blocks=True).from_string(text)  # plain text: escaped by reports

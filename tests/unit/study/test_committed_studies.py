@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def test_a_committed_study_is_reported_again(study: Path, tmp_path: Path) -> Non
         assert (tmp_path / name).read_bytes() == (study / name).read_bytes(), name
     markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert all(f"### {metric.label}" in markdown for metric in read_results(study).metrics)
-    assert StudyResults.model_validate_json(read_results(study).to_json()) == read_results(study)
+    assert StudyResults.model_validate_json(json.dumps(read_results(study).dump())) == read_results(study)
 
 
 def test_the_raw_metrics_give_the_committed_differences(study: Path) -> None:

@@ -97,4 +97,4 @@ def test_a_study_trains_the_parent_first_and_reports_the_lineage(tmp_path: Path)
     assert (child.lineage["plan"], child.lineage["at_step"]) == (baseline.hash, 6)
     for report in ("report.md", "report.html"):
         text = (tmp_path / "out" / report).read_text()
-        assert "started-from" in text and child.lineage["sha256"] in text
+        assert "started-from" in text and str(child.lineage["sha256"]) in text

@@ -34,13 +34,13 @@ def test_comparisons_between_resolutions_are_counted() -> None:
     assert count_comparisons(2, False, 3, ["images_per_s"], 9) == Counts(6 + 2, 48)
     text = describe_method(3, Counts(11, 74), True, ["accuracy"], AnalysisSettings(), [64, 256, 1024])
     for words in (
-        "baseline of its own",
-        "at 1,024 tokens minus that at 64",
+        "baseline of that resolution",
+        "at 1,024 tokens minus log(arm / baseline) at 64",
         "all 85 comparisons",
-        "the 11 on the primary",
+        "the 11 comparisons on primary",
     ):
         assert words in text
-    assert "those between resolutions among them" in text
+    assert "those between resolutions included" in text
     assert "The control has no pairs" in text
     without = describe_method(3, Counts(8, 50), False, ["accuracy"], AnalysisSettings(), [64, 256, 1024])
     assert "at 1,024 tokens" in without and "control" not in without
@@ -53,7 +53,7 @@ def test_the_method_says_what_was_done() -> None:
         "95% Student interval (2 degrees",
         "Welch's",
         "all 27 comparisons",
-        "3 on the primary",
+        "3 comparisons on primary",
         "share 4%",
         "metrics 1%",
     ):
@@ -63,7 +63,7 @@ def test_the_method_says_what_was_done() -> None:
     for words in ("all 1,024 patterns", "percentile-t", "label permutation", "cannot reach a verdict on the other"):
         assert words in other
     assert "Student" not in other
-    condition = "at most 5%, as long as values over seeds scatter about symmetrically, or about alike in all arms"
+    condition = "at most 5%, provided that the seed spread is roughly symmetric, or roughly the same in all arms"
     assert condition in usual and condition in other
     assert "sketch" in describe_method(1, Counts(3, 24), True, ["accuracy"], chosen)
     assert "share" not in describe_method(3, Counts(2, 0), False, ["accuracy"], AnalysisSettings())

@@ -1,4 +1,4 @@
-"""A study's results before any layout: the order of the arms, what they show and cannot show, and what to warn of."""
+"""Findings of a study before any layout: the order of the arms, what they show and cannot show, and warnings."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def blind_note(results: StudyResults) -> str:
     if not blind:
         return ""
     return (
-        f"{len(results.seeds)} seeds are too few to see a change in {_some(blind, results)}: the smallest difference "
-        "that they would find is larger than the baseline's own value, or than half of the metric's range."
+        f"{len(results.seeds)} seeds are too few to see a change in {_some(blind, results)}: the smallest detectable "
+        "difference is larger than the baseline's own value, or than half of the metric's range."
     )
 
 
@@ -269,11 +269,6 @@ PROMPTS_LEAD = (
     "Some arms read other captions than the baseline, and a model does best on prompts like the captions that it was "
     "trained on. Each kind of prompt is compared with the baseline by itself."
 )
-TABLE_KEY = (
-    "Difference: arm minus baseline. Detectable: the smallest true difference that this many seeds would find four "
-    "times in five. Sampling error: the part of the difference's standard error that comes from sampling images, and "
-    "that more images would reduce."
-)
 
 
 def lead(results: StudyResults) -> str:
@@ -318,7 +313,10 @@ def control_note(results: StudyResults) -> str:
     if results.sketch or differing_controls(results):
         return ""
     if not controls:
-        return "No control was run, so nothing here shows how often this study sees a difference where there is none."
+        return (
+            "No control (the baseline with other seeds) was run, so this study cannot show how often it would find a "
+            "difference where there is none."
+        )
     verdicts = [(metric, _verdict(arm, metric)) for arm in controls for metric in results.metrics]
     lost = {verdict for _, verdict in verdicts}.intersection(_LOST)
     if worst := next((verdict for verdict in _LOST if verdict in lost), ""):
@@ -326,10 +324,10 @@ def control_note(results: StudyResults) -> str:
     blind = [*_blind(results, controls), *(metric.label for metric, verdict in verdicts if verdict == "no spread")]
     if len(blind) == len(results.metrics):
         return (
-            f"The control (the baseline with other seeds) cannot show anything with {len(results.seeds)} seeds: it "
-            "would not find a difference on any metric."
+            f"The control (the baseline with other seeds) shows nothing: with {len(results.seeds)} seeds it could not "
+            "detect a difference in any metric."
         )
-    beyond = f" In {_some(blind, results)} it cannot show one with {len(results.seeds)} seeds." if blind else ""
+    beyond = f" With {len(results.seeds)} seeds it could not detect one in {_some(blind, results)}." if blind else ""
     return f"The control (the baseline with other seeds) shows no difference, as it should.{beyond}"
 
 
@@ -536,9 +534,9 @@ def repeatability(results: StudyResults) -> str:
     threads = " or ".join(found.get("threads", ["an unknown number of"]))
     plural = "" if threads == "1" else "s"
     return (
-        f"The runs computed on {' and '.join(found['device'])}, with {threads} CPU thread{plural} each. On one kind of "
-        "CPU the same plan, seed, threads and torch give the same bits. On a GPU the same seed need not give the "
-        "same run."
+        f"The runs used {' and '.join(found['device'])}, with {threads} CPU thread{plural} each. On one kind of CPU, "
+        "the same plan, seed, number of threads and version of torch give bit-identical results. On a GPU, the same "
+        "seed may give a slightly different run."
     )
 
 
