@@ -348,23 +348,3 @@ Direction = Literal["lower", "higher"]
 Range = tuple[float | None, float | None]
 """The smallest and the largest value that a metric can have; None where there is no bound."""
 ANY_VALUE: Range = (None, None)
-NOT_NEGATIVE: Range = (0.0, None)
-SHARE: Range = (0.0, 1.0)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A number with the standard error of sampling: what other noises would have given with the same model."""
-
-    value: float
-    error: float | None = None
-    method: str = ""
-    """How the error was found."""
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95% interval of sampling, by the normal approximation."""
-        if self.error is None:
-            return None
-        return self.value - 1.96 * self.error, self.value + 1.96 * self.error

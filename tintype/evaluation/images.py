@@ -5,9 +5,9 @@ N: pictures, F: size of a feature vector.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
@@ -31,13 +31,13 @@ from tintype.evaluation.reference import (
     write_reference,
 )
 from tintype.evaluation.results import EncoderInfo, ImageSet, ImageSetResult, numbers_of
-from tintype.metrics.copies import copy_notes, copy_numbers, without_others
-from tintype.metrics.feature_metrics import FEATURE_METRICS
+from tintype.metrics.copies import copy_notes, copy_numbers
+from tintype.metrics.metric import Measured
 from tintype.metrics.pair import FeaturePair, Reference
-from tintype.metrics.reconstruction import psnr, ssim
-from tintype.metrics.resample import mean_with_error
-from tintype.seams import Encoder, Measured
-from tintype.vision.lpips import SMALLEST_PX, lpips
+from tintype.metrics.reconstruction import PairValues
+from tintype.metrics.table import FEATURE_METRICS, PAIR_METRICS
+from tintype.seams import Encoder
+from tintype.vision.lpips import SMALLEST_PX
 
 OnImages = Callable[[str, int, int | None], None]
 """Progress passed to the callback: what is done, how many images it has seen, and of how many, where that is known."""
@@ -48,20 +48,10 @@ def image_definitions(protocol: ImageProtocol) -> dict[str, Definition]:
     for encoder in protocol.encoders:
         for kind in protocol.metrics:
             metric = FEATURE_METRICS[kind]
-            label = metric_label(kind, encoder)
-            found[f"{kind}_{encoder.title}"] = Definition(label, metric.direction, metric.definition)
-    if protocol.paired:
-        found |= _RECONSTRUCTION
+            found[f"{kind}_{encoder.title}"] = Definition(metric, metric_label(metric, encoder), metric.definition)
+    for one in PAIR_METRICS if protocol.paired else ():
+        found[one.name] = Definition(one, one.label, one.definition)
     return found
-
-
-_RECONSTRUCTION = {
-    "psnr": Definition(
-        "PSNR", "higher", "10 log10(255² / mean squared error) of each pair of uint8 pictures, in dB; mean"
-    ),
-    "ssim": Definition("SSIM", "higher", "structural similarity (Wang 2004) of each pair; mean"),
-    "lpips": Definition("LPIPS (VGG)", "lower", "LPIPS 0.1 with VGG16 at the pictures' own size; mean"),
-}
 
 
 def evaluate_images(
@@ -96,7 +86,7 @@ def evaluate_images(
         copy_N = copy_numbers(made.digests or ())
         pair = FeaturePair(made.feature_MF, Reference(found.feature_MF, device), copy_N=copy_N)
         for kind in protocol.metrics:
-            measured[f"{kind}_{encoder.name}"] = FEATURE_METRICS[kind](pair)
+            measured[f"{kind}_{encoder.name}"] = FEATURE_METRICS[kind].measure(pair)
         encoders[encoder.name] = EncoderInfo(identity=encoder.identity, definition=encoder.definition)
     if real is not None and protocol.paired:
         on_pairs = _progress(on_images, "comparing pairs", fake.fingerprint()[1])
@@ -164,7 +154,7 @@ def reconstruction(
     on_pairs: Callable[[int], None] = lambda pairs: None,
 ) -> dict[str, Measured]:
     """PSNR, SSIM and LPIPS of image i against reference i. `copy_N` numbers the pairs by their content."""
-    values: dict[str, list[Tensor]] = {name: [] for name in _RECONSTRUCTION}
+    values: list[list[Tensor]] = [[] for _ in PAIR_METRICS]
     for index, (first, second) in enumerate(_pairs(fake, real)):
         if first.shape != second.shape or min(first.shape[1:]) < SMALLEST_PX["vgg16"]:
             sizes = " against ".join(f"{image.shape[2]} × {image.shape[1]}" for image in (first, second))
@@ -172,25 +162,14 @@ def reconstruction(
                 f"pair {index}: {sizes} pixels; a reconstruction has its original's size, and both sides have at least "
                 f"{SMALLEST_PX['vgg16']} pixels"
             )
-        a_BCHW, b_BCHW = first[None], second[None]
-        values["psnr"].append(psnr(a_BCHW, b_BCHW))
-        values["ssim"].append(ssim(a_BCHW, b_BCHW))
-        values["lpips"].append(lpips(a_BCHW, b_BCHW, device).cpu())
+        for metric, of_metric in zip(PAIR_METRICS, values, strict=True):
+            of_metric.append(metric.compare(first[None], second[None], device))
         on_pairs(1)
-    return _summary({name: torch.cat(each) for name, each in values.items()}, copy_N)
-
-
-def _summary(values: Mapping[str, Tensor], copy_N: Tensor | None) -> dict[str, Measured]:
-    """Means. An exact pair has an infinite PSNR, so it is left out of that mean and counted in a note."""
-    found = {name: mean_with_error(value_N, copy_N) for name, value_N in values.items() if name != "psnr"}
-    psnr_N = values["psnr"]
-    finite_N = psnr_N[psnr_N.isfinite()]
-    exact = len(psnr_N) - len(finite_N)
-    if len(finite_N):
-        one = mean_with_error(finite_N, without_others(copy_N, psnr_N.isfinite()))
-        note = f"{exact} of {len(psnr_N)} pairs are exact and are left out of the mean"
-        found["psnr"] = replace(one, warnings=(note,)) if exact else one
-    return found
+    found = {
+        metric.name: metric.measure(PairValues(torch.cat(of_metric), copy_N))
+        for metric, of_metric in zip(PAIR_METRICS, values, strict=True)
+    }
+    return {name: one for name, one in found.items() if one.value != math.inf}  # the PSNR of exact pairs
 
 
 def _pairs(fake: Images, real: Images) -> Iterator[Sequence[Tensor]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,10 +15,17 @@ from pydantic import Field, model_validator
 from tintype.evaluation.prompts import CAPTIONS, is_caption, read_prompts
 from tintype.flow.guidance import Guidance
 from tintype.flow.sampler import Method
-from tintype.metrics import clip_score, scene_accuracy, throughput, validation
-from tintype.metrics.feature_metrics import FEATURE_METRICS, revisions
+from tintype.metrics.metric import AnyMetric, Measured
+from tintype.metrics.table import (
+    FEATURE_METRICS,
+    HELD_OUT_METRICS,
+    LOG_METRICS,
+    SCENE_METRICS,
+    TEXT_METRICS,
+    revisions,
+)
 from tintype.sampling.generate import SamplerSettings
-from tintype.seams import ANY_VALUE, NOT_NEGATIVE, SHARE, Direction, Measured, Range
+from tintype.seams import Direction, Range
 from tintype.settings import NamesFile, Settings, plain
 from tintype.vision.encoders import EncoderChoice, EncoderPart, InceptionSettings, SceneEncoderSettings
 from tintype.vision.scene_encoder import scene_encoder_record
@@ -200,53 +207,69 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Definition:
+    """A metric under one condition, on the features of one encoder where it needs them."""
+
+    metric: AnyMetric
     label: str
-    direction: Direction
     definition: str
-    in_latents: bool = False
-    """Measured in the latents of the run's own tokenizer: comparable between runs that share one."""
-    range: Range = ANY_VALUE
+    sampling: Sampling | None = None
+    """None where it is taken on no images of the model."""
+    count: int | None = None
+    """Images that it is taken on; None where a prompt file decides it, or where it is taken on none."""
+
+    @property
+    def direction(self) -> Direction:
+        return self.metric.direction
+
+    @property
+    def range(self) -> Range:
+        return self.metric.range
 
 
-def metric_label(kind: str, encoder: EncoderPart) -> str:
-    """The published name where the definition is the published one, else the metric's own with the encoder's."""
-    published = encoder.published.get(kind)
+def metric_label(metric: AnyMetric, encoder: EncoderPart) -> str:
+    """Return the published name where the definition is the published one, else the metric's own and the encoder's."""
+    published = encoder.published.get(metric.name)
     if published and encoder.name is None:
         return published
-    return f"{published or FEATURE_METRICS[kind].label} ({encoder.title})"
+    return f"{published or metric.label} ({encoder.title})"
 
 
 def definitions(protocol: Protocol, of_scenes: bool = True) -> dict[str, Definition]:
-    """Name, direction and meaning of each number that an evaluation gives, the most important first.
+    """Define each metric of an evaluation by its name, the most important first.
 
-    `of_scenes`: whether the data are scenes, whose pictures can be read back. What an encoder does with a picture is
-    known when it is loaded, and stands in the result.
+    `of_scenes`: whether the data are scenes, whose images can be read back. What an encoder does with an image is
+    known when it is loaded, and is recorded in the result.
     """
     found: dict[str, Definition] = {}
     for sampling in protocol.conditions:
-        ending = f", {sampling.name}" if sampling.name else ""
-        how = f" Sampling: {sampling.words}."
-        if of_scenes and sampling.prompts in CAPTIONS:
-            text = scene_accuracy.definition(sampling.prompts)
-            label = f"scene accuracy{ending}"
-            found[sampling.metric("scene_accuracy")] = Definition(label, "higher", f"{text}.{how}", range=SHARE)
-        for name in protocol.text_encoders:
-            for kind, metric in clip_score.DEFINITIONS.items():
-                label = f"{metric.label} ({name}){ending}"
-                meaning = Definition(label, "higher", f"{metric.definition}.{how}", range=metric.range)
-                found[sampling.metric(f"{kind}_{name}")] = meaning
-        for encoder in protocol.encoders if sampling.distances else ():
-            for kind in protocol.metrics:
-                one = FEATURE_METRICS[kind]
-                label = metric_label(kind, encoder) + ending
-                text = f"{one.definition}. Features: {encoder.title}.{how}"
-                meaning = Definition(label, one.direction, text, range=one.range)
-                found[sampling.metric(f"{kind}_{encoder.title}")] = meaning
-    found["validation_loss"] = Definition(
-        "validation loss", "lower", validation.definition(protocol.prompts), True, NOT_NEGATIVE
-    )
-    found["images_per_s"] = Definition("training images/s", "higher", throughput.DEFINITION, range=NOT_NEGATIVE)
+        for metric, encoder in _on_samples(protocol, sampling, of_scenes):
+            name = f"{metric.name}_{encoder.title}" if encoder else metric.name
+            label = metric_label(metric, encoder) if encoder else metric.label
+            features = f" Features: {encoder.title}." if encoder and metric.needs == "features" else ""
+            found[sampling.metric(name)] = Definition(
+                metric,
+                f"{label}, {sampling.name}" if sampling.name else label,
+                f"{metric.define(sampling.prompts)}.{features} Sampling: {sampling.words}.",
+                sampling,
+                sampling.count,
+            )
+    for one in HELD_OUT_METRICS:
+        text = one.define(protocol.prompts)
+        found[one.name] = Definition(one, one.label, text, count=protocol.validation_count)
+    for of_log in LOG_METRICS:
+        found[of_log.name] = Definition(of_log, of_log.label, of_log.definition)
     return found
+
+
+def _on_samples(
+    protocol: Protocol, sampling: Sampling, of_scenes: bool
+) -> Iterator[tuple[AnyMetric, EncoderPart | None]]:
+    """Yield the metrics that are taken on the images of a condition, with the encoder whose features they need."""
+    if of_scenes and sampling.prompts in CAPTIONS:
+        yield from ((metric, None) for metric in SCENE_METRICS)
+    yield from ((metric, encoder) for encoder in protocol.encoders if encoder.reads_text for metric in TEXT_METRICS)
+    if sampling.distances:
+        yield from ((FEATURE_METRICS[kind], encoder) for encoder in protocol.encoders for kind in protocol.metrics)
 
 
 def warnings_of(measured: Mapping[str, Measured], meanings: Mapping[str, Definition]) -> list[str]:

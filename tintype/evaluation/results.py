@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from tintype.evaluation.protocol import ImageProtocol, Protocol
 from tintype.evaluation.samples import step_name
+from tintype.metrics.metric import Measured
 from tintype.runtime.files import check_sha256, damaged, read_checked, write_checked
-from tintype.seams import Measured
 
 FORMAT: Literal[3] = 3
 _UNCHECKED = 2

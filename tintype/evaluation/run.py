@@ -16,7 +16,6 @@ from torch import Tensor
 
 from tintype.config.strict import Document, parse
 from tintype.data.sample_shards import digest
-from tintype.data.scenes import CaptionKind
 from tintype.data.sources import open_held_out
 from tintype.errors import DamagedFileError, DivergedError, UserError
 from tintype.evaluation.data import Problem, data_problems, fit_protocol, refuse
@@ -34,17 +33,19 @@ from tintype.evaluation.results import (
     write_result,
 )
 from tintype.evaluation.samples import Samples, samples_of
-from tintype.metrics import clip_score, scene_accuracy, throughput, validation
-from tintype.metrics.feature_metrics import FEATURE_METRICS
+from tintype.metrics import throughput, validation
+from tintype.metrics.clip_score import TextFeatures
+from tintype.metrics.metric import Measured
 from tintype.metrics.pair import FeaturePair
-from tintype.metrics.resample import mean_with_error
+from tintype.metrics.scene_accuracy import ReadScenes
+from tintype.metrics.table import FEATURE_METRICS, HELD_OUT_METRICS, LOG_METRICS, SCENE_METRICS, TEXT_METRICS
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.dist import current, refuse_other_steps
 from tintype.runtime.files import remove_unfinished, set_aside, sha256_of
 from tintype.runtime.watchdog import watch_ranks
 from tintype.sampling.generate import cut
 from tintype.sampling.images import save_png
-from tintype.seams import Encoder, ImageSource, Measured, TextImageEncoder
+from tintype.seams import Encoder, ImageSource, TextImageEncoder
 from tintype.settings import DataPart, plain
 from tintype.train import checkpoint
 from tintype.train.agreement import agree_on_plan
@@ -64,8 +65,6 @@ class Scorecard:
     """The numbers of an evaluation as they come in."""
 
     measured: dict[str, Measured] = field(default_factory=dict)
-    details: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Parts of a metric: by attribute, by time, by the group of a prompt."""
     encoders: dict[str, EncoderInfo] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -205,7 +204,7 @@ def _evaluate(
         raise DivergedError(f"{path}: the model has diverged; not finite: {', '.join(bad)}")
     lines = RunFolder(path).metrics()
     if lines:
-        card.measured["images_per_s"] = Measured(throughput.images_per_s(lines))
+        card.measured |= {metric.name: metric.measure(lines) for metric in LOG_METRICS}
     previews = _save_previews(next(samples[0].shards()), stored.parent, path)
     result = EvaluationResult(
         plan=parts.plan.hash,
@@ -217,7 +216,7 @@ def _evaluate(
         encoders=card.encoders,
         **numbers_of(card.measured),
         warnings=(*card.warnings, *_init_warnings(parts.plan, step, average)),
-        details=card.details,
+        details={name: dict(one.parts) for name, one in card.measured.items() if one.parts},
         samples={one.sampling.name: str(one.folder.relative_to(path)) for one in samples},
         real=real,
         time_split=throughput.time_split(lines) if lines else {},
@@ -377,7 +376,7 @@ def _score_features(
     if reference is not None:
         pair = FeaturePair(fake_NF, reference)
         for kind in protocol.metrics:
-            card.measured[samples.sampling.metric(f"{kind}_{encoder.name}")] = FEATURE_METRICS[kind](pair)
+            card.measured[samples.sampling.metric(f"{kind}_{encoder.name}")] = FEATURE_METRICS[kind].measure(pair)
     if settings.reads_text:
         _score_text(card, encoder, fake_NF, samples)
 
@@ -389,10 +388,8 @@ def _score_accuracy(card: Scorecard, parts: Parts, protocol: Protocol, samples: 
     reading = _read(samples.blocks(READ_TOGETHER), samples.read, parts.device)
     if reading is None:
         return
-    scores = _accuracy(reading, held_out(parts.plan.data, protocol), kind, len(samples), parts.plan.data.size_px)
-    name = samples.sampling.metric("scene_accuracy")
-    card.measured[name] = mean_with_error(torch.tensor(scores.per_image, dtype=torch.float64))
-    card.details[name] = scores.by_attribute
+    read = _read_scenes(reading, held_out(parts.plan.data, protocol), kind, len(samples), parts.plan.data.size_px)
+    card.measured |= {samples.sampling.metric(metric.name): metric.measure(read) for metric in SCENE_METRICS}
 
 
 def _read(
@@ -408,24 +405,19 @@ def _read(
     return None if found is None else SceneReading(found.pop(_FEATURE), found)
 
 
-def _accuracy(reading: SceneReading, source: ImageSource, kind: str, count: int, size_px: int) -> scene_accuracy.Scores:
+def _read_scenes(reading: SceneReading, source: ImageSource, kind: str, count: int, size_px: int) -> ReadScenes:
     scenes = [record.attributes for record in source.records(range(count))]
-    asked: CaptionKind = "long" if kind == "long" else "short"
-    return scene_accuracy.score(reading, scenes, asked, size_px)
+    return ReadScenes(reading, scenes, "long" if kind == "long" else "short", size_px)
 
 
 def _score_text(card: Scorecard, encoder: TextImageEncoder, fake_NF: Tensor, samples: Samples) -> None:
     rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(samples.prompts))}
+    file, sampling = sampling_file(samples.sampling), samples.sampling
+    groups = {group: _repeat(labels, sampling.per_prompt) for group, labels in (file.groups if file else {}).items()}
     text_PF = encoder.encode_text(list(rows)).cpu()
-    file = sampling_file(samples.sampling)
-    of_file = file.groups if file else {}
-    groups = {group: _repeat(labels, samples.sampling.per_prompt) for group, labels in of_file.items()}
-    values = clip_score.text_scores(fake_NF, text_PF, [rows[prompt] for prompt in samples.prompts])
-    for kind, value_N in values.items():
-        name = samples.sampling.metric(f"{kind}_{encoder.name}")
-        card.measured[name], parts = clip_score.summarise(value_N, groups)
-        if parts:
-            card.details[name] = parts
+    features = TextFeatures(fake_NF, text_PF, [rows[prompt] for prompt in samples.prompts], groups)
+    for metric in TEXT_METRICS:
+        card.measured[sampling.metric(f"{metric.name}_{encoder.name}")] = metric.measure(features)
 
 
 def _score_validation(card: Scorecard, parts: Parts, protocol: Protocol) -> None:
@@ -437,9 +429,7 @@ def _score_validation(card: Scorecard, parts: Parts, protocol: Protocol) -> None
     if error_NT is None:
         return
     error_TN = error_NT.T.contiguous()
-    card.measured["validation_loss"] = mean_with_error(error_TN.mean(0))
-    at_time = zip(validation.TIMES, error_TN.mean(1).tolist(), strict=True)
-    card.details["validation_loss"] = {f"t={t:g}": value for t, value in at_time}
+    card.measured |= {metric.name: metric.measure(error_TN) for metric in HELD_OUT_METRICS}
 
 
 def _duplicates(samples: Samples) -> list[str]:
@@ -466,7 +456,7 @@ def _real_accuracy(parts: Parts, protocol: Protocol) -> dict[str, dict[str, floa
         if sampling.prompts in CAPTIONS and sampling.count is not None:
             asked = (parts.plan.data, protocol, sampling.prompts, sampling.count, parts.device)
             if (scores := _accuracy_of_real(*asked)) is not None:
-                found[sampling.metric("scene_accuracy")] = scores
+                found |= {sampling.metric(metric.name): scores for metric in SCENE_METRICS}
     return found
 
 
@@ -478,7 +468,7 @@ def _accuracy_of_real(
     reading = _read(cut(0, count, READ_TOGETHER), lambda first, last: source.images(range(first, last)), device)
     if reading is None:
         return None
-    scores = _accuracy(reading, source, kind, count, data.size_px)
+    scores = _read_scenes(reading, source, kind, count, data.size_px).scores
     return {**scores.by_attribute, "overall": scores.overall}
 
 

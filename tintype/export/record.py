@@ -12,10 +12,9 @@ from typing import Any
 from tintype import recipes
 from tintype.config.strict import read_yaml
 from tintype.errors import UserError
-from tintype.evaluation.protocol import Definition, Protocol, Sampling, definitions
+from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.evaluation.results import EvaluationResult, read_result
 from tintype.export.origin import Origin, read_origin
-from tintype.metrics import clip_score
 from tintype.plan import Change, Plan, diff, plan_from_folder, read_plan, stored_plan
 from tintype.runtime.files import read_sealed
 from tintype.settings import DataPart
@@ -61,25 +60,14 @@ class Evaluation:
         return {name: meaning for name, meaning in self.meanings.items() if name in self.result.metrics}
 
     def count(self, metric: str) -> int | str | None:
-        """Return the number of samples behind a metric; None for metrics without any."""
-        if metric == "validation_loss":
-            return self.protocol.validation_count
-        sampling = self.sampling(metric)
-        if sampling is None:
-            return None
-        return sampling.count if sampling.count is not None else "all prompts of its file"
+        """Return the number of images that a metric is taken on; None for metrics without any."""
+        meaning = self.meanings[metric]
+        return "all prompts of its file" if meaning.sampling and meaning.count is None else meaning.count
 
     def interval(self, metric: str) -> tuple[float, float] | None:
         """Return the 95% interval; None where it has no width: images that all score alike say nothing of it."""
         low, high = self.result.intervals.get(metric, (0.0, 0.0))
         return (low, high) if high > low else None
-
-    def sampling(self, metric: str) -> Sampling | None:
-        """The condition whose pictures a number was taken on; None for numbers that need no pictures of the model."""
-        encoders = [encoder.title for encoder in self.protocol.encoders]
-        kinds = [*self.protocol.metrics, *clip_score.DEFINITIONS]
-        plain_names = ["scene_accuracy", *(f"{kind}_{encoder}" for kind in kinds for encoder in encoders)]
-        return next((one for one in self.protocol.conditions if metric in map(one.metric, plain_names)), None)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Whether images show what their prompts say, as an encoder of images and texts sees it.
+"""CLIP score and CLIP retrieval: whether images show their prompts, by an encoder of images and texts.
 
 N: images, R: those of a block, F: size of a feature vector, P: different prompts.
 """
@@ -6,59 +6,80 @@ N: images, R: those of a block, F: size of a feature vector, P: different prompt
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tintype.metrics.metric import SHARE, Measured, Metric
 from tintype.metrics.resample import mean_with_error
-from tintype.seams import SHARE, Measured, Range
 
 _BLOCK = 1024
 
 
 @dataclass(frozen=True)
-class TextMetric:
-    label: str
-    definition: str
-    range: Range
+class TextFeatures:
+    """Features of images and of their prompts."""
+
+    image_NF: Tensor
+    text_PF: Tensor
+    """Each different prompt once."""
+    prompt_N: Sequence[int]
+    """The row of each image's prompt."""
+    groups: Mapping[str, Sequence[str]]
+    """Labels of the images for each way of grouping them, for example by `tag`."""
+
+    @cached_property
+    def cosines(self) -> tuple[Tensor, Tensor]:
+        """Cosine of each image with its own prompt, and with the nearest other one."""
+        unit_NF, unit_PF = (functional.normalize(one.double(), dim=1) for one in (self.image_NF, self.text_PF))
+        own_N = torch.tensor(self.prompt_N, device=self.image_NF.device)
+        cosines, bests = [], []
+        for rows_RF, own_R in zip(unit_NF.split(_BLOCK), own_N.split(_BLOCK), strict=True):
+            cosine_RP = rows_RF @ unit_PF.T
+            cosines.append(cosine_RP.gather(1, own_R[:, None]).squeeze(1))
+            bests.append(cosine_RP.scatter_(1, own_R[:, None], -torch.inf).amax(1))
+        return torch.cat(cosines), torch.cat(bests)
 
 
-DEFINITIONS = {
-    "clip_score": TextMetric(
-        "CLIP score",
-        "mean over images of 100 · max(cos(image, prompt), 0) (arXiv 2104.08718 with the weight 100), prompts cut at "
-        "the encoder's limit",
-        (0.0, 100.0),
-    ),
-    "clip_rank": TextMetric(
-        "CLIP retrieval",
-        "share of images that are nearer (cosine) to their own prompt than to every other prompt asked, by the "
-        "encoder's eyes; chance is one over the number of prompts",
-        SHARE,
-    ),
-}
+def _score(features: TextFeatures) -> Measured:
+    return _summarise(100 * features.cosines[0].clamp_min(0), features.groups)
 
 
-def text_scores(image_NF: Tensor, text_PF: Tensor, asked_N: Sequence[int]) -> dict[str, Tensor]:
-    """Each metric's value for each image. `asked_N` is the row of each image's prompt."""
-    unit_NF, unit_PF = (functional.normalize(table.double(), dim=1) for table in (image_NF, text_PF))
-    own_N = torch.tensor(asked_N, device=image_NF.device)
-    cosines, bests = [], []
-    for rows_RF, own_R in zip(unit_NF.split(_BLOCK), own_N.split(_BLOCK), strict=True):
-        cosine_RP = rows_RF @ unit_PF.T
-        cosines.append(cosine_RP.gather(1, own_R[:, None]).squeeze(1))
-        bests.append(cosine_RP.scatter_(1, own_R[:, None], -torch.inf).amax(1))
-    cosine_N, best_other_N = torch.cat(cosines), torch.cat(bests)
-    return {"clip_score": 100 * cosine_N.clamp_min(0), "clip_rank": (cosine_N > best_other_N).double()}
+def _rank(features: TextFeatures) -> Measured:
+    own_N, best_other_N = features.cosines
+    return _summarise((own_N > best_other_N).double(), features.groups)
 
 
-def summarise(value_N: Tensor, groups: Mapping[str, Sequence[str]]) -> tuple[Measured, dict[str, float]]:
-    """The mean with its error, and the mean of each group, as `tag: two_object`."""
+def _summarise(value_N: Tensor, groups: Mapping[str, Sequence[str]]) -> Measured:
+    """Return the mean with its error, and as parts the mean of each group, named for example `tag: two_object`."""
     parts = {}
     for group, labels in groups.items():
         for label in dict.fromkeys(labels):
             rows = torch.tensor([one == label for one in labels], device=value_N.device)
             parts[f"{group}: {label}"] = float(value_N[rows].mean())
-    return mean_with_error(value_N), parts
+    return replace(mean_with_error(value_N), parts=parts)
+
+
+SCORE = Metric(
+    name="clip_score",
+    label="CLIP score",
+    needs="captions",
+    direction="higher",
+    definition="mean over images of 100 · max(cos(image, prompt), 0) (arXiv 2104.08718 with the weight 100), prompts "
+    "cut at the encoder's limit",
+    measure=_score,
+    range=(0.0, 100.0),
+)
+RANK = Metric(
+    name="clip_rank",
+    label="CLIP retrieval",
+    needs="captions",
+    direction="higher",
+    definition="share of images that are nearer (cosine) to their own prompt than to every other prompt asked, by the "
+    "encoder's eyes; chance is one over the number of prompts",
+    measure=_rank,
+    range=SHARE,
+)

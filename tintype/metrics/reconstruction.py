@@ -1,25 +1,24 @@
-"""How close images are to those that they were made from: PSNR and SSIM, one value for each image.
+"""Reconstruction metrics of pairs of images: PSNR, SSIM and LPIPS.
 
-B: images, C: channels, H, W: rows and columns.
+B: images of a batch, N: all images, C: channels, H, W: rows and columns.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from tintype.errors import UserError
+from tintype.metrics.copies import without_others
+from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
+from tintype.metrics.resample import mean_with_error
+from tintype.vision.lpips import lpips
 
-PSNR_DEFINITION = (
-    "10 log10(255² / mean squared error) in dB over all pixels and channels of an image of 8 bits, then the mean over "
-    "images; infinite for an image that came back exactly"
-)
-SSIM_DEFINITION = (
-    "structural similarity (Wang et al. 2004) of images of 8 bits: Gaussian window of 11 × 11 pixels with σ = 1.5, "
-    "K1 = 0.01, K2 = 0.03, range 255, at the places where the window lies inside the image, for each colour channel "
-    "alone, then the mean over places, channels and images"
-)
 _RANGE = 255.0
 _WINDOW = 11
 _SIGMA = 1.5
@@ -62,3 +61,75 @@ def _checked(image_BCHW: Tensor, other_BCHW: Tensor) -> tuple[Tensor, Tensor]:
     if image_BCHW.dtype != torch.uint8 or other_BCHW.dtype != torch.uint8:
         raise UserError(f"images must be uint8, not {image_BCHW.dtype} and {other_BCHW.dtype}")
     return image_BCHW.double(), other_BCHW.double()
+
+
+@dataclass(frozen=True)
+class PairValues:
+    """A value for each pair of images. `copy_N` numbers the pairs by their content; None where all differ."""
+
+    value_N: Tensor
+    copy_N: Tensor | None = None
+
+
+def _mean(values: PairValues) -> Measured:
+    return mean_with_error(values.value_N, values.copy_N)
+
+
+def _mean_psnr(values: PairValues) -> Measured:
+    """Leave exact pairs, whose PSNR is infinite, out of the mean, and count them in a warning."""
+    finite_N = values.value_N.isfinite()
+    exact, count = int((~finite_N).sum()), len(finite_N)
+    if exact == count:
+        return Measured(math.inf, warnings=("every pair is exact",))
+    one = mean_with_error(values.value_N[finite_N], without_others(values.copy_N, finite_N))
+    note = f"{exact} of {count} pairs are exact and are left out of the mean"
+    return replace(one, warnings=(note,)) if exact else one
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairMetric(Metric[PairValues]):
+    """`compare` gives the values of a batch of pairs, `measure` summarises those of all."""
+
+    compare: Callable[[Tensor, Tensor, torch.device], Tensor]
+
+
+def pair_name(metric: PairMetric) -> str:
+    """Return the metric's name with its unit, for example psnr_db."""
+    return f"{metric.name}_{metric.unit.lower()}" if metric.unit else metric.name
+
+
+PSNR = PairMetric(
+    name="psnr",
+    label="PSNR",
+    needs="pixels",
+    direction="higher",
+    definition="10 log10(255² / mean squared error) in dB over all pixels and channels of an image of 8 bits, then the "
+    "mean over images; infinite for an image that came back exactly",
+    compare=lambda image_BCHW, other_BCHW, device: psnr(image_BCHW, other_BCHW),
+    measure=_mean_psnr,
+    unit="dB",
+    decimals=2,
+)
+SSIM = PairMetric(
+    name="ssim",
+    label="SSIM",
+    needs="pixels",
+    direction="higher",
+    definition="structural similarity (Wang et al. 2004) of images of 8 bits: Gaussian window of 11 × 11 pixels with "
+    "σ = 1.5, K1 = 0.01, K2 = 0.03, range 255, at the places where the window lies inside the image, for each colour "
+    "channel alone, then the mean over places, channels and images",
+    compare=lambda image_BCHW, other_BCHW, device: ssim(image_BCHW, other_BCHW),
+    measure=_mean,
+    decimals=4,
+)
+LPIPS = PairMetric(
+    name="lpips",
+    label="LPIPS (VGG)",
+    needs="pixels",
+    direction="lower",
+    definition="LPIPS 0.1 with VGG16 at the images' own size, then the mean over images",
+    compare=lambda image_BCHW, other_BCHW, device: lpips(image_BCHW, other_BCHW, device).cpu(),
+    measure=_mean,
+    range=NOT_NEGATIVE,
+    decimals=4,
+)

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from tintype import rng
-from tintype.seams import Measured
+from tintype.metrics.metric import Measured
 
 SEED = 0
 GROUPS = 10
+BY_GROUPS = f"jackknife over {GROUPS} groups of the generated images"
 DRAWS = 1000
 _CHUNK = 1 << 22
 

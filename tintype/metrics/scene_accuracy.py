@@ -1,15 +1,17 @@
-"""Whether pictures show what their captions say, as the scene encoder reads them.
+"""Scene accuracy: whether images show what their captions say, as the scene encoder reads them.
 
-Only what the caption stated is asked, and only what the encoder can see at the picture's size.
+Only what the caption states is checked, and only what the encoder can read at the image's size.
 
-B: pictures. P: positions. K: classes.
+B: images. P: positions. K: classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
+
+import torch
 
 from tintype.data.scenes import (
     OBJECT_VOCABULARY,
@@ -20,53 +22,72 @@ from tintype.data.scenes import (
     SceneObject,
     asked_attributes,
 )
+from tintype.metrics.metric import SHARE, Measured, Metric
+from tintype.metrics.resample import mean_with_error
 from tintype.vision.scene_encoder import SceneReading, visible_attributes
 
 
 @dataclass(frozen=True)
 class _ReadScene:
-    """A picture's reading in words: the attributes of each object by its position, and those of the scene."""
+    """An image's reading in words: the attributes of each object by its position, and those of the scene."""
 
     objects: dict[str, dict[str, str]]
     attributes: dict[str, str]
 
 
-def definition(kind: str) -> str:
-    """What the overall score is, in words."""
-    asked = {
-        "long": "every object's presence, shape, colour, size and texture at its stated place, the number of objects, "
-        "both backdrop colours, the light and the style",
-        "short": "whether some object has the colour and shape of each one named",
-    }
-    return (
-        f"prompts are {kind} captions of held-out scenes; the scene encoder reads the generated picture, and the score "
-        f"is the mean over pictures of the share of stated attributes that are right: {asked[kind]}. Attributes that "
-        "the encoder cannot read at this size in real pictures (below 95%) are not asked"
-    )
-
-
 @dataclass(frozen=True)
 class Scores:
-    """How far pictures show what was asked."""
+    """Shares of right answers."""
 
     by_attribute: dict[str, float]
     """The share of right answers for each attribute asked."""
     per_image: list[float]
-    """The share of right answers for each picture of which anything was asked."""
+    """The share of right answers for each image of which anything was asked."""
 
     @property
     def overall(self) -> float:
         return fmean(self.per_image)
 
 
-def score(reading: SceneReading, scenes: Sequence[Scene], kind: CaptionKind, size_px: int) -> Scores:
-    return score_visible(reading, scenes, kind, visible_attributes(size_px))
+@dataclass(frozen=True)
+class ReadScenes:
+    """What the scene encoder reads in images, and the scenes whose captions they were made for."""
+
+    reading: SceneReading
+    scenes: Sequence[Scene]
+    captions: CaptionKind
+    size_px: int
+
+    @property
+    def scores(self) -> Scores:
+        return score_visible(self.reading, self.scenes, self.captions, visible_attributes(self.size_px))
+
+
+def _measure(read: ReadScenes) -> Measured:
+    scores = read.scores
+    return replace(mean_with_error(torch.tensor(scores.per_image, dtype=torch.float64)), parts=scores.by_attribute)
+
+
+METRIC = Metric(
+    name="scene_accuracy",
+    label="scene accuracy",
+    needs="scenes",
+    direction="higher",
+    definition="prompts are {captions} captions of held-out scenes; the scene encoder reads the generated image, and "
+    "the score is the mean over images of the share of stated attributes that are right. A long caption states every "
+    "object's presence, shape, colour, size and texture at its place, the number of objects, both backdrop colours, "
+    "the light and the style; a short one the colour and shape of each object that it names, wherever it stands. "
+    "Attributes that the encoder cannot read at this size in real images (below 95%) are left out",
+    measure=_measure,
+    range=SHARE,
+    is_primary=True,
+)
 
 
 def score_visible(reading: SceneReading, scenes: Sequence[Scene], kind: CaptionKind, visible: frozenset[str]) -> Scores:
-    """`score` with the attributes that can be seen given rather than looked up."""
+    """Score what captions of this kind state of the `visible` attributes."""
     if len(reading.feature_BF) != len(scenes):
-        raise ValueError(f"{len(reading.feature_BF)} pictures were read but {len(scenes)} scenes are given")
+        raise ValueError(f"{len(reading.feature_BF)} images were read but {len(scenes)} scenes are given")
     right: dict[str, list[bool]] = {}
     shares: list[float] = []
     for read, scene in zip(_in_words(reading), scenes, strict=True):

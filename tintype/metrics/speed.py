@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair, Reference
+from tintype.metrics.table import FEATURE_METRICS
 
 
 def time_feature_metrics(
@@ -36,7 +36,7 @@ def time_feature_metrics(
     for done, (kind, metric) in enumerate(FEATURE_METRICS.items(), 1):
         on_part(f"{kind}, {f} features", done, total)
         began = _now(device)
-        metric(pair)
+        metric.measure(pair)
         seconds[kind] = _now(device) - began
     on_part("", total, total)
     seconds["total"] = sum(seconds.values())

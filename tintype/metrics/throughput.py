@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
+from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
 from tintype.train.clock import PARTS
 
 WARM_UP_SHARE = 0.1
 MUCH_FOR_A_TOKENIZER = 0.1
 """A frozen network that gives the same latents at each epoch need not take more than this share of a step."""
 _OUTLIER = 5
-DEFINITION = (
-    "training images per second: all images after the first tenth of the run over the time of the step's parts except "
-    "that of the data, which runs of a study share and which stands in the time split; windows that took five times as "
-    "long as the median one (a compilation, a pause) are left out"
-)
+Line: TypeAlias = Mapping[str, Any]
+"""A line of `metrics.jsonl`."""
 
 
-def images_per_s(lines: Sequence[dict[str, Any]]) -> float:
-    """The parts of a GPU's step follow each other, so they can be summed; the host's work on data runs beside them."""
+def images_per_s(lines: Sequence[Line]) -> float:
+    """Return images per second of the step's parts without data loading.
+
+    The parts of a GPU's step follow each other, so they can be summed; the host's work on data runs beside them.
+    """
     windows = [(line["images_per_s"] * line["seconds"], _parts_s(line)) for line in _warm(lines)]
     usual = median(seconds / images for images, seconds in windows)
     kept = [(images, seconds) for images, seconds in windows if seconds / images < _OUTLIER * usual]
     return float(sum(images for images, _ in kept) / sum(seconds for _, seconds in kept))
 
 
-def _parts_s(line: dict[str, Any]) -> float:
+METRIC = Metric[Sequence[Line]](
+    name="images_per_s",
+    label="training images/s",
+    needs="log",
+    direction="higher",
+    definition="training images per second: all images after the first tenth of the run over the time of the step's "
+    "parts except that of the data, which runs of a study share and which stands in the time split; windows that took "
+    "five times as long as the median one (a compilation, a pause) are left out",
+    measure=lambda lines: Measured(images_per_s(lines)),
+    range=NOT_NEGATIVE,
+)
+
+
+def _parts_s(line: Line) -> float:
     return float(sum(seconds for part, seconds in line["parts"].items() if part != "data"))
 
 
-def time_split(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+def time_split(lines: Sequence[Line]) -> dict[str, float]:
     """Share of the time spent in each part; `other` is what no part accounts for.
 
     The host's share, `data`, can run while the GPU works; then the parts are shares of their sum.
@@ -53,5 +67,5 @@ def tokenizer_words(share: float | None, tuned: bool = False) -> str:
     return f"the tokenizer takes {100 * share:.0f}% of a step{advice}"
 
 
-def _warm(lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+def _warm(lines: Sequence[Line]) -> Sequence[Line]:
     return lines[int(len(lines) * WARM_UP_SHARE) :]

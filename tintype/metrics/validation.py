@@ -9,26 +9,39 @@ B: images of a batch, N: all images, T: times.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from tintype.flow.objective import mean_square
 from tintype.flow.path import interpolate, velocity
+from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
+from tintype.metrics.resample import mean_with_error
 from tintype.seams import Draws, ImageSource
 from tintype.train.parts import Parts
 
 TIMES = tuple((index + 0.5) / 8 for index in range(8))
 
 
-def definition(caption: str = "long") -> str:
-    """Define the metric in words, for held-out images with one kind of caption."""
-    times = ", ".join(f"{t:g}" for t in TIMES)
-    return (
-        "mean squared error of the velocity as predicted (a contrastive loss biases it) on held-out images with "
-        f"{caption} captions, at fixed noise and the times {times}; in the latents of the run's own tokenizer, so that "
-        "arms with another are not compared"
-    )
+def _measure(error_TN: Tensor) -> Measured:
+    at_time = zip(TIMES, error_TN.mean(1).tolist(), strict=True)
+    return replace(mean_with_error(error_TN.mean(0)), parts={f"t={t:g}": value for t, value in at_time})
+
+
+METRIC = Metric(
+    name="validation_loss",
+    label="validation loss",
+    needs="held-out images",
+    direction="lower",
+    definition="mean squared error of the velocity as predicted (a contrastive loss biases it) on held-out images with "
+    f"{{captions}} captions, at fixed noise and the times {', '.join(f'{t:g}' for t in TIMES)}; in the latents of the "
+    "run's own tokenizer, so that arms with another are not compared",
+    measure=_measure,
+    range=NOT_NEGATIVE,
+    shows_parts=False,
+    in_latents=True,
+)
 
 
 def velocity_errors(

@@ -17,6 +17,7 @@ from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.results import EncoderInfo, EvaluationResult, read_result, result_file
 from tintype.evaluation.run import PREVIEWS, sampling_prompts
+from tintype.metrics import validation
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import Plan
 from tintype.runtime.files import damaged, read_lines, read_sealed, without_seal
@@ -176,7 +177,7 @@ def _done(
         warnings=list(result.warnings),
         encoders=result.encoders,
         details=result.details,
-        curves={name: _curve(lines, name) for name in ("flow", "validation_loss", "grad_norm")},
+        curves={name: _curve(lines, name) for name in ("flow", validation.METRIC.name, "grad_norm")},
         time_split=result.time_split,
         parameters=environment["parameters"],
         train_s=sum(line["seconds"] for line in lines),
@@ -292,7 +293,7 @@ def incomparable(study: Study) -> dict[Key, str]:
     for baseline, *others in study.by_resolution():
         for arm in others:
             if reason := another_space(arm.plans[0], baseline.plans[0]):
-                found |= {(arm.label, name): reason for name, meaning in meanings.items() if meaning.in_latents}
+                found |= {(arm.label, name): reason for name, meaning in meanings.items() if meaning.metric.in_latents}
     return found
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from tintype.config.strict import read_yaml, write_yaml
 from tintype.errors import UserError
 from tintype.evaluation.results import EncoderInfo
+from tintype.metrics import throughput
 from tintype.runtime.files import read_checked, write_checked
 from tintype.runtime.redact import last_names, redact
 from tintype.seams import ANY_VALUE, Range
@@ -24,8 +25,7 @@ Loss = Literal["diverged", "failed", "incomplete"]
 """Why a run has no value: training or scoring gave no finite number, its process failed, or it is not done."""
 Verdict = Literal["better", "worse", "not shown", "identical", "no spread", "sketch", Loss]
 Role = Literal["baseline", "control", "arm"]
-SPEED = "images_per_s"
-"""Name of the throughput of training among the metrics."""
+SPEED = throughput.METRIC.name
 
 
 class _Data(BaseModel):

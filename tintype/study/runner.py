@@ -29,14 +29,14 @@ from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.results import EvaluationResult
 from tintype.evaluation.run import Scoring, evaluate
-from tintype.metrics.validation import velocity_errors
+from tintype.metrics import validation
 from tintype.plan import Plan
 from tintype.runtime.files import write_sealed
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.parent import end_with_parent
 from tintype.runtime.streams import prepare_streams
 from tintype.study.progress import Message
-from tintype.study.study import Study
+from tintype.study.study import PRIMARY, Study
 from tintype.train.folder import DIVERGED
 from tintype.train.loop import train
 from tintype.train.parts import Parts
@@ -262,10 +262,10 @@ def _run(task: Task, protocol: Protocol, interrupt: Interrupt, send: Callable[[M
 def _probe(protocol: Protocol, parts: Parts) -> dict[str, float]:
     """The validation loss while training, on fewer images than the final one."""
     count = min(_PROBE_IMAGES, protocol.validation_count)
-    error_TN = velocity_errors(
+    error_TN = validation.velocity_errors(
         parts, held_out(parts.plan.data, protocol), count, count, protocol.seed, protocol.prompts
     )
-    return {"validation_loss": float(error_TN.mean())}
+    return {validation.METRIC.name: float(error_TN.mean())}
 
 
 def _note_failure(task: Task, message: Message) -> None:
@@ -281,5 +281,5 @@ def _note_failure(task: Task, message: Message) -> None:
 
 def _headline(result: EvaluationResult) -> str:
     metrics = result.metrics
-    shown = [name for name in ("scene_accuracy", "fd_scenes") if name in metrics] or list(metrics)[:2]
+    shown = [name for name in PRIMARY if name in metrics] or list(metrics)[:2]
     return ", ".join(f"{name} {metrics[name]:.4g}" for name in shown)

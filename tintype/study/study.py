@@ -23,6 +23,7 @@ from tintype.errors import UserError
 from tintype.evaluation.data import Fitted, Problem, data_problems, fit_protocol, refuse
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.run import readiness_problems
+from tintype.metrics import validation
 from tintype.plan import Change, Plan, plan_from_document, read_plan, short_diff
 from tintype.settings import DataPart, NamesFile, Settings, plain
 from tintype.study.lineage import link_arms, with_parents
@@ -37,9 +38,9 @@ BASELINE, CONTROL = "baseline", "control"
 Seed = Annotated[int, Field(ge=0)]
 
 
-PRIMARY = ("scene_accuracy", "fd_scenes")
+PRIMARY = tuple(name for name, one in definitions(Protocol(also=())).items() if one.metric.is_primary)
 _SUBJECT = "the study"
-_WITHOUT_DISTANCES = ("validation_loss",)
+_WITHOUT_DISTANCES = (validation.METRIC.name,)
 """Primary where no encoder takes distances."""
 SAME_FOR_ALL = ("seed", "data", "run")
 """What all arms of a study share: the pairs of seeds, the pictures they learn and are scored with, housekeeping."""

@@ -21,17 +21,18 @@ from torch import Tensor
 
 from tintype.data.store.layout import is_store
 from tintype.errors import UserError
-from tintype.metrics.copies import copy_notes, copy_numbers, pixel_digest, without_others
-from tintype.metrics.feature_metrics import FEATURE_METRICS
+from tintype.metrics.copies import copy_notes, copy_numbers, pixel_digest
+from tintype.metrics.frechet_distance import FD
+from tintype.metrics.metric import Measured
 from tintype.metrics.pair import FeaturePair, Reference
-from tintype.metrics.reconstruction import PSNR_DEFINITION, SSIM_DEFINITION, psnr, ssim
-from tintype.metrics.resample import mean_with_error
+from tintype.metrics.reconstruction import LPIPS, PSNR, PairValues, pair_name
+from tintype.metrics.table import PAIR_METRICS
 from tintype.pretrained.weights import at_hand
 from tintype.runtime.files import write_json, write_text
 from tintype.runtime.locks import locked
 from tintype.runtime.machine import environment
 from tintype.runtime.transfer import send
-from tintype.seams import Draws, Encoder, Measured, Tokenizer
+from tintype.seams import Draws, Encoder, Tokenizer
 from tintype.settings import Settings, plain
 from tintype.tokenizer_lab.choose import read_tokenizer, tokenizer_names
 from tintype.tokenizer_lab.images import SCENES, OnImages, measured_images
@@ -167,15 +168,15 @@ class Judge:
         digests = [pixel_digest(image_CHW) for image_CHW in image_NCHW.cpu()]
         self._copy_N = copy_numbers(digests)
         self.notes: list[str] = copy_notes(digests)
-        self.definitions = {"psnr_db": PSNR_DEFINITION, "ssim": SSIM_DEFINITION}
-        self._lpips = self._has_lpips()
+        self._pair_metrics = [metric for metric in PAIR_METRICS if metric is not LPIPS or self._has_lpips()]
+        self.definitions = {pair_name(metric): metric.definition for metric in self._pair_metrics}
         self._encoders = [part.build(device) for part in self._chosen(settings)]
         self._references = [Reference(feature_matrix(one, [image_NCHW]), device) for one in self._encoders]
         for encoder, reference in zip(self._encoders, self._references, strict=True):
             self._describe(encoder, reference)
 
     def _describe(self, encoder: Encoder, reference: Reference) -> None:
-        fd = FEATURE_METRICS["fd"].definition
+        fd = FD.definition
         self.definitions[_fd_name(encoder)] = f"{fd}; reconstructions against their originals; {encoder.definition}"
         if len(reference) <= reference.size:
             self.notes.append(
@@ -185,9 +186,8 @@ class Judge:
 
     def _has_lpips(self) -> bool:
         if not at_hand(lpips.WEIGHTS["vgg16"]):
-            self.left_out["lpips"] = f"the weights of LPIPS are not at hand. {lpips.WEIGHTS['vgg16'].advice}"
+            self.left_out[LPIPS.name] = f"the weights of LPIPS are not at hand. {lpips.WEIGHTS['vgg16'].advice}"
             return False
-        self.definitions["lpips"] = "LPIPS 0.1 with VGG16 at the pictures' own size, then the mean over pictures"
         return True
 
     def _chosen(self, settings: ReportSettings) -> Sequence[Any]:
@@ -200,31 +200,19 @@ class Judge:
 
     def measure(self, seen_NCHW: Tensor) -> dict[str, Measured]:
         pairs = list(zip(self._image_NCHW.split(self._batch), seen_NCHW.split(self._batch), strict=True))
-        found = {"psnr_db": _mean_psnr(torch.cat([psnr(*pair) for pair in pairs]), self._copy_N)}
-        found["ssim"] = mean_with_error(torch.cat([ssim(*pair) for pair in pairs]), self._copy_N)
-        if self._lpips:
-            lpips_N = torch.cat([lpips.lpips(*pair, self._device).cpu() for pair in pairs])
-            found["lpips"] = mean_with_error(lpips_N, self._copy_N)
+        found = {}
+        for metric in self._pair_metrics:
+            value_N = torch.cat([metric.compare(*pair, self._device) for pair in pairs])
+            found[pair_name(metric)] = metric.measure(PairValues(value_N, self._copy_N))
         for encoder, reference in zip(self._encoders, self._references, strict=True):
             pair = FeaturePair(feature_matrix(encoder, [seen_NCHW]), reference, copy_N=self._copy_N)
-            one = FEATURE_METRICS["fd"](pair)  # its notes on bias are for sets that share no pictures
+            one = FD.measure(pair)  # its notes on bias are for sets that share no pictures
             found[_fd_name(encoder)] = Measured(one.value, one.error, one.method)
         return found
 
 
 def _fd_name(encoder: Encoder) -> str:
-    return f"fd_{encoder.name}"
-
-
-def _mean_psnr(psnr_N: Tensor, copy_N: Tensor | None = None) -> Measured:
-    """An exact image has an infinite PSNR: it is left out of the mean, and a note counts it."""
-    finite_N = psnr_N[psnr_N.isfinite()]
-    exact = len(psnr_N) - len(finite_N)
-    if not len(finite_N):
-        return Measured(math.inf, warnings=("every picture came back exactly",))
-    one = mean_with_error(finite_N, without_others(copy_N, psnr_N.isfinite()))
-    note = f"{exact} of {len(psnr_N)} pictures came back exactly and are left out of the mean PSNR"
-    return Measured(one.value, one.error, one.method, (note,) if exact else ())
+    return f"{FD.name}_{encoder.name}"
 
 
 def _row(
@@ -237,7 +225,7 @@ def _row(
         "settings": plain(part),
         "metrics": {key: _finite(one.value) for key, one in measured.items()},
         "errors": {key: one.error for key, one in measured.items() if one.error is not None},
-        "exact": measured["psnr_db"].value == math.inf,
+        "exact": measured[pair_name(PSNR)].value == math.inf,
         "latent_shape": list(trip.latent_shape),
         "numbers_in": numbers_in,
         "numbers_out": numbers_out,

@@ -17,14 +17,16 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
-from tintype.metrics.reconstruction import psnr
+from tintype.metrics.frechet_distance import FD
+from tintype.metrics.reconstruction import pair_name, psnr
+from tintype.metrics.table import PAIR_METRICS
 from tintype.page import numerals, svg
 
 _LARGEST_PX = 512
 _PIXELATED_PX = 160
 _COLOURS = 8
-_LABELS = {"psnr_db": "PSNR, dB", "ssim": "SSIM", "lpips": "LPIPS", "fd_scenes": "FD scenes", "fd_inception": "rFID"}
-_HIGHER = {"psnr_db", "ssim"}
+_METRICS = {pair_name(metric): metric for metric in PAIR_METRICS}
+"""The other columns are Fréchet distances."""
 _CHART_WIDTH, _CHART_HEIGHT = 480.0, 210.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 38.0, 8.0, 12.0, 26.0
 
@@ -61,7 +63,9 @@ def _with_colour(index: int, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _label(name: str) -> str:
-    return _LABELS.get(name, name.replace("fd_", "FD ", 1))
+    if (metric := _METRICS.get(name)) is None:
+        return f"{FD.label} ({name.removeprefix(f'{FD.name}_')})"
+    return ", ".join(filter(None, [metric.label, metric.unit]))
 
 
 def _compression(row: dict[str, Any]) -> str:
@@ -71,17 +75,18 @@ def _compression(row: dict[str, Any]) -> str:
 def _metric(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One column: a text for each row, and which row is best among those that lose anything."""
     lossy = {row["name"]: row["metrics"][name] for row in rows if not row["exact"]}
-    best = (max if name in _HIGHER else min)(lossy, key=lambda key: lossy[key]) if len(lossy) > 1 else None
+    metric = _METRICS.get(name, FD)
+    best = (max if metric.direction == "higher" else min)(lossy, key=lambda key: lossy[key]) if len(lossy) > 1 else None
     cells = {}
     for row in rows:
         error = row["errors"].get(name)
-        decimals = 2 if name == "psnr_db" else 4 if name in ("ssim", "lpips") else _decimals(row["metrics"][name])
+        decimals = _decimals(row["metrics"][name]) if metric.decimals is None else metric.decimals
         value = "exact" if row["exact"] else numerals.fixed(row["metrics"][name], decimals)
         spread = f"± {numerals.fixed(error, decimals)}" if error is not None and not row["exact"] else ""
         cells[row["name"]] = (value, spread)
     return {
         "label": _label(name),
-        "direction": "higher is better" if name in _HIGHER else "lower is better",
+        "direction": f"{metric.direction} is better",
         "best": best,
         "cells": cells,
     }

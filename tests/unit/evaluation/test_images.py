@@ -18,7 +18,7 @@ from tintype.data.scenes.render import render
 from tintype.errors import UserError
 from tintype.evaluation.images import evaluate_images, image_definitions
 from tintype.evaluation.protocol import ImageProtocol
-from tintype.metrics.feature_metrics import FEATURE_METRICS
+from tintype.metrics.table import FEATURE_METRICS
 from tintype.sampling.images import save_png
 from tintype.vision.encoders import InceptionSettings, SceneEncoderSettings
 

@@ -8,6 +8,8 @@ from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.evaluation.prompts import read_prompts
 from tintype.evaluation.protocol import Protocol, definitions, metric_label
+from tintype.metrics.discrepancy import MMD_PUBLISHED
+from tintype.metrics.frechet_distance import FD
 from tintype.vision.encoders import ClipSettings, Dinov2Settings, InceptionSettings, SceneEncoderSettings
 
 
@@ -82,15 +84,15 @@ def test_a_definition_says_when_the_velocity_is_unbiased() -> None:
 
 
 def test_published_metrics_have_their_names() -> None:
-    assert metric_label("fd", InceptionSettings(resize="tf")) == "FID"
-    assert metric_label("fd", InceptionSettings()) == "FID (clean)"
-    assert metric_label("fd", InceptionSettings(resize="tf", name="mine")) == "FID (mine)"
-    assert metric_label("fd", SceneEncoderSettings()) == "Fréchet distance (scenes)"
-    assert metric_label("mmd_published", ClipSettings(form="cmmd")) == "CMMD"
-    assert metric_label("mmd_published", ClipSettings(source="another/clip")) == "MMD as published (clip)"
-    assert metric_label("mmd_published", Dinov2Settings()) == "MMD as published (dinov2)"
-    assert metric_label("mmd_published", Dinov2Settings(form="prx")) == "DINO-MMD"
-    assert metric_label("fd", Dinov2Settings()) == "FD-DINOv2"
+    assert metric_label(FD, InceptionSettings(resize="tf")) == "FID"
+    assert metric_label(FD, InceptionSettings()) == "FID (clean)"
+    assert metric_label(FD, InceptionSettings(resize="tf", name="mine")) == "FID (mine)"
+    assert metric_label(FD, SceneEncoderSettings()) == "Fréchet distance (scenes)"
+    assert metric_label(MMD_PUBLISHED, ClipSettings(form="cmmd")) == "CMMD"
+    assert metric_label(MMD_PUBLISHED, ClipSettings(source="another/clip")) == "MMD as published (clip)"
+    assert metric_label(MMD_PUBLISHED, Dinov2Settings()) == "MMD as published (dinov2)"
+    assert metric_label(MMD_PUBLISHED, Dinov2Settings(form="prx")) == "DINO-MMD"
+    assert metric_label(FD, Dinov2Settings()) == "FD-DINOv2"
 
 
 def test_a_metric_that_was_defined_anew_gives_the_protocol_another_hash(monkeypatch: pytest.MonkeyPatch) -> None:

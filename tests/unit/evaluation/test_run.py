@@ -23,8 +23,8 @@ from tintype.evaluation.data import refuse
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.results import EvaluationResult, read_result, result_file
 from tintype.evaluation.run import Scoring, evaluate, readiness_problems
+from tintype.metrics.metric import Measured
 from tintype.runtime.interrupt import Interrupt
-from tintype.seams import Measured
 from tintype.train.loop import train
 from tintype.train.parts import Parts
 from tintype.vision.encoders import forget_encoders
@@ -182,7 +182,7 @@ def test_a_result_of_another_tokenizer_is_not_read_again(scored: Scored, tmp_pat
 
 
 def test_a_number_that_is_not_finite_is_an_error(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tintype.evaluation.run.mean_with_error", lambda values: Measured(math.nan))
+    monkeypatch.setattr("tintype.metrics.scene_accuracy.mean_with_error", lambda values: Measured(math.nan))
     with pytest.raises(UserError, match=r"the model has diverged; not finite: scene_accuracy"):
         evaluate(scored.run, protocol_of(BASE + "seed: 77\n"))
 

@@ -16,10 +16,10 @@ from scipy.spatial.distance import cdist
 
 from tintype.errors import UserError
 from tintype.metrics import prdc
-from tintype.metrics.feature_metrics import FEATURE_METRICS
+from tintype.metrics.metric import Measured
 from tintype.metrics.pair import FeaturePair, Reference
 from tintype.metrics.speed import time_feature_metrics
-from tintype.seams import Measured
+from tintype.metrics.table import FEATURE_METRICS
 
 Array = npt.NDArray[np.float64]
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -32,12 +32,12 @@ def features(count: int, size: int, seed: int, mean: float = 0.0, std: float = 1
 
 
 def measure(kind: str, fake: torch.Tensor, real: torch.Tensor | Reference) -> Measured:
-    return FEATURE_METRICS[kind](FeaturePair(fake, real))
+    return FEATURE_METRICS[kind].measure(FeaturePair(fake, real))
 
 
 def values(fake: torch.Tensor, real: torch.Tensor | Reference) -> dict[str, float]:
     pair = FeaturePair(fake, real)
-    return {kind: metric(pair).value for kind, metric in FEATURE_METRICS.items()}
+    return {kind: metric.measure(pair).value for kind, metric in FEATURE_METRICS.items()}
 
 
 # --- slow forms -------------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_equals_the_definition(kind: str, device: str) -> None:
 
 def test_every_metric_says_what_it_is() -> None:
     for kind, metric in FEATURE_METRICS.items():
-        assert metric.kind == kind and metric.label and len(metric.definition) > 40
+        assert metric.name == kind and metric.label and len(metric.definition) > 40
     higher = {kind for kind, metric in FEATURE_METRICS.items() if metric.direction == "higher"}
     assert higher == {"precision", "recall", "density", "coverage"}
 
@@ -151,11 +151,11 @@ def test_errors_and_notes_do_not_depend_on_the_order_of_the_images(kind: str) ->
     fake[40:60] = fake[:20]
     copy = torch.cat([torch.arange(40), torch.arange(20), torch.arange(40, 80)])
     for copy_N in (None, copy):
-        first = FEATURE_METRICS[kind](FeaturePair(fake, real, copy_N=copy_N))
+        first = FEATURE_METRICS[kind].measure(FeaturePair(fake, real, copy_N=copy_N))
         for seed in range(3):
             order = torch.randperm(100, generator=torch.Generator().manual_seed(seed))
             turned = None if copy_N is None else 79 - copy_N[order]
-            found = FEATURE_METRICS[kind](FeaturePair(fake[order], real.flip(0), copy_N=turned))
+            found = FEATURE_METRICS[kind].measure(FeaturePair(fake[order], real.flip(0), copy_N=turned))
             assert found.value == pytest.approx(first.value, rel=1e-9) and found.warnings == first.warnings
             assert found.error == pytest.approx(first.error, rel=1e-9) and found.method == first.method
 
@@ -181,10 +181,10 @@ def test_copies_of_images_do_not_shrink_the_error(kind: str) -> None:
     copies shrink the balls of the fake images, so its value is another one.
     """
     real, fake = Reference(features(300, 8, 0)), features(200, 8, 1, 0.4, 0.8)
-    alone = FEATURE_METRICS[kind](FeaturePair(fake, real))
+    alone = FEATURE_METRICS[kind].measure(FeaturePair(fake, real))
     three = fake.repeat(3, 1)
-    counted = FEATURE_METRICS[kind](FeaturePair(three, real, copy_N=torch.arange(200).repeat(3)))
-    naive = FEATURE_METRICS[kind](FeaturePair(three, real))
+    counted = FEATURE_METRICS[kind].measure(FeaturePair(three, real, copy_N=torch.arange(200).repeat(3)))
+    naive = FEATURE_METRICS[kind].measure(FeaturePair(three, real))
     assert alone.error is not None and counted.error is not None and naive.error is not None
     assert counted.error == pytest.approx(alone.error, rel=0.05)
     assert naive.error < 0.65 * alone.error
@@ -199,7 +199,7 @@ def test_the_error_of_images_of_which_some_are_copies_is_the_spread_over_sets() 
         found = []
         for seed in range(60):
             fake = features(60, 4, 1 + seed, 0.5, 0.8)[copy_N]
-            found.append(FEATURE_METRICS[kind](FeaturePair(fake, reference, copy_N=copy_N)))
+            found.append(FEATURE_METRICS[kind].measure(FeaturePair(fake, reference, copy_N=copy_N)))
         true = float(torch.tensor([one.value for one in found], dtype=torch.float64).std())
         stated = math.sqrt(sum((one.error or 0) ** 2 for one in found) / len(found))
         assert 0.75 < stated / true < 1.3, f"{kind}: {stated / true:.2f}"
@@ -232,7 +232,7 @@ def test_ties_and_repeated_images(block_rows: int | None) -> None:
     fake = torch.randint(1, 5, (60, 2), generator=generator).double()
     pair = FeaturePair(fake, Reference(real, block_rows=block_rows))
     for kind in ("precision", "recall", "density", "coverage"):
-        assert FEATURE_METRICS[kind](pair).value == pytest.approx(NAIVE[kind](fake.numpy(), real.numpy())), kind
+        assert FEATURE_METRICS[kind].measure(pair).value == pytest.approx(NAIVE[kind](fake.numpy(), real.numpy())), kind
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -334,8 +334,8 @@ def test_fd_shrinks_with_the_number_of_images_and_fd_inf_is_nearer_to_zero() -> 
     mean = {}
     for n in (100, 200, 400):
         pairs = [FeaturePair(features(n, 8, 1 + seed), real) for seed in range(25)]
-        mean[n] = sum(FEATURE_METRICS["fd"](pair).value for pair in pairs) / 25
-        inf = sum(FEATURE_METRICS["fd_inf"](pair).value for pair in pairs) / 25
+        mean[n] = sum(FEATURE_METRICS["fd"].measure(pair).value for pair in pairs) / 25
+        inf = sum(FEATURE_METRICS["fd_inf"].measure(pair).value for pair in pairs) / 25
         assert abs(inf) < 0.25 * mean[n]
         bias = sum(pair.frechet_fit.bias for pair in pairs) / 25
         assert bias == pytest.approx(mean[n], rel=0.1), "the bias that the warning states"
@@ -352,7 +352,7 @@ def test_fd_inf_is_the_distance_of_infinitely_many_images() -> None:
     root = linalg.sqrtm(cov @ np.cov(y.T)).real
     expected = float(((0.3 - y.mean(0)) ** 2).sum() + np.trace(cov) + np.trace(np.cov(y.T)) - 2 * np.trace(root))
     for kind, right in (("fd_inf", True), ("fd", False)):
-        found = torch.tensor([FEATURE_METRICS[kind](pair).value for pair in draws], dtype=torch.float64)
+        found = torch.tensor([FEATURE_METRICS[kind].measure(pair).value for pair in draws], dtype=torch.float64)
         error = float(found.std()) / math.sqrt(count)
         assert (abs(float(found.mean()) - expected) < 4 * error) == right, kind
 
@@ -492,7 +492,7 @@ def test_errors_are_the_spread_over_other_images() -> None:
     reference = Reference(features(500, 16, 0))
     draws = [FeaturePair(features(300, 16, 1 + seed, 0.3, 0.85), reference) for seed in range(100)]
     for kind, metric in FEATURE_METRICS.items():
-        found = [metric(pair) for pair in draws]
+        found = [metric.measure(pair) for pair in draws]
         true = float(torch.tensor([one.value for one in found], dtype=torch.float64).std())
         stated = math.sqrt(sum((one.error or 0) ** 2 for one in found) / len(found))
         low, high = (0.9, 1.45) if kind in ("recall", "coverage") else (0.8, 1.25)

@@ -8,7 +8,7 @@ import torch
 from scipy.signal import convolve2d
 
 from tintype.errors import UserError
-from tintype.metrics.reconstruction import psnr, ssim
+from tintype.metrics.reconstruction import PSNR, PairValues, psnr, ssim
 
 
 def pictures(count: int, seed: int, size: int = 20) -> torch.Tensor:
@@ -78,3 +78,9 @@ def test_what_cannot_be_compared_is_refused() -> None:
         ssim(image.float(), image.float())
     with pytest.raises(UserError, match="11 px"):
         ssim(image[:, :, :10], image[:, :, :10])
+
+
+def test_exact_pairs_are_left_out_of_the_mean_psnr_and_counted() -> None:
+    measured = PSNR.measure(PairValues(torch.tensor([20.0, math.inf, 30.0], dtype=torch.float64)))
+    assert measured.value == 25 and measured.warnings == ("1 of 3 pairs are exact and are left out of the mean",)
+    assert PSNR.measure(PairValues(torch.tensor([math.inf]))).value == math.inf

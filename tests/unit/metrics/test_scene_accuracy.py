@@ -100,6 +100,6 @@ def test_what_cannot_be_seen_is_not_asked() -> None:
         flat(score_visible(reading_of([ONE]), [ONE], "short", EVERYTHING - {"shape"}))
 
 
-def test_every_picture_needs_its_scene() -> None:
-    with pytest.raises(ValueError, match="1 pictures were read but 2 scenes"):
+def test_every_image_needs_its_scene() -> None:
+    with pytest.raises(ValueError, match="1 images were read but 2 scenes"):
         flat(score_visible(reading_of([ONE]), [ONE, TWO], "long", EVERYTHING))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 
@@ -12,9 +11,9 @@ from torch import Tensor
 from tests.tiny_perceptual import pictures
 from tintype.config.strict import Document, parse
 from tintype.errors import UserError
-from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair
 from tintype.metrics.reconstruction import psnr, ssim
+from tintype.metrics.table import FEATURE_METRICS
 from tintype.seams import Draws
 from tintype.tokenizer_lab import report
 from tintype.tokenizer_lab.choose import read_tokenizer, tokenizer_kinds, tokenizer_names
@@ -58,7 +57,7 @@ def test_the_numbers_are_those_of_the_functions(tmp_path: Path) -> None:
     assert row["metrics"]["ssim"] == pytest.approx(ssim(images, seen).mean().item(), rel=1e-9)
     encoder = scene_features(CPU)
     pair = FeaturePair(feature_matrix(encoder, [seen]), feature_matrix(encoder, [images]))
-    assert row["metrics"]["fd_scenes"] == pytest.approx(FEATURE_METRICS["fd"](pair).value, rel=1e-6)
+    assert row["metrics"]["fd_scenes"] == pytest.approx(FEATURE_METRICS["fd"].measure(pair).value, rel=1e-6)
     assert row["latent_shape"] == [2, 4, 4]
     assert (row["numbers_in"], row["numbers_out"], row["compression"]) == (768, 32, 24)
     wide = z.double().transpose(0, 1).flatten(1)
@@ -70,7 +69,7 @@ def test_the_numbers_are_those_of_the_functions(tmp_path: Path) -> None:
     assert exact["metrics"]["psnr_db"] is None
     assert exact["metrics"]["ssim"] == pytest.approx(1)
     assert exact["compression"] == 1
-    assert exact["notes"] == ["every picture came back exactly"]
+    assert exact["notes"] == ["every pair is exact"]
 
 
 def test_copies_of_an_image_are_counted_and_do_not_shrink_the_errors() -> None:
@@ -135,12 +134,6 @@ def test_a_round_trip_keeps_the_order_and_measures_latents() -> None:
     expected = 2 + images.double().mean(dim=(0, 2, 3))
     assert trip.latent_mean_C.tolist() == pytest.approx(expected.tolist(), rel=1e-9)
     assert len(report._latent_notes(read_tokenizer("taef2"), trip)) == 1
-
-
-def test_an_exact_picture_is_counted_beside_the_mean() -> None:
-    measured = report._mean_psnr(torch.tensor([20.0, math.inf, 30.0], dtype=torch.float64))
-    assert measured.value == 25
-    assert measured.warnings == ("1 of 3 pictures came back exactly and are left out of the mean PSNR",)
 
 
 def test_tokenizers_by_kind_options_and_folder(tmp_path: Path) -> None:

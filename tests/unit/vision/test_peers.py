@@ -12,8 +12,8 @@ import torch
 from scipy import linalg
 from torch import Tensor
 
-from tintype.metrics.feature_metrics import FEATURE_METRICS
 from tintype.metrics.pair import FeaturePair
+from tintype.metrics.table import FEATURE_METRICS
 from tintype.pretrained.weights import fetch
 from tintype.vision import inception
 from tintype.vision.encoders import InceptionSettings, feature_matrix
@@ -71,7 +71,7 @@ def test_the_clean_resize_is_clean_fids() -> None:
 @pytest.mark.parametrize("shift", [0.0, 0.1, 0.7])
 def test_fid_is_theirs(shift: float, monkeypatch: pytest.MonkeyPatch) -> None:
     fake, real = features(shift), features(0.05)
-    found = FEATURE_METRICS["fd"](FeaturePair(fake, real)).value
+    found = FEATURE_METRICS["fd"].measure(FeaturePair(fake, real)).value
     theirs = peer("torch_fidelity.metric_fid")
     of = theirs.fid_features_to_statistics
     assert found == pytest.approx(
@@ -89,7 +89,7 @@ def test_kid_is_torch_fidelitys() -> None:
     kernel = {"kid_kernel_poly_degree": 3, "kid_kernel_poly_gamma": None, "kid_kernel_poly_coef0": 1}
     pairs = [(fake, fake), (fake, real), (real, real)]
     wanted = theirs.mmd2(*(theirs.kernel_poly(a.numpy(), b.numpy(), **kernel) for a, b in pairs))
-    assert FEATURE_METRICS["kid"](FeaturePair(fake, real)).value == pytest.approx(wanted, rel=1e-6)
+    assert FEATURE_METRICS["kid"].measure(FeaturePair(fake, real)).value == pytest.approx(wanted, rel=1e-6)
 
 
 def test_precision_and_recall_are_torch_fidelitys() -> None:
@@ -97,5 +97,5 @@ def test_precision_and_recall_are_torch_fidelitys() -> None:
     fake, real = features(0.1, 400), features(0.05, 350)
     precision, recall = theirs.calculate_precision_recall_full(fake, real)
     pair = FeaturePair(fake, real)
-    assert FEATURE_METRICS["precision"](pair).value == pytest.approx(precision, abs=1e-7)
-    assert FEATURE_METRICS["recall"](pair).value == pytest.approx(recall, abs=1e-7)
+    assert FEATURE_METRICS["precision"].measure(pair).value == pytest.approx(precision, abs=1e-7)
+    assert FEATURE_METRICS["recall"].measure(pair).value == pytest.approx(recall, abs=1e-7)

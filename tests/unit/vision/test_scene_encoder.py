@@ -21,7 +21,7 @@ from tintype.data.scenes import (
     render,
 )
 from tintype.evaluation.train_scene_encoder import MEASURED_SIZES_PX, SceneEncoderTraining, reading_loss, train
-from tintype.metrics.scene_accuracy import score
+from tintype.metrics.scene_accuracy import ReadScenes
 from tintype.runtime.files import read_lines
 from tintype.runtime.interrupt import Interrupt
 from tintype.vision import scene_encoder
@@ -120,5 +120,5 @@ def test_packaged_weights_read_64_px_well_by_their_record() -> None:
 def test_packaged_weights_read_fresh_scenes(style: Style) -> None:
     scenes = draw_scenes(12345, range(64), "eval", style)
     reading = load_scene_encoder()(render(scenes, 64, 12345, range(64)))
-    assert score(reading, scenes, "long", 64).overall > 0.97
-    assert score(reading, scenes, "short", 64).overall > 0.95
+    assert ReadScenes(reading, scenes, "long", 64).scores.overall > 0.97
+    assert ReadScenes(reading, scenes, "short", 64).scores.overall > 0.95

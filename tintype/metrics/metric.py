@@ -1,0 +1,74 @@
+"""A metric as one value: what it needs, which direction is better, its definition in words, and its function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, Literal, Never, TypeAlias, TypeVar
+
+from tintype.seams import ANY_VALUE, Direction, Range
+
+NOT_NEGATIVE: Range = (0.0, None)
+SHARE: Range = (0.0, 1.0)
+Need = Literal["features", "captions", "scenes", "held-out images", "pixels", "log"]
+"""features: of generated and reference images. captions: those and the features of their captions. scenes: what the
+scene encoder reads in images of captioned scenes. held-out images: the velocity's errors on them. pixels: pairs of
+images. log: the run's `metrics.jsonl`."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number with the standard error of sampling: what other noises would have given with the same model."""
+
+    value: float
+    error: float | None = None
+    method: str = ""
+    """How the error was found."""
+    warnings: tuple[str, ...] = ()
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """The metric by attribute, by time, or by the group of a prompt."""
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of sampling, by the normal approximation."""
+        if self.error is None:
+            return None
+        return self.value - 1.96 * self.error, self.value + 1.96 * self.error
+
+
+Inputs = TypeVar("Inputs", contravariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric(Generic[Inputs]):
+    name: str
+    label: str
+    needs: Need
+    direction: Direction
+    """Which values are better."""
+    definition: str
+    """In words; `{captions}` stands for the kind of caption that is read."""
+    measure: Callable[[Inputs], Measured]
+    range: Range = ANY_VALUE
+    """Unbiased estimates of a distance can be a little below zero: they have no bound."""
+    unit: str = ""
+    decimals: int | None = None
+    """Digits after the point where it is printed; None: as many as the value needs."""
+    is_primary: bool = False
+    """Whether a study of scenes asks about it by default."""
+    shows_parts: bool = True
+    """Whether its parts are printed beside it."""
+    in_latents: bool = False
+    """Measured in the latents of the run's own tokenizer: comparable between runs that share one."""
+    revision: int = 1
+    """The number of its definition. Values of two definitions are never compared: it is a part of a protocol's hash."""
+    revised_above: int = 0
+    """References of up to this many images have the same values as under the first definition."""
+
+    def define(self, captions: str) -> str:
+        """Return the definition for images with one kind of caption."""
+        return self.definition.replace("{captions}", captions)
+
+
+AnyMetric: TypeAlias = Metric[Never]
+"""A metric whose inputs are not known here."""

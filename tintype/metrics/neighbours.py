@@ -1,0 +1,101 @@
+"""Precision, recall, density and coverage: shares of one set inside the balls of the other's nearest neighbours."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.metrics.metric import NOT_NEGATIVE, SHARE, Measured, Metric
+from tintype.metrics.pair import FeaturePair
+from tintype.metrics.prdc import COVERAGE_NEIGHBOURS, PRECISION_NEIGHBOURS
+from tintype.metrics.resample import BY_GROUPS, jackknife_error, mean_error
+
+_FEW_IMAGES = 1000
+
+
+def _precision(pair: FeaturePair) -> Measured:
+    warnings = _warnings(pair, PRECISION_NEIGHBOURS)
+    return _mean(pair.membership.inside_N.double(), pair, warnings)
+
+
+def _density(pair: FeaturePair) -> Measured:
+    warnings = _warnings(pair, COVERAGE_NEIGHBOURS)
+    return _mean(pair.membership.balls_N / COVERAGE_NEIGHBOURS, pair, warnings)
+
+
+def _mean(value_N: Tensor, pair: FeaturePair, warnings: tuple[str, ...]) -> Measured:
+    method = "standard error of a mean over the generated images"
+    return Measured(float(value_N.mean()), mean_error(value_N, pair.copy_N), method, warnings)
+
+
+def _recall(pair: FeaturePair) -> Measured:
+    warnings = _warnings(pair, PRECISION_NEIGHBOURS)
+    return Measured(pair.membership.recalled, *_error(pair.membership.recalled_left_out_G), warnings)
+
+
+def _coverage(pair: FeaturePair) -> Measured:
+    warnings = _warnings(pair, COVERAGE_NEIGHBOURS)
+    return Measured(pair.membership.covered, *_error(pair.membership.covered_left_out_G), warnings)
+
+
+def _error(left_out_G: Tensor) -> tuple[float | None, str]:
+    return (jackknife_error(left_out_G), BY_GROUPS) if len(left_out_G) else (None, "")
+
+
+def _warnings(pair: FeaturePair, k: int) -> tuple[str, ...]:
+    """Refuse sets without a k-th neighbour, and warn where the balls of both sets cannot be compared."""
+    for which, count in (("fake", pair.fakes), ("real", pair.reals)):
+        if count <= k:
+            raise UserError(f"a {k}-th neighbour needs at least {k + 1} {which} images; there are {count}")
+    warnings = []
+    if max(pair.fakes, pair.reals) > 2 * min(pair.fakes, pair.reals):
+        warnings.append(
+            f"{pair.fakes} fake and {pair.reals} real images: the smaller set has the larger balls, so the value "
+            "can be compared at equal counts only"
+        )
+    if pair.fakes < _FEW_IMAGES:
+        warnings.append(f"{pair.fakes} fake images are few for neighbours; take {_FEW_IMAGES} or more")
+    return tuple(warnings)
+
+
+PRECISION = Metric(
+    name="precision",
+    label="precision",
+    needs="features",
+    direction="higher",
+    definition=f"share of fake images inside the ball of some real image (to its {PRECISION_NEIGHBOURS}rd nearest real "
+    "neighbour, the edge included; arXiv 1904.06991)",
+    measure=_precision,
+    range=SHARE,
+)
+RECALL = Metric(
+    name="recall",
+    label="recall",
+    needs="features",
+    direction="higher",
+    definition=f"share of real images inside the ball of some fake image (to its {PRECISION_NEIGHBOURS}rd nearest fake "
+    "neighbour, the edge included; arXiv 1904.06991)",
+    measure=_recall,
+    range=SHARE,
+)
+DENSITY = Metric(
+    name="density",
+    label="density",
+    needs="features",
+    direction="higher",
+    definition="mean over the fake images of the number of real images' balls that hold them, divided by "
+    f"{COVERAGE_NEIGHBOURS} (to the {COVERAGE_NEIGHBOURS}th nearest real neighbour, the edge excluded; arXiv "
+    "2002.09797); near 1 for perfect images, and can be above it",
+    measure=_density,
+    range=NOT_NEGATIVE,
+)
+COVERAGE = Metric(
+    name="coverage",
+    label="coverage",
+    needs="features",
+    direction="higher",
+    definition=f"share of real images whose ball (to the {COVERAGE_NEIGHBOURS}th nearest real neighbour, the edge "
+    "excluded) holds a fake image (arXiv 2002.09797)",
+    measure=_coverage,
+    range=SHARE,
+)

@@ -1,0 +1,57 @@
+"""Every metric, by what it needs. A new metric is its file, its line here, and its test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tintype.metrics import (
+    clip_score,
+    discrepancy,
+    frechet_distance,
+    neighbours,
+    reconstruction,
+    scene_accuracy,
+    throughput,
+    validation,
+)
+from tintype.metrics.clip_score import TextFeatures
+from tintype.metrics.metric import Metric
+from tintype.metrics.pair import FeaturePair
+from tintype.metrics.reconstruction import PairMetric
+
+SCENE_METRICS = (scene_accuracy.METRIC,)
+TEXT_METRICS: tuple[Metric[TextFeatures], ...] = (
+    clip_score.SCORE,
+    clip_score.RANK,
+)
+FEATURE_METRICS: dict[str, Metric[FeaturePair]] = {
+    metric.name: metric
+    for metric in (
+        frechet_distance.FD,
+        frechet_distance.FD_INF,
+        discrepancy.KID,
+        discrepancy.MMD,
+        discrepancy.MMD_PUBLISHED,
+        discrepancy.MMD_UNBIASED,
+        neighbours.PRECISION,
+        neighbours.RECALL,
+        neighbours.DENSITY,
+        neighbours.COVERAGE,
+    )
+}
+HELD_OUT_METRICS = (validation.METRIC,)
+LOG_METRICS = (throughput.METRIC,)
+PAIR_METRICS: tuple[PairMetric, ...] = (
+    reconstruction.PSNR,
+    reconstruction.SSIM,
+    reconstruction.LPIPS,
+)
+
+
+def revisions(kinds: Iterable[str], reals: int) -> dict[str, int]:
+    """Return the metrics on features whose values differ from those of their first definition, with its number.
+
+    Those that took some images by their place in the set: fd_inf, and mmd where the reference is large.
+    """
+    metrics = [FEATURE_METRICS[kind] for kind in kinds]
+    return {one.name: one.revision for one in metrics if one.revision > 1 and reals > one.revised_above}
