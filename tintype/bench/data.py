@@ -1,5 +1,5 @@
-"""`tintype bench --data`: how fast the pictures of a store are decoded, and how long training waits for them; and
-`tintype bench --import`: how fast pictures come into a store.
+"""`tintype bench --data`: how fast the images of a store are decoded, and how long training waits for them; and
+`tintype bench --import`: how fast images come into a store.
 
 Nothing is kept on the device, however small the store is: what is measured is what a large store costs in each step.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
-from tintype.bench.run import OnPart, StepClock, refuse_stages
+from tintype.bench.clock import StepClock
+from tintype.bench.run import OnPart, refuse_stages
 from tintype.data.decoding.threads import usual_threads
 from tintype.data.sources import open_order
 from tintype.data.store.importing import ImportOptions, Progress, import_images
@@ -23,6 +23,7 @@ from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
 from tintype.plan import Plan
+from tintype.runtime.files import Json
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.machine import environment
 from tintype.train.batch import BATCHES_AHEAD
@@ -41,16 +42,35 @@ class Loading:
     processes: bool
     images_per_s: float
     cpu_ms_per_image: float
-    """Of all threads, whatever else runs on the machine: what does not depend on its load."""
+    """Of all threads; it does not depend on what else runs on the machine."""
+    images_per_s_per_core: float
 
-    @property
-    def images_per_s_per_core(self) -> float:
-        return 1000 / self.cpu_ms_per_image
+
+@dataclass(frozen=True)
+class DataSpeeds:
+    """How fast a store is read, alone and in training."""
+
+    environment: dict[str, Json]
+    plan: str
+    size_px: int
+    batch: int
+    loader: list[Loading]
+    training: dict[str, float]
+    loader_times_training: float
+
+
+@dataclass(frozen=True)
+class ImportSpeed:
+    images: int
+    set_aside: int
+    images_per_s: float
+    cpu_ms_per_image: float
+    images_per_s_per_core: float
 
 
 @exact_fp32()
-def measure_data(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: None) -> dict[str, Any]:
-    """The loader alone, with one thread and with all; then training on it."""
+def measure_data(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: None) -> DataSpeeds:
+    """Measure the loader alone, with one thread and with all; then training on it."""
     if not isinstance(plan.data, StoreSettings):
         raise UserError(
             f"--data measures decoding, and data of the kind '{plan.data.kind}' is no store; take one: "
@@ -68,15 +88,15 @@ def measure_data(plan: Plan, steps: int, on_part: OnPart = lambda part, done, to
     on_part(f"training, {steps} steps", len(counts) + 1, len(counts) + 2)
     training = _training(plan, plan.data, steps, device)
     on_part("", len(counts) + 2, len(counts) + 2)
-    return {
-        "environment": environment(device),
-        "plan": plan.hash,
-        "size_px": plan.data.size_px,
-        "batch": plan.train.batch,
-        "loader": [{**asdict(one), "images_per_s_per_core": one.images_per_s_per_core} for one in loadings],
-        "training": training,
-        "loader_times_training": loadings[-1].images_per_s / training["images_per_s"],
-    }
+    return DataSpeeds(
+        environment(device),
+        plan.hash,
+        plan.data.size_px,
+        plan.train.batch,
+        loadings,
+        training,
+        loader_times_training=loadings[-1].images_per_s / training["images_per_s"],
+    )
 
 
 def _loading(plan: Plan, data: StoreSettings, steps: int, threads: int, device: torch.device) -> Loading:
@@ -90,11 +110,12 @@ def _loading(plan: Plan, data: StoreSettings, steps: int, threads: int, device: 
             source.expect(order.ids((step + later) * count, count))
         source.images(order.ids(step * count, count))
     wall_s, cpu_s = time.perf_counter() - began_s, _cpu_s(source) - began_cpu_s
-    return Loading(threads, source.decoders is not None, steps * count / wall_s, 1000 * cpu_s / (steps * count))
+    images = steps * count
+    return Loading(threads, source.decoders is not None, images / wall_s, 1000 * cpu_s / images, images / cpu_s)
 
 
 def _cpu_s(source: StoreSource) -> float:
-    """Of this process and of those that decode for it."""
+    """Return the CPU time of this process and of those that decode for it."""
     return time.process_time() + (source.decoders.cpu_s if source.decoders else 0.0)
 
 
@@ -113,39 +134,13 @@ def _training(plan: Plan, data: StoreSettings, steps: int, device: torch.device)
     return {"images_per_s": steps * plan.train.batch / (whole_s - waited_s), "data_share": waited_s / whole_s}
 
 
-def measure_import(source: Path, on_progress: Callable[[Progress], None] = lambda progress: None) -> dict[str, Any]:
-    """`tintype data import` of the source, with its usual options, into a folder that goes again."""
+def measure_import(source: Path, on_progress: Callable[[Progress], None] = lambda progress: None) -> ImportSpeed:
+    """Import the source with the usual options into a folder that is removed again."""
     with TemporaryDirectory() as folder:
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         options = ImportOptions(most_bad=1.0)
         outcome = import_images(source, Path(folder) / "store", options, Interrupt(), on_progress)
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     assert outcome.about is not None
-    return {
-        "images": outcome.done,
-        "set_aside": outcome.about.quarantined,
-        "images_per_s": outcome.done / wall_s,
-        "cpu_ms_per_image": 1000 * cpu_s / outcome.done,
-        "images_per_s_per_core": outcome.done / cpu_s,
-    }
-
-
-def _workers(count: int, processes: bool) -> str:
-    one, many = ("process", "processes") if processes else ("thread", "threads")
-    return f"{count} {one if count == 1 else many}"
-
-
-def sentences(result: dict[str, Any]) -> list[str]:
-    lines = [
-        f"loader, {_workers(one['threads'], one['processes'])}: {one['images_per_s']:,.0f} images/s of "
-        f"{result['size_px']} px, {one['cpu_ms_per_image']:.2f} ms of CPU each ({one['images_per_s_per_core']:,.0f} "
-        "images/s on a core of its own)"
-        for one in result["loader"]
-    ]
-    training = result["training"]
-    return [
-        *lines,
-        f"training: {training['images_per_s']:,.1f} images/s without the wait for data, which is "
-        f"{100 * training['data_share']:.2f}% of a step",
-        f"the loader gives {result['loader_times_training']:.2f} × what training takes",
-    ]
+    done = outcome.done
+    return ImportSpeed(done, outcome.about.quarantined, done / wall_s, 1000 * cpu_s / done, done / cpu_s)

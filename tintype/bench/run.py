@@ -1,8 +1,8 @@
 """`tintype bench`: images per second of training, sampling and rendering, measured in one process.
 
 `compare` measures training alone: the plan as it is and with each technique, at several numbers of image tokens and
-sizes of the batch. Its point are the ratios, which carry over to other machines better than the speeds do. Muon's
-optimizer stands beside the time that its matrix products need at the least.
+batch sizes. Compare ratios, not speeds: they carry over to other machines better. An optimizer that multiplies matrices
+is compared with the least time that its products need.
 """
 
 from __future__ import annotations
@@ -10,29 +10,23 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from itertools import groupby, pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from torch._dynamo.utils import counters
 
+from tintype.bench.clock import Step, StepClock
 from tintype.config.strict import Document
 from tintype.data.captions import captions_of
 from tintype.data.scenes.render import render
-from tintype.data.scenes.scene import STYLES, draw_scenes
+from tintype.data.scenes.scene import STYLES, Style, draw_scenes
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.sources import forget_sources
 from tintype.errors import UserError
-from tintype.metrics.throughput import tokenizer_words
-from tintype.optim.muon import MuonSettings, newton_schulz_flops
 from tintype.plan import Plan, plan_from_document
+from tintype.runtime.files import Json
 from tintype.runtime.machine import environment
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import Draws
@@ -48,7 +42,6 @@ _WARM_UP_STEPS = 3
 _MOST_WARM_UP_STEPS = 10
 _RENDER_PX, _RENDER_COUNT = 64, 1024
 _CEILING_TRIES = 20
-_SHOWN_PARTS = ("forward", "backward", "optimizer", "tokenizer", "data")
 _SIZE_RULES = ScenesSettings.model_fields["size_px"].metadata
 DENSE, AGAIN = "dense", "dense again"
 """The plan as it is, measured before the techniques and once more after them."""
@@ -59,8 +52,21 @@ OnPart = Callable[[str, int, int], None]
 one the name is empty."""
 
 
+@dataclass(frozen=True)
+class Speeds:
+    """The speeds of one plan."""
+
+    environment: dict[str, Json]
+    plan: str
+    parameters: int
+    train_images_per_s: float
+    time_split: dict[str, float]
+    sample_images_per_s_at_10_steps: float
+    render_images_per_s_at_64_px: dict[str, float]
+
+
 @exact_fp32()
-def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: None) -> dict[str, Any]:
+def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: None) -> Speeds:
     refuse_stages(plan)
     names = ["preparing", f"training, {steps} steps", "sampling", *(f"rendering {style}" for style in STYLES)]
     begin = _count_parts(names, on_part)
@@ -84,20 +90,20 @@ def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: 
     sampler = SamplerSettings(steps=10)
     captions = _some_captions(parts, sampler.batch)
     sampling_s = _seconds(lambda: generate(parts, captions, sampler, seed=0, size_px=plan.data.size_px), parts.device)
-    rendering = {}
+    rendering: dict[str, float] = {}
     for style in STYLES:
         begin()
         rendering[style] = _render_rate(style, parts.device)
     on_part("", len(names), len(names))
-    return {
-        "environment": environment(parts.device),
-        "plan": plan.hash,
-        "parameters": sum(parameter.numel() for parameter in parts.modules.parameters()),
-        "train_images_per_s": images / seconds,
-        "time_split": {name: value / total for name, value in split.items()},
-        "sample_images_per_s_at_10_steps": len(captions) / sampling_s,
-        "render_images_per_s_at_64_px": rendering,
-    }
+    return Speeds(
+        environment=environment(parts.device),
+        plan=plan.hash,
+        parameters=sum(parameter.numel() for parameter in parts.modules.parameters()),
+        train_images_per_s=images / seconds,
+        time_split={name: value / total for name, value in split.items()},
+        sample_images_per_s_at_10_steps=len(captions) / sampling_s,
+        render_images_per_s_at_64_px=rendering,
+    )
 
 
 def _count_parts(names: Sequence[str], on_part: OnPart) -> Callable[[], None]:
@@ -112,14 +118,14 @@ def _count_parts(names: Sequence[str], on_part: OnPart) -> Callable[[], None]:
 
 
 def _some_captions(parts: Parts, count: int) -> list[str]:
-    """Of the data, as training reads them; again from the first on where it has fewer."""
+    """Return captions of the data as training reads them, repeated where the data has fewer."""
     records = parts.source.records([index % len(parts.source) for index in range(count)])
     settings = parts.plan.captions.model_copy(update={"dropout": 0.0})
     draws = Draws(parts.plan.seed, torch.arange(count))
     return captions_of(records, parts.captions, settings, draws, 0, parts.text).texts
 
 
-def _render_rate(style: Any, device: torch.device) -> float:
+def _render_rate(style: Style, device: torch.device) -> float:
     indices = list(range(_RENDER_COUNT))
 
     def work() -> None:
@@ -128,8 +134,8 @@ def _render_rate(style: Any, device: torch.device) -> float:
     return _RENDER_COUNT / _seconds(work, device)
 
 
-def _seconds(work: Callable[[], Any], device: torch.device) -> float:
-    """Time of the second call."""
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Return the time of the second call."""
     work()
     _wait(device)
     began = time.perf_counter()
@@ -145,7 +151,7 @@ def _wait(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """The training speed of one plan. What follows `tuned` is None where it did not run, and `failed` says why."""
+    """The training speed of one plan. The fields after `tuned` are None where it did not run; `failed` says why."""
 
     tokens: int
     """Image tokens of a sample."""
@@ -153,33 +159,33 @@ class Row:
     batch: int
     technique: str
     tuned: bool = False
-    """Whether the plan trains its tokenizer, whose time is then that of its training too."""
+    """Whether the plan trains its tokenizer; the tokenizer's time then includes its training."""
     images_per_s: float | None = None
-    """By the median of the timed steps, without the time that the device waited for data."""
+    """From the median of the timed steps, without the time that the device waited for data."""
     slowest_images_per_s: float | None = None
     fastest_images_per_s: float | None = None
     times_dense: float | None = None
     """Its images per second over those of the plan as it is, at the same number of tokens and size of the batch."""
     time_split: dict[str, float] | None = None
-    """Of the whole steps, the wait for data included."""
+    """Fractions of the whole steps, the wait for data included."""
     data_share: float | None = None
-    """Of the whole steps, the wait for data: on a GPU what of the host's work did not run beside its own."""
+    """Fraction of step time stalled on data."""
     step_s: float | None = None
     """Median, without the wait for data."""
     optimizer_s: float | None = None
     """Median of a step's, with clipping and the weight average."""
     optimizer_share: float | None = None
-    """Of `step_s`."""
+    """Fraction of `step_s`."""
     tokenizer_s: float | None = None
     """Median of a step's encoding of pixels to latents; of a tokenizer that is trained, of all that trains it."""
     tokenizer_share: float | None = None
-    """Of `step_s`."""
+    """Fraction of `step_s`."""
     newton_schulz_tflop: float | None = None
-    """Of Muon's matrix products in a step; None, as all that follows from it, for other optimizers."""
+    """Matrix products of the optimizer in a step; None, as the next three, for optimizers without any."""
     ceiling_tflop_per_s: float | None = None
-    """Of one large matrix product in the iteration's type, the best of several, right behind the timed steps."""
+    """Rate of one large matrix product in the same type, the best of several, right after the timed steps."""
     floor_s: float | None = None
-    """What Newton and Schulz's iteration needs at the least: its products at the ceiling."""
+    """The least time that the products need: at the ceiling."""
     times_floor: float | None = None
     """The whole optimizer over the floor."""
     peak_gib: float | None = None
@@ -192,6 +198,24 @@ class Row:
     """How often the compiler had to leave something out."""
     failed: str | None = None
 
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.tokens, self.batch
+
+    @property
+    def title(self) -> str:
+        return f"{self.tokens} tokens, batch {self.batch}, {self.technique}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The training speed of a plan with and without techniques."""
+
+    environment: dict[str, Json]
+    plan: str
+    steps: int
+    rows: list[Row]
+
 
 @exact_fp32()
 def compare(
@@ -201,10 +225,10 @@ def compare(
     batches: Sequence[int],
     steps: int,
     on_row: OnPart = lambda part, done, total: None,
-) -> dict[str, Any]:
-    """Training speed of the plan and of the plan with each technique, at each number of image tokens and each batch.
+) -> Comparison:
+    """Measure the training speed of the plan, and with each technique, at each number of image tokens and each batch.
 
-    With techniques the plan itself is measured first and last: its second ratio says how far one can trust the others.
+    With techniques the plan itself is measured first and last: its second ratio says how far the others can be trusted.
     """
     refuse_stages(plan)
     _refuse_twice("--technique", techniques)
@@ -222,23 +246,18 @@ def compare(
     rows = []
     for done, (name, case) in enumerate(cases):
         row = Row(_tokens(case), case.data.size_px, case.train.batch, name, case.tuning is not None)
-        on_row(_title(row), done, len(cases))
+        on_row(row.title, done, len(cases))
         rows.append(_measured(row, case, steps))
     on_row("", len(cases), len(cases))
     _free()
-    return {
-        "environment": environment(choose_device(plan.run.device)),
-        "plan": plan.hash,
-        "steps": steps,
-        "rows": [asdict(row) for row in _with_ratios(rows)],
-    }
+    return Comparison(environment(choose_device(plan.run.device)), plan.hash, steps, _with_ratios(rows))
 
 
 def at_size(plan: Plan, tokens: int, batch: int | None = None) -> Plan:
-    """The plan with images of so many tokens, and so many of them that a micro-batch has no more tokens than before.
+    """Return the plan with images of `tokens` tokens, and no more tokens in a micro-batch than before.
 
-    A step is one micro-batch, or as many as make up the `batch`. It has no more images than one batch: all are
-    rendered in the first step, and the data is not what is measured.
+    A step is one micro-batch, or as many as make up the `batch`. The data has one batch of images: all are rendered in
+    the first step, and the data is not what is measured.
     """
     size_px = plan.data.size_px if tokens == _tokens(plan) else _size_px(plan, tokens)
     most = max(1, plan.train.batch // plan.train.accumulate * _tokens(plan) // tokens)
@@ -255,7 +274,7 @@ def _tokens(plan: Plan) -> int:
 
 
 def _size_px(plan: Plan, tokens: int) -> int:
-    """The image size that gives so many tokens, or an error that names the numbers near it that can be had."""
+    """Return the image size that gives `tokens` tokens. Refuse other numbers, and name the nearest that can be had."""
     unit = plan.tokenizer.compression.stride_px * plan.model.patch
     lowest, highest = (next(getattr(rule, key) for rule in _SIZE_RULES if hasattr(rule, key)) for key in ("ge", "le"))
     sizes = {side**2: side * unit for side in range(-(-lowest // unit), highest // unit + 1)}
@@ -270,7 +289,7 @@ def _size_px(plan: Plan, tokens: int) -> int:
 
 
 def refuse_stages(plan: Plan) -> None:
-    """The first steps would be measured, and stand for all of them."""
+    """Refuse a plan with resolution stages: only the first steps would be measured."""
     if plan.train.stages:
         raise UserError(
             "train.stages: steps on images of several sizes have no one speed; measure each size by itself, with "
@@ -284,19 +303,15 @@ def _refuse_twice(option: str, values: Sequence[object]) -> None:
             raise UserError(f"{option}: {value} is given twice; give it once")
 
 
-def _title(row: Row) -> str:
-    return f"{row.tokens} tokens, batch {row.batch}, {row.technique}"
-
-
 def _measured(row: Row, plan: Plan, steps: int) -> Row:
     _free()
     try:
-        return replace(row, **_train_speed(plan, steps))
+        return _timed(row, plan, steps)
     except torch.OutOfMemoryError:
         return replace(row, failed="out of memory")
 
 
-def _train_speed(plan: Plan, steps: int) -> dict[str, Any]:
+def _timed(row: Row, plan: Plan, steps: int) -> Row:
     parts = build_parts(plan)
     parts.ready()
     state, clock = new_state(parts), StepClock(parts.device)
@@ -311,61 +326,59 @@ def _train_speed(plan: Plan, steps: int) -> dict[str, Any]:
         clock.end_step()
     done, timed = _compiled(), clock.steps()
     peak_gib = torch.cuda.max_memory_allocated(parts.device) / 2**30 if parts.device.type == "cuda" else None
-    return {
-        **_speeds(timed, plan.train.batch),
-        "peak_gib": peak_gib,
-        "graphs": warm[0] - began[0],
-        "recompiled": done[0] - warm[0],
-        "graph_breaks": done[1] - began[1],
-        **_beside_floor(parts, median(step.parts_s["optimizer"] for step in timed)),
-    }
+    row = replace(
+        with_speeds(row, timed),
+        peak_gib=peak_gib,
+        graphs=warm[0] - began[0],
+        recompiled=done[0] - warm[0],
+        graph_breaks=done[1] - began[1],
+    )
+    return _with_floor(row, parts)
 
 
-@dataclass(frozen=True)
-class Step:
-    whole_s: float
-    parts_s: dict[str, float]
-
-
-def _speeds(timed: Sequence[Step], batch: int) -> dict[str, Any]:
-    """The fields of a Row that follow from the times of its steps alone."""
+def with_speeds(row: Row, timed: Sequence[Step]) -> Row:
+    """Fill in what follows from the times of the steps alone."""
     total_s = sum(step.whole_s for step in timed)
     steps_s = [step.whole_s - step.parts_s["data"] for step in timed]
     step_s = median(steps_s)
     optimizer_s, tokenizer_s = (median(step.parts_s[part] for step in timed) for part in ("optimizer", "tokenizer"))
     split = {part: sum(step.parts_s[part] for step in timed) / total_s for part in PARTS}
-    return {
-        "images_per_s": batch / step_s,
-        "slowest_images_per_s": batch / max(steps_s),
-        "fastest_images_per_s": batch / min(steps_s),
-        "time_split": split,
-        "data_share": split["data"],
-        "step_s": step_s,
-        "optimizer_s": optimizer_s,
-        "optimizer_share": optimizer_s / step_s,
-        "tokenizer_s": tokenizer_s,
-        "tokenizer_share": tokenizer_s / step_s,
-    }
+    return replace(
+        row,
+        images_per_s=row.batch / step_s,
+        slowest_images_per_s=row.batch / max(steps_s),
+        fastest_images_per_s=row.batch / min(steps_s),
+        time_split=split,
+        data_share=split["data"],
+        step_s=step_s,
+        optimizer_s=optimizer_s,
+        optimizer_share=optimizer_s / step_s,
+        tokenizer_s=tokenizer_s,
+        tokenizer_share=tokenizer_s / step_s,
+    )
 
 
-def _beside_floor(parts: Parts, optimizer_s: float) -> dict[str, float]:
-    """Muon's optimizer beside what its iteration needs at the least; nothing for other optimizers."""
-    settings = parts.plan.optimizer
-    if not isinstance(settings, MuonSettings):
-        return {}
-    flop = newton_schulz_flops(settings, dict(parts.modules.named_parameters()))
-    ceiling = matmul_flop_per_s(parts.device, torch.bfloat16 if settings.compute == "bf16" else torch.float32)
-    return {
-        "newton_schulz_tflop": flop / 1e12,
-        "ceiling_tflop_per_s": ceiling / 1e12,
-        "floor_s": flop / ceiling,
-        "times_floor": optimizer_s / (flop / ceiling),
-    }
+def _with_floor(row: Row, parts: Parts) -> Row:
+    """Compare the optimizer's time with the least that its matrix products need, where it has any."""
+    products = parts.plan.optimizer.matrix_products(dict(parts.modules.named_parameters()))
+    if products is None or row.optimizer_s is None:
+        return row
+    flop, dtype = products
+    ceiling = matmul_flop_per_s(parts.device, dtype)
+    return replace(
+        row,
+        newton_schulz_tflop=flop / 1e12,
+        ceiling_tflop_per_s=ceiling / 1e12,
+        floor_s=flop / ceiling,
+        times_floor=row.optimizer_s / (flop / ceiling),
+    )
 
 
 def matmul_flop_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Of the fastest of several large square matrix products of random numbers (zeros are faster: they need less
-    power)."""
+    """Return the rate of the fastest of several large square matrix products.
+
+    Their numbers are random: zeros are faster, since they need less power.
+    """
     side = 8192 if device.type == "cuda" else 512
     generator = torch.Generator(device).manual_seed(0)
     first, second = (torch.randn(side, side, device=device, generator=generator).to(dtype) for _ in range(2))
@@ -378,7 +391,7 @@ def matmul_flop_per_s(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _warm_up(parts: Parts, state: TrainState, clock: Clock) -> None:
-    """Goes on until a step has compiled nothing."""
+    """Run steps until one has compiled nothing."""
     for step in range(1, _MOST_WARM_UP_STEPS + 1):
         before = _compiled()
         _first_step(parts, state, clock)
@@ -387,66 +400,18 @@ def _warm_up(parts: Parts, state: TrainState, clock: Clock) -> None:
 
 
 def _first_step(parts: Parts, state: TrainState, clock: Clock) -> None:
-    """Each step is the plan's first, so that no schedule ends in the midst of the measurement."""
+    """Run the plan's first step, each time, so that no schedule ends in the midst of the measurement."""
     state.step = 0
     update(parts, state, clock)
 
 
 def _compiled() -> tuple[int, int]:
-    """Graphs that this process has compiled, and how often the compiler had to leave something out."""
+    """Return the number of graphs that this process has compiled, and of graph breaks."""
     return counters["stats"]["unique_graphs"], sum((counters["graph_break"] + counters["unimplemented"]).values())
 
 
-class StepClock(Clock):
-    """Seconds of each step and of its parts. On a GPU they are marks in its own queue, so that nothing waits, and the
-    time between the two around `data` is what the GPU waited for it."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self.start()
-
-    def start(self) -> None:
-        """What is timed begins here."""
-        self._spans: list[list[tuple[str, Any, Any]]] = [[]]
-        self._ends = [self._mark()]
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        began = self._mark()
-        yield
-        self._spans[-1].append((name, began, self._mark()))
-
-    def end_step(self) -> None:
-        self._ends.append(self._mark())
-        self._spans.append([])
-
-    def steps(self) -> list[Step]:
-        """Those that have ended."""
-        if self._stream:
-            self._stream.synchronize()
-        return [
-            Step(self._between_s(*ends), self._parts_s(spans))
-            for ends, spans in zip(pairwise(self._ends), self._spans[:-1], strict=True)
-        ]
-
-    def _parts_s(self, spans: Sequence[tuple[str, Any, Any]]) -> dict[str, float]:
-        found = dict.fromkeys(PARTS, 0.0)
-        for name, began, ended in spans:
-            found[name] += self._between_s(began, ended)
-        return found
-
-    def _mark(self) -> Any:
-        if self._stream:
-            return self._stream.record_event(torch.cuda.Event(enable_timing=True))
-        return time.perf_counter()
-
-    def _between_s(self, began: Any, ended: Any) -> float:
-        return float(began.elapsed_time(ended) / 1000 if self._stream else ended - began)
-
-
 def _free() -> None:
-    """Lets go of what the row before has left: images, graphs (there is a limit to their number) and GPU memory."""
+    """Free what the row before has left: images, graphs (there is a limit to their number) and GPU memory."""
     forget_sources()
     torch._dynamo.reset()
     gc.collect()
@@ -455,65 +420,8 @@ def _free() -> None:
 
 
 def _with_ratios(rows: Sequence[Row]) -> list[Row]:
-    dense = {_size(row): row.images_per_s for row in rows if row.technique == DENSE}
+    dense = {row.size: row.images_per_s for row in rows if row.technique == DENSE}
     return [
-        replace(row, times_dense=row.images_per_s / base) if row.images_per_s and (base := dense[_size(row)]) else row
+        replace(row, times_dense=row.images_per_s / base) if row.images_per_s and (base := dense[row.size]) else row
         for row in rows
     ]
-
-
-def _size(row: Row) -> tuple[int, int]:
-    return row.tokens, row.batch
-
-
-def show(result: dict[str, Any], console: Console) -> None:
-    """The rows as a table, Muon beside its floor, and a note for each that is not to be trusted."""
-    title = f"{result['environment']['device']}, median (slowest–fastest) of {result['steps']} steps"
-    table = Table(title=escape(title), title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name in ("tokens", "px", "batch", "technique", "images/s", "× dense", "/\n".join(_SHOWN_PARTS) + " %", "GiB"):
-        if name == "technique":  # its options can be long, and must not push the numbers out of sight
-            table.add_column(name, justify="left", overflow="fold")
-        else:
-            table.add_column(name, justify="right", no_wrap=True)
-    rows = [Row(**row) for row in result["rows"]]
-    for _, same_size in groupby(rows, key=_size):
-        for row in same_size:
-            table.add_row(f"{row.tokens}", f"{row.size_px}", f"{row.batch}", escape(row.technique), *_numbers(row))
-        table.add_row()
-    console.print(table)
-    for row in rows:
-        if row.floor_s is not None:
-            console.print(_floor_line(row), soft_wrap=True, highlight=False, markup=False)
-    for row in rows:
-        if words := tokenizer_words(row.tokenizer_share, row.tuned):
-            console.print(
-                f"note: {_title(row)}: {words}", style="yellow", soft_wrap=True, highlight=False, markup=False
-            )
-    for row in rows:
-        if row.recompiled or row.graph_breaks:
-            console.print(
-                f"note: {_title(row)}: {row.recompiled} graphs compiled in the timed steps, "
-                f"{row.graph_breaks} graph breaks; it could be faster",
-                style="yellow",
-                soft_wrap=True,
-                highlight=False,
-                markup=False,
-            )
-
-
-def _floor_line(row: Row) -> str:
-    assert row.optimizer_s and row.optimizer_share and row.floor_s
-    return (
-        f"{_title(row)}: the optimizer takes {1000 * row.optimizer_s:.3g} ms, {100 * row.optimizer_share:.3g}% of a "
-        f"step; Newton–Schulz is {row.newton_schulz_tflop:.3g} TFLOP, {1000 * row.floor_s:.3g} ms at the "
-        f"{row.ceiling_tflop_per_s:.3g} TFLOP/s of a large matrix product: {row.times_floor:.2f} × that floor"
-    )
-
-
-def _numbers(row: Row) -> list[str]:
-    if row.images_per_s is None or row.time_split is None:
-        return [row.failed or ""]
-    spread = f" ({row.slowest_images_per_s:.4g}–{row.fastest_images_per_s:.4g})"
-    ratio = "" if row.times_dense is None else f"{row.times_dense:.3f}"
-    shares = "/".join(f"{100 * row.time_split[part]:.0f}" for part in _SHOWN_PARTS)
-    return [f"{row.images_per_s:.4g}" + spread, ratio, shares, "" if row.peak_gib is None else f"{row.peak_gib:.1f}"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,8 +25,10 @@ from tintype.cli.shared import (
     run_of,
 )
 from tintype.errors import UserError
-from tintype.terminal.lines import say
 from tintype.terminal.progress import Progress
+
+if TYPE_CHECKING:
+    from tintype.plan import Plan
 
 
 @app.command()
@@ -63,6 +66,7 @@ def bench(
     from tintype.bench.run import measure
     from tintype.metrics.speed import time_feature_metrics
     from tintype.runtime.dist import alone
+    from tintype.terminal.bench import show_speeds
     from tintype.train.parts import choose_device, cpu_threads
 
     alone("tintype bench")
@@ -94,15 +98,11 @@ def bench(
 
                 result[f"seconds, 10,000 × {size}"] = time_feature_metrics(10_000, size, device, on_part)
         else:
-            result = measure(plan, steps, lambda part, done, total: bars.show(None, done, total, part))
+            result = asdict(measure(plan, steps, lambda part, done, total: bars.show(None, done, total, part)))
     if json_:
         print_json(result)
-        return
-    for name, value in result.items():
-        inner = value if isinstance(value, dict) else {"": value}
-        rounded = {key: f"{v:.3g}" if isinstance(v, float) else v for key, v in inner.items()}
-        shown = ", ".join(f"{key} {v}".strip() for key, v in rounded.items())
-        say(console, f"{name}: {shown}")
+    else:
+        show_speeds(result, console)
 
 
 def _measuring() -> Progress:
@@ -119,49 +119,36 @@ def _whole_numbers(option: str, value: str | None, example: str) -> list[int]:
 
 
 def _bench_training(
-    plan: Any, techniques: list[str], tokens: list[int], batches: list[int], steps: int, json_: bool
+    plan: Plan, techniques: list[str], tokens: list[int], batches: list[int], steps: int, json_: bool
 ) -> None:
-    from tintype.bench.run import compare, show
+    from tintype.bench.run import compare
+    from tintype.terminal.bench import show_comparison
     from tintype.train.parts import cpu_threads
 
     with _measuring() as bars, cpu_threads(plan.run):
         result = compare(
             plan, techniques, tokens, batches, steps, lambda row, done, total: bars.show(None, done, total, row)
         )
-    if json_:
-        print_json(result)
-        return
-    show(result, console)
+    print_json(asdict(result)) if json_ else show_comparison(result, console)
 
 
 def _bench_import(source: Path, json_: bool) -> None:
     from tintype.bench.data import measure_import
+    from tintype.terminal.bench import show_import_speed
 
     with Progress("importing", kept="nothing was kept; run the same command again") as bars:
         result = measure_import(source, lambda now: bars.show(None, now.done, now.total))
-    if json_:
-        print_json(result)
-        return
-    console.print(
-        f"{result['images']:,} images ({result['set_aside']:,} set aside): {result['images_per_s']:,.0f} images/s, "
-        f"{result['cpu_ms_per_image']:.2f} ms of CPU each ({result['images_per_s_per_core']:,.0f} images/s for each "
-        "core)",
-        highlight=False,
-        soft_wrap=True,
-    )
+    print_json(asdict(result)) if json_ else show_import_speed(result, console)
 
 
-def _bench_data(plan: Any, steps: int, json_: bool) -> None:
-    from tintype.bench.data import measure_data, sentences
+def _bench_data(plan: Plan, steps: int, json_: bool) -> None:
+    from tintype.bench.data import measure_data
+    from tintype.terminal.bench import show_data_speeds
     from tintype.train.parts import cpu_threads
 
     with _measuring() as bars, cpu_threads(plan.run):
         result = measure_data(plan, steps, lambda part, done, total: bars.show(None, done, total, part))
-    if json_:
-        print_json(result)
-        return
-    for line in sentences(result):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    print_json(asdict(result)) if json_ else show_data_speeds(result, console)
 
 
 @app.command()
@@ -176,8 +163,9 @@ def audit(
     json_: Json = False,
 ) -> None:
     """Find what silently loses precision: runs a few steps, changes nothing; exit code 1 where something does."""
-    from tintype.audit.report import as_json, show_audit
+    from tintype.audit.report import as_json
     from tintype.audit.run import audit_plan, audit_run
+    from tintype.terminal.audit import show_audit
 
     of_run = Path(target).is_dir()
     if not of_run and (arm is not None or arm_seed is not None):

@@ -77,6 +77,9 @@ class MuonSettings(OptimizerPart):
         matrices = [(name, parameter) for name, parameter in named if name in taken]
         return Muon(self, matrices, [parameter for name, parameter in named if name not in taken], storage, layout)
 
+    def matrix_products(self, named: Mapping[str, nn.Parameter]) -> tuple[float, torch.dtype]:
+        return newton_schulz_flops(self, named), torch.bfloat16 if self.compute == "bf16" else torch.float32
+
     def groups(self, named: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
         taken = self.taken(named)
         return {self.kind: [n for n in named if n in taken], self.adamw.kind: [n for n in named if n not in taken]}

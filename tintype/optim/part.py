@@ -27,6 +27,10 @@ class OptimizerPart(Part):
         """Return the settings with every learning rate times `factor`, without digits that only rounding made."""
         return self.model_copy(update={"lr": float(f"{self.lr * factor:.12g}")})
 
+    def matrix_products(self, named: Mapping[str, nn.Parameter]) -> tuple[float, torch.dtype] | None:
+        """Return the floating-point operations of its matrix products in a step, and their type; None without any."""
+        return None
+
     def groups(self, named: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
         """Return the names of the parameters by the kind of optimizer that has them."""
         return {self.kind: list(named)}

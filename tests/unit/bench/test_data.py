@@ -3,31 +3,32 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.tiny import tiny_plan
 from tests.tiny_store import captioned, tiny_store
-from tintype.bench.data import Loading, measure_data, measure_import, sentences
+from tintype.bench.data import measure_data, measure_import
 from tintype.cli import app
 from tintype.data.decoding.threads import usual_threads
 from tintype.errors import UserError
+from tintype.terminal.bench import show_data_speeds
 
 
 def test_the_loader_is_measured_alone_and_in_training(tmp_path: Path) -> None:
     plan = tiny_plan(f'data={{"kind":"store","path":"{tiny_store(tmp_path)}","size_px":16}}')
     result = measure_data(plan, steps=2)
-    assert [one["threads"] for one in result["loader"]] == sorted({1, usual_threads()})
-    for one in result["loader"]:
-        assert one["images_per_s"] > 0 and one["cpu_ms_per_image"] > 0
-    training = result["training"]
+    assert [one.threads for one in result.loader] == sorted({1, usual_threads()})
+    for one in result.loader:
+        assert one.images_per_s > 0 and one.images_per_s_per_core == pytest.approx(1000 / one.cpu_ms_per_image)
+    training = result.training
     assert 0 < training["data_share"] < 1
-    assert result["loader_times_training"] == result["loader"][-1]["images_per_s"] / training["images_per_s"]
-    assert sentences(result)[0].startswith("loader, 1 thread: ")
-    assert f"which is {100 * training['data_share']:.2f}% of a step" in sentences(result)[-2]
-
-
-def test_a_core_of_its_own_is_reckoned_from_the_time_of_the_cpu() -> None:
-    assert Loading(threads=4, processes=True, images_per_s=50.0, cpu_ms_per_image=2.0).images_per_s_per_core == 500
+    assert result.loader_times_training == result.loader[-1].images_per_s / training["images_per_s"]
+    console = Console(width=200)
+    with console.capture() as captured:
+        show_data_speeds(result, console)
+    assert captured.get().startswith("loader, 1 thread: ")
+    assert f"which is {training['data_share']:.2%} of a step" in captured.get()
 
 
 def test_an_import_is_measured_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -35,7 +36,7 @@ def test_an_import_is_measured_and_leaves_nothing_behind(tmp_path: Path) -> None
     result = CliRunner().invoke(app, ["bench", "--import", str(source)])
     assert result.stdout.startswith("6 images (0 set aside): ") and list(tmp_path.iterdir()) == [source]
     found = measure_import(source)
-    assert found["images"] == 6 and found["images_per_s_per_core"] == pytest.approx(1000 / found["cpu_ms_per_image"])
+    assert found.images == 6 and found.images_per_s_per_core == pytest.approx(1000 / found.cpu_ms_per_image)
 
 
 def test_scenes_have_nothing_to_decode_and_other_measurements_are_not_mixed_in() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +17,13 @@ from tests.tiny_autoencoders import option, write_autoencoder
 from tests.tiny_store import captioned, imported
 from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
 from tintype.bench import run as bench
-from tintype.bench.run import Step, StepClock, at_size, compare, measure, show
+from tintype.bench.clock import Step, StepClock
+from tintype.bench.run import Comparison, Row, at_size, compare, measure, with_speeds
 from tintype.cli import app
 from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
 from tintype.settings import plain
+from tintype.terminal.bench import show_comparison
 from tintype.train.clock import PARTS
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState
@@ -29,41 +32,41 @@ from tintype.train.update import update as real_update
 
 def test_the_bench_reports_speeds_and_a_split_that_adds_up() -> None:
     result = measure(tiny_plan(), steps=2)
-    assert result["train_images_per_s"] > 0 and result["sample_images_per_s_at_10_steps"] > 0
-    assert set(result["render_images_per_s_at_64_px"]) == {"render", "photo"}
-    assert 0.5 < sum(result["time_split"].values()) <= 1.0
+    assert result.train_images_per_s > 0 and result.sample_images_per_s_at_10_steps > 0
+    assert set(result.render_images_per_s_at_64_px) == {"render", "photo"}
+    assert 0.5 < sum(result.time_split.values()) <= 1.0
 
 
 def test_the_bench_measures_a_plan_with_a_teacher() -> None:
-    assert measure(tiny_plan(techniques=["repa:teacher=scenes,hidden=8"]), steps=1)["time_split"]["teacher"] > 0
+    assert measure(tiny_plan(techniques=["repa:teacher=scenes,hidden=8"]), steps=1).time_split["teacher"] > 0
 
 
 def test_the_bench_samples_captions_of_a_store_however_few_and_however_they_are_called(tmp_path: Path) -> None:
     source = captioned(tmp_path / "few.parquet", 6)
     imported(source, tmp_path / "few", ImportOptions(captions={"plain": "caption_short"}, eval_share=0.2))
     data = f'data={{"kind":"store","path":"{tmp_path / "few"}","size_px":16}}'
-    assert measure(tiny_plan(data, "captions.column=plain"), steps=1)["sample_images_per_s_at_10_steps"] > 0
+    assert measure(tiny_plan(data, "captions.column=plain"), steps=1).sample_images_per_s_at_10_steps > 0
 
 
 def test_techniques_are_compared_with_the_plan_itself_at_each_number_of_tokens() -> None:
     seen: list[tuple[str, int, int]] = []
-    result = compare(tiny_plan(), ["tread", "ema"], [16, 64], [], 2, lambda *part: seen.append(part))
-    rows = result["rows"]
+    result: Any = compare(tiny_plan(), ["tread", "ema"], [16, 64], [], 2, lambda *part: seen.append(part))
+    rows = result.rows
     names = ["dense", "tread", "ema", "dense again"]
-    assert [(row["tokens"], row["size_px"], row["batch"]) for row in rows] == [(16, 16, 4)] * 4 + [(64, 32, 1)] * 4
-    assert [row["technique"] for row in rows] == names * 2 and seen[1] == ("16 tokens, batch 4, tread", 1, 8)
+    assert [(row.tokens, row.size_px, row.batch) for row in rows] == [(16, 16, 4)] * 4 + [(64, 32, 1)] * 4
+    assert [row.technique for row in rows] == names * 2 and seen[1] == ("16 tokens, batch 4, tread", 1, 8)
     assert seen[-1] == ("", 8, 8)
     for row in rows:
-        dense = rows[0] if row["tokens"] == 16 else rows[4]
-        assert row["times_dense"] == row["images_per_s"] / dense["images_per_s"]
-        assert row["slowest_images_per_s"] <= row["images_per_s"] <= row["fastest_images_per_s"]
-        assert row["recompiled"] == row["graph_breaks"] == 0 and row["failed"] is row["peak_gib"] is None
-        assert row["data_share"] == row["time_split"]["data"]
+        dense = rows[0] if row.tokens == 16 else rows[4]
+        assert row.times_dense == row.images_per_s / dense.images_per_s
+        assert row.slowest_images_per_s <= row.images_per_s <= row.fastest_images_per_s
+        assert row.recompiled == row.graph_breaks == 0 and row.failed is row.peak_gib is None
+        assert row.data_share == row.time_split["data"]
 
 
 def test_without_techniques_or_tokens_only_what_is_asked_is_measured() -> None:
-    assert [row["technique"] for row in compare(tiny_plan(), [], [16], [], 2)["rows"]] == ["dense"]
-    assert {row["tokens"] for row in compare(tiny_plan(), ["tread"], [], [], 2)["rows"]} == {16}
+    assert [row.technique for row in compare(tiny_plan(), [], [16], [], 2).rows] == ["dense"]
+    assert {row.tokens for row in compare(tiny_plan(), ["tread"], [], [], 2).rows} == {16}
 
 
 def test_a_micro_batch_keeps_its_tokens_and_its_images_fit_one_batch() -> None:
@@ -87,48 +90,45 @@ def test_a_store_lends_no_more_images_than_a_batch() -> None:
 
 
 def test_a_technique_is_compared_with_the_plan_at_the_same_batch() -> None:
-    rows = compare(tiny_plan(), ["ema"], [], [2, 4], 2)["rows"]
-    assert [row["batch"] for row in rows] == [2] * 3 + [4] * 3
-    assert [row["times_dense"] for row in rows if row["technique"] == "dense"] == [1, 1]
-    assert rows[4]["times_dense"] == rows[4]["images_per_s"] / rows[3]["images_per_s"]
+    rows: Any = compare(tiny_plan(), ["ema"], [], [2, 4], 2).rows
+    assert [row.batch for row in rows] == [2] * 3 + [4] * 3
+    assert [row.times_dense for row in rows if row.technique == "dense"] == [1, 1]
+    assert rows[4].times_dense == rows[4].images_per_s / rows[3].images_per_s
 
 
 def test_muon_stands_beside_the_time_of_its_matrix_products() -> None:
-    result = compare(tiny_plan(), ["muon", "muon:modulation=false"], [], [], 2)
-    dense, muon, without, _ = result["rows"]
-    assert dense["optimizer_s"] > 0 and dense["newton_schulz_tflop"] is dense["floor_s"] is dense["times_floor"] is None
+    result: Any = compare(tiny_plan(), ["muon", "muon:modulation=false"], [], [], 2)
+    dense, muon, without, _ = result.rows
+    assert dense.optimizer_s > 0 and dense.newton_schulz_tflop is dense.floor_s is dense.times_floor is None
     for row in (muon, without):
-        assert row["floor_s"] == pytest.approx(row["newton_schulz_tflop"] / row["ceiling_tflop_per_s"])
-        assert row["times_floor"] == pytest.approx(row["optimizer_s"] / row["floor_s"])
-        assert row["optimizer_share"] == row["optimizer_s"] / row["step_s"] < 1
+        assert row.floor_s == pytest.approx(row.newton_schulz_tflop / row.ceiling_tflop_per_s)
+        assert row.times_floor == pytest.approx(row.optimizer_s / row.floor_s)
+        assert row.optimizer_share == row.optimizer_s / row.step_s < 1
     depth, width, modulation = 3, 32, 6 * 32
     products_of_modulation = 5 * depth * (4 * width**2 * modulation + 2 * width**3)
-    assert (muon["newton_schulz_tflop"] - without["newton_schulz_tflop"]) * 1e12 == pytest.approx(
-        products_of_modulation
-    )
+    assert (muon.newton_schulz_tflop - without.newton_schulz_tflop) * 1e12 == pytest.approx(products_of_modulation)
     shown = _shown(result)
-    assert f"16 tokens, batch 4, muon: the optimizer takes {1000 * muon['optimizer_s']:.3g} ms" in shown
-    assert f"{muon['times_floor']:.2f} × that floor" in shown and "dense: the optimizer" not in shown
+    assert f"16 tokens, batch 4, muon: the optimizer takes {1000 * muon.optimizer_s:.3g} ms" in shown
+    assert f"{muon.times_floor:.2f} × that floor" in shown and "dense: the optimizer" not in shown
 
 
 def test_the_tokenizers_share_stands_beside_the_optimizers() -> None:
     write_autoencoder("flux1")
-    result = compare(tiny_plan(), [option("flux1")], [], [], 2)
-    _, latents, _ = result["rows"]
-    assert latents["tokenizer_s"] > 0
-    assert latents["tokenizer_share"] == latents["tokenizer_s"] / latents["step_s"] < 1
-    split = latents["time_split"]
+    result: Any = compare(tiny_plan(), [option("flux1")], [], [], 2)
+    _, latents, _ = result.rows
+    assert latents.tokenizer_s > 0
+    assert latents.tokenizer_share == latents.tokenizer_s / latents.step_s < 1
+    split = latents.time_split
     assert f"/{100 * split['optimizer']:.0f}/{100 * split['tokenizer']:.0f}/" in _shown(result)
     for share, told in ((0.34, True), (0.1, False)):
-        result["rows"][1]["tokenizer_share"] = share
+        result.rows[1] = replace(result.rows[1], tokenizer_share=share)
         assert ("the tokenizer takes 34% of a step; cache its latents" in _shown(result)) == told
 
 
 def test_of_a_tokenizer_that_is_trained_no_cache_is_advised() -> None:
-    result = compare(tuned_plan(techniques=[]), [NO_PERCEPTUAL], [], [], 1)
-    assert [row["tuned"] for row in result["rows"]] == [False, True, False]
-    for row in result["rows"]:
-        row["tokenizer_share"] = 0.34
+    result: Any = compare(tuned_plan(techniques=[]), [NO_PERCEPTUAL], [], [], 1)
+    assert [row.tuned for row in result.rows] == [False, True, False]
+    result.rows[:] = [replace(row, tokenizer_share=0.34) for row in result.rows]
     frozen, tuned, again = (line for line in _shown(result).splitlines() if "34%" in line)
     assert tuned.endswith("the tokenizer takes 34% of a step, its training included")
     assert all(line.endswith("; cache its latents") for line in (frozen, again))
@@ -140,12 +140,12 @@ def test_the_wait_for_data_is_no_part_of_the_speed() -> None:
         Step(whole, {**others, "data": data, "optimizer": 0.1, "tokenizer": 0.2})
         for whole, data in [(0.5, 0.0), (1.0, 0.6)]
     ]
-    found = bench._speeds(timed, batch=9)
-    assert found["images_per_s"] == pytest.approx(9 / 0.45)
-    assert (found["slowest_images_per_s"], found["fastest_images_per_s"]) == pytest.approx((9 / 0.5, 9 / 0.4))
-    assert (found["data_share"], found["time_split"]["optimizer"]) == pytest.approx((0.6 / 1.5, 0.2 / 1.5))
-    assert (found["step_s"], found["optimizer_share"]) == pytest.approx((0.45, 0.1 / 0.45))
-    assert found["tokenizer_share"] == pytest.approx(0.2 / 0.45)
+    found: Any = with_speeds(Row(16, 16, 9, "dense"), timed)
+    assert found.images_per_s == pytest.approx(9 / 0.45)
+    assert (found.slowest_images_per_s, found.fastest_images_per_s) == pytest.approx((9 / 0.5, 9 / 0.4))
+    assert (found.data_share, (found.time_split or {})["optimizer"]) == pytest.approx((0.6 / 1.5, 0.2 / 1.5))
+    assert (found.step_s, found.optimizer_share) == pytest.approx((0.45, 0.1 / 0.45))
+    assert found.tokenizer_share == pytest.approx(0.2 / 0.45)
 
 
 def test_a_part_is_timed_in_each_step_by_itself_and_summed_over_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_a_part_is_timed_in_each_step_by_itself_and_summed_over_micro_batches(mo
         nonlocal now_s
         now_s += seconds
 
-    monkeypatch.setattr("tintype.bench.run.time", SimpleNamespace(perf_counter=lambda: now_s))
+    monkeypatch.setattr("tintype.bench.clock.time", SimpleNamespace(perf_counter=lambda: now_s))
     clock = StepClock(torch.device("cpu"))
     with clock.part("forward"):
         work(50)  # warm-up
@@ -214,9 +214,9 @@ def test_a_row_out_of_memory_leaves_the_others(monkeypatch: pytest.MonkeyPatch) 
         real_update(parts, state, clock)
 
     monkeypatch.setattr(bench, "update", update)
-    result = compare(tiny_plan(), ["tread", "ema"], [], [], 2)
-    assert [row["failed"] for row in result["rows"]] == [None, "out of memory", None, None]
-    assert result["rows"][1]["times_dense"] is None and result["rows"][2]["times_dense"] > 0
+    result: Any = compare(tiny_plan(), ["tread", "ema"], [], [], 2)
+    assert [row.failed for row in result.rows] == [None, "out of memory", None, None]
+    assert result.rows[1].times_dense is None and result.rows[2].times_dense > 0
     assert "out of memory" in _shown(result)
 
 
@@ -244,10 +244,10 @@ def test_compiled_graphs_and_graph_breaks_are_counted() -> None:
 
 
 def test_the_table_shows_ratios_and_says_what_was_recompiled() -> None:
-    result = compare(tiny_plan(), ["tread"], [], [], 2)
-    result["rows"][1]["recompiled"] = 3
+    result: Any = compare(tiny_plan(), ["tread"], [], [], 2)
+    result.rows[1] = replace(result.rows[1], recompiled=3)
     shown = _shown(result)
-    assert "dense again" in shown and f"{result['rows'][1]['times_dense']:.3f}" in shown
+    assert "dense again" in shown and f"{result.rows[1].times_dense:.3f}" in shown
     assert "16 tokens, batch 4, tread: 3 graphs compiled in the timed steps" in shown
 
 
@@ -272,10 +272,10 @@ def test_the_command_prints_json() -> None:
     assert [(row["tokens"], row["batch"]) for row in rows] == [(16, 1), (16, 2), (25, 1), (25, 2)]
 
 
-def _shown(result: dict[str, Any]) -> str:
+def _shown(result: Comparison) -> str:
     console = Console(width=120)
     with console.capture() as captured:
-        show(result, console)
+        show_comparison(result, console)
     return captured.get()
 
 

@@ -1,0 +1,77 @@
+"""Time each step of training and its parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from tintype.train.clock import PARTS, Clock
+
+_Mark = torch.cuda.Event | float
+
+
+@dataclass(frozen=True)
+class Step:
+    whole_s: float
+    parts_s: dict[str, float]
+
+
+class StepClock(Clock):
+    """Measure the seconds of each step and of its parts.
+
+    On a GPU the marks are events in its own queue, so that nothing waits, and the time between the two around `data`
+    is how long the GPU waited for it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self.start()
+
+    def start(self) -> None:
+        """Begin to time."""
+        self._spans: list[list[tuple[str, _Mark, _Mark]]] = [[]]
+        self._ends = [self._mark()]
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        began = self._mark()
+        yield
+        self._spans[-1].append((name, began, self._mark()))
+
+    def end_step(self) -> None:
+        self._ends.append(self._mark())
+        self._spans.append([])
+
+    def steps(self) -> list[Step]:
+        """Return the steps that have ended."""
+        if self._stream:
+            self._stream.synchronize()
+        return [
+            Step(self._between_s(*ends), self._parts_s(spans))
+            for ends, spans in zip(pairwise(self._ends), self._spans[:-1], strict=True)
+        ]
+
+    def _parts_s(self, spans: Sequence[tuple[str, _Mark, _Mark]]) -> dict[str, float]:
+        found = dict.fromkeys(PARTS, 0.0)
+        for name, began, ended in spans:
+            found[name] += self._between_s(began, ended)
+        return found
+
+    def _mark(self) -> _Mark:
+        if self._stream:
+            event = torch.cuda.Event(enable_timing=True)
+            self._stream.record_event(event)
+            return event
+        return time.perf_counter()
+
+    def _between_s(self, began: _Mark, ended: _Mark) -> float:
+        if isinstance(began, torch.cuda.Event) and isinstance(ended, torch.cuda.Event):
+            return float(began.elapsed_time(ended)) / 1000
+        assert isinstance(began, float) and isinstance(ended, float)
+        return ended - began
