@@ -79,12 +79,12 @@ def network(kind: str) -> Any:
         for parameter in made.parameters():
             if parameter.ndim == 1:  # else a bias or a norm's weight that went missing would not be seen
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-            elif name == "AutoencoderTiny":  # it has no norms: its own initialisation leaves little of the picture
+            elif name == "AutoencoderTiny":  # it has no norms: its own initialisation leaves little of the image
                 parameter.mul_(2)
         if "KL" in name:
             made.quant_conv.bias[CHANNELS:] -= 5  # a posterior that is narrow beside its means, as in trained ones
         # float64, then rounded: the statistics are the same in every process, whatever ran before
-        raw = RAW[name](deepcopy(made).double(), pictures(64).double() / 127.5 - 1)
+        raw = RAW[name](deepcopy(made).double(), sample_images(64).double() / 127.5 - 1)
         if name == "AutoencoderKLFlux2":
             folded = raw.reshape(len(raw), CHANNELS, 2, 2, 2, 2).permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
             made.bn.running_mean.copy_(folded.mean((0, 2, 3)).round(decimals=6))
@@ -97,7 +97,7 @@ def network(kind: str) -> Any:
     return made
 
 
-def pictures(count: int, size_px: int = 16) -> Tensor:
+def sample_images(count: int, size_px: int = 16) -> Tensor:
     return scene_source(ScenesSettings(size_px=size_px), "train", torch.device("cpu")).images(list(range(count)))
 
 

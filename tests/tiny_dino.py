@@ -35,6 +35,6 @@ def dino_model() -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = transformers.Dinov2WithRegistersModel(config)
-        for parameter in model.parameters():  # its own initialisation leaves little of the picture in the tokens
+        for parameter in model.parameters():  # its own initialisation leaves little of the image in the tokens
             torch.nn.init.normal_(parameter, std=0.3)
     return model.eval()

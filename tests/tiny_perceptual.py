@@ -36,7 +36,7 @@ def write_alexnet() -> Path:
     return _FILE
 
 
-def pictures(seed: int, count: int = 4, size_px: int = 32) -> Tensor:
+def sample_images(seed: int, count: int = 4, size_px: int = 32) -> Tensor:
     """Smooth pictures of bytes: a coarse noise, enlarged."""
     coarse = torch.rand(count, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
     smooth = nn.functional.interpolate(coarse, (size_px, size_px), mode="bilinear")

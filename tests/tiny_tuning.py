@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import TINY
-from tests.tiny_autoencoders import pictures
+from tests.tiny_autoencoders import sample_images
 from tintype.plan import Plan, plan_from_yaml
 from tintype.techniques.apply import apply_techniques
 from tintype.tokenizer_lab.train_small_vae import latent_statistics
@@ -41,7 +41,7 @@ def write_small_vae() -> Path:
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
         dict(network.encoder.named_parameters())[f"{len(network.encoder) - 1}.bias"][SHAPE.channels :] -= 3
-        mean_C, std_C = latent_statistics(network, [pictures(64)])
+        mean_C, std_C = latent_statistics(network, [sample_images(64)])
         network.latent_mean.copy_(mean_C.view(1, -1, 1, 1))
         network.latent_std.copy_(std_C.view(1, -1, 1, 1))
     write_vae(FOLDER, network, {"held_out": 0})

@@ -94,7 +94,7 @@ def _picture(parts: Parts, z_BCHW: Tensor) -> Tensor:
     tokenizer = parts.tokenizer
     if not isinstance(tokenizer, LatentTokenizer | TunedTokenizer | Pixels):
         raise UserError(f"no pipeline decodes the latents of {type(tokenizer).__name__}")
-    return tokenizer.picture(z_BCHW)
+    return tokenizer.decode_float(z_BCHW)
 
 
 @torch.no_grad()

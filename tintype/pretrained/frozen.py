@@ -1,6 +1,6 @@
 """What all frozen image encoders share: how an identity is made, and arithmetic that nothing around it changes.
 
-B: pictures. C: channels. H, W: rows, columns. L: tokens. D: their width. F: size of the feature vector.
+B: images. C: channels. H, W: rows, columns. L: tokens. D: their width. F: size of the feature vector.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How a picture is brought to a network's input: a part of every number that is taken on the network's features.
+"""How an image is brought to a network's input: a part of every number that is taken on the network's features.
 
 Libraries disagree on what "resize" means, by enough to move a FID by points (Parmar et al. 2022, arXiv 2104.11222).
 So a resize here is a value with each choice written out, and it is computed as two matrix products in float64, one per
-axis and one picture at a time: the same on any device, and whatever else is in the batch.
+axis and one image at a time: the same on any device, and whatever else is in the batch.
 
-B: pictures. C: channels. H, W: rows, columns. O, I: pixels out and in along one axis. T: taps of a filter.
+B: images. C: channels. H, W: rows, columns. O, I: pixels out and in along one axis. T: taps of a filter.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Resampling:
     `antialias` widens the filter when shrinking and drops the taps beyond the edge, as Pillow always does; without it
     the filter stays narrow and the edge pixel is repeated, as torch's `interpolate` does. `grid` "tf1" is the corner
     rule of TensorFlow 1: source = target * in / out, without the half pixel. `quantise` rounds to bytes after each
-    pass, columns first, bit for bit as Pillow to version 12 does for pictures of bytes (Pillow 13 takes the cheaper
-    axis first, which moves single pixels of an upright picture by up to 20 levels). `clip` cuts an overshoot off at 0
+    pass, columns first, bit for bit as Pillow to version 12 does for images of bytes (Pillow 13 takes the cheaper
+    axis first, which moves single pixels of an upright image by up to 20 levels). `clip` cuts an overshoot off at 0
     and 255.
     """
 
@@ -64,7 +64,7 @@ class Resampling:
 
 
 class Preparation(Protocol):
-    """Any way from uint8 pictures to a network's float32 input."""
+    """Any way from uint8 images to a network's float32 input."""
 
     @property
     def definition(self) -> str: ...
@@ -77,9 +77,9 @@ class Preparation(Protocol):
 
 @dataclass(frozen=True)
 class Preprocess:
-    """uint8 pictures of any one size to a float32 input of `size_px` squared: resize, then (x * scale - mean) / std.
+    """uint8 images of any one size to a float32 input of `size_px` squared: resize, then (x * scale - mean) / std.
 
-    `fit` says how a picture that is not square becomes so: "squash" ignores its proportions, "short-side" resizes the
+    `fit` says how an image that is not square becomes so: "squash" ignores its proportions, "short-side" resizes the
     short side and cuts the middle out, "crop-first" cuts the middle out and resizes that.
     """
 
@@ -125,7 +125,7 @@ class Preprocess:
 
 @dataclass(frozen=True)
 class Stretch:
-    """uint8 pictures of any one size to a float32 input of exactly this height and width: resize, then as `Preprocess`.
+    """uint8 images of any one size to a float32 input of exactly this height and width: resize, then as `Preprocess`.
 
     For a network whose grid of patches is given.
     """
@@ -155,7 +155,7 @@ class Stretch:
 
 
 def _some_at_a_time(function: Callable[[Tensor], Tensor], image_BCHW: Tensor, numbers_out: int) -> Tensor:
-    """A CPU's caches like one picture at a time; a GPU wants many, as far as its memory goes."""
+    """A CPU's caches like one image at a time; a GPU wants many, as far as its memory goes."""
     check_bytes(image_BCHW)
     largest = max(image_BCHW[0].numel(), numbers_out)
     at_once = 1 if image_BCHW.device.type == "cpu" else max(1, _GPU_NUMBERS // largest)
@@ -168,17 +168,17 @@ def _standardised(x_BCHW: Tensor, scale: float, mean: Triple, std: Triple) -> Te
 
 
 def check_bytes(image_BCHW: Tensor) -> None:
-    """Only uint8 [B, 3, H, W]: a float or int64 picture leaves its range to guessing.
+    """Only uint8 [B, 3, H, W]: a float or int64 image leaves its range to guessing.
 
-    PRX's published evaluation multiplied uint8 pictures by 255 in uint8, which turns each x into 256 - x: negatives
+    PRX's published evaluation multiplied uint8 images by 255 in uint8, which turns each x into 256 - x: negatives
     were scored, and nothing complained.
     """
     if image_BCHW.dtype != torch.uint8:
         raise TypeError(
-            f"pictures must be uint8 with values 0 to 255, not {image_BCHW.dtype}: its range would have to be guessed"
+            f"images must be uint8 with values 0 to 255, not {image_BCHW.dtype}: its range would have to be guessed"
         )
     if image_BCHW.ndim != 4 or image_BCHW.shape[1] != 3 or 0 in image_BCHW.shape[2:]:
-        raise ValueError(f"pictures must have the shape [B, 3, H, W], not {list(image_BCHW.shape)}")
+        raise ValueError(f"images must have the shape [B, 3, H, W], not {list(image_BCHW.shape)}")
 
 
 def resize(image_BCHW: Tensor, height: int, width: int, how: Resampling, crop_px: int | None = None) -> Tensor:

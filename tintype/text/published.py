@@ -53,7 +53,7 @@ class T5Settings(FrozenTextPart):
 
 
 class Qwen3VlSettings(FrozenTextPart):
-    """The language tower of Qwen3-VL, without its head; the tower that reads pictures is let go of."""
+    """The language tower of Qwen3-VL, without its head; the tower that reads images is let go of."""
 
     kind: Literal["qwen3-vl"] = "qwen3-vl"
     weights: Source = "Qwen/Qwen3-VL-2B-Instruct"

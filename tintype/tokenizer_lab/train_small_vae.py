@@ -230,7 +230,7 @@ def losses_of(
     )
     with torch.autocast(device.type, torch.bfloat16, enabled=settings.compute == "bf16"):
         posterior = network.posterior(x_BCHW)
-        seen_BCHW = network.picture(posterior.sample(noise_BCHW))
+        seen_BCHW = network.decode_raw(posterior.sample(noise_BCHW))
     losses = {
         "reconstruction": reconstruction_loss(settings.reconstruction, seen_BCHW, x_BCHW),
         "kl": posterior.kl().mean(),

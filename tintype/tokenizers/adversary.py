@@ -1,14 +1,14 @@
-"""A discriminator that judges patches of pictures, for the training of an autoencoder's decoder (PatchGAN, arXiv
+"""A discriminator that judges patches of images, for the training of an autoencoder's decoder (PatchGAN, arXiv
 1611.07004), with the hinge losses of LDM's and REPA-E's (arXiv 2112.10752, 2504.10483).
 
-Differs: group norm in place of batch norm. What is said of a picture then does not depend on those beside it, so that
+Differs: group norm in place of batch norm. What is said of an image then does not depend on those beside it, so that
 neither the size of a batch nor its layout over ranks changes a loss. And the weight of the generator's loss is fixed,
 as in REPA-E; LDM's follows the norms of two gradients.
 
 A trainer adds `weight · generator_loss(seen)` to the autoencoder's loss and minimises `discriminator_loss(seen, true)`
 over this module's parameters. Neither loss has a gradient for the other's parameters, so both may go into one backward.
 
-B: pictures. C: channels. H, W: rows, columns.
+B: images. C: channels. H, W: rows, columns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn.functional import relu
 from tintype.settings import Settings
 
 SMALLEST_PX = 24
-"""A smaller picture has no patch."""
+"""A smaller image has no patch."""
 
 _GROUPS = 8
 _LAYERS = 3
@@ -43,7 +43,7 @@ class AdversarySettings(Settings):
 
 
 class Adversary(nn.Module):
-    """Pictures in [-1, 1] to a number for each of their patches of 70 × 70 px: high where it takes them for true."""
+    """Images in [-1, 1] to a number for each of their patches of 70 × 70 px: high where it takes them for true."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -66,12 +66,12 @@ class Adversary(nn.Module):
         return logit_B1HW.float()
 
     def generator_loss(self, seen_BCHW: Tensor) -> Tensor:
-        """What the decoder minimises. Its gradient reaches the pictures, and no parameter of this module."""
+        """What the decoder minimises. Its gradient reaches the images, and no parameter of this module."""
         frozen = {name: parameter.detach() for name, parameter in self.named_parameters()}
         return generator_hinge(functional_call(self, frozen, (seen_BCHW,)))
 
     def discriminator_loss(self, seen_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
-        """What this module minimises. Its gradient reaches this module's parameters, and no picture."""
+        """What this module minimises. Its gradient reaches this module's parameters, and no image."""
         return discriminator_hinge(self(seen_BCHW.detach()), self(true_BCHW.detach()))
 
 

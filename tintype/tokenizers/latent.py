@@ -167,10 +167,10 @@ class LatentTokenizer:
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
         with frozen_arithmetic(self._device, self._arithmetic):
-            return ((self.picture(z_BCHW) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+            return ((self.decode_float(z_BCHW) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
-    def picture(self, z_BCHW: Tensor) -> Tensor:
-        """The decoded picture before it is rounded: about [-1, 1]."""
+    def decode_float(self, z_BCHW: Tensor) -> Tensor:
+        """The decoded image before it is rounded: about [-1, 1]."""
         height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
         with frozen_arithmetic(self._device, self._arithmetic):
             latent_BCHW = self._normalisation.undo(z_BCHW).to(self._dtype)

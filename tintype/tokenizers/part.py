@@ -27,17 +27,17 @@ class Posterior:
         return self.mean_BCHW + (0.5 * self.logvar_BCHW).exp() * noise_BCHW
 
     def kl(self) -> Tensor:
-        """The divergence from a standard normal of each picture, in nats for each number of its latents."""
+        """The divergence from a standard normal of each image, in nats for each number of its latents."""
         each_BCHW = 0.5 * (self.mean_BCHW.square() + self.logvar_BCHW.exp() - 1.0 - self.logvar_BCHW)
         return each_BCHW.mean(dim=(1, 2, 3))
 
 
 class Autoencoder(Protocol):
-    """An `nn.Module` in fp32 with a Gaussian for each latent. Pictures are floats in [-1, 1]."""
+    """An `nn.Module` in fp32 with a Gaussian for each latent. Images are floats in [-1, 1]."""
 
     def posterior(self, x_BCHW: Tensor) -> Posterior: ...
-    def picture(self, raw_BCHW: Tensor) -> Tensor:
-        """Latents as the posterior has them, not normalised, to a picture."""
+    def decode_raw(self, raw_BCHW: Tensor) -> Tensor:
+        """Latents as the posterior has them, not normalised, to an image."""
 
 
 @dataclass(frozen=True)

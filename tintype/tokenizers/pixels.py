@@ -52,7 +52,7 @@ class Pixels:
     def drawn(self, moment_BCHW: Tensor, draws: Draws) -> Tensor:
         return moment_BCHW
 
-    def picture(self, z_BCHW: Tensor) -> Tensor:
+    def decode_float(self, z_BCHW: Tensor) -> Tensor:
         return z_BCHW.float()
 
     def decode(self, z_BCHW: Tensor) -> Tensor:

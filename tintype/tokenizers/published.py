@@ -89,6 +89,6 @@ class KlAutoencoder(nn.Module):
         found = self.network.encode(x_BCHW).latent_dist
         return Gaussian(found.mean.float(), found.logvar.float())
 
-    def picture(self, raw_BCHW: Tensor) -> Tensor:
+    def decode_raw(self, raw_BCHW: Tensor) -> Tensor:
         x_BCHW: Tensor = self.network.decode(raw_BCHW).sample
         return x_BCHW.float()

@@ -1,10 +1,10 @@
 """`small-vae`: our own convolutional variational autoencoder, a few million parameters, trained by `tintype tokenizer
-train` on any set of pictures.
+train` on any set of images.
 
 Its first layer folds 2 × 2 pixels into channels and its last one unfolds them, so that no convolution runs at full
 resolution. Latents are normalised channel by channel with the mean and deviation that were measured after training.
 
-B: pictures. C: channels. H, W: rows, columns.
+B: images. C: channels. H, W: rows, columns.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _begin_as_enlarging(layer: nn.Conv2d) -> None:
 
 
 class Vae(nn.Module):
-    """The network in fp32, with the statistics of its latents. Pictures are floats in [-1, 1]."""
+    """The network in fp32, with the statistics of its latents. Images are floats in [-1, 1]."""
 
     latent_mean: Tensor
     latent_std: Tensor
@@ -119,8 +119,8 @@ class Vae(nn.Module):
         mean_BCHW, logvar_BCHW = self.encoder(_channels_last(x_BCHW)).float().chunk(2, dim=1)
         return Posterior(mean_BCHW, logvar_BCHW.clamp(*_LOGVAR))
 
-    def picture(self, raw_BCHW: Tensor) -> Tensor:
-        """Latents as the posterior has them, not normalised, to a picture."""
+    def decode_raw(self, raw_BCHW: Tensor) -> Tensor:
+        """Latents as the posterior has them, not normalised, to an image."""
         x_BCHW: Tensor = self.decoder(_channels_last(raw_BCHW))
         return x_BCHW.float()
 
@@ -209,7 +209,7 @@ class SmallVae:
     def decode(self, z_BCHW: Tensor) -> Tensor:
         network = self.network.to(z_BCHW.device)
         with frozen_arithmetic(z_BCHW.device):
-            return to_bytes(network.picture(network.raw(z_BCHW.float()))).contiguous()
+            return to_bytes(network.decode_raw(network.raw(z_BCHW.float()))).contiguous()
 
 
 _noted: dict[str, Compression] = {}

@@ -4,7 +4,7 @@ The norm is REPA-E's (arXiv 2504.10483): without affine, over all ranks. Its run
 Differs: the way back divides by 1 / √(variance + eps), with the eps under the root, where the authors' code leaves it
 out.
 
-B: pictures. C: channels. H, W: rows, columns. R: ranks.
+B: images. C: channels. H, W: rows, columns. R: ranks.
 """
 
 from __future__ import annotations
@@ -146,17 +146,19 @@ class TunedTokenizer(nn.Module):
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
         with frozen_arithmetic(self.device):
-            return to_bytes(self.picture(z_BCHW)).contiguous()
+            return to_bytes(self.decode_float(z_BCHW)).contiguous()
 
-    def picture(self, z_BCHW: Tensor) -> Tensor:
-        """The decoded picture before it is rounded: about [-1, 1]."""
+    def decode_float(self, z_BCHW: Tensor) -> Tensor:
+        """The decoded image before it is rounded: about [-1, 1]."""
         height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
         with frozen_arithmetic(self.device):
             raw_BCHW = self.norm.undone(z_BCHW.float())
-            return torch.cat([self.network.picture(some) for some in raw_BCHW.split(images_at_a_time(height, width))])
+            return torch.cat(
+                [self.network.decode_raw(some) for some in raw_BCHW.split(images_at_a_time(height, width))]
+            )
 
     def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         """Of any autoencoder the norm makes latents of mean 0 and deviation 1, if there is anything to normalise."""
         if bool(mean_C.isfinite().all()) and float(std_C.max()) >= _LEAST_STD:
             return None
-        return "the latents are not finite, or do not differ from picture to picture; tune another autoencoder"
+        return "the latents are not finite, or do not differ from image to image; tune another autoencoder"

@@ -169,7 +169,7 @@ def tune(parts: Parts, tuning: Tuning, batch: Batch, clock: Clock, last: bool) -
         posterior = tokenizer.network.posterior(x_BCHW)
         raw_BCHW = tokenizer.sampled(posterior, batch.draws)
         numbers = raw_BCHW[0].numel()
-        seen_BCHW = tokenizer.network.picture(raw_BCHW)
+        seen_BCHW = tokenizer.network.decode_raw(raw_BCHW)
         settings = tuning.settings
         terms = {
             "reconstruction": (settings.reconstruction, (seen_BCHW - x_BCHW).abs().mean()),

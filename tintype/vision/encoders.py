@@ -1,6 +1,6 @@
-"""The image encoders that features can be taken with: their settings, and features of many pictures.
+"""The image encoders that features can be taken with: their settings, and features of many images.
 
-B: pictures. C: channels. H, W: rows, columns. N: all pictures. F: size of the feature vector.
+B: images. C: channels. H, W: rows, columns. N: all images. F: size of the feature vector.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tintype.vision.scene_encoder import (
 
 READ_TOGETHER = 128
 _CPU_BATCH, _CPU_BATCH_SMALL, _SMALL_PX = 8, 64, 128
-"""Pictures that a network sees at once on a CPU, by the size of its input alone: kernels round by the batch's size."""
+"""Images that a network sees at once on a CPU, by the size of its input alone: kernels round by the batch's size."""
 
 
 _DINOV2: dict[towers.DinoForm, tuple[str, int]] = {
@@ -124,7 +124,7 @@ class _HubPart(EncoderPart):
 class ClipSettings(_HubPart):
     """CLIP's projected embeddings of images and texts; the default is the network of CMMD.
 
-    The forms differ on pictures that are not square. `cmmd` is the paper's own preprocessing, and that of its PyTorch
+    The forms differ on images that are not square. `cmmd` is the paper's own preprocessing, and that of its PyTorch
     port; `processor` is the checkpoint's, with which PRX measures CMMD.
     """
 
@@ -270,7 +270,7 @@ class SceneFeatures:
 
     @torch.no_grad()
     def read(self, image_BCHW: Tensor) -> SceneReading:
-        """What the pictures show."""
+        """What the images show."""
         readings = [self._encoder(chunk.to(self._device)) for chunk in image_BCHW.split(READ_TOGETHER)]
         return SceneReading(
             torch.cat([reading.feature_BF for reading in readings]).cpu(),
@@ -291,16 +291,16 @@ def feature_matrix(
     on_images: Callable[[int], None] = lambda images: None,
     first_index: int = 0,
 ) -> Tensor:
-    """Features [N, F] in float32 on the CPU, one row for each picture, in order.
+    """Features [N, F] in float32 on the CPU, one row for each image, in order.
 
-    `images` gives uint8 pictures, single or in batches, of any sizes. The network sees batches of one size, the last
-    one filled up, so that a row does not depend on how the pictures came. On a CPU that size is fixed, and rows are
+    `images` gives uint8 images, single or in batches, of any sizes. The network sees batches of one size, the last
+    one filled up, so that a row does not depend on how the images came. On a CPU that size is fixed, and rows are
     the same to the last bit for any `batch`; on a GPU it is `batch`, and another may move the last bits.
 
-    `on_images` is told of every batch how many pictures it had; `first_index` is the first one's number in messages.
+    `on_images` is told of every batch how many images it had; `first_index` is the first one's number in messages.
     """
     if batch < 1:
-        raise ValueError(f"a batch must have at least one picture, not {batch}")
+        raise ValueError(f"a batch must have at least one image, not {batch}")
     rows: list[Tensor] = []
     done = 0
     for input_BCHW in _batches(encoder, images, batch):
@@ -315,7 +315,7 @@ def feature_matrix(
 
 
 def _batches(encoder: Encoder, images: Iterable[Tensor], batch: int) -> Iterator[Tensor]:
-    """Prepared pictures in batches of the network's size; the last may be smaller."""
+    """Prepared images in batches of the network's size; the last may be smaller."""
     waiting: list[Tensor] = []
     for image in images:
         for chunk_BCHW in (image if image.ndim == 4 else image[None]).split(batch):

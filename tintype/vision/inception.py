@@ -4,7 +4,7 @@ It is not torchvision's Inception: its average pools do not count the padding, i
 paper has an average, its batch norms have no gain, and its weights are other ones. The names of the units are those of
 pytorch-fid's and torch-fidelity's file, so that such a file fits as it is.
 
-B: pictures. C: channels. H, W: rows, columns. F: size of the feature vector.
+B: images. C: channels. H, W: rows, columns. F: size of the feature vector.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _block_8px(channels_in: int, pool: Literal["average", "max"]) -> _Block:
 
 
 class Inception(nn.Module):
-    """Prepared pictures [B, 3, 299, 299] to the 2048 numbers of the last pool. The weights are buffers: fixed."""
+    """Prepared images [B, 3, 299, 299] to the 2048 numbers of the last pool. The weights are buffers: fixed."""
 
     def __init__(self) -> None:
         super().__init__()

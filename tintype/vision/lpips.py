@@ -1,8 +1,8 @@
-"""LPIPS: the learned perceptual distance of two pictures (Zhang et al. 2018, arXiv 1801.03924, eq. 1), version 0.1.
+"""LPIPS: the learned perceptual distance of two images (Zhang et al. 2018, arXiv 1801.03924, eq. 1), version 0.1.
 
 The trunk of VGG16 serves by itself as well: its last map, conv5_3, is a teacher for alignment.
 
-B: pictures. C: channels. H, W: rows, columns.
+B: images. C: channels. H, W: rows, columns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tintype.pretrained.weights import Known, Packaged, Tensors, digest, fetch, 
 Net = Literal["vgg16", "alexnet"]
 
 SMALLEST_PX: dict[Net, int] = {"vgg16": 16, "alexnet": 31}
-"""The shortest side of a picture that still leaves the last pool something to pool."""
+"""The shortest side of an image that still leaves the last pool something to pool."""
 
 SHIFT = (-0.030, -0.088, -0.188)
 SCALE = (0.458, 0.448, 0.450)
@@ -96,7 +96,7 @@ class Trunk(nn.Module):
         height, width = image_BCHW.shape[-2:]
         if min(height, width) < SMALLEST_PX[self.net]:
             raise ValueError(
-                f"{self.net} takes pictures of at least {SMALLEST_PX[self.net]} x {SMALLEST_PX[self.net]} px, "
+                f"{self.net} takes images of at least {SMALLEST_PX[self.net]} x {SMALLEST_PX[self.net]} px, "
                 f"not {width} x {height} px"
             )
         x_BCHW = (image_BCHW - self.shift) / self.scale
@@ -112,7 +112,7 @@ class Trunk(nn.Module):
 
 
 class Lpips(nn.Module):
-    """The distance. Called with floats in [-1, 1] it is differentiable, in both pictures; weights are fixed."""
+    """The distance. Called with floats in [-1, 1] it is differentiable, in both images; weights are fixed."""
 
     def __init__(self, net: Net) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Lpips(nn.Module):
 
     @torch.no_grad()
     def of_bytes(self, a_BCHW: Tensor, b_BCHW: Tensor) -> Tensor:
-        """The distance of uint8 pictures, as float32 [B]."""
+        """The distance of uint8 images, as float32 [B]."""
         check_bytes(a_BCHW)
         check_bytes(b_BCHW)
         distance_B: Tensor = self(a_BCHW.float() / 127.5 - 1.0, b_BCHW.float() / 127.5 - 1.0)
@@ -159,7 +159,7 @@ def load_lpips(net: Net, device: torch.device | str = "cpu", weights: str | None
 
 
 def lpips(a_BCHW: Tensor, b_BCHW: Tensor, device: torch.device | str = "cpu", net: Net = "vgg16") -> Tensor:
-    """The distance of each pair of uint8 pictures, as float32 [B] on the device."""
+    """The distance of each pair of uint8 images, as float32 [B] on the device."""
     device = torch.device(device)
     with frozen_arithmetic(device):
         return _loaded(net, device).of_bytes(a_BCHW.to(device), b_BCHW.to(device))

@@ -1,9 +1,9 @@
-"""A small convolutional network that reads every attribute off a picture of a scene.
+"""A small convolutional network that reads every attribute off an image of a scene.
 
 It is ours, trained on the embedded data set by `train_scene_encoder.py`, and packaged, so that a score of what a
-picture shows needs no download. Its pooled trunk is a feature vector for Fréchet distances.
+image shows needs no download. Its pooled trunk is a feature vector for Fréchet distances.
 
-B: pictures. C: channels. H, W: rows, columns. P: positions. Q: queries. K: classes. F: size of the feature vector.
+B: images. C: channels. H, W: rows, columns. P: positions. Q: queries. K: classes. F: size of the feature vector.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SceneReading:
 
 
 class _Convolution(nn.Module):
-    """Convolution, group norm, ReLU: a batch norm would mix the statistics of sharp and of enlarged pictures."""
+    """Convolution, group norm, ReLU: a batch norm would mix the statistics of sharp and of enlarged images."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int = 1) -> None:
         super().__init__()
@@ -70,9 +70,9 @@ class _Residual(nn.Module):
 
 
 class SceneEncoder(nn.Module):
-    """uint8 pictures of any size to a `SceneReading`.
+    """uint8 images of any size to a `SceneReading`.
 
-    Pictures are scaled to [-2, 2] and resized to 64 px (bilinear, anti-aliased where that makes them smaller). Each
+    Images are scaled to [-2, 2] and resized to 64 px (bilinear, anti-aliased where that makes them smaller). Each
     position and each scene attribute has its own learned map of where on the trunk's last grid to look.
     """
 
@@ -114,7 +114,7 @@ def _first_looks() -> Tensor:
 
 def prepared(image_BCHW: Tensor) -> Tensor:
     """The trunk's input."""
-    assert image_BCHW.dtype == torch.uint8, f"pictures must be uint8, not {image_BCHW.dtype}"
+    assert image_BCHW.dtype == torch.uint8, f"images must be uint8, not {image_BCHW.dtype}"
     scaled_BCHW = image_BCHW.to(torch.float32) * (4.0 / 255.0) - 2.0
     if scaled_BCHW.shape[-2:] != (INPUT_PX, INPUT_PX):
         scaled_BCHW = interpolate(scaled_BCHW, (INPUT_PX, INPUT_PX), mode="bilinear", antialias=True)

@@ -3,7 +3,7 @@
 A frozen teacher says the same of an image in every epoch. Tokens are kept in fp16, and with a cache they always pass
 through fp16, so that it makes no difference to a run whether a row was there or had to be computed.
 
-B: pictures. N: images of the data. M: those whose tokens are missing. L: tokens. D: width of the teacher.
+B: images. N: images of the data. M: those whose tokens are missing. L: tokens. D: width of the teacher.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tintype.vision.teachers import Teacher
 CacheKind = Literal["none", "memory", "disk"]
 
 _CPU_BATCH = 16
-"""Pictures that the network sees at once on a CPU, always, since kernels round by the batch's size."""
+"""Images that the network sees at once on a CPU, always, since kernels round by the batch's size."""
 
 
 class Rows(Protocol):
@@ -48,7 +48,7 @@ class TeacherCache:
     rows: Rows
 
     def __call__(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
-        """Float32 [B, L, D] on the pictures' device, of numbers that fp16 has."""
+        """Float32 [B, L, D] on the images' device, of numbers that fp16 has."""
         id_B = torch.tensor(ids, dtype=torch.int64)
         place_of = {ids[place]: place for place in (~self.rows.has(id_B)).nonzero()[:, 0].tolist()}
         if place_of:

@@ -1,9 +1,9 @@
-"""Teachers for alignment: frozen networks that give one token of a clean picture for each token of the denoiser.
+"""Teachers for alignment: frozen networks that give one token of a clean image for each token of the denoiser.
 
-A teacher is built for a grid. The picture is resized so that the network's own grid of patches is that grid, token for
+A teacher is built for a grid. The image is resized so that the network's own grid of patches is that grid, token for
 token; class and register tokens are left out.
 
-B: pictures. C: channels. H, W: rows, columns. L: tokens of the grid. D: width of the teacher.
+B: images. C: channels. H, W: rows, columns. L: tokens of the grid. D: width of the teacher.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class Teacher(FrozenEncoder):
         self.grid, self.width, self.words = grid, width, words
 
     def tokens(self, image_BCHW: Tensor, network_batch: int | None = None) -> Tensor:
-        """uint8 pictures to float32 [B, L, D], row by row, without gradient.
+        """uint8 images to float32 [B, L, D], row by row, without gradient.
 
         With a `network_batch` the network sees batches of exactly that size, the last one filled up. On a CPU a
-        picture's tokens are then the same to the last bit whatever comes with it.
+        image's tokens are then the same to the last bit whatever comes with it.
         """
         input_BCHW = self.prepare(image_BCHW)
         if network_batch is None:
@@ -296,7 +296,7 @@ class _TransformersTeacher(Teacher):
         return {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
 
     def check(self) -> None:
-        """Looks at one picture, twice, and refuses a network that is not as its config makes it seem."""
+        """Looks at one image, twice, and refuses a network that is not as its config makes it seem."""
         input_BCHW = self.prepare(_probe_image())
         try:
             with frozen_arithmetic(self._device, self.arithmetic):
@@ -341,7 +341,7 @@ def _row_by_row(map_BDHW: Tensor) -> Tensor:
 
 
 def _probe_image() -> Tensor:
-    """A picture with something in every part of it."""
+    """An image with something in every part of it."""
     value_N = torch.arange(3 * _PROBE_PX * _PROBE_PX) * 7919 % 251
     return value_N.to(torch.uint8).view(1, 3, _PROBE_PX, _PROBE_PX)
 

@@ -3,7 +3,7 @@
 The preprocessing is ours (`preprocess.py`), with the numbers of the checkpoint's own `preprocessor_config.json` where
 the definition leaves them to it.
 
-B: pictures or texts. C: channels. H, W: rows, columns. L: tokens. D: their width. F: size of the feature vector.
+B: images or texts. C: channels. H, W: rows, columns. L: tokens. D: their width. F: size of the feature vector.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _TextImageEncoder(_TransformersEncoder):
 class ClipEncoder(_TextImageEncoder):
     """CLIP's projected embeddings, not normalised: a metric that needs unit vectors makes them.
 
-    `cmmd` brings pictures to the input as the code of CMMD does (arXiv 2401.09603, cmmd/io_util.py).
+    `cmmd` brings images to the input as the code of CMMD does (arXiv 2401.09603, cmmd/io_util.py).
     """
 
     def __init__(self, name: str, checkpoint: Checkpoint, form: ClipForm, device: torch.device) -> None:
@@ -175,7 +175,7 @@ def dinov3(name: str, checkpoint: Checkpoint, size_px: int, device: torch.device
 
 
 def _published(checkpoint: Checkpoint, size_px: int, fit: Literal["short-side", "squash"]) -> Preprocess:
-    """The processor of transformers, which resizes pictures of bytes with Pillow."""
+    """The processor of transformers, which resizes images of bytes with Pillow."""
     said = checkpoint.image_processor()
     if other := said.other_sides(size_px):
         raise UserError(f"{checkpoint.words}: its preprocessor asks for {other} px, its network for {size_px} px")

@@ -15,7 +15,7 @@ from torch.nn.functional import interpolate
 from tests import tiny_dino
 from tests.bounds import distance, rounding_bound
 from tests.tiny import tiny_plan
-from tests.tiny_perceptual import pictures, view_of, write_alexnet
+from tests.tiny_perceptual import sample_images, view_of, write_alexnet
 from tintype.errors import UserError
 from tintype.losses.lpips import LpipsLossSettings
 from tintype.losses.perceptual import PerceptualPart, PerceptualTerm, resized
@@ -65,7 +65,7 @@ def network_of(term: PerceptualTerm) -> nn.Module:
 
 
 def predictions(seed: int = 1) -> Tensor:
-    return Pixels().encode(pictures(seed))
+    return Pixels().encode(sample_images(seed))
 
 
 def plan_with(kind: str, *assignments: str) -> Plan:
@@ -75,23 +75,23 @@ def plan_with(kind: str, *assignments: str) -> Plan:
 @every_kind
 def test_a_perfect_prediction_costs_nothing_and_another_something(kind: str) -> None:
     term = ready_term(kind)
-    perfect_B = term.loss(view_of(predictions(0), pictures(0)))
+    perfect_B = term.loss(view_of(predictions(0), sample_images(0)))
     assert float(perfect_B.abs().max()) < 1e-6
-    assert float(term.loss(view_of(predictions(1), pictures(0))).min()) > 1e-3
+    assert float(term.loss(view_of(predictions(1), sample_images(0))).min()) > 1e-3
 
 
 @every_kind
 def test_each_sample_has_its_own_loss(kind: str) -> None:
-    term, predicted, image = ready_term(kind), predictions(), pictures(0)
+    term, predicted, image = ready_term(kind), predictions(), sample_images(0)
     alone_B = torch.cat([term.loss(view_of(predicted[i : i + 1], image[i : i + 1])) for i in range(4)])
     torch.testing.assert_close(term.loss(view_of(predicted, image)), alone_B)
 
 
 @every_kind
 def test_the_threshold_masks_exactly_the_samples_from_it_on(kind: str) -> None:
-    whole_B = ready_term(kind).loss(view_of(predictions(), pictures(0), T_B))
+    whole_B = ready_term(kind).loss(view_of(predictions(), sample_images(0), T_B))
     predicted = predictions().requires_grad_()
-    loss_B = ready_term(kind, threshold=0.7).loss(view_of(predicted, pictures(0), T_B))
+    loss_B = ready_term(kind, threshold=0.7).loss(view_of(predicted, sample_images(0), T_B))
     assert torch.equal(loss_B == 0, ~BELOW)
     torch.testing.assert_close(loss_B[BELOW], whole_B[BELOW])
     (slope_BCHW,) = torch.autograd.grad(loss_B.sum(), predicted)
@@ -101,14 +101,14 @@ def test_the_threshold_masks_exactly_the_samples_from_it_on(kind: str) -> None:
 @every_kind
 def test_what_is_masked_cannot_spoil_the_rest(kind: str) -> None:
     predicted = torch.where(BELOW[:, None, None, None], predictions(), torch.nan).requires_grad_()
-    loss_B = ready_term(kind, threshold=0.7).loss(view_of(predicted, pictures(0), T_B))
+    loss_B = ready_term(kind, threshold=0.7).loss(view_of(predicted, sample_images(0), T_B))
     (slope_BCHW,) = torch.autograd.grad(loss_B.sum(), predicted)
     assert loss_B.isfinite().all() and slope_BCHW.isfinite().all()
 
 
 @every_kind
 def test_a_batch_with_no_sample_below_the_threshold_gives_zeros(kind: str) -> None:
-    loss_B = ready_term(kind, threshold=0.05).loss(view_of(predictions(), pictures(0), T_B))
+    loss_B = ready_term(kind, threshold=0.05).loss(view_of(predictions(), sample_images(0), T_B))
     assert torch.equal(loss_B, torch.zeros(4))
 
 
@@ -117,9 +117,9 @@ def test_a_batch_with_no_sample_below_the_threshold_gives_zeros(kind: str) -> No
 def test_autocast_changes_nothing(kind: str, threshold: float) -> None:
     """The prediction comes in bf16; the network works in fp32."""
     term, predicted = ready_term(kind, threshold=threshold), predictions().bfloat16()
-    plain_B = term.loss(view_of(predicted.float(), pictures(0), T_B))
+    plain_B = term.loss(view_of(predicted.float(), sample_images(0), T_B))
     with torch.autocast("cpu", torch.bfloat16):
-        under_B = term.loss(view_of(predicted, pictures(0), T_B))
+        under_B = term.loss(view_of(predicted, sample_images(0), T_B))
     assert under_B.dtype == torch.float32
     assert torch.equal(under_B, plain_B)
 
@@ -127,7 +127,7 @@ def test_autocast_changes_nothing(kind: str, threshold: float) -> None:
 @every_kind
 def test_only_the_prediction_gets_a_gradient(kind: str) -> None:
     term = ready_term(kind)
-    assert not term.loss(view_of(predictions(), pictures(0))).requires_grad
+    assert not term.loss(view_of(predictions(), sample_images(0))).requires_grad
     assert not any(parameter.requires_grad for parameter in network_of(term).parameters())
     assert not network_of(term).training
 
@@ -159,14 +159,14 @@ def test_building_loads_nothing_and_release_frees_the_network(kind: str) -> None
     term = build_parts(plan_with(kind)).terms[0].part
     assert isinstance(term, PerceptualTerm)
     with pytest.raises(RuntimeError, match="ready"):
-        term.loss(view_of(predictions(), pictures(0)))
+        term.loss(view_of(predictions(), sample_images(0)))
     term.ready()
     network = weakref.ref(network_of(term))
     term.release()
     gc.collect()
     assert network() is None
     with pytest.raises(RuntimeError, match="ready"):
-        term.loss(view_of(predictions(), pictures(0)))
+        term.loss(view_of(predictions(), sample_images(0)))
 
 
 def living_modules() -> list[object]:

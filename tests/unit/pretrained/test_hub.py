@@ -28,7 +28,7 @@ MEAN, STD = [0.48, 0.46, 0.41], [0.27, 0.26, 0.28]
 TEXTS = ["a red ball", "blue grass", "a ball on grass on grass on grass on grass on grass"]
 
 
-def pictures(height: int = 30, width: int = 44, count: int = 3) -> Tensor:
+def sample_images(height: int = 30, width: int = 44, count: int = 3) -> Tensor:
     return torch.randint(0, 256, (count, 3, height, width), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
 
 
@@ -94,7 +94,7 @@ def squashed(image_BCHW: Tensor, size_px: int) -> Tensor:
 def test_clip_is_transformers_clip(clip: Path) -> None:
     encoder: Any = ClipSettings(source=str(clip)).build(CPU)
     model = transformers.CLIPModel.from_pretrained(clip).eval()
-    image = pictures()  # lying: Pillow resizes its columns first, whatever its version
+    image = sample_images()  # lying: Pillow resizes its columns first, whatever its version
     processor = transformers.CLIPImageProcessorPil.from_pretrained(clip)
     wanted_input = processor(images=[i.permute(1, 2, 0).numpy() for i in image], return_tensors="pt")["pixel_values"]
     torch.testing.assert_close(encoder.prepare(image), wanted_input, atol=1e-6, rtol=0)
@@ -113,7 +113,7 @@ def test_clip_is_transformers_clip(clip: Path) -> None:
 def test_clip_in_cmmds_form_cuts_before_it_resizes(clip: Path, height: int, width: int) -> None:
     """As cmmd/io_util.py does it with Pillow; of an odd rest the far side loses one more."""
     encoder: Any = ClipSettings(source=str(clip), form="cmmd").build(CPU)
-    image = pictures(height, width)
+    image = sample_images(height, width)
     top, left = (height - 30) // 2, (width - 30) // 2
     cut = [Image.fromarray(i.permute(1, 2, 0).numpy()).crop((left, top, left + 30, top + 30)) for i in image]
     resized = np.stack([np.asarray(i.resize((SIZE_PX, SIZE_PX), Image.Resampling.BICUBIC)) for i in cut])
@@ -121,7 +121,7 @@ def test_clip_in_cmmds_form_cuts_before_it_resizes(clip: Path, height: int, widt
     torch.testing.assert_close(encoder.prepare(image), wanted, atol=1e-6, rtol=0)
     processor: Any = ClipSettings(source=str(clip)).build(CPU)
     assert not torch.equal(processor.prepare(image), encoder.prepare(image))
-    assert torch.equal(processor.prepare(pictures(40, 40)), encoder.prepare(pictures(40, 40)))
+    assert torch.equal(processor.prepare(sample_images(40, 40)), encoder.prepare(sample_images(40, 40)))
     assert processor.identity != encoder.identity
 
 
@@ -129,14 +129,14 @@ def test_cmmds_form_resizes_with_its_own_filter(clip: Path, tmp_path: Path) -> N
     said = json.dumps({**PROCESSOR, "resample": 2, "rescale_factor": 1 / 127.5})
     bilinear = changed_copy(clip, tmp_path / "bilinear", preprocessor_config=said)
     encoder, other = (ClipSettings(source=str(folder), form="cmmd").build(CPU) for folder in (clip, bilinear))
-    assert torch.equal(encoder.prepare(pictures()), other.prepare(pictures()))
+    assert torch.equal(encoder.prepare(sample_images()), other.prepare(sample_images()))
 
 
 @torch.no_grad()
 def test_siglip_is_transformers_siglip(siglip: Path) -> None:
     encoder: Any = SiglipSettings(source=str(siglip)).build(CPU)
     model = transformers.SiglipModel.from_pretrained(siglip).eval()
-    image = pictures()
+    image = sample_images()
     inputs = (squashed(image, SIZE_PX) / 255 - 0.5) / 0.5
     torch.testing.assert_close(encoder.prepare(image), inputs, atol=1e-6, rtol=0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(siglip)
@@ -157,7 +157,7 @@ def test_many_texts_are_encoded_in_parts_and_in_order(clip: Path) -> None:
 def test_dinov2_is_that_of_fd_dinov2(tmp_path: Path) -> None:
     model = dinov2_model(registers=False)
     encoder: Any = Dinov2Settings(source=str(write(tmp_path, model)), size_px=42).build(CPU)
-    image = pictures()
+    image = sample_images()
     inputs = standardised(squashed(image, 42), IMAGENET_MEAN, IMAGENET_STD)
     torch.testing.assert_close(encoder.prepare(image), inputs, atol=1e-6, rtol=0)
     wanted = model(pixel_values=inputs).last_hidden_state
@@ -168,7 +168,7 @@ def test_dinov2_is_that_of_fd_dinov2(tmp_path: Path) -> None:
 def test_dinov2_in_prxs_form_has_registers_and_no_antialiasing(tmp_path: Path) -> None:
     model = dinov2_model(registers=True)
     encoder: Any = Dinov2Settings(source=str(write(tmp_path, model)), form="prx", size_px=SIZE_PX).build(CPU)
-    image = pictures(90, 70)
+    image = sample_images(90, 70)
     resized = interpolate(image.double(), (SIZE_PX, SIZE_PX), mode="bicubic").float()
     inputs = standardised(resized, IMAGENET_MEAN, IMAGENET_STD)
     torch.testing.assert_close(encoder.prepare(image), inputs, atol=2e-6, rtol=0)
@@ -183,7 +183,7 @@ def test_dinov3_is_transformers_dinov3(tmp_path: Path) -> None:
     model = transformers.DINOv3ViTModel(config).eval()
     said = {"size": {"height": 32, "width": 32}, "resample": 2, "image_mean": MEAN, "image_std": STD}
     encoder: Any = Dinov3Settings(source=str(write(tmp_path, model, said)), size_px=48).build(CPU)
-    image = pictures(100, 60)
+    image = sample_images(100, 60)
     resized = interpolate(image.double(), (48, 48), mode="bilinear", antialias=True).float()
     inputs = standardised(resized, MEAN, STD)
     torch.testing.assert_close(encoder.prepare(image), inputs, atol=2e-6, rtol=0)
@@ -236,12 +236,12 @@ def test_text_identity_follows_the_length_at_which_texts_are_cut(clip: Path, tmp
     assert first.text_identity != second.text_identity  # type: ignore[attr-defined]
 
 
-def test_pictures_need_no_tokenizer_but_texts_do(clip: Path, tmp_path: Path) -> None:
+def test_images_need_no_tokenizer_but_texts_do(clip: Path, tmp_path: Path) -> None:
     """transformers would build a tokenizer of two tokens, and all texts would be the same."""
     bare = changed_copy(clip, tmp_path / "bare", tokenizer=None, tokenizer_config=None)
     encoder: Any = ClipSettings(source=str(bare)).build(CPU)
     whole: Any = ClipSettings(source=str(clip)).build(CPU)
-    assert torch.equal(feature_matrix(encoder, [pictures()]), feature_matrix(whole, [pictures()]))
+    assert torch.equal(feature_matrix(encoder, [sample_images()]), feature_matrix(whole, [sample_images()]))
     advice = r"has no tokenizer for texts \(one of tokenizer\.json, vocab\.json with merges\.txt, .*save_pretrained"
     with pytest.raises(UserError, match=advice):
         encoder.encode_text(TEXTS)

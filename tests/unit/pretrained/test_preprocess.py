@@ -18,7 +18,7 @@ PILLOW: dict[Filter, Image.Resampling] = {
 }
 
 
-def picture(height: int, width: int) -> Tensor:
+def sample_image(height: int, width: int) -> Tensor:
     """Noise, with bars of black and white that make a bicubic filter overshoot."""
     image_CHW = torch.randint(0, 256, (3, height, width), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     image_CHW[:, ::7] = 255
@@ -28,11 +28,11 @@ def picture(height: int, width: int) -> Tensor:
 
 @pytest.mark.parametrize("name", PILLOW)
 @pytest.mark.parametrize(("height", "width", "to_height", "to_width"), SIZES)
-def test_float_resize_is_pillows_of_float_pictures(
+def test_float_resize_is_pillows_of_float_images(
     name: Filter, height: int, width: int, to_height: int, to_width: int
 ) -> None:
     """The definition of clean-fid: each channel for itself, in floats, clipped at the end."""
-    image_CHW = picture(height, width)
+    image_CHW = sample_image(height, width)
     ours_CHW = resize(image_CHW, to_height, to_width, Resampling(name)).numpy()
     for channel, ours_HW in zip(image_CHW.numpy(), ours_CHW, strict=True):
         pillow = Image.fromarray(channel.astype(np.float32)).resize((to_width, to_height), PILLOW[name])
@@ -45,7 +45,7 @@ def test_quantised_resize_is_pillows_of_bytes_exactly(
     name: Filter, height: int, width: int, to_height: int, to_width: int
 ) -> None:
     """One axis at a time: from version 13 Pillow itself chooses which axis goes first."""
-    image_CHW = picture(height, width)
+    image_CHW = sample_image(height, width)
     ours_CHW = resize(image_CHW, to_height, to_width, Resampling(name, quantise=True)).to(torch.uint8)
     pillow = Image.fromarray(image_CHW.permute(1, 2, 0).numpy()).resize((to_width, height), PILLOW[name])
     pillow = pillow.resize((to_width, to_height), PILLOW[name])
@@ -65,7 +65,7 @@ def test_quantised_resize_is_pillows_of_bytes_exactly(
 def test_resize_is_torchs(
     how: Resampling, mode: str, antialias: bool, height: int, width: int, to_height: int, to_width: int
 ) -> None:
-    image_CHW = picture(height, width)
+    image_CHW = sample_image(height, width)
     ours_CHW = resize(image_CHW, to_height, to_width, how)
     torchs_BCHW = interpolate(image_CHW[None].double(), (to_height, to_width), mode=mode, antialias=antialias)
     assert (ours_CHW - torchs_BCHW[0]).abs().max() < 1e-9
@@ -73,7 +73,7 @@ def test_resize_is_torchs(
 
 @pytest.mark.parametrize(("height", "width", "to_px"), [(32, 20, 45), (45, 37, 11), (299, 299, 299)])
 def test_tf1_grid_is_a_plain_loop(height: int, width: int, to_px: int) -> None:
-    image = picture(height, width)
+    image = sample_image(height, width)
     ours = resize(image, to_px, to_px, Resampling("bilinear", antialias=False, grid="tf1"))
     for row in range(0, to_px, 5):
         for column in range(0, to_px, 3):
@@ -97,7 +97,7 @@ def test_tf1_grid_is_a_plain_loop(height: int, width: int, to_px: int) -> None:
 def test_each_way_to_a_square_against_pillow(
     fit: Fit, box: tuple[int, int, int, int] | None, resized: tuple[int, int]
 ) -> None:
-    image_CHW = picture(30, 50)[:, :, :47] if fit == "short-side" else picture(30, 50)
+    image_CHW = sample_image(30, 50)[:, :, :47] if fit == "short-side" else sample_image(30, 50)
     prepared = Preprocess(16, Resampling("bicubic", quantise=True), fit, scale=1.0)(image_CHW[None])[0]
     pillow = Image.fromarray(image_CHW.permute(1, 2, 0).numpy()).crop(box)
     pillow = pillow.resize(resized[::-1], Image.Resampling.BICUBIC)
@@ -115,7 +115,7 @@ def test_numbers_are_scaled_shifted_and_divided() -> None:
 
 @pytest.mark.parametrize("how", [Resampling(), Resampling("bilinear", antialias=False, grid="tf1")])
 def test_a_row_does_not_depend_on_its_batch(how: Resampling) -> None:
-    images = torch.stack([picture(70, 50), picture(70, 50).flip(1), picture(70, 50).flip(2)])
+    images = torch.stack([sample_image(70, 50), sample_image(70, 50).flip(1), sample_image(70, 50).flip(2)])
     prepare = Preprocess(33, how)
     alone = torch.cat([prepare(image[None]) for image in images])
     assert torch.equal(prepare(images), alone)
@@ -135,13 +135,13 @@ def test_a_row_does_not_depend_on_its_batch(how: Resampling) -> None:
     ids=["floats to 1", "floats to 255", "int64", "grey", "no batch", "channels last", "empty"],
 )
 def test_anything_but_a_batch_of_bytes_is_refused(image: Tensor, error: type[Exception]) -> None:
-    with pytest.raises(error, match="pictures must"):
+    with pytest.raises(error, match="images must"):
         Preprocess(8, Resampling())(image)
 
 
 def test_the_published_mistake_makes_a_negative_and_cannot_be_made_here() -> None:
     """uint8 * 255 in uint8 is 256 - x: the right type, so the only guard is that nothing multiplies before us."""
-    image = picture(8, 8)[None]
+    image = sample_image(8, 8)[None]
     negative = image * 255
     assert torch.equal(negative, (256 - image.to(torch.int64)).to(torch.uint8))
     with pytest.raises(TypeError, match="uint8"):

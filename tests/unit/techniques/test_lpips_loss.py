@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from tests.tiny import tiny_plan
-from tests.tiny_perceptual import pictures, view_of, write_alexnet
+from tests.tiny_perceptual import sample_images, view_of, write_alexnet
 from tintype.errors import UserError
 from tintype.losses.lpips import LpipsLossSettings
 from tintype.losses.perceptual import PerceptualTerm
@@ -42,7 +42,7 @@ def plan_with(*assignments: str, options: str = "") -> Plan:
 def test_is_the_published_distance_of_the_same_pictures(net: Net) -> None:
     term = PerceptualTerm(LpipsLossSettings(net=net), CPU)
     term.ready()
-    predicted, image = pictures(1), pictures(0)
+    predicted, image = sample_images(1), sample_images(0)
     loss_B = term.loss(view_of(Pixels().encode(predicted), image))
     assert torch.equal(loss_B, lpips(predicted, image, net=net))
     assert float(loss_B.min()) > 0.01
@@ -50,13 +50,13 @@ def test_is_the_published_distance_of_the_same_pictures(net: Net) -> None:
 
 def test_the_prediction_is_taken_as_it_is() -> None:
     """Values beyond [-1, 1] are not cut off: their gradient would be lost."""
-    term, image = alexnet_term(), pictures(0)
-    inside = Pixels().encode(pictures(1))
+    term, image = alexnet_term(), sample_images(0)
+    inside = Pixels().encode(sample_images(1))
     assert not torch.equal(term.loss(view_of(2 * inside, image)), term.loss(view_of((2 * inside).clamp(-1, 1), image)))
 
 
 def test_gradient_is_that_of_the_formula_in_float64() -> None:
-    image, predicted = pictures(0, count=2), Pixels().encode(pictures(1, count=2))
+    image, predicted = sample_images(0, count=2), Pixels().encode(sample_images(1, count=2))
     network = load_lpips("alexnet", weights=str(write_alexnet())).double()
     true = image.double() / 127.5 - 1
 
@@ -84,7 +84,10 @@ def test_gradient_is_that_of_the_formula_in_float64() -> None:
 
 
 def test_larger_pictures_are_brought_down_with_their_proportions() -> None:
-    image, predicted = pictures(0, size_px=128)[:, :, :96], Pixels().encode(pictures(1, size_px=128))[:, :, :96]
+    image, predicted = (
+        sample_images(0, size_px=128)[:, :, :96],
+        Pixels().encode(sample_images(1, size_px=128))[:, :, :96],
+    )
     network = load_lpips("alexnet", weights=str(write_alexnet()))
     true = Pixels().encode(image)
     small = [interpolate(one, (48, 64), mode="bilinear", antialias=True) for one in (predicted, true)]

@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate, normalize
 
 from tests.tiny import tiny_plan
 from tests.tiny_dino import PATCH, REGISTERS, SIZE_PX, dino_model, write_dino
-from tests.tiny_perceptual import pictures, view_of
+from tests.tiny_perceptual import sample_images, view_of
 from tintype.errors import UserError
 from tintype.losses.perceptual import PerceptualTerm
 from tintype.losses.perceptual_dino import PerceptualDinoSettings
@@ -45,7 +45,7 @@ def formula(predicted_BCHW: Tensor, true_BCHW: Tensor, size_px: int = SIZE_PX, f
 
 @pytest.mark.parametrize(("data_px", "size_px"), [(16, 28), (64, 28), (32, 56)])
 def test_is_one_minus_the_mean_cosine_of_the_patches(data_px: int, size_px: int) -> None:
-    image, predicted = pictures(0, size_px=data_px), Pixels().encode(pictures(1, size_px=data_px))
+    image, predicted = sample_images(0, size_px=data_px), Pixels().encode(sample_images(1, size_px=data_px))
     loss_B = ready_term(write_dino(), size_px).loss(view_of(predicted, image))
     with torch.no_grad():
         wanted_B = formula(predicted, Pixels().encode(image), size_px)
@@ -54,7 +54,7 @@ def test_is_one_minus_the_mean_cosine_of_the_patches(data_px: int, size_px: int)
 
 
 def test_class_and_register_tokens_are_left_out() -> None:
-    image, predicted = pictures(0), Pixels().encode(pictures(1))
+    image, predicted = sample_images(0), Pixels().encode(sample_images(1))
     loss_B = ready_term(write_dino()).loss(view_of(predicted, image)).double()
     with torch.no_grad():
         others = [formula(predicted, Pixels().encode(image), first=first) for first in range(1 + REGISTERS)]
@@ -65,12 +65,12 @@ def test_a_network_without_registers_will_do(tmp_path: Path) -> None:
     size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_ratio": 2}
     config = transformers.Dinov2Config(**size, image_size=SIZE_PX, patch_size=PATCH)
     transformers.Dinov2Model(config).save_pretrained(tmp_path)
-    image = pictures(0)
+    image = sample_images(0)
     assert float(ready_term(tmp_path).loss(view_of(Pixels().encode(image), image)).abs().max()) < 1e-6
 
 
 def test_gradient_is_that_of_the_formula_in_float64() -> None:
-    image, predicted = pictures(0), Pixels().encode(pictures(1))
+    image, predicted = sample_images(0), Pixels().encode(sample_images(1))
     true = image.double() / 127.5 - 1
     fine = predicted.double().requires_grad_()
     (wanted,) = torch.autograd.grad(formula(fine, true).sum(), fine)

@@ -438,7 +438,7 @@ def test_decoding_undoes_the_norm_with_the_eps_under_the_root(run: Path) -> None
     torch.testing.assert_close(tokenizer.norm.undone(tokenizer.norm.settled(raw)), raw)
     image = parts.source.images([0])
     posterior = tokenizer.network.posterior(image.float() / 127.5 - 1)
-    expected = ((tokenizer.network.picture(posterior.mean_BCHW) + 1) * 127.5).round().clamp(0, 255)
+    expected = ((tokenizer.network.decode_raw(posterior.mean_BCHW) + 1) * 127.5).round().clamp(0, 255)
     assert (tokenizer.decode(tokenizer.encode(image)).float() - expected).abs().max() <= 1
 
 

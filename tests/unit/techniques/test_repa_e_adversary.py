@@ -70,7 +70,7 @@ def seen_and_true(parts: Parts, tuning: Tuning) -> tuple[Tensor, Tensor]:
     assert batch.image_BCHW is not None
     x = to_floats(batch.image_BCHW)
     network = tuning.tokenizer.network
-    return network.picture(tuning.tokenizer.sampled(network.posterior(x), batch.draws)), x
+    return network.decode_raw(tuning.tokenizer.sampled(network.posterior(x), batch.draws)), x
 
 
 # which loss reaches what

@@ -341,7 +341,7 @@ def test_a_model_whose_width_cannot_be_read_is_refused() -> None:
         encoder_of("transformers", write_text_encoder("clip"))
 
 
-def test_a_model_of_pictures_is_refused(tmp_path: Path) -> None:
+def test_a_model_of_images_is_refused(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(
         hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tiny_perceptual import pictures
+from tests.tiny_perceptual import sample_images
 from tintype.config.strict import Document, parse
 from tintype.errors import UserError
 from tintype.metrics.pair import FeaturePair
@@ -127,7 +127,7 @@ class Halver:
 
 
 def test_a_round_trip_keeps_the_order_and_measures_latents() -> None:
-    images = pictures(0, 5, 16)
+    images = sample_images(0, 5, 16)
     trip = round_trip(Halver(), images, 2, CPU)
     assert torch.equal(trip.image_NCHW, images // 2)
     assert trip.latent_shape == (3, 16, 16)

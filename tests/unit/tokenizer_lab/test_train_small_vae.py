@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.tiny_perceptual import pictures, write_alexnet
+from tests.tiny_perceptual import sample_images, write_alexnet
 from tintype.config.strict import Document, parse
 from tintype.data.fit import crop, shrunk
 from tintype.errors import UserError
@@ -65,7 +65,7 @@ def run(settings: Training, out: Path, stop_at: int | None = None) -> Outcome:
 
 def photos(folder: Path, count: int = 10, size_px: int = 24) -> Path:
     folder.mkdir()
-    for index, image in enumerate(pictures(5, count, size_px)):
+    for index, image in enumerate(sample_images(5, count, size_px)):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{index:02d}.png")
     return folder
 
@@ -142,7 +142,7 @@ def test_the_discriminator_comes_at_its_step_and_changes_what_is_learnt(tmp_path
 
 
 def test_the_losses_are_in_fp32_where_the_networks_are_not() -> None:
-    settings, image = adversarial().model_copy(update={"compute": "bf16"}), pictures(0, 4, 24)
+    settings, image = adversarial().model_copy(update={"compute": "bf16"}), sample_images(0, 4, 24)
     vae, judge = Vae(settings.vae), Adversary(8)
     half = losses_of(settings, vae, None, torch.arange(4), image, judge)
     exact = losses_of(adversarial(), vae, None, torch.arange(4), image, judge)
@@ -154,7 +154,7 @@ def test_the_losses_are_in_fp32_where_the_networks_are_not() -> None:
 
 def test_neither_loss_reaches_the_others_parameters() -> None:
     settings = adversarial()
-    vae, judge, image = Vae(settings.vae), Adversary(8), pictures(0, 4, 24)
+    vae, judge, image = Vae(settings.vae), Adversary(8), sample_images(0, 4, 24)
     losses = losses_of(settings, vae, None, torch.arange(4), image, judge)
     expected = losses["reconstruction"] + settings.kl_weight * losses["kl"] + 0.1 * losses["generator"]
     assert losses["loss"].item() == pytest.approx(expected.item(), rel=1e-6)
@@ -237,7 +237,7 @@ def test_a_loss_that_is_no_number_ends_it(tmp_path: Path) -> None:
 
 def test_the_loss_is_the_weighted_sum_of_its_terms() -> None:
     settings = tiny(kl_weight=0.5, perceptual={"kind": "scenes", "weight": 0.25})
-    vae, image = Vae(settings.vae), pictures(0, 4, 16)
+    vae, image = Vae(settings.vae), sample_images(0, 4, 16)
     losses = losses_of(settings, vae, settings.perceptual.load(CPU), torch.arange(4), image)
     expected = losses["reconstruction"] + 0.5 * losses["kl"] + 0.25 * losses["perceptual"]
     assert losses["loss"].item() == pytest.approx(expected.item(), rel=1e-6)
@@ -262,7 +262,7 @@ def test_reconstruction_losses() -> None:
 def test_a_perceptual_distance_is_zero_at_the_truth_and_has_a_gradient(perceptual: PerceptualSettings) -> None:
     distance = perceptual.load(CPU)
     assert distance is not None
-    true = to_floats(pictures(0, 2, 32))
+    true = to_floats(sample_images(0, 2, 32))
     seen = nn.Parameter(true + 0.1 * torch.sin(torch.arange(32.0)))
     assert distance(true, true).abs().max() < 1e-6
     far = distance(seen, true)
@@ -276,7 +276,7 @@ def test_a_perceptual_distance_is_zero_at_the_truth_and_has_a_gradient(perceptua
 
 def test_statistics_are_those_of_all_latents_at_once() -> None:
     vae = Vae(tiny().vae)
-    image = pictures(4, 6, 16)
+    image = sample_images(4, 6, 16)
     mean_C, std_C = latent_statistics(vae, image.split(4))
     raw = vae.posterior(to_floats(image)).mean_BCHW.detach().double()
     torch.testing.assert_close(mean_C.double(), raw.mean(dim=(0, 2, 3)), rtol=1e-5, atol=1e-6)
@@ -335,7 +335,7 @@ def test_it_trains_on_a_gpu_in_bf16(tmp_path: Path) -> None:
     outcome = train(tiny(compute="bf16", steps=20), tmp_path, device, Interrupt())
     assert outcome.record is not None
     tokenizer = SmallVae(read_vae(tmp_path))
-    image = pictures(0, 2, 16)
+    image = sample_images(0, 2, 16)
     on_gpu, on_cpu = tokenizer.encode(image.to(device)).cpu(), SmallVae(read_vae(tmp_path)).encode(image)
     torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-3, atol=1e-3)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.tiny_perceptual import pictures
+from tests.tiny_perceptual import sample_images
 from tintype.tokenizers.adversary import (
     SMALLEST_PX,
     Adversary,
@@ -38,14 +38,14 @@ def test_at_the_best_discriminator_of_equal_sets_the_loss_is_one() -> None:
 
 
 def test_the_losses_are_those_of_the_logits() -> None:
-    judge, seen, true = adversary(), to_floats(pictures(0)), to_floats(pictures(1))
+    judge, seen, true = adversary(), to_floats(sample_images(0)), to_floats(sample_images(1))
     assert judge.generator_loss(seen).item() == pytest.approx(-judge(seen).mean().item())
     expected = 0.5 * ((1 - judge(true)).clamp_min(0).mean() + (1 + judge(seen)).clamp_min(0).mean())
     assert judge.discriminator_loss(seen, true).item() == pytest.approx(expected.item())
 
 
-def test_the_generators_loss_reaches_the_pictures_and_not_the_discriminator() -> None:
-    judge, seen = adversary(), nn.Parameter(to_floats(pictures(0)))
+def test_the_generators_loss_reaches_the_images_and_not_the_discriminator() -> None:
+    judge, seen = adversary(), nn.Parameter(to_floats(sample_images(0)))
     torch.autograd.backward([judge.generator_loss(seen)])
     assert seen.grad is not None and float(seen.grad.abs().max()) > 0
     assert not gradients(judge)
@@ -53,8 +53,12 @@ def test_the_generators_loss_reaches_the_pictures_and_not_the_discriminator() ->
     torch.testing.assert_close(seen.grad, expected)
 
 
-def test_the_discriminators_loss_reaches_the_discriminator_and_no_picture() -> None:
-    judge, seen, true = adversary(), nn.Parameter(to_floats(pictures(0))), nn.Parameter(to_floats(pictures(1)))
+def test_the_discriminators_loss_reaches_the_discriminator_and_no_image() -> None:
+    judge, seen, true = (
+        adversary(),
+        nn.Parameter(to_floats(sample_images(0))),
+        nn.Parameter(to_floats(sample_images(1))),
+    )
     torch.autograd.backward([judge.discriminator_loss(seen, true)])
     assert seen.grad is None and true.grad is None
     assert len(gradients(judge)) == len(list(judge.parameters()))
@@ -63,9 +67,9 @@ def test_the_discriminators_loss_reaches_the_discriminator_and_no_picture() -> N
     assert float(last_bias.abs()) < 1e-6  # it moves both logits alike, and none is beyond its hinge yet
 
 
-def test_a_picture_is_judged_by_itself() -> None:
+def test_an_image_is_judged_by_itself() -> None:
     """With a batch norm it would not be."""
-    judge, image = adversary(), to_floats(pictures(0, count=4))
+    judge, image = adversary(), to_floats(sample_images(0, count=4))
     alone = torch.cat([judge(one[None]) for one in image])
     torch.testing.assert_close(judge(image), alone, rtol=1e-4, atol=1e-6)
 
@@ -84,7 +88,7 @@ def test_its_shape_is_that_of_the_patch_discriminator_of_ldm() -> None:
 
 
 def test_it_learns_to_tell_two_sets_apart() -> None:
-    judge, seen, true = adversary(), to_floats(pictures(0)), to_floats(pictures(1))
+    judge, seen, true = adversary(), to_floats(sample_images(0)), to_floats(sample_images(1))
     optimizer = torch.optim.Adam(judge.parameters(), lr=3e-3)
     for _ in range(60):
         optimizer.zero_grad()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tests.bounds import distance, network_bound
 from tests.tiny import tiny_plan
-from tests.tiny_autoencoders import CHANNELS, CLASSES, RAW, STRIDE_PX, chosen, network, pictures, write_autoencoder
+from tests.tiny_autoencoders import CHANNELS, CLASSES, RAW, STRIDE_PX, chosen, network, sample_images, write_autoencoder
 from tintype.errors import UserError
 from tintype.model.layers import patchify
 from tintype.plan import Plan, plan_from_yaml
@@ -76,7 +76,7 @@ def diffusers_latents(kind: str, image_BCHW: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_latents_are_those_of_diffusers_and_its_normalisation(kind: str) -> None:
-    image = pictures(5)
+    image = sample_images(5)
     z = built(kind).encode(image, draws(5))
     assert z.dtype == torch.float32 and z.shape == (5, CHANNELS, 4, 4)
     expected = diffusers_latents(kind, image)
@@ -89,9 +89,9 @@ def test_latents_are_those_of_diffusers_and_its_normalisation(kind: str) -> None
 @torch.no_grad()
 def test_images_are_those_that_diffusers_decodes(kind: str) -> None:
     tokenizer, net = built(kind), network(kind)
-    raw = RAW[CLASSES[kind][0]](net, pictures(3).float() / 127.5 - 1)
+    raw = RAW[CLASSES[kind][0]](net, sample_images(3).float() / 127.5 - 1)
     expected = net.decode(raw).sample
-    image = tokenizer.decode(tokenizer.encode(pictures(3), draws(3)))
+    image = tokenizer.decode(tokenizer.encode(sample_images(3), draws(3)))
     assert image.dtype == torch.uint8 and image.shape == (3, 3, 16, 16)
     assert int((image - ((expected + 1) * 127.5).clamp(0, 255)).abs().max()) <= 1
     assert image.float().std() > 1
@@ -100,7 +100,7 @@ def test_images_are_those_that_diffusers_decodes(kind: str) -> None:
 @pytest.mark.usefixtures("other_rounding")
 @torch.no_grad()
 def test_a_patch_of_two_holds_the_channels_of_flux_2_in_their_order() -> None:
-    image = pictures(2)
+    image = sample_images(2)
     token_BLP = patchify(built("flux2").encode(image, draws(2)), 2)
     expected = diffusers_latents("flux2", image).flatten(2).transpose(1, 2)
     assert distance(token_BLP, expected) < network_bound(network("flux2").encoder, expected)
@@ -121,7 +121,7 @@ def test_sizes_that_are_no_multiple_of_a_fold_keep_the_places_of_their_latents()
 @pytest.mark.usefixtures("other_rounding")
 @pytest.mark.parametrize("kind", KL)
 def test_a_sampled_posterior_is_a_function_of_the_position_whatever_the_batch(kind: str) -> None:
-    tokenizer, image = built(kind, posterior="sample"), pictures(6)
+    tokenizer, image = built(kind, posterior="sample"), sample_images(6)
     whole = tokenizer.encode(image, draws(6))
     cut = torch.cat([tokenizer.encode(image[a:b], draws(b - a, first=a)) for a, b in ((0, 1), (1, 4), (4, 6))])
     assert distance(whole, cut) < network_bound(network(kind).encoder, whole)
@@ -133,7 +133,7 @@ def test_a_sampled_posterior_is_a_function_of_the_position_whatever_the_batch(ki
 @torch.no_grad()
 def test_a_sampled_posterior_has_the_mean_and_deviation_of_the_encoder(kind: str) -> None:
     count = 4000
-    image = pictures(1)
+    image = sample_images(1)
     tokenizer = built(kind, posterior="sample", shift=0.0, scale=1.0)
     z = tokenizer.encode(image.expand(count, -1, -1, -1), draws(count))
     found = network(kind).encode(image.float() / 127.5 - 1).latent_dist
@@ -143,13 +143,13 @@ def test_a_sampled_posterior_has_the_mean_and_deviation_of_the_encoder(kind: str
 
 
 def test_the_mean_needs_no_draws_and_is_the_same_for_all() -> None:
-    tokenizer, image = built("flux1"), pictures(2)
+    tokenizer, image = built("flux1"), sample_images(2)
     assert torch.equal(tokenizer.encode(image, draws(2)), tokenizer.encode(image, draws(2, seed=9)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_frozen_and_what_surrounds_it_changes_nothing(kind: str) -> None:
-    tokenizer, image = built(kind), pictures(2)
+    tokenizer, image = built(kind), sample_images(2)
     plain_z = tokenizer.encode(image, draws(2))
     with torch.enable_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         z = tokenizer.encode(image, draws(2))
@@ -157,7 +157,7 @@ def test_it_is_frozen_and_what_surrounds_it_changes_nothing(kind: str) -> None:
 
 
 def test_bf16_is_a_rounding_and_the_normalisation_stays_fp32() -> None:
-    image = pictures(4)
+    image = sample_images(4)
     exact, rounded = (built("flux2", compute=compute).encode(image, draws(4)) for compute in ("fp32", "bf16"))
     assert rounded.dtype == torch.float32
     assert 0 < float((exact - rounded).abs().mean()) < 0.1
@@ -165,7 +165,7 @@ def test_bf16_is_a_rounding_and_the_normalisation_stays_fp32() -> None:
 
 @pytest.mark.usefixtures("other_rounding")
 def test_many_pixels_go_through_the_network_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer, image = built("flux1", posterior="sample"), pictures(5)
+    tokenizer, image = built("flux1", posterior="sample"), sample_images(5)
     whole = tokenizer.encode(image, draws(5))
     monkeypatch.setattr("tintype.tokenizers.latent._MOST_PX", 2 * 16 * 16)
     assert distance(tokenizer.encode(image, draws(5)), whole) < network_bound(network("flux1").encoder, whole)
@@ -196,9 +196,9 @@ def test_a_scale_that_is_not_stated_is_not_taken_from_a_default_of_diffusers(kin
     folder = changed_copy(kind, tmp_path / "bare", without("scaling_factor"))
     with pytest.raises(UserError, match=r"no scaling_factor.*set tokenizer\.shift and tokenizer\.scale"):
         built(kind, weights=folder)
-    given = built(kind, weights=folder, scale=2.0, shift=0.5).encode(pictures(2), draws(2))
+    given = built(kind, weights=folder, scale=2.0, shift=0.5).encode(sample_images(2), draws(2))
     with torch.no_grad():
-        raw = RAW[CLASSES[kind][0]](network(kind), pictures(2).float() / 127.5 - 1)
+        raw = RAW[CLASSES[kind][0]](network(kind), sample_images(2).float() / 127.5 - 1)
     expected = (raw - 0.5) * 2
     assert distance(given, expected) < network_bound(network(kind).encoder, expected)
 
@@ -207,13 +207,13 @@ def test_a_missing_shift_is_none_and_means_by_channel_go_before_both(tmp_path: P
     bare = changed_copy("flux1", tmp_path / "bare", without("shift_factor"))
     scale = network("flux1").config.scaling_factor
     with torch.no_grad():
-        raw = RAW["AutoencoderKL"](network("flux1"), pictures(2).float() / 127.5 - 1)
-    found = built("flux1", weights=bare).encode(pictures(2), draws(2))
+        raw = RAW["AutoencoderKL"](network("flux1"), sample_images(2).float() / 127.5 - 1)
+    found = built("flux1", weights=bare).encode(sample_images(2), draws(2))
     assert distance(found, raw * scale) < network_bound(network("flux1").encoder, raw * scale)
     mean, std = [0.1, -0.2, 0.3, 0.0], [0.5, 1.0, 2.0, 4.0]
     stated = changed_copy("e2e-flux", tmp_path / "e2e", lambda c: c.update(latents_mean=mean, latents_std=std))
     expected = (raw - torch.tensor(mean).view(1, 4, 1, 1)) / torch.tensor(std).view(1, 4, 1, 1)
-    found = built("e2e-flux", weights=stated).encode(pictures(2), draws(2))
+    found = built("e2e-flux", weights=stated).encode(sample_images(2), draws(2))
     assert distance(found, expected) < network_bound(network("e2e-flux").encoder, expected)
 
 
@@ -299,7 +299,7 @@ def test_without_diffusers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gpu_gives_the_latents_of_the_cpu(kind: str) -> None:
-    image, device = pictures(4), torch.device("cuda")
+    image, device = sample_images(4), torch.device("cuda")
     expected = built(kind).encode(image, draws(4))
     for compute, most in (("fp32", 1e-4), ("tf32", 0.05), ("bf16", 0.3)):
         tokenizer = settings(kind, compute=compute).build(device)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.bounds import distance, network_bound
 from tests.tiny import tiny_plan
-from tests.tiny_perceptual import pictures
+from tests.tiny_perceptual import sample_images
 from tintype.data.scenes.source import scene_source
 from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
@@ -44,7 +44,7 @@ def folder_of(path: Path) -> Path:
 @pytest.mark.parametrize("stride", [4, 8])
 def test_it_is_a_tokenizer_of_its_shape(stride: int) -> None:
     tokenizer = SmallVae(Vae(TINY.model_copy(update={"stride_px": stride})))
-    image = pictures(0, count=2, size_px=32)[..., :16]
+    image = sample_images(0, count=2, size_px=32)[..., :16]
     z = tokenizer.encode(image)
     assert (tokenizer.channels, tokenizer.stride_px) == (3, stride)
     assert z.shape == (2, 3, 32 // stride, 16 // stride)
@@ -56,12 +56,12 @@ def test_it_is_a_tokenizer_of_its_shape(stride: int) -> None:
 
 def test_latents_are_normalised_on_the_way_in_and_out() -> None:
     vae = network()
-    image = pictures(1, count=2)
+    image = sample_images(1, count=2)
     raw = vae.posterior(image.float() / 127.5 - 1).mean_BCHW.detach()
     expected = (raw - vae.latent_mean) / vae.latent_std
     z = SmallVae(vae).encode(image)
     assert distance(z, expected) < network_bound(vae, expected)
-    pixels = ((vae.picture(raw) + 1) * 127.5).round().clamp(0, 255)
+    pixels = ((vae.decode_raw(raw) + 1) * 127.5).round().clamp(0, 255)
     assert (SmallVae(vae).decode(z).float() - pixels).abs().max() <= 1  # rounding of the way there and back
 
 
@@ -70,7 +70,7 @@ def draws(count: int, first: int = 0, seed: int = 3) -> Draws:
 
 
 def test_a_sampled_posterior_is_a_function_of_the_position_whatever_the_batch() -> None:
-    tokenizer, image = SmallVae(network(), sampled=True), pictures(1, count=6)
+    tokenizer, image = SmallVae(network(), sampled=True), sample_images(1, count=6)
     whole = tokenizer.encode(image, draws(6))
     cut = torch.cat([tokenizer.encode(image[a:b], draws(b - a, first=a)) for a, b in ((0, 1), (1, 4), (4, 6))])
     assert distance(whole, cut) < network_bound(network(), whole)
@@ -82,7 +82,7 @@ def test_a_sampled_posterior_is_a_function_of_the_position_whatever_the_batch() 
 
 @torch.no_grad()
 def test_a_sampled_posterior_has_the_mean_and_deviation_of_the_encoder() -> None:
-    vae, image, count = network(), pictures(1, count=1, size_px=16), 4000
+    vae, image, count = network(), sample_images(1, count=1, size_px=16), 4000
     found = vae.posterior(image.float() / 127.5 - 1)
     mean, std = vae.normalised(found.mean_BCHW)[0], ((0.5 * found.logvar_BCHW).exp() / vae.latent_std)[0]
     z = SmallVae(vae, sampled=True).encode(image.expand(count, -1, -1, -1), draws(count))
@@ -91,7 +91,7 @@ def test_a_sampled_posterior_has_the_mean_and_deviation_of_the_encoder() -> None
 
 
 def test_the_mean_is_the_same_for_all_draws() -> None:
-    tokenizer, image = SmallVae(network()), pictures(1, count=2)
+    tokenizer, image = SmallVae(network()), sample_images(1, count=2)
     assert torch.equal(tokenizer.encode(image, draws(2)), tokenizer.encode(image))
 
 
@@ -100,7 +100,7 @@ def test_the_posterior_is_a_setting_and_its_default_renames_no_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder_of(tmp_path / "vae")
-    image, sampled = pictures(1, count=2), SmallVaeSettings(folder="vae", posterior="sample").build()
+    image, sampled = sample_images(1, count=2), SmallVaeSettings(folder="vae", posterior="sample").build()
     assert torch.equal(sampled.encode(image, draws(2)), SmallVae(network(), sampled=True).encode(image, draws(2)))
     plan = tiny_plan("tokenizer={kind: small-vae, folder: vae}", "model.patch=2")
     assert plan.hash == "da1e1b733217035b"  # that of plans without the setting
@@ -108,7 +108,7 @@ def test_the_posterior_is_a_setting_and_its_default_renames_no_run(
 
 
 def test_no_gradient_and_no_autocast_reach_it() -> None:
-    tokenizer, image = SmallVae(network()), pictures(2, count=1)
+    tokenizer, image = SmallVae(network()), sample_images(2, count=1)
     plain = tokenizer.encode(image)
     with torch.autocast("cpu", torch.bfloat16):
         inside = tokenizer.encode(image)
@@ -119,7 +119,7 @@ def test_no_gradient_and_no_autocast_reach_it() -> None:
 def test_the_four_pixels_of_one_begin_alike() -> None:
     """Of the last layer: without its own start a fresh decoder draws a grid."""
     vae = Vae(TINY)
-    seen = vae.picture(torch.randn(1, 3, 4, 4))
+    seen = vae.decode_raw(torch.randn(1, 3, 4, 4))
     folded = torch.nn.functional.pixel_unshuffle(seen, 2).view(1, 3, 4, 8, 8)
     assert distance(folded, folded[:, :, :1]) < network_bound(vae, seen)
 
@@ -151,7 +151,7 @@ def test_a_folder_gives_back_what_was_written(tmp_path: Path) -> None:
         network().shape.channels,
         int(network().shape.stride_px),
     )
-    image = pictures(3)
+    image = sample_images(3)
     assert torch.equal(settings.build().encode(image), SmallVae(network()).encode(image))
     sha256 = json.loads((folder / "vae.json").read_text())["sha256"]
     SmallVaeSettings(folder=str(folder), sha256=sha256).build()

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tests.ranks import run_ranks
 from tests.tiny import TINY, tiny_plan
-from tests.tiny_autoencoders import chosen, pictures
+from tests.tiny_autoencoders import chosen, sample_images
 from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
 from tintype import cli
 from tintype.errors import UserError
@@ -114,7 +114,7 @@ def flux_plan(kind: str) -> Plan:
 
 def same_latents(run: Path, saved: TokenizerPart) -> None:
     parts, _ = load_run(run)
-    tokenizer, image = saved.build(CPU), pictures(8)
+    tokenizer, image = saved.build(CPU), sample_images(8)
     draws = Draws(0, torch.arange(8))
     z = parts.tokenizer.encode(image, draws)
     torch.testing.assert_close(tokenizer.encode(image, draws), z, rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Settings of encoders as a user writes them, and features of many pictures."""
+"""Settings of encoders as a user writes them, and features of many images."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def written(text: str) -> Holder:
     return parse(Holder, read_yaml(f"encoders: {text}", "plan.yaml"))
 
 
-def pictures(count: int, height: int = 40, width: int = 40) -> Tensor:
+def sample_images(count: int, height: int = 40, width: int = 40) -> Tensor:
     shape = (count, 3, height, width)
     return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(height)).to(torch.uint8)
 
 
 class Broken:
-    """Gives infinity for a picture that begins with 7."""
+    """Gives infinity for an image that begins with 7."""
 
     name, definition, identity = "broken", "", ""
 
@@ -119,16 +119,22 @@ def test_building_twice_is_one_encoder() -> None:
 
 
 def test_scene_features_are_those_of_a_reading() -> None:
-    images = pictures(5)
+    images = sample_images(5)
     torch.testing.assert_close(
         feature_matrix(scene_features(CPU), [images]), scene_features(CPU).read(images).feature_BF
     )
 
 
-def test_rows_depend_on_nothing_but_their_picture() -> None:
-    """Neither on `batch` (to the last bit) nor on how the pictures come; single ones of other sizes in between."""
+def test_rows_depend_on_nothing_but_their_image() -> None:
+    """Neither on `batch` (to the last bit) nor on how the images come; single ones of other sizes in between."""
     encoder = scene_features(CPU)
-    parts = [pictures(61), pictures(1, 64, 50)[0], pictures(3, 90, 33), pictures(8)[:0], pictures(6, 64, 64)]
+    parts = [
+        sample_images(61),
+        sample_images(1, 64, 50)[0],
+        sample_images(3, 90, 33),
+        sample_images(8)[:0],
+        sample_images(6, 64, 64),
+    ]
     found = [feature_matrix(encoder, parts, batch) for batch in (1, 7, 64)]
     singles = [image for part in parts for image in (part if part.ndim == 4 else part[None])]
     found.append(feature_matrix(encoder, singles))
@@ -139,24 +145,24 @@ def test_rows_depend_on_nothing_but_their_picture() -> None:
     assert torch.equal(found[0], backwards)
 
 
-def test_pictures_are_counted_as_they_are_done() -> None:
+def test_images_are_counted_as_they_are_done() -> None:
     counts: list[int] = []
-    feature_matrix(scene_features(CPU), [pictures(150)], on_images=counts.append)
+    feature_matrix(scene_features(CPU), [sample_images(150)], on_images=counts.append)
     assert counts == [64, 64, 22]
 
 
-def test_a_feature_that_is_no_number_is_named_with_its_picture() -> None:
-    images = pictures(30).clamp(min=8)
+def test_a_feature_that_is_no_number_is_named_with_its_image() -> None:
+    images = sample_images(30).clamp(min=8)
     images[21, :, 0, 0] = 7
     with pytest.raises(UserError, match="the encoder 'broken' gave a feature that is no finite number for image 21"):
         feature_matrix(Broken(), [images])
 
 
-def test_no_pictures_is_an_error() -> None:
+def test_no_images_is_an_error() -> None:
     with pytest.raises(UserError, match="there are no images for the encoder 'scenes'"):
         feature_matrix(scene_features(CPU), [])
     with pytest.raises(ValueError, match="at least one"):
-        feature_matrix(scene_features(CPU), [pictures(2)], batch=0)
+        feature_matrix(scene_features(CPU), [sample_images(2)], batch=0)
 
 
 @pytest.mark.parametrize("image", [torch.rand(2, 3, 8, 8), torch.zeros(2, 3, 8, 8, dtype=torch.int64)])

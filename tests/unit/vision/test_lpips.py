@@ -34,8 +34,8 @@ needs_weights = pytest.mark.skipif(
 )
 
 
-def pictures(count: int = 2, size_px: int = 64) -> Tensor:
-    """Smooth pictures: a coarse noise, enlarged."""
+def sample_images(count: int = 2, size_px: int = 64) -> Tensor:
+    """Smooth images: a coarse noise, enlarged."""
     coarse = torch.rand(count, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     smooth = torch.nn.functional.interpolate(coarse, (size_px, size_px), mode="bilinear")
     return (smooth * 255).to(torch.uint8)
@@ -96,9 +96,9 @@ def test_distance_is_that_of_a_plain_sequence_of_layers(net: Net) -> None:
 
 @needs_weights
 @pytest.mark.parametrize("net", NETS)
-def test_published_weights_order_pictures_as_people_do(net: Net) -> None:
+def test_published_weights_order_images_as_people_do(net: Net) -> None:
     """Zero to itself; a little noise is nearer than much; more than the same error spread as a shift of grey."""
-    image = pictures()
+    image = sample_images()
     noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(1))
     little, much = ((image + level * noise).clamp(0, 255).to(torch.uint8) for level in (5, 25))
     distances = [lpips(image, other, net=net).mean().item() for other in (image, little, much)]
@@ -117,7 +117,7 @@ def test_published_linear_layers_are_weights() -> None:
 
 
 @pytest.mark.parametrize("net", NETS)
-def test_gradient_reaches_the_picture_and_is_finite_where_pictures_agree(net: Net) -> None:
+def test_gradient_reaches_the_image_and_is_finite_where_images_agree(net: Net) -> None:
     network = Lpips(net)
     fill(network, Weights(from_torch(net, *random_weights(net)), "", "a test"))
     other = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(3)) * 2 - 1
@@ -132,21 +132,21 @@ def test_gradient_reaches_the_picture_and_is_finite_where_pictures_agree(net: Ne
 def test_bytes_and_floats_are_not_mixed_up() -> None:
     network = Lpips("alexnet")
     with pytest.raises(TypeError, match=r"takes floats in \[-1, 1\]"):
-        network(pictures(), pictures())
+        network(sample_images(), sample_images())
     with pytest.raises(TypeError, match="must be uint8"):
         network.of_bytes(torch.rand(1, 3, 64, 64), torch.rand(1, 3, 64, 64))
 
 
 @pytest.mark.parametrize("net", NETS)
-def test_pictures_that_the_network_cannot_pool_are_named_with_their_size(
+def test_images_that_the_network_cannot_pool_are_named_with_their_size(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = Lpips(net)
     fill(network, Weights(from_torch(net, *random_weights(net)), "", "a test"))
     least = SMALLEST_PX[net]
-    assert network.of_bytes(pictures(2, least), pictures(2, least)).shape == (2,)
+    assert network.of_bytes(sample_images(2, least), sample_images(2, least)).shape == (2,)
     low = torch.zeros(1, 3, least - 1, 64)
-    message = f"{net} takes pictures of at least {least} x {least} px, not 64 x {least - 1} px"
+    message = f"{net} takes images of at least {least} x {least} px, not 64 x {least - 1} px"
     with pytest.raises(ValueError, match=message):
         network(low, low)
     with pytest.raises(ValueError, match=f"not {least - 1} x 64 px"):
@@ -158,9 +158,9 @@ def test_pictures_that_the_network_cannot_pool_are_named_with_their_size(
 
 @needs_weights
 @pytest.mark.parametrize("net", NETS)
-def test_the_distance_of_small_pictures_is_refused_in_words(net: Net) -> None:
-    with pytest.raises(ValueError, match=f"{net} takes pictures of at least"):
-        lpips(pictures(1, SMALLEST_PX[net] - 1), pictures(1, SMALLEST_PX[net] - 1), net=net)
+def test_the_distance_of_small_images_is_refused_in_words(net: Net) -> None:
+    with pytest.raises(ValueError, match=f"{net} takes images of at least"):
+        lpips(sample_images(1, SMALLEST_PX[net] - 1), sample_images(1, SMALLEST_PX[net] - 1), net=net)
 
 
 def test_jax_kernels_are_turned() -> None:
@@ -188,7 +188,7 @@ def test_official_files_are_read_and_wrong_ones_named(tmp_path: Path) -> None:
 @needs_weights
 def test_vggs_feature_is_the_mean_of_its_last_map() -> None:
     encoder: Any = VggSettings(size_px=64).build(CPU)
-    input_BCHW = encoder.prepare(pictures(2, 100))
+    input_BCHW = encoder.prepare(sample_images(2, 100))
     assert input_BCHW.amin() >= -1.0 and input_BCHW.amax() <= 1.0
     map_BCHW = load_lpips("vgg16").trunk(input_BCHW)[-1]
     assert map_BCHW.shape == (2, 512, 4, 4)

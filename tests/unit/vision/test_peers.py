@@ -28,8 +28,8 @@ def peer(name: str) -> Any:
         pytest.skip(f"{name} cannot be imported here: {error}")
 
 
-def pictures(count: int = 12) -> Tensor:
-    """Smooth and rough pictures with full contrast."""
+def sample_images(count: int = 12) -> Tensor:
+    """Smooth and rough images with full contrast."""
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand(count, 3, 9, 12, generator=generator)
     smooth = torch.nn.functional.interpolate(coarse, (190, 250), mode="bicubic").clamp(0, 1)
@@ -55,16 +55,16 @@ def test_inception_is_torch_fidelitys(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "weights.pth")
     network = theirs.FeatureExtractorInceptionV3("x", ["2048"], str(tmp_path / "weights.pth"), "float64")
     with torch.no_grad():  # on the CPU: on a GPU its convolutions run in TF32
-        wanted = network(pictures())[0]
-    found = feature_matrix(InceptionSettings(resize="tf").build(DEVICE), [pictures()])
+        wanted = network(sample_images())[0]
+    found = feature_matrix(InceptionSettings(resize="tf").build(DEVICE), [sample_images()])
     assert (found - wanted).norm() / wanted.norm() < 1e-5
 
 
 def test_the_clean_resize_is_clean_fids() -> None:
     resizer = peer("cleanfid.resize").build_resizer("clean")
-    wanted = np.stack([resizer(image.permute(1, 2, 0).numpy()) for image in pictures()]).transpose(0, 3, 1, 2)
+    wanted = np.stack([resizer(image.permute(1, 2, 0).numpy()) for image in sample_images()]).transpose(0, 3, 1, 2)
     encoder: Any = InceptionSettings(resize="clean").build(DEVICE)
-    found = encoder.prepare(pictures()).cpu() * 128 + 128
+    found = encoder.prepare(sample_images()).cpu() * 128 + 128
     assert (found - torch.from_numpy(wanted)).abs().max() < 1e-3
 
 

@@ -49,7 +49,7 @@ class Holder(Settings):
     teacher: TeacherChoice
 
 
-def pictures(count: int = 2, height: int = 50, width: int = 36) -> Tensor:
+def sample_images(count: int = 2, height: int = 50, width: int = 36) -> Tensor:
     shape = (count, 3, height, width)
     return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1)).to(torch.uint8)
 
@@ -61,7 +61,7 @@ def resized(image_BCHW: Tensor, patch_px: int, mean: tuple[float, ...] = MEAN, s
 
 
 def random(model: Any) -> Any:
-    """Its own initialisation leaves little of the picture in the tokens."""
+    """Its own initialisation leaves little of the image in the tokens."""
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3, generator=generator)
@@ -132,13 +132,13 @@ def test_tokens_are_those_of_the_patches_in_transformers_itself(
     model = make()
     part = settings(kind, write(tmp_path, model, PROCESSOR))
     teacher = part.build(GRID, CPU)
-    inputs = resized(pictures(), patch)
-    torch.testing.assert_close(teacher.prepare(pictures()), inputs, atol=2e-6, rtol=0)
+    inputs = resized(sample_images(), patch)
+    torch.testing.assert_close(teacher.prepare(sample_images()), inputs, atol=2e-6, rtol=0)
     network = getattr(model, "vision_model", model)
     options = {} if "dino" in model.config.model_type else {"interpolate_pos_encoding": True}
     wanted = network(pixel_values=inputs, **options).last_hidden_state
     assert wanted.shape[1] == special + 6
-    found = teacher.tokens(pictures())
+    found = teacher.tokens(sample_images())
     torch.testing.assert_close(found, wanted[:, special:], atol=1e-4, rtol=1e-4)
     assert (found.dtype, found.requires_grad, part.width(), teacher.width) == (torch.float32, False, 16, 16)
     assert found.std(dim=1).min() > 1e-3, "tokens that are alike could be in any order"
@@ -149,9 +149,9 @@ def test_dinov2s_tokens_are_after_the_last_norm_and_its_input_is_imagenets(tmp_p
     """x_norm_patchtokens; a folder need not say how DINOv2 is fed."""
     model = dinov2()
     teacher = Dinov2TeacherSettings(source=str(write(tmp_path, model))).build(GRID, CPU)
-    inputs = resized(pictures(), 14, IMAGENET_MEAN, IMAGENET_STD)
+    inputs = resized(sample_images(), 14, IMAGENET_MEAN, IMAGENET_STD)
     states = model(pixel_values=inputs, output_hidden_states=True).hidden_states[-1]
-    torch.testing.assert_close(teacher.tokens(pictures()), model.layernorm(states)[:, 1:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(teacher.tokens(sample_images()), model.layernorm(states)[:, 1:], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["dinov3", "transformers"])
@@ -164,19 +164,19 @@ def test_other_networks_must_say_how_they_are_fed(kind: str, tmp_path: Path) -> 
 def test_steps_that_a_preprocessor_leaves_out_are_left_out(tmp_path: Path) -> None:
     said = {**PROCESSOR, "do_normalize": False, "do_rescale": False}
     teacher = TransformersTeacherSettings(source=str(write(tmp_path, vit(), said))).build(GRID, CPU)
-    wanted = 255 * resized(pictures(), 14, (0.0,) * 3, (1.0,) * 3)
-    torch.testing.assert_close(teacher.prepare(pictures()), wanted, atol=1e-3, rtol=0)
+    wanted = 255 * resized(sample_images(), 14, (0.0,) * 3, (1.0,) * 3)
+    torch.testing.assert_close(teacher.prepare(sample_images()), wanted, atol=1e-3, rtol=0)
 
 
 @torch.no_grad()
 def test_scenes_are_the_trunks_own_map_or_a_resized_one() -> None:
     trunk = load_scene_encoder().trunk
-    map_BCHW = trunk(prepared(pictures()))
+    map_BCHW = trunk(prepared(sample_images()))
     own = SceneTeacherSettings().build((8, 8), CPU)
-    torch.testing.assert_close(own.tokens(pictures()), map_BCHW.flatten(2).transpose(1, 2))
+    torch.testing.assert_close(own.tokens(sample_images()), map_BCHW.flatten(2).transpose(1, 2))
     for grid in ((4, 4), (3, 5), (16, 12)):
         wanted = interpolate(map_BCHW, grid, mode="bilinear", antialias=True).flatten(2).transpose(1, 2)
-        found = SceneTeacherSettings().build(grid, CPU).tokens(pictures())
+        found = SceneTeacherSettings().build(grid, CPU).tokens(sample_images())
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
         assert found.shape == (2, grid[0] * grid[1], SceneTeacherSettings().width())
 
@@ -190,11 +190,11 @@ def test_vgg_is_conv5_3_from_a_file_of_ones_own(tmp_path: Path) -> None:
     save_file(network.state_dict(), tmp_path / "vgg.safetensors")
     part = VggTeacherSettings(weights=str(tmp_path / "vgg.safetensors"))
     teacher = part.build(GRID, CPU)
-    inputs = resized(pictures(), 16, (0.5,) * 3, (0.5,) * 3)
-    torch.testing.assert_close(teacher.prepare(pictures()), inputs, atol=2e-6, rtol=0)
+    inputs = resized(sample_images(), 16, (0.5,) * 3, (0.5,) * 3)
+    torch.testing.assert_close(teacher.prepare(sample_images()), inputs, atol=2e-6, rtol=0)
     wanted = network.trunk(inputs)[-1]
     assert wanted.shape == (2, 512, 3, 2)
-    torch.testing.assert_close(teacher.tokens(pictures()), wanted.flatten(2).transpose(1, 2))
+    torch.testing.assert_close(teacher.tokens(sample_images()), wanted.flatten(2).transpose(1, 2))
     assert part.width() == teacher.width == 512
     fast = part.model_copy(update={"arithmetic": "tf32"}).build(GRID, CPU)
     assert fast.identity != teacher.identity and fast.definition.endswith("tf32")
@@ -202,7 +202,7 @@ def test_vgg_is_conv5_3_from_a_file_of_ones_own(tmp_path: Path) -> None:
 
 @needs_weights
 def test_vgg_comes_with_the_weights_of_lpips() -> None:
-    token_BLD = VggTeacherSettings().build((2, 2), CPU).tokens(pictures())
+    token_BLD = VggTeacherSettings().build((2, 2), CPU).tokens(sample_images())
     assert token_BLD.shape == (2, 4, 512) and token_BLD.min() == 0 < token_BLD.max()
 
 
@@ -221,22 +221,22 @@ def test_a_kind_alone_is_short_for_its_defaults() -> None:
 
 def test_the_network_is_frozen_and_does_not_follow_the_precision_of_training(tmp_path: Path) -> None:
     teacher = Dinov2TeacherSettings(source=str(write(tmp_path, dinov2()))).build(GRID, CPU)
-    wanted = teacher.tokens(pictures())
+    wanted = teacher.tokens(sample_images())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(teacher.tokens(pictures()), wanted)
+        assert torch.equal(teacher.tokens(sample_images()), wanted)
     assert not teacher._network.training
     assert not any(parameter.requires_grad for parameter in teacher._network.parameters())
     for one in (teacher, SceneTeacherSettings().build(GRID, CPU)):
         with pytest.raises(TypeError, match="must be uint8"):
-            one.tokens(pictures().float())
+            one.tokens(sample_images().float())
 
 
 @pytest.mark.parametrize("kind", ["scenes", "dinov2"])
-def test_a_pictures_tokens_do_not_depend_on_what_comes_with_it(kind: str, tmp_path: Path) -> None:
+def test_an_images_tokens_do_not_depend_on_what_comes_with_it(kind: str, tmp_path: Path) -> None:
     """To the last bit, on a CPU, where the network's batch is fixed."""
     part = SceneTeacherSettings() if kind == "scenes" else settings(kind, write(tmp_path, dinov2(hidden_size=64)))
     teacher = part.build(GRID, CPU)
-    images = pictures(11)
+    images = sample_images(11)
     whole = teacher.tokens(images, 4)
     assert torch.equal(teacher.tokens(images.flip(0), 4).flip(0), whole)
     for size in (1, 3):
@@ -306,7 +306,7 @@ def test_a_network_whose_tokens_are_not_the_grid_is_refused(
 def test_a_network_of_one_size_serves_its_own_grid(tmp_path: Path) -> None:
     model = transformers.Aimv2VisionModel(transformers.Aimv2VisionConfig(**VISION))
     part = TransformersTeacherSettings(source=str(write(tmp_path, random(model), PROCESSOR)))
-    assert part.build((2, 2), CPU).tokens(pictures()).shape == (2, 4, 16)
+    assert part.build((2, 2), CPU).tokens(sample_images()).shape == (2, 4, 16)
 
 
 def test_tokens_of_another_width_than_the_configs_are_refused() -> None:
@@ -333,7 +333,7 @@ def test_identity_follows_the_structure_too(tmp_path: Path) -> None:
     model.config.layer_norm_eps = 0.1
     other = settings("dinov2", write(tmp_path / "other", model)).build(GRID, CPU)
     assert first.identity == moved.identity != other.identity
-    assert not torch.allclose(first.tokens(pictures()), other.tokens(pictures()), rtol=1e-3)
+    assert not torch.allclose(first.tokens(sample_images()), other.tokens(sample_images()), rtol=1e-3)
 
 
 def test_width_needs_no_weights(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_weights_that_tokens_do_not_pass_through_may_be_missing(tmp_path: Path) 
         not torch.equal(a, b) for a, b in zip(first._network.parameters(), second._network.parameters(), strict=True)
     )
     assert first.identity == second.identity
-    assert torch.equal(first.tokens(pictures()), second.tokens(pictures()))
+    assert torch.equal(first.tokens(sample_images()), second.tokens(sample_images()))
 
 
 def test_other_missing_weights_are_refused(tmp_path: Path) -> None:
