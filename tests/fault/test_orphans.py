@@ -32,7 +32,7 @@ time.sleep(60)
 """
 CHILD = """
 import sys, time
-from tintype import parent
+from tintype.runtime import parent
 {ask}
 print("ready", flush=True)
 while True:

@@ -75,7 +75,7 @@ class Count:
             os.kill(os.getpid(), number)
 
 sys.argv[0] = "tintype"
-from tintype import signals
+from tintype.runtime import signals
 from tintype.__main__ import main
 sys.meta_path.insert(0, Count())
 PREPARE
