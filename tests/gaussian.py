@@ -16,9 +16,9 @@ from tintype import rng
 from tintype.data.order import Shuffled
 from tintype.model import Transformer
 from tintype.plan import Plan
+from tintype.runtime.clock import Clock
 from tintype.seams import Draws, Output, Record, TextTokens
 from tintype.tokenizers.pixels import Pixels
-from tintype.train.clock import Clock
 from tintype.train.parts import Parts, build_parts
 from tintype.train.update import micro_batch_losses
 

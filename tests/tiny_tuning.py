@@ -12,14 +12,14 @@ from torch import Tensor
 
 from tests.tiny import TINY
 from tests.tiny_autoencoders import sample_images
+from tintype.losses.repa_e.training import RepaE, RepaEStep
 from tintype.plan import Plan, plan_from_yaml
+from tintype.runtime.clock import Clock
 from tintype.techniques.apply import apply_techniques
 from tintype.tokenizer_lab.train_small_vae import latent_statistics
 from tintype.tokenizers.small_vae import SmallVaeShape, Vae, write_vae
-from tintype.train.clock import Clock
 from tintype.train.parts import Parts, build_parts
 from tintype.train.state import TrainState
-from tintype.train.tuning import Tuning
 
 # Two channels in each group of the norms: with one, the biases before them would have no gradient.
 FOLDER = Path(os.environ["TINTYPE_CACHE"]) / "tiny-small-vae"
@@ -53,11 +53,15 @@ def tuned_plan(*assignments: str, techniques: Sequence[str] = (REPA_E,)) -> Plan
     return apply_techniques(plan_from_yaml(TINY, "tiny", [*BASELINE, *assignments]), techniques)
 
 
-def ready(plan: Plan) -> tuple[Parts, Tuning]:
+def ready(plan: Plan) -> tuple[Parts, RepaE]:
     parts = build_parts(plan)
     parts.ready()
-    assert parts.tuning is not None
-    return parts, parts.tuning
+    assert isinstance(parts.joint, RepaE)
+    return parts, parts.joint
+
+
+def step_of(parts: Parts, tuning: RepaE) -> RepaEStep:
+    return tuning.begin_step(parts, clock(), parts.plan.precision.loss_scale, parts.plan.train.accumulate)
 
 
 def clock() -> Clock:

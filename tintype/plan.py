@@ -25,7 +25,7 @@ from tintype.flow import OBJECTIVES, ROUTES, WEIGHTINGS
 from tintype.flow.objective import VelocitySettings
 from tintype.flow.part import ObjectivePart, RoutePart, WeightingPart
 from tintype.losses import LOSSES, LossPart
-from tintype.losses.tuning import TuningAdversary, TuningSettings
+from tintype.losses.repa_e.settings import TuningDiscriminator, TuningSettings
 from tintype.model.start import STARTS, StartPart
 from tintype.optim import AVERAGES, OPTIMIZERS
 from tintype.optim.adamw import AdamWSettings
@@ -72,7 +72,7 @@ _CAME_LATER_TO_A_KIND: list[tuple[str, str | None, str, Any]] = [
     ("data", "store", "skip_sha256", None),
     ("tokenizer", "small-vae", "posterior", "mean"),
     ("data", "store", "buckets", []),
-    ("tuning", "repa-e", "adversarial", plain(TuningAdversary())),
+    ("tuning", "repa-e", "adversarial", plain(TuningDiscriminator())),
     ("ema", None, "ramp", False),
     ("ema", None, "every", 1),
 ]

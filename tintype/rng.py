@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -76,3 +78,11 @@ def normal(seed: int, stream: str, positions: Tensor, shape: tuple[int, ...] = (
     angle = (2.0 * math.pi) * angle_u
     pair = torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)
     return pair.flatten(1)[:, :count].reshape(len(positions), *shape)
+
+
+@contextmanager
+def seeded(seed: int, name: str) -> Iterator[None]:
+    """Initialise one part from its own stream, so that an arm with one part more leaves the others' weights alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_key(seed, f"init/{name}"))
+        yield

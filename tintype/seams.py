@@ -7,14 +7,17 @@ F: size of a feature vector.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tintype import rng
+from tintype.runtime.clock import Clock
 from tintype.runtime.dist import ALONE, World
+from tintype.runtime.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -302,6 +305,87 @@ class LossTerm:
 
     def release(self) -> None:
         """Lets go of what `ready` loaded."""
+
+
+@dataclass(frozen=True)
+class JointGroup:
+    """Parameters that a joint training optimizes in a group of their own, with AdamW."""
+
+    name: str
+    """Its name in `optimizer.json`."""
+    prefix: str
+    """Prefix of the names of its parameters."""
+    lr: float
+
+
+class JointBatch(Protocol):
+    """A micro-batch as a joint training sees it."""
+
+    @property
+    def image_BCHW(self) -> Tensor | None: ...  # noqa: N802
+    @property
+    def text(self) -> TextTokens: ...
+    @property
+    def draws(self) -> Draws: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def seen(self) -> Mapping[str, Tensor | None]:
+        """What `look` of each loss term returned, by the name of the term."""
+
+
+class JointHost(Protocol):
+    """The run that a joint training belongs to."""
+
+    @property
+    def world(self) -> World: ...
+    def compute(self) -> AbstractContextManager[None]:
+        """Run matrix products in the type of the denoiser."""
+
+    def tap(self, x_BCHW: Tensor, batch: JointBatch, taps: frozenset[int]) -> Tapped:
+        """Run the denoiser up to the last tapped block, at the t and with the noise of the batch."""
+
+
+class JointStep(Protocol):
+    """The part of a joint training in one step."""
+
+    def latents(self, batch: JointBatch, last: bool) -> Tensor:
+        """Add the gradients of a micro-batch, and return the latents that the denoiser trains on."""
+
+    def clip(self, grad_norm: Tensor) -> Tensor:
+        """Clip its own gradients; return the given norm of all others, or NaN where the step must be skipped."""
+
+    def finish(self, skipped: Tensor) -> dict[str, Tensor]:
+        """Return the numbers to log. A skipped step leaves no trace."""
+
+
+class JointTraining(Protocol):
+    """Trains the tokenizer with the denoiser, by losses of its own and in a backward pass of its own.
+
+    The order: built with the modules; `begin` once they are on the device; `attach` once they are laid out over the
+    ranks; `ready` before the first step.
+    """
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]:
+        """The modules that it trains, by their names in a checkpoint."""
+
+    @property
+    def groups(self) -> Sequence[JointGroup]: ...
+    @property
+    def clipped_apart(self) -> Sequence[nn.Parameter]:
+        """Parameters whose gradients it clips itself."""
+
+    def begin(self, source: ImageSource, order: Order, seed: int, images: int) -> None:
+        """Measure what it needs of the first of the run's `images` images."""
+
+    def attach(self, terms: Mapping[str, LossTerm], frozen: Sequence[nn.Parameter], layout: Layout) -> None:
+        """Take the loss terms, by name, and the parameters that its own backward pass must not reach."""
+
+    def ready(self) -> dict[str, str | None]:
+        """Load what only training needs, and return its identities."""
+
+    def begin_step(self, host: JointHost, clock: Clock, loss_scale: float, accumulate: int) -> JointStep: ...
 
 
 class Tracker(Protocol):

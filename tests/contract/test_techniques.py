@@ -15,11 +15,11 @@ from tests.stopping import train_to
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.plan import Plan, diff, plan_from_yaml
+from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
 from tintype.techniques import SHARED_SEAMS, TECHNIQUES, Technique
 from tintype.techniques.apply import apply_techniques
 from tintype.train import checkpoint
-from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
 from tintype.train.parts import Parts, build_parts

@@ -18,6 +18,7 @@ from tests.stopping import train_to
 from tests.tiny import tiny_plan
 from tintype.losses import LossPart
 from tintype.plan import Plan
+from tintype.runtime.clock import Clock
 from tintype.runtime.dist import current
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import local
@@ -25,7 +26,6 @@ from tintype.seams import Draws, LossTerm, View
 from tintype.tokenizers.pixels import Pixels
 from tintype.train import checkpoint
 from tintype.train import update as update_module
-from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
 from tintype.train.parts import Parts, Term, build_parts

@@ -13,9 +13,9 @@ from torch import Tensor
 from tests.fault.promises import Promise
 from tests.ranks import run_ranks
 from tests.tiny import tiny_plan
+from tintype.runtime.clock import Clock
 from tintype.seams import Draws, Route
 from tintype.train.batch import read_batch
-from tintype.train.clock import Clock
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state
 from tintype.train.update import update

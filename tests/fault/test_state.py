@@ -21,9 +21,9 @@ from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
 from tintype.errors import UserError
 from tintype.export.model_folder import export_model
 from tintype.plan import Plan
+from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint, state
-from tintype.train.clock import Clock
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import build_parts

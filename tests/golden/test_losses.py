@@ -14,8 +14,8 @@ import pytest
 
 from tests.offline import refused_by_the_device, with_technique
 from tintype.plan import Plan, read_plan
+from tintype.runtime.clock import Clock
 from tintype.techniques import TECHNIQUES
-from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
 from tintype.train.parts import build_parts
 from tintype.train.start import begin

@@ -22,9 +22,9 @@ from tintype.audit.seen import NARROW, Bad, Input, Seen, room_of, type_name
 from tintype.audit.updates import UpdateWatch, averages_of, group_of, parameter_name
 from tintype.model.layers import sinusoid
 from tintype.optim.storage import COMPENSATION
+from tintype.runtime.clock import Clock
 from tintype.runtime.layout import local
 from tintype.settings import ModelSettings, plain
-from tintype.train.clock import Clock
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState
 from tintype.train.update import StepResult, update

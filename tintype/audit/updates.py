@@ -114,7 +114,7 @@ class _Shadow:
         self._starts = {name: _as_computed(parameter, state[name]) for name, parameter in named.items()}
         self._weights = {name: nn.Parameter(_opened(parameter, state[name])) for name, parameter in named.items()}
         self.moments = {name: _moments(state[name]) for name, parameter in named.items()}
-        self.optimizer: Any = build_optimizer(settings, self._weights, EXACT, layout)
+        self.optimizer: Any = build_optimizer(settings, self._weights, EXACT, layout, {})
         for group, real in zip(self.optimizer.param_groups, optimizer.param_groups, strict=True):
             group["lr"] = real["lr"]
         for name, weight in self._weights.items():

@@ -26,13 +26,13 @@ from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.sources import forget_sources
 from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_document
+from tintype.runtime.clock import PARTS, Clock
 from tintype.runtime.files import Json
 from tintype.runtime.machine import environment
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import Draws
 from tintype.settings import plain
 from tintype.techniques.apply import apply_techniques
-from tintype.train.clock import PARTS, Clock
 from tintype.train.parts import Parts, build_parts, choose_device, exact_fp32
 from tintype.train.prepare import prepare_ids
 from tintype.train.state import TrainState, new_state

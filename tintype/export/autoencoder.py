@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from tintype.errors import UserError
+from tintype.losses.repa_e.tokenizer import TunedTokenizer
 from tintype.seams import Tokenizer
 from tintype.tokenizers.latent import LatentTokenizer
 from tintype.tokenizers.published import KlAutoencoder
-from tintype.tokenizers.tuned import TunedTokenizer
 
 
 def for_pipeline(tokenizer: Tokenizer) -> Any:

@@ -20,13 +20,13 @@ from tintype.errors import UserError
 from tintype.export.pipeline_folder import timesteps
 from tintype.export.quiet import quiet_diffusers
 from tintype.flow.guidance import ClassifierFreeSettings
+from tintype.losses.repa_e.tokenizer import TunedTokenizer
 from tintype.pretrained.packages import diffusers_package
 from tintype.sampling.generate import SamplerSettings, first_noise, sample_latents
 from tintype.seams import Draws
 from tintype.settings import PrecisionSettings
 from tintype.tokenizers.latent import LatentTokenizer
 from tintype.tokenizers.pixels import Pixels
-from tintype.tokenizers.tuned import TunedTokenizer
 from tintype.train.parts import Parts
 
 PROMPTS = ("a small red ball on the grass", "two blue cubes and one large green cone")

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
-from tintype.train.clock import PARTS
+from tintype.runtime.clock import PARTS
 
 WARM_UP_SHARE = 0.1
 MUCH_FOR_A_TOKENIZER = 0.1

@@ -1,7 +1,7 @@
 """The processes of one command, as `torchrun` starts them: who they are, and how they agree.
 
 Decisions are collective: stop, skip and save are agreed on before anyone acts. What ranks tell each other goes as JSON
-or as tensors, through gloo on the CPU; gradients and weights go their own ways (`train.gradients`, `train.layout`).
+or as tensors, through gloo on the CPU; gradients and weights go their own ways (`runtime.gradients`, `train.layout`).
 """
 
 from __future__ import annotations
@@ -213,8 +213,8 @@ class World:
 class _AllGather(torch.autograd.Function):
     """Backward sums what all ranks' losses ask of a row.
 
-    The sum is not divided: gradients of weights are averaged over the ranks afterwards (`train.gradients`), as the loss
-    of the whole batch is the mean of the ranks' losses.
+    The sum is not divided: gradients of weights are averaged over the ranks afterwards (`runtime.gradients`), as the
+    loss of the whole batch is the mean of the ranks' losses.
     """
 
     @staticmethod

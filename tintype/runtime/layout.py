@@ -7,7 +7,7 @@ same piece. DDP has one column, FSDP2 one row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,10 +15,20 @@ from torch import Tensor, nn
 
 from tintype.errors import UserError
 from tintype.runtime.dist import ALONE, World
-from tintype.settings import DistributionSettings, TrainSettings
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+
+class Distribution(Protocol):
+    """How the ranks share the weights: `run.distribution` of a plan."""
+
+    @property
+    def kind(self) -> Literal["ddp", "fsdp"]: ...
+    @property
+    def shards(self) -> int | None: ...
+    @property
+    def reshard(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ class Layout:
 ONE = Layout()
 
 
-def lay_out(settings: DistributionSettings, world: World, device: torch.device) -> Layout:
+def lay_out(settings: Distribution, world: World, device: torch.device) -> Layout:
     """The layout of this world, as the plan has it."""
     if settings.kind == "ddp" or not world.joined:
         return Layout(world)
@@ -73,14 +83,14 @@ def lay_out(settings: DistributionSettings, world: World, device: torch.device) 
     return Layout(world, pieces, mesh)
 
 
-def share_of_batch(train: TrainSettings, world: World) -> int:
-    """How many samples of a micro-batch each rank has."""
-    micro = train.batch // train.accumulate
+def share_of_batch(batch: int, accumulate: int, world: World) -> int:
+    """Return how many samples of a micro-batch each rank has; refuse what the ranks cannot share evenly."""
+    micro = batch // accumulate
     if micro % world.size:
         raise UserError(
-            f"train.batch {train.batch} in train.accumulate {train.accumulate} micro-batches gives {micro} samples at "
-            f"a time, which {world.size} ranks cannot share evenly; take a batch that is a multiple of "
-            f"{train.accumulate * world.size}, or another number of micro-batches or ranks"
+            f"train.batch {batch} in train.accumulate {accumulate} micro-batches gives {micro} samples at a time, "
+            f"which {world.size} ranks cannot share evenly; take a batch that is a multiple of "
+            f"{accumulate * world.size}, or another number of micro-batches or ranks"
         )
     return micro // world.size
 
@@ -91,9 +101,7 @@ def as_the_leader_has_it(modules: nn.Module, world: World) -> None:
         dist.broadcast(tensor, 0)
 
 
-def cut_into_pieces(
-    denoiser: nn.Module, settings: DistributionSettings, layout: Layout, gather: torch.dtype | None
-) -> None:
+def cut_into_pieces(denoiser: nn.Module, settings: Distribution, layout: Layout, gather: torch.dtype | None) -> None:
     """FSDP2, block by block. Inputs are never cast: timesteps and rotations stay what they are.
 
     Weights are gathered as they are stored, unless `gather` says otherwise; gradients are reduced in fp32 always.

@@ -10,7 +10,7 @@ the discriminator is the plan's AdamW with learning rates of their own.
 
 from __future__ import annotations
 
-from tintype.losses.tuning import SHARED, TuningOptions, TuningSettings, aligned_loss
+from tintype.losses.repa_e.settings import SHARED, TuningOptions, TuningSettings, aligned_loss
 from tintype.plan import Plan
 from tintype.techniques.technique import Changes, Technique
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tintype.errors import UserError
+from tintype.losses.repa_e.tokenizer import TunedTokenizer
 from tintype.runtime.locks import locked, refuse_foreign
 from tintype.tokenizers.part import Statistics
-from tintype.tokenizers.tuned import TunedTokenizer
 from tintype.train.load import load_run
 
 

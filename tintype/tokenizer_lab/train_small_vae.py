@@ -19,18 +19,19 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from tintype import rng
+from tintype.losses import discriminator
+from tintype.losses.discriminator import Discriminator, DiscriminatorSettings
 from tintype.losses.perceptual import Distance
 from tintype.losses.reconstruction import PerceptualSettings
 from tintype.metrics.reconstruction import psnr
 from tintype.optim.adamw import AdamWSettings
 from tintype.optim.storage import EXACT
+from tintype.rng import seeded
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
 from tintype.runtime.transfer import send
 from tintype.settings import Settings, plain
 from tintype.tokenizer_lab.images import SCENES, SceneSettings, TrainingPictures, TrainingScenes, TrainingSet
-from tintype.tokenizers import adversary
-from tintype.tokenizers.adversary import Adversary, AdversarySettings
 from tintype.tokenizers.small_vae import (
     Record,
     SmallVae,
@@ -42,7 +43,7 @@ from tintype.tokenizers.small_vae import (
     write_vae,
 )
 from tintype.train.folder import RunFolder
-from tintype.train.parts import exact_fp32, seeded
+from tintype.train.parts import exact_fp32
 from tintype.train.resume import resume
 from tintype.train.simple import SimpleTraining, claim_folder
 from tintype.train.state import TrainState
@@ -71,7 +72,7 @@ class Training(Settings):
     reconstruction: Literal["l1", "charbonnier"] = "l1"
     kl_weight: float = Field(1e-4, ge=0, description="Of nats for each number of the latents")
     perceptual: PerceptualSettings = PerceptualSettings()
-    adversarial: AdversarySettings = AdversarySettings()
+    adversarial: DiscriminatorSettings = DiscriminatorSettings()
     seed: int = Field(0, ge=0)
     steps: int = Field(20_000, ge=1)
     batch: int = Field(32, ge=1)
@@ -99,8 +100,8 @@ class Training(Settings):
     def _check_adversary(self) -> None:
         if not self.adversarial.weight:
             return
-        if self.size_px < adversary.SMALLEST_PX:
-            raise ValueError(f"adversarial: the discriminator needs size_px of at least {adversary.SMALLEST_PX}")
+        if self.size_px < discriminator.SMALLEST_PX:
+            raise ValueError(f"adversarial: the discriminator needs size_px of at least {discriminator.SMALLEST_PX}")
         if self.adversarial.start_step >= self.steps:
             raise ValueError(
                 f"adversarial.start_step ({self.adversarial.start_step}) is not before the end, at {self.steps} steps: "
@@ -160,7 +161,7 @@ def _new_state(settings: Training, device: torch.device) -> TrainState:
     optimizer = AdamWSettings(lr=settings.lr, beta2=0.99, eps=1e-8).build(modules.named_parameters(), EXACT)
     if settings.adversarial.weight:
         with seeded(settings.seed, ADVERSARY):
-            judge = Adversary(settings.adversarial.width).to(device)
+            judge = Discriminator(settings.adversarial.width).to(device)
         modules[ADVERSARY] = judge
         optimizer.add_param_group({"params": list(judge.parameters()), "lr": settings.adversarial.lr})
     return TrainState(modules, optimizer, None)
@@ -172,12 +173,12 @@ def _network(state: TrainState) -> Vae:
     return network
 
 
-def _adversary(settings: Training, state: TrainState) -> Adversary | None:
+def _adversary(settings: Training, state: TrainState) -> Discriminator | None:
     """None where there is none at this step."""
     if not settings.adversarial.on_at(state.step):
         return None
     judge = state.modules[ADVERSARY]
-    assert isinstance(judge, Adversary)
+    assert isinstance(judge, Discriminator)
     return judge
 
 
@@ -216,7 +217,7 @@ def losses_of(
     distance: Distance | None,
     position_B: Tensor,
     image_BCHW: Tensor,
-    judge: Adversary | None = None,
+    judge: Discriminator | None = None,
 ) -> dict[str, Tensor]:
     """Each term, a mean over the pictures, and under "loss" the weighted sum of those of the autoencoder.
 

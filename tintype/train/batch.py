@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tintype.data.captions import captions_of
 from tintype.runtime import fault
+from tintype.runtime.clock import Clock
 from tintype.runtime.transfer import send
 from tintype.seams import Draws, TextTokens
-from tintype.train.clock import Clock
 from tintype.train.parts import Parts, Term
 
 BATCHES_AHEAD = 3

@@ -18,7 +18,7 @@ from tintype.train import checkpoint
 from tintype.train.divergence import too_large
 from tintype.train.folder import RunFolder
 from tintype.train.model_folder import check_files, read_about
-from tintype.train.parts import TUNED, Parts, build_parts
+from tintype.train.parts import TOKENIZER, Parts, build_parts
 from tintype.train.reconstruct import Reconstruction
 from tintype.train.state import TrainState
 from tintype.train.weights import weight_misfits, weights_in
@@ -76,7 +76,7 @@ def _all_parameters(parts: Parts, average: Reconstruction) -> dict[str, Tensor]:
     """Return the average of every parameter but a tokenizer's, or some would silently not be averaged."""
     weights = average.weights()
     named = parts.modules.named_parameters()
-    wanted = {name: Form(one.shape, torch.float32) for name, one in named if not name.startswith(TUNED)}
+    wanted = {name: Form(one.shape, torch.float32) for name, one in named if not name.startswith(TOKENIZER)}
     if found := misfits(forms_of(weights), wanted):
         raise UserError(f"the snapshots do not fit this plan and version: {found}")
     return weights

@@ -10,13 +10,13 @@ from typing import Any
 
 from tintype.plan import Plan
 from tintype.runtime import activity, fault
+from tintype.runtime.clock import Clock
 from tintype.runtime.dist import current
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import wait_for_lock
 from tintype.runtime.watchdog import watch_ranks
 from tintype.train import checkpoint
 from tintype.train.agreement import agree_on_plan, log_stuck_rank
-from tintype.train.clock import Clock
 from tintype.train.divergence import check_weights, count_step
 from tintype.train.folder import RunFolder
 from tintype.train.latents import check_latents

@@ -19,21 +19,25 @@ from tintype.flow.routes import Unrouted
 from tintype.losses import LossPart
 from tintype.model import TextCache, Transformer, fp8
 from tintype.plan import Plan
-from tintype.rng import stream_key
+from tintype.rng import seeded
 from tintype.runtime import dist as world
 from tintype.runtime.dist import World
+from tintype.runtime.gradients import NO_OTHERS, GradientMean
 from tintype.runtime.layout import ONE, Layout, as_the_leader_has_it, cut_into_pieces, lay_out, share_of_batch
 from tintype.runtime.transfer import send
 from tintype.seams import (
     CaptionPolicy,
     Draws,
     ImageSource,
+    JointBatch,
+    JointTraining,
     LossTerm,
     Objective,
     Order,
     Place,
     Route,
     Router,
+    Tapped,
     TextEncoder,
     TextTokens,
     Tokenizer,
@@ -42,11 +46,7 @@ from tintype.seams import (
 from tintype.settings import DataPart, PrecisionSettings, RunSettings
 from tintype.text.cache import CachedText
 from tintype.text.frozen import FrozenTextEncoder
-from tintype.tokenizers.adversary import Adversary
 from tintype.tokenizers.latent_cache import LatentCache, open_latent_cache, why_uncacheable
-from tintype.tokenizers.tuned import TunedTokenizer
-from tintype.train.gradients import NO_OTHERS, GradientMean
-from tintype.train.tuning import Tuning, begin_statistics, find_aligner
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Parts:
     """All that is trained: optimizer, weight average and checkpoint see exactly this."""
     layout: Layout = ONE
     gradients: GradientMean = NO_OTHERS
-    tuning: Tuning | None = None
+    joint: JointTraining | None = None
     """Where the tokenizer is trained too, and this is a training."""
     trained_steps: int | None = None
     """How long the weights were trained, where they were loaded."""
@@ -127,17 +127,16 @@ class Parts:
     def optimized(self) -> dict[str, list[str]]:
         """Which parameters are optimized how, by name."""
         named = dict(self.modules.named_parameters())
-        groups = self.plan.optimizer.groups({name: one for name, one in named.items() if not name.startswith(APART)})
-        for group, prefix in (("tuning", TUNED), ("adversary", ADVERSARY)):
-            if own := [name for name in named if name.startswith(prefix)]:
-                groups[group] = own
+        groups = self.plan.optimizer.groups({name: one for name, one in named.items() if not name.startswith(JOINT)})
+        for group in self.joint.groups if self.joint else ():
+            groups[group.name] = [name for name in named if name.startswith(group.prefix)]
         return groups
 
     def ready(self, step: int = 0) -> dict[str, str | None]:
         """Loads what the losses compare with from this step on, and gives the identities."""
         running = [term for term in self.terms if not term.settings.schedule.over(step)]
         identities = {term.name: term.part.ready() for term in running}
-        return identities | (self.tuning.ready() if self.tuning else {})
+        return identities | (self.joint.ready() if self.joint else {})
 
     def route(self, z_BCHW: Tensor, step: int, draws: Draws) -> Route | None:
         """The tokens' way through a step of training: the same whenever it is asked for."""
@@ -150,6 +149,14 @@ class Parts:
         """The velocity as sampling and validation see it, where every token goes through every block by default."""
         output = self.denoiser(x_t_BCHW, t_B, text, route=route or self.router.whole())
         return self.objective.velocity(output.prediction_BCHW, x_t_BCHW, t_B)
+
+    def tap(self, x_BCHW: Tensor, batch: JointBatch, taps: frozenset[int]) -> Tapped:
+        """Run the denoiser up to the last tapped block, at the t and with the noise of the batch."""
+        sample = self.objective.draw(x_BCHW, batch.draws)
+        text = TextTokens(batch.text.tokens_BLC.detach(), batch.text.mask_BL)
+        route = self.route(x_BCHW, batch.step, batch.draws)
+        tapped: Tapped = self.denoiser(sample.x_t_BCHW, sample.t_B, text, route=route, taps=taps, only_taps=True)
+        return tapped
 
     @contextmanager
     def compute(self) -> Iterator[None]:
@@ -203,19 +210,20 @@ def choose_device(name: str) -> torch.device:
 
 LOSSES = "losses_"
 """Stands before the names of parameters that a loss term owns. Sampling needs none of them."""
-TUNED = "tokenizer."
-"""Stands before the names of what a tokenizer that is trained owns: fp32 always, and no average follows it."""
-ADVERSARY = "adversary."
-"""The same of the discriminator that judges such a tokenizer's pictures. Sampling needs none of it."""
-APART = (TUNED, ADVERSARY)
-"""What is trained beside the denoiser, by losses of its own and in groups of its own."""
+TOKENIZER = "tokenizer."
+"""Prefix of the parameters of a tokenizer that a joint training trains: fp32 always, and not averaged."""
+JOINT_ONLY = "adversary."
+"""Prefix of the parameters that a joint training has for itself. Sampling needs none of them."""
+JOINT = (TOKENIZER, JOINT_ONLY)
 
 
 def build_parts(plan: Plan, training: bool = True) -> Parts:
     """All parts of a run; without its loss terms, and whole on every rank, where nothing is trained."""
     device = choose_device(plan.run.device)
     layout = lay_out(plan.run.distribution, world.current(), device) if training else ONE
-    share = share_of_batch(plan.train, layout.world)  # refuses what cannot be shared, before anything is built
+    share = share_of_batch(
+        plan.train.batch, plan.train.accumulate, layout.world
+    )  # refuses what cannot be shared, before anything is built
     precision = precision_on(device, plan.precision, training)
     tokenizer = _build_tokenizer(plan, device)
     opened = open_source if training else LaterSource
@@ -239,15 +247,15 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     objective = plan.objective.build(plan.time)
     terms = _build_terms(plan, source, device) if training else ()
     of_losses = {LOSSES + term.name: term.part for term in terms}
-    judge = _build_judge(plan) if training else None
-    tuned = {"tokenizer": tokenizer, "adversary": judge}
-    owners = {"denoiser": denoiser, "text": text, "router": router, **of_losses, **tuned}
+    joint = plan.tuning.build(plan, plan.seed, tokenizer) if plan.tuning and training else None
+    trained = joint.modules if joint else {"tokenizer": tokenizer}
+    owners = {"denoiser": denoiser, "text": text, "router": router, **of_losses, **trained}
     modules = nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
     for name, parameter in modules.named_parameters() if training else ():
         parameter.data = parameter.data.to(storage_dtype(plan, name))
     modules = modules.to(device)
-    if training and isinstance(tokenizer, TunedTokenizer):
-        begin_statistics(tokenizer, source, order, plan)
+    if joint:
+        joint.begin(source, order, plan.seed, plan.train.steps * plan.train.batch)
     if layout.world.size > 1:
         loaded = {"tokenizer": tokenizer.identity, "text": text.identity}
         layout.world.agree({**loaded, **(of_data(source) if training else {})})  # who samples may not have the data
@@ -255,10 +263,9 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
     if layout.mesh is not None:
         gather = torch.bfloat16 if plan.precision.gather == "bf16" else None
         cut_into_pieces(denoiser, plan.run.distribution, layout, gather)
-    others = [parameter for name, parameter in modules.named_parameters() if not name.startswith(APART)]
-    tuning = None
-    if training and plan.tuning is not None and isinstance(tokenizer, TunedTokenizer):
-        tuning = Tuning(plan.tuning, tokenizer, find_aligner(plan, terms), judge, others, layout)
+    others = [parameter for name, parameter in modules.named_parameters() if not name.startswith(JOINT)]
+    if joint:
+        joint.attach({term.name: term.part for term in terms}, others, layout)
     return Parts(
         plan=plan,
         device=device,
@@ -275,7 +282,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
         modules=modules,
         layout=layout,
         gradients=GradientMean(others, layout),
-        tuning=tuning,
+        joint=joint,
         kept=kept,
         sources_by_size={
             stage.size_px: LaterSource(plan.data.at_size(stage.size_px), "train", device) for stage in plan.train.stages
@@ -284,11 +291,7 @@ def build_parts(plan: Plan, training: bool = True) -> Parts:
 
 
 def _build_tokenizer(plan: Plan, device: torch.device) -> Tokenizer:
-    if plan.tuning is None:
-        return plan.tokenizer.build(device)
-    tuning, compression = plan.tuning, plan.tokenizer.compression
-    network = plan.tokenizer.open()
-    return TunedTokenizer(network, compression, momentum=tuning.momentum, eps=tuning.eps, compute=tuning.compute)
+    return plan.tuning.build_tokenizer(plan.tokenizer) if plan.tuning else plan.tokenizer.build(device)
 
 
 def _build_text(plan: Plan, device: torch.device) -> TextEncoder:
@@ -297,14 +300,6 @@ def _build_text(plan: Plan, device: torch.device) -> TextEncoder:
     if plan.run.text_embeddings == "disk" and isinstance(text, FrozenTextEncoder):
         return CachedText(text)
     return text
-
-
-def _build_judge(plan: Plan) -> Adversary | None:
-    """The discriminator of a tokenizer that is trained, where the plan asks for one."""
-    if plan.tuning is None or not plan.tuning.adversarial.weight:
-        return None
-    with seeded(plan.seed, "adversary"):
-        return Adversary(plan.tuning.adversarial.width)
 
 
 def _losses(plan: Plan) -> tuple[LossPart, ...]:
@@ -326,7 +321,7 @@ def precision_on(device: torch.device, precision: PrecisionSettings, training: b
 
 def storage_dtype(plan: Plan, name: str) -> torch.dtype:
     """The type in which training stores a parameter; its moments have the same."""
-    own = name.startswith((LOSSES, *APART))
+    own = name.startswith((LOSSES, *JOINT))
     return torch.bfloat16 if plan.precision.storage == "bf16" and not own else torch.float32
 
 
@@ -338,14 +333,6 @@ def _build_terms(plan: Plan, source: ImageSource, device: torch.device) -> tuple
 def _build_term(plan: Plan, settings: LossPart, place: Place) -> Term:
     with seeded(plan.seed, f"losses.{settings.kind}"):
         return Term(settings, settings.build(place))
-
-
-@contextmanager
-def seeded(seed: int, name: str) -> Iterator[None]:
-    """Initialises one part from its own stream, so that an arm with one part more leaves the others' weights alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream_key(seed, f"init/{name}"))
-        yield
 
 
 def check_columns(plan: Plan, source: ImageSource) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from tintype.config.strict import parse, read_file, write_yaml
 from tintype.errors import DivergedError, UserError
 from tintype.runtime.files import write_text
+from tintype.runtime.gradients import clip
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import ONE
 from tintype.runtime.locks import refuse_foreign
@@ -25,7 +26,6 @@ from tintype.settings import Settings, plain
 from tintype.train import checkpoint
 from tintype.train.divergence import NON_FINITE, too_large
 from tintype.train.folder import RunFolder
-from tintype.train.gradients import clip
 from tintype.train.state import TrainState
 from tintype.train.steps import Cadence, Training
 

@@ -19,11 +19,11 @@ from tintype.optim.storage import Storage
 from tintype.runtime.forms import Form, forms_of, misfits, under
 from tintype.runtime.layout import Layout, is_cut
 from tintype.seams import WeightAverage
-from tintype.train.parts import ADVERSARY, APART, LOSSES, TUNED, Parts
+from tintype.train.parts import JOINT, JOINT_ONLY, LOSSES, Parts
 from tintype.train.shards import Place, whole_place
 from tintype.train.spikes import SpikeWindow
 
-_LATE = (LOSSES, "router.", ADVERSARY)
+_LATE = (LOSSES, "router.", JOINT_ONLY)
 """Parameters that a schedule can leave without a gradient, and so without optimizer state, for some first steps."""
 _CAME_LATER: dict[str, Any] = {"skips": 0, "recent_skips": []}
 """Counters that older checkpoints do not have."""
@@ -127,11 +127,11 @@ class TrainState:
 def new_state(parts: Parts) -> TrainState:
     storage = Storage(parts.plan.precision.rounding, parts.plan.seed, parts.layout.piece)
     plan, named = parts.plan, dict(parts.modules.named_parameters())
-    apart_lr = {TUNED: plan.tuning.lr, ADVERSARY: plan.tuning.adversarial.lr} if plan.tuning else None
-    optimizer = build_optimizer(plan.optimizer, named, storage, parts.layout, apart_lr)
+    joint_lr = {group.prefix: group.lr for group in parts.joint.groups} if parts.joint else {}
+    optimizer = build_optimizer(plan.optimizer, named, storage, parts.layout, joint_lr)
     for group in optimizer.param_groups:
         group["base_lr"] = group["lr"]
-    ema = plan.ema.build(untuned(named)) if plan.ema else None
+    ema = plan.ema.build(separate(named)) if plan.ema else None
     spikes = SpikeWindow(plan.train.skip_spikes, parts.device) if plan.train.skip_spikes else None
     return TrainState(parts.modules, optimizer, ema, spikes=spikes)
 
@@ -141,20 +141,19 @@ def build_optimizer(
     named: Mapping[str, nn.Parameter],
     storage: Storage,
     layout: Layout,
-    apart_lr: Mapping[str, float] | None = None,
+    joint_lr: Mapping[str, float],
 ) -> torch.optim.Optimizer:
-    """The plan's optimizer. A tokenizer that is trained and its discriminator have groups of their own, the last ones,
-    which AdamW moves; `apart_lr` has their learning rates."""
-    optimizer = settings.build(untuned(named).items(), storage, layout)
-    for prefix in APART:
+    """Build the plan's optimizer. What a joint training trains has the last groups, which AdamW updates."""
+    optimizer = settings.build(separate(named).items(), storage, layout)
+    for prefix in JOINT:
         if own := [parameter for name, parameter in named.items() if name.startswith(prefix)]:
-            optimizer.add_param_group({"params": own, "lr": apart_lr[prefix] if apart_lr else 0.0})
+            optimizer.add_param_group({"params": own, "lr": joint_lr.get(prefix, 0.0)})
     return optimizer
 
 
-def untuned(named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """All parameters but those of a tokenizer that is trained, and of its discriminator."""
-    return {name: parameter for name, parameter in named.items() if not name.startswith(APART)}
+def separate(named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Return all parameters but those of a joint training."""
+    return {name: parameter for name, parameter in named.items() if not name.startswith(JOINT)}
 
 
 def _checked_counters(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,15 +16,14 @@ from torch import Tensor
 from tintype.flow.objective import mean_square
 from tintype.plan import Plan
 from tintype.runtime import fault
+from tintype.runtime.clock import Clock
+from tintype.runtime.gradients import backward_start, clip
 from tintype.runtime.layout import local, share_of_batch
 from tintype.runtime.pending import Later
 from tintype.seams import View
 from tintype.train.batch import Batch, read_batch
-from tintype.train.clock import Clock
-from tintype.train.gradients import backward_start, clip
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState
-from tintype.train.tuning import TuningStep
 
 TIME_BINS = 8
 """Their middles are the times of the validation loss."""
@@ -70,30 +70,34 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
     """
     plan = parts.plan
     micro = plan.train.batch // plan.train.accumulate
-    share = share_of_batch(plan.train, parts.world)
+    share = share_of_batch(plan.train.batch, plan.train.accumulate, parts.world)
     losses: dict[str, Tensor] = {}
     without_caption = 0
     by_time = torch.zeros(2, TIME_BINS, device=parts.device)
-    tuning = TuningStep(parts, parts.tuning, clock) if parts.tuning else None
+    scale, accumulate = plan.precision.loss_scale, plan.train.accumulate
+    joint = parts.joint.begin_step(parts, clock, scale, accumulate) if parts.joint else None
     state.optimizer.zero_grad(set_to_none=True)
-    for index in range(plan.train.accumulate):
+    for index in range(accumulate):
         first = state.images_seen + index * micro + parts.world.rank * share
-        found = micro_batch_losses(parts, first, share, state.step, clock, tuning)
-        with clock.part("backward"), parts.gradients.over(last=index == plan.train.accumulate - 1):
-            loss = found.parts["loss"] / plan.train.accumulate * plan.precision.loss_scale
+        last = index == accumulate - 1
+        latents = partial(joint.latents, last=last) if joint else None
+        found = micro_batch_losses(parts, first, share, state.step, clock, latents)
+        with clock.part("backward"), parts.gradients.over(last):
+            loss = found.parts["loss"] / accumulate * scale
             loss.backward(backward_start(loss))
         by_time += found.by_time
         without_caption += found.without_caption
         for name, value in found.parts.items():
-            losses[name] = losses.get(name, torch.zeros_like(value)) + value.detach() / plan.train.accumulate
+            losses[name] = losses.get(name, torch.zeros_like(value)) + value.detach() / accumulate
         fault.point("step.backward")
 
     with clock.part("optimizer"):
         _undo_loss_scale(state, plan)
-        clipped = tuning.leave_out(state.parameters) if tuning else state.parameters
+        apart = {id(parameter) for parameter in parts.joint.clipped_apart} if parts.joint else set[int]()
+        clipped = [parameter for parameter in state.parameters if id(parameter) not in apart]
         grad_norm = clip(clipped, plan.train.clip_norm, parts.layout)
-        if tuning:
-            grad_norm = tuning.clip(grad_norm)
+        if joint:
+            grad_norm = joint.clip(grad_norm)
         loss, skipped = _decide(parts, state, losses["loss"], grad_norm)
         for group in state.optimizer.param_groups:
             group["lr"] = group["base_lr"] * lr_factor(plan, state.step)
@@ -101,8 +105,8 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
         state.optimizer.step()
         if state.ema and plan.ema and plan.ema.update_due(state.step + 1):
             state.ema.update(skipped)
-        if tuning:
-            losses |= tuning.finish(skipped)
+        if joint:
+            losses |= joint.finish(skipped)
     fault.point("step.optimizer")
     first = state.images_seen
     numbers = Later(torch.stack([grad_norm, skipped, loss.to(grad_norm)]))

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from tintype.optim.part import AverageSettings
 from tintype.plan import Plan
 from tintype.runtime.forms import Form, forms_of, misfits, under
-from tintype.train.parts import ADVERSARY, APART, LOSSES, storage_dtype
+from tintype.train.parts import JOINT, JOINT_ONLY, LOSSES, storage_dtype
 
-OWN = (LOSSES, ADVERSARY)
+OWN = (LOSSES, JOINT_ONLY)
 """Stands before the names of what a run has for its own training."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -52,7 +52,7 @@ def weight_misfits(
         followed = {
             name: torch.empty(one.shape, device="meta")
             for name, one in parameters.items()
-            if not name.startswith((*OWN, *APART))
+            if not name.startswith((*OWN, *JOINT))
         }
         kept = {name: one for name, one in under("ema/", tensors).items() if not _of_loss(name)}
         reasons.append(misfits(forms_of(kept), forms_of(average.build(followed).tensors())))

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from tintype.runtime.clock import Clock
 from tintype.runtime.dist import World
-from tintype.train.clock import Clock
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState
 from tintype.train.update import TIME_BINS, StepResult

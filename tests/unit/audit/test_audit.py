@@ -33,11 +33,11 @@ from tintype.optim.adamw import AdamW, AdamWSettings
 from tintype.optim.ema import Ema
 from tintype.optim.storage import Storage
 from tintype.plan import Plan, plan_from_document
+from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import ONE, local
 from tintype.techniques import TECHNIQUES
 from tintype.train import update as update_module
-from tintype.train.clock import Clock
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import Parts, build_parts

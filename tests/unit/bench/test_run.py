@@ -22,9 +22,9 @@ from tintype.bench.run import Comparison, Row, at_size, compare, measure, with_s
 from tintype.cli import app
 from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
+from tintype.runtime.clock import PARTS
 from tintype.settings import plain
 from tintype.terminal.bench import show_comparison
-from tintype.train.clock import PARTS
 from tintype.train.parts import Parts
 from tintype.train.state import TrainState
 from tintype.train.update import update as real_update

@@ -20,8 +20,8 @@ from tintype.data.sources import forget_sources
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.source import StoreSource
 from tintype.plan import Plan
+from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
-from tintype.train.clock import Clock
 from tintype.train.loop import train
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state

@@ -18,10 +18,10 @@ from tests.unit.losses.alignment_views import CPU, GRID, SAMPLES, WIDTH, normal,
 from tintype.errors import UserError
 from tintype.losses.alignment import AlignmentTerm
 from tintype.losses.repa import RepaSettings
+from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Route
 from tintype.train import checkpoint
-from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
 from tintype.train.parts import build_parts

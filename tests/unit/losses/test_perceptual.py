@@ -21,12 +21,12 @@ from tintype.losses.lpips import LpipsLossSettings
 from tintype.losses.perceptual import PerceptualPart, PerceptualTerm, resized
 from tintype.losses.perceptual_dino import PerceptualDinoSettings
 from tintype.plan import Plan
+from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
 from tintype.techniques.apply import apply_techniques
 from tintype.tokenizers.part import TokenizerPart
 from tintype.tokenizers.pixels import Pixels
 from tintype.train import checkpoint
-from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
 from tintype.train.parts import build_parts

@@ -8,8 +8,8 @@ from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.reference import held_out
 from tintype.metrics.throughput import images_per_s, time_split
 from tintype.metrics.validation import TIMES, velocity_errors
+from tintype.runtime.clock import PARTS
 from tintype.seams import Draws
-from tintype.train.clock import PARTS
 from tintype.train.parts import build_parts
 
 

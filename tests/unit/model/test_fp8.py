@@ -17,10 +17,10 @@ from tintype.errors import UserError
 from tintype.model import Transformer, fp8
 from tintype.model.fp8 import Fp8Linear, _filled, product, scaled
 from tintype.plan import Plan
+from tintype.runtime.clock import Clock
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.settings import ModelSettings, PrecisionSettings
 from tintype.train import checkpoint
-from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.parts import build_parts

@@ -15,9 +15,9 @@ from tintype.model import Transformer
 from tintype.model.islands import attend, held, project, rounded
 from tintype.model.layers import LayerNorm, RMSNorm, VectorMLP, add_gated, modulate, rotate, rotation_table, sinusoid
 from tintype.plan import diff
+from tintype.runtime.clock import Clock
 from tintype.seams import TextTokens
 from tintype.settings import IslandSettings, ModelSettings, PrecisionSettings
-from tintype.train.clock import Clock
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state
 from tintype.train.update import update

@@ -11,9 +11,9 @@ from tintype.model import Transformer, fp8
 from tintype.model.fp8 import Fp8Linear
 from tintype.model.islands import rounded
 from tintype.plan import Plan
+from tintype.runtime.clock import Clock
 from tintype.seams import TextTokens
 from tintype.settings import IslandSettings, ModelSettings, PrecisionSettings
-from tintype.train.clock import Clock
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state
 from tintype.train.update import update

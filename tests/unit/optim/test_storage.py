@@ -16,12 +16,12 @@ from tintype.optim.adamw import AdamWSettings
 from tintype.optim.ema import Ema
 from tintype.optim.muon import MuonSettings
 from tintype.optim.storage import Rounding, Storage, round_stochastically
+from tintype.runtime.clock import Clock
+from tintype.runtime.gradients import clip
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import ONE
 from tintype.train import checkpoint
-from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
-from tintype.train.gradients import clip
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import LOSSES, build_parts

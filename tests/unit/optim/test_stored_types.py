@@ -12,7 +12,7 @@ from tests.tiny import tiny_plan
 from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
 from tintype.optim import ema
 from tintype.plan import Plan
-from tintype.train.clock import Clock
+from tintype.runtime.clock import Clock
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state
 from tintype.train.update import update

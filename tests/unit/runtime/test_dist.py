@@ -14,9 +14,9 @@ from tintype import cli
 from tintype.errors import UserError
 from tintype.runtime import dist as world
 from tintype.runtime.dist import ALONE, World, current, refuse_other_steps
+from tintype.runtime.gradients import GradientMean
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import Layout
-from tintype.train.gradients import GradientMean
 
 
 def _rows(item: int) -> Tensor:

@@ -18,7 +18,7 @@ from tests.tiny_vae import write_tiny_vae
 from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
 from tintype.evaluation.protocol import definitions
-from tintype.losses.tuning import TuningSettings
+from tintype.losses.repa_e.settings import TuningSettings
 from tintype.plan import plan_from_folder
 from tintype.runtime.files import read_json
 from tintype.study.compare import _check_tokenizers, _compared, _trend_pairs, incomparable, planned_comparisons

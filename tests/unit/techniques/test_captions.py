@@ -18,12 +18,12 @@ from tintype.data.captions import captions_of
 from tintype.data.scenes.source import SceneSource
 from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_yaml
+from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
 from tintype.schedule import Schedule
 from tintype.seams import Draws, Record
 from tintype.techniques.apply import apply_techniques
 from tintype.train.batch import read_batch
-from tintype.train.clock import Clock
 from tintype.train.loop import train
 from tintype.train.parts import build_parts
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.losses.contrastive import Contrastive, ContrastiveSettings, negatives
+from tintype.runtime.clock import Clock
 from tintype.seams import Draws, Output, Sample, View
 from tintype.techniques.apply import apply_techniques
-from tintype.train.clock import Clock
 from tintype.train.parts import build_parts
 from tintype.train.update import micro_batch_losses
 

@@ -127,7 +127,7 @@ def test_a_route_over_the_aligned_block_is_refused_with_the_plan() -> None:
 
 
 def routed_losses(plan: Plan, step: int) -> dict[str, Tensor]:
-    from tintype.train.clock import Clock
+    from tintype.runtime.clock import Clock
     from tintype.train.update import micro_batch_losses
 
     parts = build_parts(plan)

@@ -9,10 +9,10 @@ from tintype.flow.min_snr import MinSnrSettings
 from tintype.flow.objective import VelocityObjective, mean_square
 from tintype.flow.path import draw_time
 from tintype.flow.x_prediction import XPrediction
+from tintype.runtime.clock import Clock
 from tintype.seams import Draws, Objective, Weighting
 from tintype.settings import TimeSettings
 from tintype.techniques.apply import apply_techniques
-from tintype.train.clock import Clock
 from tintype.train.parts import build_parts
 from tintype.train.update import micro_batch_losses
 

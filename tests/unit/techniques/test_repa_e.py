@@ -6,8 +6,8 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,33 +27,33 @@ from tests.tiny_tuning import (
     everything,
     gradients,
     ready,
+    step_of,
     tuned_plan,
     write_small_vae,
 )
 from tintype import plan as plan_module
 from tintype.errors import UserError
-from tintype.losses.tuning import ProbeTerm
+from tintype.losses.repa_e.settings import ProbeTerm
+from tintype.losses.repa_e.tokenizer import TunedTokenizer
+from tintype.losses.repa_e.training import RepaE, RepaEStep
 from tintype.metrics.validation import velocity_errors
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings
 from tintype.sampling.sample import sample_run
 from tintype.sampling.velocity_bias import velocity_bias
-from tintype.seams import Draws
+from tintype.seams import Draws, JointBatch
 from tintype.techniques.apply import apply_techniques
 from tintype.tokenizers.pixels import Pixels
 from tintype.tokenizers.small_vae import Vae
-from tintype.tokenizers.tuned import TunedTokenizer
 from tintype.train import checkpoint
-from tintype.train import tuning as tuning_module
 from tintype.train.batch import read_batch
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import TUNED, Parts, build_parts
+from tintype.train.parts import TOKENIZER, Parts, build_parts
 from tintype.train.reconstruct import try_reconstruction
 from tintype.train.state import new_state
-from tintype.train.tuning import Tuning, TuningStep, tune
 from tintype.train.update import micro_batch_losses, update
 
 ALONE = [REPA_E]
@@ -67,8 +67,8 @@ UNCLIPPED = "train.clip_norm=null"
 @pytest.mark.parametrize("techniques", [ALONE, BOTH], ids=["alone", "both"])
 def test_no_loss_of_the_denoiser_reaches_the_autoencoder(techniques: list[str]) -> None:
     parts, tuning = ready(tuned_plan(techniques=techniques))
-    step = TuningStep(parts, tuning, clock())
-    losses = micro_batch_losses(parts, 0, 4, 0, clock(), step).parts
+    latents = partial(step_of(parts, tuning).latents, last=True)
+    losses = micro_batch_losses(parts, 0, 4, 0, clock(), latents).parts
     for name, loss in losses.items():
         found = torch.autograd.grad(loss, tuning.tuned, retain_graph=True, allow_unused=True)
         assert all(one is None for one in found), name
@@ -77,16 +77,16 @@ def test_no_loss_of_the_denoiser_reaches_the_autoencoder(techniques: list[str]) 
 @pytest.mark.parametrize("techniques", [ALONE, BOTH], ids=["alone", "both"])
 def test_the_autoencoders_losses_reach_all_of_it_and_nothing_else(techniques: list[str]) -> None:
     parts, tuning = ready(tuned_plan(techniques=techniques))
-    z, losses = tune(parts, tuning, read_batch(parts, 0, 4, 0, clock()), clock(), last=True)
+    z, losses = step_of(parts, tuning).tune(read_batch(parts, 0, 4, 0, clock()), last=True)
     assert set(losses) == {f"vae/{name}" for name in ("loss", "reconstruction", "kl", "alignment", "perceptual")}
     touched = {name for name, p in parts.modules.named_parameters() if p.grad is not None}
-    assert touched == {name for name, _ in parts.modules.named_parameters() if name.startswith(TUNED)}
+    assert touched == {name for name, _ in parts.modules.named_parameters() if name.startswith(TOKENIZER)}
     assert all(p.grad is not None and p.grad.any() for p in tuning.tuned)
     assert not z.requires_grad
     assert all(p.requires_grad for p in parts.modules.parameters())  # they hold still for the time of it only
 
 
-def oracle(parts: Parts, tuning: Tuning, weight: float) -> dict[str, Tensor]:
+def oracle(parts: Parts, tuning: RepaE, weight: float) -> dict[str, Tensor]:
     """The gradients of the autoencoder, in float64, from the formulas: no early exit, nothing frozen."""
     settings, network = tuning.settings, copy.deepcopy(tuning.tokenizer.network)
     assert isinstance(network, Vae)
@@ -121,12 +121,12 @@ def test_the_autoencoders_gradient_is_that_of_the_formulas(weight: float) -> Non
     """The second weight is for the alignment, which is small beside a reconstruction at first."""
     parts, tuning = ready(tuned_plan(techniques=[NO_PERCEPTUAL + f",weight={weight},kl=0.01"]))
     expected = oracle(parts, tuning, weight)
-    tune(parts, tuning, read_batch(parts, 0, 4, 0, clock()), clock(), last=True)
-    found = {name: p.grad for name, p in parts.modules.named_parameters() if name.startswith(TUNED)}
+    step_of(parts, tuning).tune(read_batch(parts, 0, 4, 0, clock()), last=True)
+    found = {name: p.grad for name, p in parts.modules.named_parameters() if name.startswith(TOKENIZER)}
     assert len(found) == len(expected)
     largest = max(float(gradient.abs().max()) for gradient in expected.values())
     for name, gradient in expected.items():
-        other = found[f"{TUNED}network.{name}"]
+        other = found[f"{TOKENIZER}network.{name}"]
         assert other is not None
         torch.testing.assert_close(other.double(), gradient, rtol=1e-3, atol=1e-6 * largest)
 
@@ -137,8 +137,8 @@ def test_the_alignment_alone_moves_the_encoder_and_not_the_decoder() -> None:
     network = tuning.tokenizer.network
     assert batch.image_BCHW is not None
     posterior = network.posterior(batch.image_BCHW.float() / 127.5 - 1)
-    clean = tuning.tokenizer.norm.settled(tuning.tokenizer.sampled(posterior, batch.draws))
-    loss = tuning_module._alignment(parts, tuning, batch, clean).mean()
+    clean = tuning.tokenizer.norm.by_running(tuning.tokenizer.sampled(posterior, batch.draws))
+    loss = step_of(parts, tuning).alignment(batch, clean).mean()
     assert isinstance(network, nn.Module)
     named = dict(network.named_parameters())
     found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
@@ -163,12 +163,13 @@ def with_latents_of(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> tuple[Parts,
     """A step of the plan, and one of the same plan without tuning on the same latents; the norms of both."""
     seen: list[Tensor] = []
 
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        found = tune(*args, **kwargs)
-        seen.append(found[0])
-        return found
+    latents = RepaEStep.latents
 
-    monkeypatch.setattr(tuning_module, "tune", recorded)
+    def recorded(step: RepaEStep, batch: JointBatch, last: bool) -> Tensor:
+        seen.append(latents(step, batch, last))
+        return seen[-1]
+
+    monkeypatch.setattr(RepaEStep, "latents", recorded)
     parts, _ = ready(plan)
     norms = [update(parts, new_state(parts), clock()).grad_norm]
     frozen = build_parts(plan.model_copy(update={"tuning": None}))
@@ -186,7 +187,7 @@ def test_the_denoiser_is_trained_as_without_tuning_on_the_same_latents(
     """Beside repa its gradients are repa's, alone they are those of no alignment; and clipping takes no notice."""
     plan = tuned_plan(f"train.clip_norm={clip_norm}", techniques=techniques)
     parts, frozen, norms = with_latents_of(monkeypatch, plan)
-    assert equal(gradients(parts, without=(TUNED, "losses_repa-e")), gradients(frozen))
+    assert equal(gradients(parts, without=(TOKENIZER, "losses_repa-e")), gradients(frozen))
     assert norms[0] == norms[1]
     weights = dict(parts.modules.named_parameters())
     assert all(torch.equal(one, weights[name]) for name, one in frozen.modules.named_parameters())
@@ -237,7 +238,7 @@ def test_accumulated_micro_batches_give_the_mean(monkeypatch: pytest.MonkeyPatch
         plan = tuned_plan(UNCLIPPED, f"train.accumulate={accumulate}", techniques=[REPA_E + ",clip_norm=1e9"])
         parts, tuning = ready(plan)
         norm = tuning.tokenizer.norm
-        monkeypatch.setattr(norm, "moving", lambda raw_BCHW, world, norm=norm: norm.settled(raw_BCHW).detach())
+        monkeypatch.setattr(norm, "by_batch", lambda raw_BCHW, world, norm=norm: norm.by_running(raw_BCHW).detach())
         result = update(parts, new_state(parts), clock())
         found.append((result.losses, gradients(parts)))
     (losses, one), (others, two) = found
@@ -328,7 +329,7 @@ def test_the_autoencoder_has_a_group_of_its_own_with_its_own_learning_rate(
     assert all("exp_avg" in state.optimizer.state[p] for p in tuning.tuned)
     RunFolder(tmp_path).write_about(parts)
     about = RunFolder(tmp_path).read_record(tmp_path / "optimizer.json")
-    assert about["tuning"]["names"] == [f"{TUNED}{name}" for name, _ in tuning.tokenizer.named_parameters()]
+    assert about["tuning"]["names"] == [f"{TOKENIZER}{name}" for name, _ in tuning.tokenizer.named_parameters()]
     listed = sorted(name for group in about.values() for name in group["names"])
     assert listed == sorted(name for name, _ in parts.modules.named_parameters())
 
@@ -337,7 +338,7 @@ def test_no_average_follows_the_autoencoder() -> None:
     parts, _ = ready(tuned_plan(techniques=[REPA_E, "ema"]))
     state = new_state(parts)
     assert state.ema is not None
-    averaged = {n for n, _ in parts.modules.named_parameters() if not n.startswith(TUNED)}
+    averaged = {n for n, _ in parts.modules.named_parameters() if not n.startswith(TOKENIZER)}
     assert set(state.ema.tensors()) == {"updates", *averaged}
 
 
@@ -420,10 +421,10 @@ def test_a_loaded_run_has_its_own_autoencoder_and_statistics(run: Path) -> None:
     tokenizer = parts.tokenizer
     assert isinstance(tokenizer, TunedTokenizer) and isinstance(fresh.tokenizer, TunedTokenizer)
     for name, tensor in tokenizer.state_dict().items():
-        assert torch.equal(tensor, stored[f"modules/{TUNED}{name}"])
+        assert torch.equal(tensor, stored[f"modules/{TOKENIZER}{name}"])
     image = parts.source.images([0, 1, 2])
     assert not torch.equal(tokenizer.encode(image), fresh.tokenizer.encode(image))
-    assert not any(name.startswith(f"ema/{TUNED}") for name in stored)
+    assert not any(name.startswith(f"ema/{TOKENIZER}") for name in stored)
     assert torch.isfinite(velocity_errors(parts, parts.source, 4, 2, 0)).all()
     out = sample_run(run, ["a ball"], None, run.parent / "out", SamplerSettings(steps=2), count=1, seed=0, size_px=16)
     assert out[0].exists()
@@ -435,7 +436,7 @@ def test_decoding_undoes_the_norm_with_the_eps_under_the_root(run: Path) -> None
     assert isinstance(tokenizer, TunedTokenizer)
     tokenizer.norm.running_var.fill_(1e-4)  # as large as eps: left out it would be a factor of √2
     raw = torch.randn(2, 3, 4, 4)
-    torch.testing.assert_close(tokenizer.norm.undone(tokenizer.norm.settled(raw)), raw)
+    torch.testing.assert_close(tokenizer.norm.undo(tokenizer.norm.by_running(raw)), raw)
     image = parts.source.images([0])
     posterior = tokenizer.network.posterior(image.float() / 127.5 - 1)
     expected = ((tokenizer.network.decode_raw(posterior.mean_BCHW) + 1) * 127.5).round().clamp(0, 255)

@@ -22,22 +22,23 @@ from tests.tiny_tuning import (
     everything,
     gradients,
     ready,
+    step_of,
     tuned_plan,
     write_small_vae,
 )
 from tintype.errors import UserError
+from tintype.losses.discriminator import Discriminator
+from tintype.losses.repa_e.training import RepaE
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
-from tintype.tokenizers.adversary import Adversary
 from tintype.tokenizers.small_vae import to_floats
 from tintype.train import checkpoint
 from tintype.train.batch import read_batch
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import ADVERSARY, TUNED, Parts, build_parts
+from tintype.train.parts import JOINT_ONLY, TOKENIZER, Parts, build_parts
 from tintype.train.state import new_state
-from tintype.train.tuning import Tuning, tune
 from tintype.train.update import update
 
 LATE = 3
@@ -53,19 +54,19 @@ def judged_plan(*assignments: str, techniques: Sequence[str]) -> Plan:
     return tuned_plan("data.size_px=32", *assignments, techniques=techniques)
 
 
-def judge_of(tuning: Tuning) -> Adversary:
-    assert tuning.judge is not None
-    return tuning.judge
+def judge_of(tuning: RepaE) -> Discriminator:
+    assert tuning.discriminator is not None
+    return tuning.discriminator
 
 
-def after_tuning(techniques: Sequence[str], step: int = 0) -> tuple[Parts, Tuning, dict[str, Tensor]]:
+def after_tuning(techniques: Sequence[str], step: int = 0) -> tuple[Parts, RepaE, dict[str, Tensor]]:
     """With the gradients of a first micro-batch, and its losses."""
     parts, tuning = ready(judged_plan(techniques=techniques))
-    _, losses = tune(parts, tuning, read_batch(parts, 0, 4, step, clock()), clock(), last=True)
+    _, losses = step_of(parts, tuning).tune(read_batch(parts, 0, 4, step, clock()), last=True)
     return parts, tuning, losses
 
 
-def seen_and_true(parts: Parts, tuning: Tuning) -> tuple[Tensor, Tensor]:
+def seen_and_true(parts: Parts, tuning: RepaE) -> tuple[Tensor, Tensor]:
     batch = read_batch(parts, 0, 4, 0, clock())
     assert batch.image_BCHW is not None
     x = to_floats(batch.image_BCHW)
@@ -81,7 +82,7 @@ def test_its_losses_reach_the_autoencoder_and_the_discriminator_and_nothing_else
     parts, tuning, losses = after_tuning(techniques)
     assert {"vae/adversarial", "vae/discriminator"} <= set(losses)
     names = {name for name, _ in parts.modules.named_parameters()}
-    assert set(gradients(parts)) == {name for name in names if name.startswith((TUNED, ADVERSARY))}
+    assert set(gradients(parts)) == {name for name in names if name.startswith((TOKENIZER, JOINT_ONLY))}
     assert all(p.requires_grad for p in parts.modules.parameters())
     assert not any(id(p) in {id(one) for one in tuning.tuned} for p in tuning.judging)
 
@@ -94,7 +95,7 @@ def test_the_autoencoder_gets_the_generators_gradient_and_none_of_the_discrimina
     loss = -judge_of(tuning)(seen).mean()
     expected = torch.autograd.grad(loss, tuning.tuned)
     without = gradients(plain)
-    named = {name: p for name, p in parts.modules.named_parameters() if name.startswith(TUNED)}
+    named = {name: p for name, p in parts.modules.named_parameters() if name.startswith(TOKENIZER)}
     for (name, parameter), gradient in zip(named.items(), expected, strict=True):
         assert parameter.grad is not None and gradient.any(), name
         scale = float(gradient.abs().max())
@@ -124,7 +125,7 @@ def test_the_denoiser_takes_no_notice() -> None:
     for technique in (judged(), NO_PERCEPTUAL):
         parts, _ = ready(judged_plan(techniques=[REPA, technique]))
         norm = update(parts, new_state(parts), clock()).grad_norm
-        found.append((norm, gradients(parts, without=(TUNED, ADVERSARY))))
+        found.append((norm, gradients(parts, without=(TOKENIZER, JOINT_ONLY))))
     assert found[0][0] == found[1][0]
     assert equal(found[0][1], found[1][1])
 
@@ -140,18 +141,18 @@ def test_before_its_first_step_all_is_as_without_it() -> None:
         for _ in range(LATE):
             losses = update(parts, state, clock()).losses
             assert not {"vae/adversarial", "vae/discriminator"} & set(losses)
-        tensors = {n: t for n, t in everything(state).items() if not n.startswith(f"modules/{ADVERSARY}")}
-        assert not any(ADVERSARY in name for name in tensors)
+        tensors = {n: t for n, t in everything(state).items() if not n.startswith(f"modules/{JOINT_ONLY}")}
+        assert not any(JOINT_ONLY in name for name in tensors)
         found.append(tensors)
         if technique != NO_PERCEPTUAL:
             assert {"vae/adversarial", "vae/discriminator"} <= set(update(parts, state, clock()).losses)
-            assert any(name.startswith(f"optimizer/{ADVERSARY}") for name in state.tensors())
+            assert any(name.startswith(f"optimizer/{JOINT_ONLY}") for name in state.tensors())
     assert equal(*found)
 
 
 def test_without_a_weight_there_is_none() -> None:
     parts, tuning = ready(judged_plan(techniques=[f"{NO_PERCEPTUAL},adversarial.start_step=0"]))
-    assert tuning.judge is None and "adversary" not in parts.modules
+    assert tuning.discriminator is None and "adversary" not in parts.modules
     assert len(new_state(parts).optimizer.param_groups) == 2
     assert "adversary" not in parts.optimized()
 
@@ -173,7 +174,7 @@ def test_micro_batches_and_a_loss_scale_leave_its_gradient_as_it_is(assignment: 
     for assignments in ([], [assignment]):
         parts, tuning = ready(judged_plan(*assignments, techniques=[judged() + ",clip_norm=1e9"]))
         result = update(parts, new_state(parts), clock())
-        of_it = {f"{ADVERSARY}{name}": p.grad for name, p in judge_of(tuning).named_parameters() if p.grad is not None}
+        of_it = {f"{JOINT_ONLY}{name}": p.grad for name, p in judge_of(tuning).named_parameters() if p.grad is not None}
         found.append((float(result.losses["vae/discriminator"]), of_it))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     assert gradient_distance(found[1][1], found[0][1]) < 0.01
@@ -202,10 +203,10 @@ def test_it_has_a_group_of_its_own_and_no_average(optimizer: list[str], tmp_path
     update(parts, state, clock())
     assert last["lr"] == pytest.approx(3e-4 / 4)
     assert all("exp_avg" in state.optimizer.state[p] for p in tuning.judging)
-    assert state.ema is not None and not any(ADVERSARY in name for name in state.ema.tensors())
+    assert state.ema is not None and not any(JOINT_ONLY in name for name in state.ema.tensors())
     RunFolder(tmp_path).write_about(parts)
     about = RunFolder(tmp_path).read_record(tmp_path / "optimizer.json")
-    assert about["adversary"]["names"] == [f"{ADVERSARY}{name}" for name, _ in judge_of(tuning).named_parameters()]
+    assert about["adversary"]["names"] == [f"{JOINT_ONLY}{name}" for name, _ in judge_of(tuning).named_parameters()]
     listed = sorted(name for group in about.values() for name in group["names"])
     assert listed == sorted(name for name, _ in parts.modules.named_parameters())
 
@@ -245,7 +246,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(whole: tuple[Plan, Path], stop: int, 
     plan, folder = whole
     stop_and_go_on(plan, tmp_path / "stopped", stop)
     first, second = last_state(folder), last_state(tmp_path / "stopped")
-    assert any(name.startswith(f"optimizer/{ADVERSARY}") for name in first)
+    assert any(name.startswith(f"optimizer/{JOINT_ONLY}") for name in first)
     assert equal(first, second)
 
 
@@ -260,8 +261,8 @@ def test_it_moves_and_sampling_does_without_it(whole: tuple[Plan, Path]) -> None
     stored, fresh = last_state(folder), build_parts(plan).modules["adversary"]
     *inner, _ = fresh.named_parameters()  # the last bias moves both logits alike, and none is beyond its hinge yet
     for name, parameter in inner:
-        assert not torch.equal(parameter, stored[f"modules/{ADVERSARY}{name}"]), name
-    assert not any(name.startswith(f"ema/{ADVERSARY}") for name in stored)
+        assert not torch.equal(parameter, stored[f"modules/{JOINT_ONLY}{name}"]), name
+    assert not any(name.startswith(f"ema/{JOINT_ONLY}") for name in stored)
     parts, _ = load_run(folder)
     assert "adversary" not in parts.modules
 

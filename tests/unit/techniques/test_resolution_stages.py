@@ -19,12 +19,12 @@ from tintype.data.store.importing import ImportOptions
 from tintype.data.store.prefetch import Ahead
 from tintype.errors import UserError
 from tintype.plan import Plan, diff
+from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.velocity_bias import mean_target
 from tintype.settings import StageSettings
 from tintype.train import checkpoint
 from tintype.train.batch import read_batch
-from tintype.train.clock import Clock
 from tintype.train.latents import measure_latents
 from tintype.train.loop import train
 from tintype.train.parts import Parts, build_parts

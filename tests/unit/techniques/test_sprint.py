@@ -15,10 +15,10 @@ from tintype.flow.sprint import Sprint, SprintSettings, grouped_kept
 from tintype.metrics.validation import velocity_errors
 from tintype.model import Transformer
 from tintype.plan import Plan
+from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws, Output, Route
 from tintype.settings import ModelSettings
-from tintype.train.clock import Clock
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import Parts, build_parts

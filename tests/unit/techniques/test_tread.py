@@ -13,9 +13,9 @@ from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.flow.tread import Tread, TreadSettings
 from tintype.losses.alignment import AlignmentTerm
+from tintype.runtime.clock import Clock
 from tintype.schedule import Schedule
 from tintype.seams import Draws, Route
-from tintype.train.clock import Clock
 from tintype.train.parts import Term, build_parts
 from tintype.train.update import micro_batch_losses
 

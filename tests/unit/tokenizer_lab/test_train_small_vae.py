@@ -16,6 +16,7 @@ from tests.tiny_perceptual import sample_images, write_alexnet
 from tintype.config.strict import Document, parse
 from tintype.data.fit import crop, shrunk
 from tintype.errors import UserError
+from tintype.losses.discriminator import Discriminator
 from tintype.losses.reconstruction import PerceptualSettings
 from tintype.metrics.reconstruction import psnr
 from tintype.runtime.files import read_lines
@@ -29,7 +30,6 @@ from tintype.tokenizer_lab.train_small_vae import (
     reconstruction_loss,
     train,
 )
-from tintype.tokenizers.adversary import Adversary
 from tintype.tokenizers.small_vae import SmallVae, SmallVaeSettings, Vae, read_vae, to_floats
 from tintype.train.steps import Progress
 
@@ -143,7 +143,7 @@ def test_the_discriminator_comes_at_its_step_and_changes_what_is_learnt(tmp_path
 
 def test_the_losses_are_in_fp32_where_the_networks_are_not() -> None:
     settings, image = adversarial().model_copy(update={"compute": "bf16"}), sample_images(0, 4, 24)
-    vae, judge = Vae(settings.vae), Adversary(8)
+    vae, judge = Vae(settings.vae), Discriminator(8)
     half = losses_of(settings, vae, None, torch.arange(4), image, judge)
     exact = losses_of(adversarial(), vae, None, torch.arange(4), image, judge)
     assert {value.dtype for value in half.values()} == {torch.float32}
@@ -154,7 +154,7 @@ def test_the_losses_are_in_fp32_where_the_networks_are_not() -> None:
 
 def test_neither_loss_reaches_the_others_parameters() -> None:
     settings = adversarial()
-    vae, judge, image = Vae(settings.vae), Adversary(8), sample_images(0, 4, 24)
+    vae, judge, image = Vae(settings.vae), Discriminator(8), sample_images(0, 4, 24)
     losses = losses_of(settings, vae, None, torch.arange(4), image, judge)
     expected = losses["reconstruction"] + settings.kl_weight * losses["kl"] + 0.1 * losses["generator"]
     assert losses["loss"].item() == pytest.approx(expected.item(), rel=1e-6)

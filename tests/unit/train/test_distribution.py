@@ -20,18 +20,19 @@ from tests.fault.promises import Promise
 from tests.ranks import RankError, run_ranks
 from tests.stopping import train_to
 from tests.tiny import tiny_plan
+from tintype import rng
 from tintype.errors import UserError
 from tintype.optim.muon import MuonSettings
 from tintype.optim.spread import Spread
 from tintype.plan import Plan
+from tintype.runtime.clock import Clock
 from tintype.runtime.dist import World, current
+from tintype.runtime.gradients import GradientMean, clip
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import Layout, is_cut, local, rows_of_piece, share_of_batch, whole
 from tintype.train import checkpoint, gradients
 from tintype.train import parts as parts_module
-from tintype.train.clock import Clock
 from tintype.train.folder import RunFolder
-from tintype.train.gradients import GradientMean, clip
 from tintype.train.loop import train
 from tintype.train.parts import build_parts
 from tintype.train.resume import resume
@@ -517,8 +518,8 @@ def test_timesteps_rotations_and_gradients_stay_in_fp32() -> None:
 
 def first_weights() -> dict[str, Tensor]:
     """Of a rank whose seeds are its own, as if another processor had drawn them."""
-    true = parts_module.seeded
-    parts_module.seeded = lambda seed, name: true(seed + current().rank, name)
+    true = rng.seeded
+    setattr(parts_module, "seeded", lambda seed, name: true(seed + current().rank, name))  # noqa: B010
     return {name: tensor.clone() for name, tensor in build_parts(tiny()).modules.state_dict().items()}
 
 
@@ -565,9 +566,9 @@ def test_rows_are_shared_as_fsdp_shares_them() -> None:
 
 def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
     plan = tiny_plan("train.batch=8", "train.accumulate=2")
-    assert share_of_batch(plan.train, World(0, 2)) == 2
+    assert share_of_batch(plan.train.batch, plan.train.accumulate, World(0, 2)) == 2
     with pytest.raises(UserError, match=r"4 samples at a time, which 3 ranks cannot share evenly.*a multiple of 6"):
-        share_of_batch(plan.train, World(0, 3))
+        share_of_batch(plan.train.batch, plan.train.accumulate, World(0, 3))
 
 
 @pytest.mark.parametrize(

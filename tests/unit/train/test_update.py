@@ -16,9 +16,9 @@ from tintype.data.scenes.settings import ScenesSettings
 from tintype.losses import LossPart
 from tintype.losses.alignment import AlignmentTerm
 from tintype.optim.ema import Ema
+from tintype.runtime.clock import PARTS, Clock
 from tintype.schedule import Schedule
 from tintype.seams import Draws, LossTerm, Sample, View
-from tintype.train.clock import PARTS, Clock
 from tintype.train.parts import Parts, Term, build_parts
 from tintype.train.state import new_state
 from tintype.train.update import TIME_BINS, lr_factor, micro_batch_losses, update
@@ -227,7 +227,7 @@ def test_the_clock_accounts_for_every_part(monkeypatch: pytest.MonkeyPatch) -> N
     parts = build_parts(tiny_plan())
     state = new_state(parts)
     with Counting() as operations:  # type: ignore[no-untyped-call]
-        monkeypatch.setattr("tintype.train.clock.time", SimpleNamespace(perf_counter=lambda: operations.count))
+        monkeypatch.setattr("tintype.runtime.clock.time", SimpleNamespace(perf_counter=lambda: operations.count))
         watch = clock()
         update(parts, state, watch)
         total, split = watch.read()

@@ -48,21 +48,21 @@ class LatentNorm(nn.Module):
         mean_C, std_C = self.running_mean.double(), (self.running_var.double() + self.eps).sqrt()
         return Statistics(tuple(mean_C.tolist()), tuple(std_C.tolist()))
 
-    def settled(self, raw_BCHW: Tensor) -> Tensor:
+    def by_running(self, raw_BCHW: Tensor) -> Tensor:
         """Normalised by the running statistics, which stay as they are."""
         return self._normalised(raw_BCHW, self.running_mean, self.running_var)
 
     @torch.no_grad()
-    def moving(self, raw_BCHW: Tensor, world: World) -> Tensor:
+    def by_batch(self, raw_BCHW: Tensor, world: World) -> Tensor:
         """Normalised by the statistics of the batch, which the running ones follow."""
-        mean_C, var_C = self.measured(raw_BCHW, world)
+        mean_C, var_C = self.batch_statistics(raw_BCHW, world)
         count = world.size * raw_BCHW.numel() // raw_BCHW.shape[1]
         self.running_mean.lerp_(mean_C.float(), self.momentum)
         self.running_var.lerp_((var_C * (count / max(1, count - 1))).float(), self.momentum)
         return self._normalised(raw_BCHW, mean_C.float(), var_C.float())
 
     @torch.no_grad()
-    def measured(self, raw_BCHW: Tensor, world: World) -> tuple[Tensor, Tensor]:
+    def batch_statistics(self, raw_BCHW: Tensor, world: World) -> tuple[Tensor, Tensor]:
         """Mean and biased variance of each channel over the batches of all ranks, which are of one size: float64."""
         wide_BCHW = raw_BCHW.double()
         var_C, mean_C = torch.var_mean(wide_BCHW, dim=(0, 2, 3), correction=0)
@@ -70,16 +70,16 @@ class LatentNorm(nn.Module):
         mean_C = mean_RC.mean(0)
         return mean_C, (var_RC + (mean_RC - mean_C).square()).mean(0)
 
-    def undone(self, z_BCHW: Tensor) -> Tensor:
+    def undo(self, z_BCHW: Tensor) -> Tensor:
         return z_BCHW * (self.running_var + self.eps).sqrt()[:, None, None] + self.running_mean[:, None, None]
 
     @torch.no_grad()
-    def put_back(self, before: tuple[Tensor, Tensor], where: Tensor) -> None:
-        """Restores what `remembered` gave, where the scalar is 1. The host does not wait."""
+    def restore(self, before: tuple[Tensor, Tensor], where: Tensor) -> None:
+        """Restores what `statistics_copy` gave, where the scalar is 1. The host does not wait."""
         for now, then in zip((self.running_mean, self.running_var), before, strict=True):
             now.copy_(torch.where(where > 0, then, now))
 
-    def remembered(self) -> tuple[Tensor, Tensor]:
+    def statistics_copy(self) -> tuple[Tensor, Tensor]:
         return self.running_mean.clone(), self.running_var.clone()
 
     def _normalised(self, raw_BCHW: Tensor, mean_C: Tensor, var_C: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class TunedTokenizer(nn.Module):
         with frozen_arithmetic(self.device):
             chunks = image_BCHW.to(self.device).split(at_a_time)
             means = [self.network.posterior(to_floats(some)).mean_BCHW for some in chunks]
-            return self.norm.settled(torch.cat(means)).contiguous()
+            return self.norm.by_running(torch.cat(means)).contiguous()
 
     def drawn(self, moment_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
         return moment_BCHW
@@ -152,7 +152,7 @@ class TunedTokenizer(nn.Module):
         """The decoded image before it is rounded: about [-1, 1]."""
         height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
         with frozen_arithmetic(self.device):
-            raw_BCHW = self.norm.undone(z_BCHW.float())
+            raw_BCHW = self.norm.undo(z_BCHW.float())
             return torch.cat(
                 [self.network.decode_raw(some) for some in raw_BCHW.split(images_at_a_time(height, width))]
             )

@@ -16,7 +16,9 @@ from tests.tiny_autoencoders import chosen, sample_images
 from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
 from tintype import cli
 from tintype.errors import UserError
+from tintype.losses.repa_e.tokenizer import LatentNorm, TunedTokenizer
 from tintype.plan import Plan, plan_from_yaml
+from tintype.runtime.clock import Clock
 from tintype.runtime.dist import ALONE, current
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws
@@ -26,8 +28,6 @@ from tintype.tokenizer_lab.save_tuned import save_tuned
 from tintype.tokenizers.flux1 import E2eFluxSettings, Flux1Settings
 from tintype.tokenizers.part import TokenizerPart
 from tintype.tokenizers.small_vae import SmallVaeSettings
-from tintype.tokenizers.tuned import LatentNorm, TunedTokenizer
-from tintype.train.clock import Clock
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import build_parts
@@ -52,45 +52,45 @@ def torchs_norm() -> nn.BatchNorm2d:
 def test_the_norm_is_torchs_batch_norm() -> None:
     ours, theirs = LatentNorm(3, MOMENTUM, EPS), torchs_norm()
     for raw in batches():
-        torch.testing.assert_close(ours.moving(raw, ALONE), theirs.train()(raw), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours.by_batch(raw, ALONE), theirs.train()(raw), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(ours.running_mean, theirs.running_mean)
         torch.testing.assert_close(ours.running_var, theirs.running_var)
-        torch.testing.assert_close(ours.settled(raw), theirs.eval()(raw), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(ours.undone(ours.settled(raw)), raw, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours.by_running(raw), theirs.eval()(raw), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours.undo(ours.by_running(raw)), raw, rtol=1e-4, atol=1e-4)
 
 
 def test_only_settled_latents_have_a_gradient_and_leave_the_statistics() -> None:
     norm, raw = LatentNorm(3, MOMENTUM, EPS), batches(1)[0].requires_grad_(True)
-    before = norm.remembered()
-    assert norm.settled(raw).requires_grad
-    assert all(torch.equal(then, now) for then, now in zip(before, norm.remembered(), strict=True))
-    assert not norm.moving(raw, ALONE).requires_grad
+    before = norm.statistics_copy()
+    assert norm.by_running(raw).requires_grad
+    assert all(torch.equal(then, now) for then, now in zip(before, norm.statistics_copy(), strict=True))
+    assert not norm.by_batch(raw, ALONE).requires_grad
     assert not torch.equal(before[0], norm.running_mean)
 
 
 def test_statistics_are_put_back_only_where_the_step_was_skipped() -> None:
     norm = LatentNorm(3, MOMENTUM, EPS)
-    before = norm.remembered()
-    norm.moving(batches(1)[0], ALONE)
-    moved = norm.remembered()
-    norm.put_back(before, torch.zeros(()))
+    before = norm.statistics_copy()
+    norm.by_batch(batches(1)[0], ALONE)
+    moved = norm.statistics_copy()
+    norm.restore(before, torch.zeros(()))
     assert torch.equal(norm.running_var, moved[1])
-    norm.moving(torch.full((2, 3, 2, 2), torch.nan), ALONE)
-    norm.put_back(moved, torch.ones(()))
+    norm.by_batch(torch.full((2, 3, 2, 2), torch.nan), ALONE)
+    norm.restore(moved, torch.ones(()))
     assert torch.equal(norm.running_mean, moved[0]) and torch.equal(norm.running_var, moved[1])
 
 
 def normalised_by_ranks() -> tuple[Tensor, Tensor, Tensor]:
     norm, world = LatentNorm(3, MOMENTUM, EPS), current()
     for raw in batches():
-        z = norm.moving(raw.chunk(world.size)[world.rank], world)
+        z = norm.by_batch(raw.chunk(world.size)[world.rank], world)
     return z, norm.running_mean, norm.running_var
 
 
 def test_ranks_have_the_statistics_of_all_their_batches() -> None:
     norm = LatentNorm(3, MOMENTUM, EPS)
     for raw in batches():
-        z = norm.moving(raw, ALONE)
+        z = norm.by_batch(raw, ALONE)
     found = run_ranks(2, normalised_by_ranks)
     torch.testing.assert_close(torch.cat([one[0] for one in found]), z)
     for _, mean, var in found:
@@ -171,9 +171,11 @@ def test_autoencoders_of_diffusers_are_tuned_and_saved_too(
 def test_every_weight_of_diffusers_network_is_trained() -> None:
     parts = build_parts(flux_plan("flux1"))
     parts.ready()
-    assert parts.tuning is not None
+    assert parts.joint is not None
     update(parts, new_state(parts), Clock(CPU))
-    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in parts.tuning.tuned)
+    assert all(
+        p.grad is not None and bool(p.grad.isfinite().all()) for p in parts.joint.modules["tokenizer"].parameters()
+    )
 
 
 # refused

@@ -30,7 +30,7 @@ _SLOPE = 0.2
 _WEIGHT_STD = 0.02
 
 
-class AdversarySettings(Settings):
+class DiscriminatorSettings(Settings):
     """Off by default. LDM's and REPA-E's discriminator, with REPA-E's weight: `weight: 0.1`."""
 
     weight: float = Field(0.0, ge=0, description="Of the generator's loss; 0: none. REPA-E's is 0.1")
@@ -42,7 +42,7 @@ class AdversarySettings(Settings):
         return self.weight > 0 and step >= self.start_step
 
 
-class Adversary(nn.Module):
+class Discriminator(nn.Module):
     """Images in [-1, 1] to a number for each of their patches of 70 × 70 px: high where it takes them for true."""
 
     def __init__(self, width: int = 64) -> None:

@@ -5,19 +5,19 @@ import torch
 from torch import Tensor, nn
 
 from tests.tiny_perceptual import sample_images
-from tintype.tokenizers.adversary import (
+from tintype.losses.discriminator import (
     SMALLEST_PX,
-    Adversary,
-    AdversarySettings,
+    Discriminator,
+    DiscriminatorSettings,
     discriminator_hinge,
     generator_hinge,
 )
 from tintype.tokenizers.small_vae import to_floats
 
 
-def adversary(width: int = 8) -> Adversary:
+def adversary(width: int = 8) -> Discriminator:
     torch.manual_seed(0)
-    return Adversary(width)
+    return Discriminator(width)
 
 
 def gradients(module: nn.Module) -> list[Tensor]:
@@ -76,11 +76,11 @@ def test_an_image_is_judged_by_itself() -> None:
 
 def test_its_shape_is_that_of_the_patch_discriminator_of_ldm() -> None:
     """3 layers, 64 channels: 2.77 M parameters and, at 256 px, 30 × 30 patches of 70 px."""
-    judge = Adversary()
+    judge = Discriminator()
     convolutions = sum(layer.weight.numel() for layer in judge.layers if isinstance(layer, nn.Conv2d))
     assert convolutions == 16 * (3 * 64 + 64 * 128 + 128 * 256 + 256 * 512 + 512)
     with torch.device("meta"):
-        assert Adversary()(torch.empty(1, 3, 256, 256)).shape == (1, 1, 30, 30)
+        assert Discriminator()(torch.empty(1, 3, 256, 256)).shape == (1, 1, 30, 30)
     small = adversary()
     assert small(torch.zeros(1, 3, SMALLEST_PX, SMALLEST_PX)).shape == (1, 1, 1, 1)
     with pytest.raises(RuntimeError):
@@ -99,5 +99,5 @@ def test_it_learns_to_tell_two_sets_apart() -> None:
 
 
 def test_it_is_off_by_default_and_before_its_first_step() -> None:
-    assert not any(AdversarySettings().on_at(step) for step in (0, 10**6))
-    assert [AdversarySettings(weight=0.1, start_step=3).on_at(step) for step in (2, 3, 4)] == [False, True, True]
+    assert not any(DiscriminatorSettings().on_at(step) for step in (0, 10**6))
+    assert [DiscriminatorSettings(weight=0.1, start_step=3).on_at(step) for step in (2, 3, 4)] == [False, True, True]

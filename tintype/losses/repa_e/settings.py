@@ -1,8 +1,8 @@
 """Tuning: the tokenizer's autoencoder is trained with the denoiser (REPA-E, arXiv 2504.10483).
 
 Its losses are those of an autoencoder, and the alignment of the denoiser's tokens with a teacher's, through latents and
-a denoiser that holds still. No loss of the denoiser reaches the autoencoder. This file has the settings, and the term
-that trains a projector where no other does; the step itself is `train.tuning`.
+a frozen denoiser. No loss of the denoiser reaches the autoencoder. This file has the settings, and the term that trains
+a projector where no other does; the step itself is `repa_e.training`.
 
 B: samples. K: kept tokens. D: width of the denoiser. T: width of the teacher.
 """
@@ -16,13 +16,17 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from tintype.losses.alignment import AlignmentPart, AlignmentTerm
+from tintype.losses.discriminator import SMALLEST_PX as SMALLEST_DISCRIMINATED_PX
+from tintype.losses.discriminator import Discriminator, DiscriminatorSettings
 from tintype.losses.part import PlanView
 from tintype.losses.reconstruction import PerceptualSettings
 from tintype.losses.repa import RepaOptions, RepaSettings, repa_projector
-from tintype.seams import Place, Tapped, View
+from tintype.losses.repa_e.tokenizer import TunedTokenizer
+from tintype.losses.repa_e.training import RepaE
+from tintype.rng import seeded
+from tintype.seams import JointTraining, Place, Tapped, Tokenizer, View
 from tintype.settings import Part, kind_alone
-from tintype.tokenizers import adversary
-from tintype.tokenizers.adversary import AdversarySettings
+from tintype.tokenizers.part import TokenizerPart
 from tintype.vision.lpips import SMALLEST_PX
 
 SHARED = ("teacher", "block", "hidden", "cache")
@@ -40,7 +44,7 @@ class TuningPerceptual(PerceptualSettings):
     weight: float = Field(1.0, gt=0)
 
 
-class TuningAdversary(AdversarySettings):
+class TuningDiscriminator(DiscriminatorSettings):
     """A discriminator of the reconstructions, which learns beside the autoencoder. Off by default."""
 
     lr: float = Field(1e-4, gt=0, description="Of the discriminator; the plan's warm-up and schedule hold for it too")
@@ -55,7 +59,9 @@ class TuningOptions(RepaOptions):
     perceptual: Annotated[TuningPerceptual, BeforeValidator(kind_alone)] = Field(
         TuningPerceptual(), description="A kind alone (perceptual=none), or with settings"
     )
-    adversarial: TuningAdversary = Field(TuningAdversary(), description="A discriminator of the reconstructions")
+    adversarial: TuningDiscriminator = Field(
+        TuningDiscriminator(), description="A discriminator of the reconstructions"
+    )
     lr: float = Field(1e-4, gt=0, description="Of the autoencoder; the plan's warm-up and schedule hold for it too")
     clip_norm: float = Field(
         1.0, gt=0, description="Clips the norm of the autoencoder's gradient, and of the discriminator's, apart"
@@ -95,9 +101,9 @@ class TuningSettings(TuningOptions, Part):
             self._check_shared(loss)
 
     def _check_adversary(self, plan: PlanView) -> None:
-        if plan.data.size_px < adversary.SMALLEST_PX:
+        if plan.data.size_px < SMALLEST_DISCRIMINATED_PX:
             raise ValueError(
-                f"repa-e: adversarial: the discriminator needs data.size_px of at least {adversary.SMALLEST_PX}, "
+                f"repa-e: adversarial: the discriminator needs data.size_px of at least {SMALLEST_DISCRIMINATED_PX}, "
                 f"and it is {plan.data.size_px}; take larger pictures, or adversarial.weight=0"
             )
         if self.adversarial.start_step >= plan.train.steps:
@@ -130,6 +136,21 @@ class TuningSettings(TuningOptions, Part):
                 f"repa-e needs the projector of '{loss.kind}' at every step, but that has a schedule "
                 f"({loss.schedule.kind}); leave it constant"
             )
+
+    def build_tokenizer(self, frozen: TokenizerPart) -> TunedTokenizer:
+        """Open the network of a tokenizer to be trained, and put the norm after it."""
+        options = {"momentum": self.momentum, "eps": self.eps}
+        return TunedTokenizer(frozen.open(), frozen.compression, compute=self.compute, **options)
+
+    def build(self, plan: PlanView, seed: int, tokenizer: Tokenizer) -> JointTraining:
+        """Build the training of a tokenizer that `build_tokenizer` made."""
+        assert isinstance(tokenizer, TunedTokenizer)
+        discriminator = None
+        if self.adversarial.weight:
+            with seeded(seed, "adversary"):
+                discriminator = Discriminator(self.adversarial.width)
+        loss = aligned_loss(plan)
+        return RepaE(self, tokenizer, discriminator, self.kind if loss is None else loss.kind)
 
     def probe(self, plan: PlanView) -> ProbeSettings | None:
         """The term that trains a projector of its own; None where a loss of the denoiser trains one."""
