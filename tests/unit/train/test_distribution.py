@@ -25,12 +25,13 @@ from tintype.errors import UserError
 from tintype.optim.muon import MuonSettings
 from tintype.optim.spread import Spread
 from tintype.plan import Plan
+from tintype.runtime import gradients
 from tintype.runtime.clock import Clock
 from tintype.runtime.dist import World, current
 from tintype.runtime.gradients import GradientMean, clip
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import Layout, is_cut, local, rows_of_piece, share_of_batch, whole
-from tintype.train import checkpoint, gradients
+from tintype.train import checkpoint
 from tintype.train import parts as parts_module
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
