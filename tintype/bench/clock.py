@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import torch
 
-from tintype.train.clock import PARTS, Clock
+from tintype.runtime.clock import PARTS, Clock
 
 _Mark = torch.cuda.Event | float
 
