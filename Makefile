@@ -1,7 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal # tests of one file mostly run on one worker, and share its fixtures
 
-.PHONY: setup demo test test-faults clean
+.PHONY: setup demo test test-slow test-faults clean
 
 setup: .venv/ready
 
@@ -22,10 +23,13 @@ test: .venv/weights
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2
+	$(PYTEST) -m "not slow"
+
+test-slow: .venv/weights
+	$(PYTEST) -m slow
 
 test-faults: .venv/weights
-	$(BIN)/pytest -n 2 -m promise --faults full --faults-record docs/reliability.json
+	$(PYTEST) -m promise --faults full --faults-record docs/reliability.json
 	$(BIN)/python -m tools.figures --write
 
 clean:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.end_to_end.test_study import environment, tintype
+from tests.end_to_end.test_study import ask, environment, tintype
 from tests.tiny import TINY
 from tests.tiny_vae import write_tiny_vae
 from tintype import cli
@@ -23,12 +23,6 @@ from tintype.sampling.images import save_png
 from tintype.techniques import TECHNIQUES
 
 runner = CliRunner()
-
-
-def ask(*arguments: str) -> str:
-    result = runner.invoke(cli.app, list(arguments), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def test_techniques_are_listed() -> None:
@@ -122,6 +116,7 @@ def test_a_full_disk_is_a_message_too(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "No space left on device (some/file)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_latents_are_cached_by_a_command_that_can_be_stopped(tmp_path: Path) -> None:
     vae, plan, cache = write_tiny_vae(tmp_path / "vae", width=32), tmp_path / "plan.yaml", tmp_path / "cache"
     plan.write_text(TINY.replace("count: 24", "count: 3000"))
@@ -151,7 +146,7 @@ def test_latents_are_cached_by_a_command_that_can_be_stopped(tmp_path: Path) -> 
     assert " images/s" in done.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_exits_and_the_run_goes_on(number: signal.Signals, tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text(
@@ -178,6 +173,5 @@ def test_one_seed_runs_as_a_sketch(tmp_path: Path) -> None:
         f"question: q\nrecipe: {plan}\nseeds: [3]\narms: [{{techniques: [ema]}}]\n"
         "evaluation: {count: 8, also: [], reference_count: 8, validation_count: 2, sampler: {steps: 1}}\n"
     )
-    done = tintype("ablate", str(file), "--out", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
-    assert "Sketch: one seed" in done.stdout and "sketch" in (tmp_path / "out" / "report.html").read_text().lower()
+    shown = ask("ablate", str(file), "--out", str(tmp_path / "out"))
+    assert "Sketch: one seed" in shown and "sketch" in (tmp_path / "out" / "report.html").read_text().lower()

@@ -24,9 +24,10 @@ SAMPLING = [*PROMPTS, "--count", "3", "--batch", "2", "--steps", "2"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 ONE_RANK_FAILS = """
-from tintype import cli, sample
+from tintype import cli
 from tintype.errors import UserError
 from tintype.runtime.dist import current
+from tintype.sampling import sample
 
 real = sample.generate
 
@@ -52,6 +53,7 @@ def launch(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(asked, capture_output=True, text=True, check=False, env=environment(), timeout=120)
 
 
+@pytest.mark.slow
 def test_two_processes_sample_what_one_does(run: Path, tmp_path: Path) -> None:
     ended = launch("-m", "tintype", "sample", str(run), *SAMPLING, "--out", str(tmp_path / "two"))
     assert ended.returncode == 0, ended.stderr
@@ -61,6 +63,7 @@ def test_two_processes_sample_what_one_does(run: Path, tmp_path: Path) -> None:
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
 
 
+@pytest.mark.slow
 def test_two_processes_train_are_stopped_and_go_on(tmp_path: Path) -> None:
     """A signal to torchrun saves on all ranks; the same command goes on, and there is one line for each step."""
     plan, out = tmp_path / "plan.yaml", tmp_path / "run"
@@ -86,6 +89,7 @@ def test_two_processes_train_are_stopped_and_go_on(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in lines] == list(range(1, stopped + 3))
 
 
+@pytest.mark.slow
 def test_a_mistake_of_one_rank_is_told_once_and_ends_all(run: Path, tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text(ONE_RANK_FAILS)

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from tests.end_to_end.test_study import tintype
+from tests.end_to_end.test_study import ask
 from tests.tiny import TINY
 from tests.tiny_clip import write_clip
 from tests.tiny_store import captioned
@@ -32,15 +32,13 @@ evaluation:
 def test_images_are_imported_trained_on_compared_and_reported(tmp_path: Path) -> None:
     store, out = tmp_path / "store", tmp_path / "out"
     source = captioned(tmp_path / "a.parquet", 50)
-    done = tintype("data", "import", str(source), "--out", str(store), "--eval-share", "0.4", "--short-px", "16")
-    assert done.returncode == 0, done.stderr
-    assert "images/s" in done.stdout and "captions long, short" in done.stdout
+    shown = ask("data", "import", str(source), "--out", str(store), "--eval-share", "0.4", "--short-px", "16")
+    assert "images/s" in shown and "captions long, short" in shown
 
     (tmp_path / "plan.yaml").write_text(TINY)
     text = STUDY.replace("PLAN", str(tmp_path / "plan.yaml")).replace("STORE", str(store))
     (tmp_path / "study.yaml").write_text(text.replace("CLIP", str(write_clip(tmp_path / "clip"))))
-    done = tintype("ablate", str(tmp_path / "study.yaml"), "--out", str(out))
-    assert done.returncode == 0, done.stderr
+    ask("ablate", str(tmp_path / "study.yaml"), "--out", str(out))
     results = json.loads((out / "results.json").read_text())
     assert [metric["name"] for metric in results["metrics"] if metric["primary"]] == ["fd_clip"]
     assert set(results["arms"][1]["comparisons"]) == {metric["name"] for metric in results["metrics"]}

@@ -1,4 +1,7 @@
-"""The whole way with the real command, from the plan to the report. tests/fault kills it in between."""
+"""The whole way with the real command, from the plan to the report. tests/fault kills it in between.
+
+One study is run as a user runs it. What is then asked of it is asked in this process, by the same command line.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.edit_checked import edit_json
+from tests.studies import studies_in_process
 from tests.tiny import TINY
+from tintype import cli
+from tintype.errors import UserError
 from tintype.study.lab import report_study
 
 STUDY = """
@@ -36,6 +43,14 @@ evaluation:
 def tintype(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tintype", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment(), **options)
+
+
+def ask(*arguments: str) -> str:
+    """Return what a command prints, run in this process; its `UserError` is raised."""
+    with studies_in_process():
+        result = CliRunner().invoke(cli.app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 def environment() -> dict[str, str]:
@@ -79,28 +94,28 @@ def test_running_it_again_trains_nothing(study: tuple[Path, Path, subprocess.Com
     file, out, _ = study
     before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/metrics.jsonl")}
     assert len(before) == 6
-    assert tintype("ablate", str(file), "--out", str(out)).returncode == 0
+    ask("ablate", str(file), "--out", str(out))
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 def test_another_baseline_may_not_move_in(study: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
     file, out, _ = study
-    done = tintype("ablate", str(file), "--out", str(out), "--set", "set=[optimizer.lr=0.5]")
-    assert done.returncode == 2 and "study of another baseline" in done.stderr
+    with pytest.raises(UserError, match="study of another baseline"):
+        ask("ablate", str(file), "--out", str(out), "--set", "set=[optimizer.lr=0.5]")
 
 
 def test_the_report_can_be_written_again_when_the_study_file_and_its_plan_are_gone(
-    study: tuple[Path, Path, subprocess.CompletedProcess[str]], tmp_path: Path
+    study: tuple[Path, Path, subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, out, _ = study
+    monkeypatch.chdir(tmp_path)
     (out / "report.html").unlink()
     hidden = [path.rename(path.with_suffix(".hidden")) for path in (file, file.with_name("plan.yaml"))]
     try:
-        done = tintype("report", str(out), cwd=tmp_path)
+        ask("report", str(out))
     finally:
         for path in hidden:
             path.rename(path.with_suffix(".yaml"))
-    assert done.returncode == 0, done.stderr
     assert '"missing"' not in (out / "results.json").read_text()
     assert (out / "report.html").exists()
 
@@ -128,24 +143,22 @@ def test_arms_that_were_scored_differently_are_refused_with_both_hashes(
 
     edit_json(stored, change)
     try:
-        done = tintype("report", str(out))
+        with pytest.raises(UserError) as refused:
+            ask("report", str(out))
     finally:
         stored.write_text(before)
-    assert done.returncode == 2 and all(message in done.stderr for message in messages), done.stderr
+    assert all(message in str(refused.value) for message in messages), refused.value
 
 
 def test_evaluate_prints_json(study: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
     _, out, _ = study
     run = next(out.glob("runs/*"))
-    done = tintype(
-        "evaluate", str(run), "--json", "--set", "count=8", "--set", "also=[]", "--set", "reference_count=8",
-        "--set", "validation_count=2", "--set", "sampler.steps=1",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    settings = ["count=8", "also=[]", "reference_count=8", "validation_count=2", "sampler.steps=1"]
+    result = json.loads(ask("evaluate", str(run), "--json", *(f"--set={setting}" for setting in settings)))
     assert result["step"] == 12 and "fd_scenes" in result["metrics"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the worker in /proc")
 def test_a_worker_that_dies_fails_its_run_and_not_the_study(tmp_path: Path) -> None:
     plan, file, out = tmp_path / "plan.yaml", tmp_path / "tiny.yaml", tmp_path / "out"
@@ -170,8 +183,8 @@ def test_a_worker_that_dies_fails_its_run_and_not_the_study(tmp_path: Path) -> N
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "report.md").write_text("precious")
-    done = tintype("ablate", "pocket", "--out", str(tmp_path))
-    assert done.returncode == 2 and "holds other files and no study.yaml" in done.stderr
+    with pytest.raises(UserError, match=r"holds other files and no study\.yaml"):
+        ask("ablate", "pocket", "--out", str(tmp_path))
     assert (tmp_path / "report.md").read_text() == "precious"
 
 
@@ -182,9 +195,8 @@ def test_a_study_of_two_resolutions_compares_each_with_its_own_baseline_and_both
     plan.write_text(TINY)
     places = "resolutions: [{name: fine, set: [model.patch=2]}, {name: coarse}]\n"
     file.write_text(STUDY.replace("PLAN", str(plan)).replace("control_seeds: [5, 6]\n", places))
-    done = tintype("ablate", str(file), "--out", str(out), "--arm", "x-prediction")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "x-prediction @ fine, seed 1: done" in done.stdout and "16 → 64" in done.stdout
+    shown = ask("ablate", str(file), "--out", str(out), "--arm", "x-prediction")
+    assert "x-prediction @ fine, seed 1: done" in shown and "16 → 64" in shown
     results = json.loads((out / "results.json").read_text())
     arms = {(arm["name"], arm["resolution"]): arm for arm in results["arms"]}
     assert [(*key, arm["tokens"]) for key, arm in arms.items()] == [

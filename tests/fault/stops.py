@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fault.harness import digest, latent_plan
-from tests.tiny import TINY
+from tests.tiny import TINY, tiny_plan
 from tintype import cli
 from tintype.evaluation import run as _evaluation  # noqa: F401  (imported here, so that no child does)
 from tintype.runtime import fault
@@ -28,6 +29,7 @@ from tintype.train import loop
 
 SMALL = ["count=8", "also=[]", "reference_count=8", "validation_count=4", "metrics=[fd]", "sampler.steps=2"]
 SMALL = [word for one in [*SMALL, "sampler.batch=4"] for word in ("--set", one)]
+STEPS = tiny_plan().train.steps
 LATER_S = 1.05
 """After this a second signal is no echo of the first."""
 
@@ -94,17 +96,25 @@ def run_command(words: list[str], folder: Path, said: Path, arm: Callable[[], No
 
 def stop_at(phase: Phase) -> None:
     """Send SIGTERM to this process when it comes to the phase; twice: and once more before it does anything."""
-    left = phase.occurrence
+    left, steps, sent = phase.occurrence, 0, threading.Event()
 
     def act() -> None:
         nonlocal left
         left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGTERM)
+            sent.set()
             if phase.twice:
                 time.sleep(LATER_S)
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(60)
+
+    def wait() -> None:
+        """Let the last step not end before a save in the background has come to the signal."""
+        nonlocal steps
+        steps += 1
+        if steps == STEPS:
+            sent.wait(60)
 
     if phase.point == "build_parts":
         _before(loop, "build_parts", act)
@@ -112,6 +122,8 @@ def stop_at(phase: Phase) -> None:
         _before(Progress, "show", act)
     else:
         fault.arm(phase.point, act)
+    if phase.point.startswith("save."):
+        fault.arm("step.data", wait)
 
 
 def _before(owner: Any, name: str, act: Callable[[], None]) -> None:

@@ -50,6 +50,7 @@ def is_whole(row: dict[str, Any]) -> bool:
     return row["resumed"] and row["identical"] and not row["leftovers"]
 
 
+@pytest.mark.slow
 @pytest.mark.promise(2)
 def test_a_killed_run_ends_bit_identical(promise: Promise, tmp_path: Path) -> None:
     """Kill at each named point of a step, a save, a snapshot and a cache's rows, or five times at random, and resume"""
@@ -58,6 +59,7 @@ def test_a_killed_run_ends_bit_identical(promise: Promise, tmp_path: Path) -> No
         promise.count(is_whole(row), row)
 
 
+@pytest.mark.slow
 @pytest.mark.promise(2, control="checkpoints written in place")
 def test_without_a_rename_a_kill_leaves_a_half_checkpoint(promise: Promise, tmp_path: Path) -> None:
     wanted: dict[str, list[tuple[str, int]]] = {name: [] for name in ALL}

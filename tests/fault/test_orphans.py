@@ -172,7 +172,7 @@ def test_every_process_that_the_package_starts_ends_with_it() -> None:
     words = {
         "data/decoding/processes.py": ("data/decoding/process.py", "watch_parent("),
         "study/runner.py": ("study/runner.py", "end_with_parent(parent)"),
-        "train/folder.py": ("train/folder.py", "subprocess.run(command_with_parent("),
+        "runtime/machine.py": ("runtime/machine.py", "subprocess.run(command_with_parent("),
         "pretrained/weights.py": ("pretrained/weights.py", "command_with_parent(command)"),
     }
     assert found == set(words)

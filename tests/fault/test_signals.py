@@ -45,6 +45,7 @@ def stopped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.promise(3)
 def test_sigterm_saves_and_exits_in_every_phase_and_the_command_resumes(
     promise: Promise, stopped: list[dict[str, Any]]
@@ -54,6 +55,7 @@ def test_sigterm_saves_and_exits_in_every_phase_and_the_command_resumes(
         promise.count(row["held"], row)
 
 
+@pytest.mark.slow
 @pytest.mark.promise(3, control="signals are not handled")
 def test_control_without_handlers_nothing_is_saved(promise: Promise, stopped: list[dict[str, Any]]) -> None:
     """SIGTERM to a training that leaves it to the system."""
@@ -203,6 +205,7 @@ MOMENTS = [
 """Work that is under way when the signal comes, and the file that shows it."""
 
 
+@pytest.mark.slow
 @pytest.mark.promise(3)
 def test_a_signal_to_the_whole_group_of_a_study_fails_no_run(promise: Promise, tmp_path: Path) -> None:
     """A signal to a study and all its workers, as a terminal or a scheduler sends it, and another to its rerun."""

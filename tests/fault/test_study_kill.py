@@ -34,7 +34,7 @@ MARK = "TINTYPE_TEST_MARK"
 COMMAND = """
 import os, sys, time
 if __name__ == "__mp_main__" and os.environ.get("LONG_STEP"):  # a worker
-    from tintype.train import fault
+    from tintype.runtime import fault
     steps = []
     def long_step():
         steps.append(0)
@@ -120,6 +120,7 @@ def numbers(task: Task, run: Path) -> object:
     return manifest, losses, {name: score for name, score in scores.items() if name != "images_per_s"}
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.promise(2)
 def test_a_killed_study_ends_with_the_numbers_of_one_that_was_not(
@@ -135,6 +136,7 @@ def test_a_killed_study_ends_with_the_numbers_of_one_that_was_not(
             promise.count(held=same, what=f"kill {number}: {task.arm}")
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.promise(24)
 def test_a_killed_study_leaves_nothing_behind(promise: Promise, killed: Killed) -> None:

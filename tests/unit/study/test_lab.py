@@ -13,6 +13,7 @@ import transformers
 from rich.console import Console
 
 from tests.edit_checked import edit_json
+from tests.studies import run_study
 from tests.tiny import TINY, tiny_plan
 from tests.tiny_clip import write, write_clip
 from tests.tiny_dino import write_dino
@@ -21,7 +22,8 @@ from tintype.evaluation.run import evaluate
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import plan_from_folder
 from tintype.runtime.interrupt import Interrupt
-from tintype.study.lab import _claim, report_study, run_study, stored_study
+from tintype.study import lab
+from tintype.study.lab import _claim, report_study, stored_study
 from tintype.study.report import read_results
 from tintype.study.study import Study, load_study
 from tintype.terminal.studies import report_with_progress, run_with_progress
@@ -144,11 +146,12 @@ def scores(folder: Path) -> dict[str, float]:
     return {name: value for name, value in json.loads(file.read_text())["metrics"].items() if name != "images_per_s"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("four_threads")
 def test_the_number_of_jobs_changes_no_bit_of_a_run(once: Path, tmp_path: Path) -> None:
     """Nor do the threads that torch takes by itself. With other numbers of threads most tensors of this plan differ."""
     study = load_study(str(once.parent / "study.yaml"), ["seeds=[0,1]"])
-    assert not run_study(study, tmp_path / "out", 2).failed
+    assert not lab.run_study(study, tmp_path / "out", 2).failed
     (alone,) = (once / "runs").iterdir()
     beside = tmp_path / "out" / "runs" / alone.name
     assert trained(beside) == trained(alone) and scores(beside) == scores(alone)

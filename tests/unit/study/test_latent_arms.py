@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.studies import run_study
 from tests.tiny import TINY, tiny_plan
 from tests.tiny_autoencoders import CHANNELS, FOLDER, STRIDE_PX, option, write_autoencoder
 from tests.tiny_store import image_file, imported, parquet_of
@@ -22,7 +23,7 @@ from tintype.losses.repa_e.settings import TuningSettings
 from tintype.plan import plan_from_folder
 from tintype.runtime.files import read_json
 from tintype.study.compare import _check_tokenizers, _compared, _trend_pairs, incomparable, planned_comparisons
-from tintype.study.lab import _check_latents_folder, report_study, run_study
+from tintype.study.lab import _check_latents_folder, report_study
 from tintype.study.report import read_results
 from tintype.study.results import Run
 from tintype.study.spaces import another_space

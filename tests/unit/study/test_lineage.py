@@ -87,6 +87,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, old: str, new: str, message: 
         study(tmp_path, text)
 
 
+@pytest.mark.slow
 def test_a_study_trains_the_parent_first_and_reports_the_lineage(tmp_path: Path) -> None:
     """With as many processes as runs: the second would begin at once."""
     head, _, rest = STUDY.replace("seeds: [3, 4]", "seeds: [3]").partition("  - {name: last")
