@@ -1,8 +1,8 @@
-"""Cases of which `make test` takes an even spread, and `make test-slow` the others."""
+"""Cases of which `make test` takes some, and `make test-slow` the others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import pytest
@@ -11,6 +11,6 @@ from _pytest.mark.structures import ParameterSet
 T = TypeVar("T")
 
 
-def spread(cases: Sequence[T], every: int, start: int = 0) -> list[ParameterSet]:
-    """Mark all cases as slow but each `every`-th, from the one at `start`."""
-    return [pytest.param(case, marks=() if i % every == start else pytest.mark.slow) for i, case in enumerate(cases)]
+def slow_unless(chosen: Callable[[T], bool], cases: Iterable[T]) -> list[ParameterSet]:
+    """Return the cases as parameters of a test, marked as slow where they are not chosen for `make test`."""
+    return [pytest.param(case, marks=() if chosen(case) else pytest.mark.slow) for case in cases]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tests.fault.promises import Promise
 from tests.ranks import RankError, run_ranks
+from tests.slow import slow_unless
 from tests.stopping import train_to
 from tests.tiny import tiny_plan
 from tintype import rng
@@ -117,7 +118,7 @@ class Launch:
     averaged: list[tuple[list[Tensor | None], list[int]]]
 
 
-@pytest.fixture(scope="module", params=list(LAYOUTS))
+@pytest.fixture(scope="module", params=slow_unless(lambda name: LAYOUTS[name][0] == 2, LAYOUTS))
 def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     size, settings = LAYOUTS[request.param]
     folder = tmp_path_factory.mktemp("ranks")
@@ -242,8 +243,11 @@ def stop_early(folder: str, settings: list[str], techniques: list[str], step: in
     train_to(tiny(settings, techniques), Path(folder), step)
 
 
+RANKS_BETWEEN: list[tuple[int, list[str]]] = [(3, ["kind=fsdp"]), (2, []), (4, ["kind=fsdp", "shards=2"])]
+
+
 @pytest.mark.promise(9)
-@pytest.mark.parametrize("between", [(3, ["kind=fsdp"]), (2, []), (4, ["kind=fsdp", "shards=2"])])
+@pytest.mark.parametrize("between", slow_unless(lambda case: case[0] == 2, RANKS_BETWEEN))
 def test_a_run_goes_on_with_other_ranks(between: tuple[int, list[str]], alone: Path, tmp_path: Path) -> None:
     """Train with one process, then several, then one, each from the checkpoint of the one before."""
     size, settings = between
@@ -279,6 +283,7 @@ def test_a_run_that_begins_its_data_anew_is_another(
     promise.count(held=difference(final(alone / "muon"), final(tmp_path)) < bound, what="data from its beginning")
 
 
+@pytest.mark.slow
 @pytest.mark.promise(9)
 def test_ranks_go_on_exactly_where_they_stopped(tmp_path: Path) -> None:
     """Stop two ranks and start them again: the weights are bit-identical, from pieces too."""
@@ -316,6 +321,7 @@ def go_on_after_damage(folder: str, settings: list[str], techniques: list[str]) 
     return same
 
 
+@pytest.mark.slow
 def test_damage_to_one_piece_is_found_and_the_checkpoint_before_is_used(tmp_path: Path) -> None:
     assert run_ranks(2, go_on_after_damage, str(tmp_path), ["kind=fsdp"], CASES["adamw"][0]) == [[True, True]] * 2
     for harm in ("flip", "remove"):
