@@ -30,6 +30,15 @@ from tintype.train.state import TrainState
 from tintype.train.update import update as real_update
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure less: what is tested is which numbers there are, and not how good they are."""
+    monkeypatch.setattr(bench, "_RENDER_COUNT", 4)
+    monkeypatch.setattr(bench, "_CEILING_TRIES", 2)
+    monkeypatch.setattr(bench, "_WARM_UP_STEPS", 1)
+    monkeypatch.setattr(bench, "gc", SimpleNamespace(collect=int))  # a third of a second for each row
+
+
 def test_the_bench_reports_speeds_and_a_split_that_adds_up() -> None:
     result = measure(tiny_plan(), steps=2)
     assert result.train_images_per_s > 0 and result.sample_images_per_s_at_10_steps > 0

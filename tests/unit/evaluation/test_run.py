@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 import torch
 from torch import Tensor
@@ -194,7 +195,8 @@ def test_a_number_that_is_not_finite_is_an_error(scored: Scored, monkeypatch: py
         ("encoders: [{kind: clip, source: ./nowhere}]\n", "nowhere"),
     ],
 )
-def test_what_is_missing_is_found_before_training(more: str, message: str) -> None:
+def test_what_is_missing_is_found_before_training(more: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # or CLIP would be asked for, and waited for
     with pytest.raises(UserError, match=message):
         refuse(readiness_problems(protocol_of(more), [], torch.device("cpu")))
 
