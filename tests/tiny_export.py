@@ -16,7 +16,13 @@ from tintype.train.folder import RunFolder
 from tintype.train.parts import build_parts
 from tintype.train.state import new_state
 
-PIXELS = ("objective.kind=x-prediction", "model.bottleneck=6", "model.resolution_embeds=true", "time.shift=3.0")
+PIXELS = (
+    "objective.kind=x-prediction",
+    "model.bottleneck=6",
+    "model.resolution_embeds=true",
+    "time.shift=3.0",
+    "sampling.shift=3.0",
+)
 
 
 def text_settings(kind: str) -> list[str]:

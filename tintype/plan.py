@@ -11,21 +11,22 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from tintype import recipes
 from tintype.config.paths import locate
-from tintype.config.strict import Document, parse, read_yaml, write_yaml
+from tintype.config.strict import Document, parse, read_yaml, settings_in, write_yaml
 from tintype.data.captions import CaptionsPart, ColumnSettings
 from tintype.data.mixture.settings import MixtureSettings, in_words
 from tintype.data.parts import CAPTIONS, DATA
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.errors import UserError
-from tintype.flow import OBJECTIVES, ROUTES, WEIGHTINGS
+from tintype.flow import OBJECTIVES, ROUTES, TIMES, WEIGHTINGS
 from tintype.flow.objective import VelocitySettings
-from tintype.flow.part import ObjectivePart, RoutePart, WeightingPart
+from tintype.flow.part import ObjectivePart, RoutePart, TimePart, WeightingPart
+from tintype.flow.time_density import MixtureTime
 from tintype.losses import LOSSES, LossPart
-from tintype.losses.repa_e.settings import TuningDiscriminator, TuningSettings
+from tintype.losses.repa_e.settings import TuningSettings
 from tintype.model.start import STARTS, StartPart
 from tintype.optim import AVERAGES, OPTIMIZERS
 from tintype.optim.adamw import AdamWSettings
@@ -33,53 +34,25 @@ from tintype.optim.part import AverageSettings, OptimizerPart
 from tintype.runtime.files import read_sealed
 from tintype.settings import (
     DataPart,
-    IslandSettings,
     ModelSettings,
     OneOf,
     Part,
     PrecisionSettings,
     RunSettings,
+    SamplingSettings,
     Settings,
-    TimeSettings,
+    Since,
     TrainSettings,
+    joined_later,
     plain,
 )
 from tintype.text import PARTS as TEXTS
 from tintype.text import TextChoice
 from tintype.text.words import WordsSettings
 from tintype.tokenizers import TokenizerChoice
+from tintype.tokenizers.part import NONE_KNOWN, Known, TokenizerPart
 from tintype.tokenizers.pixels import PixelsSettings
 
-_CAME_LATER: list[tuple[str, str, Any]] = [
-    ("captions", "keep_parts", 1.0),
-    ("captions", "max_words", None),
-    ("captions", "max_tokens", None),
-    ("model", "resolution_embeds", False),
-    ("precision", "rounding", "nearest"),
-    ("precision", "gather", "fp32"),
-    ("precision", "matmul", "plain"),
-    ("precision", "islands", plain(IslandSettings())),
-    ("precision", "loss_scale", 1.0),
-    ("train", "stages", []),
-    ("train", "most_skipped", 0.25),
-    ("train", "most_weight_rms", 1000.0),
-    ("train", "skip_spikes", None),
-]
-"""Settings that older plans do not have: at these values the hash leaves them out, so that runs keep their names."""
-_CAME_LATER_TO_A_KIND: list[tuple[str, str | None, str, Any]] = [
-    ("data", "store", "where", None),
-    ("data", "store", "skip", None),
-    ("data", "store", "skip_sha256", None),
-    ("tokenizer", "small-vae", "posterior", "mean"),
-    ("data", "store", "buckets", []),
-    ("tuning", "repa-e", "adversarial", plain(TuningDiscriminator())),
-    ("ema", None, "ramp", False),
-    ("ema", None, "every", 1),
-]
-"""The same of settings that only parts of this kind lacked: (section, kind, key, value). A plan that an older version
-stored did what the value says, which may not be the default of today (`stored_plan`)."""
-_SECTIONS_CAME_LATER = ["tuning", "start"]
-"""Sections that older plans do not have: the hash leaves them out where a plan has none."""
 _KINDS: dict[str, tuple[type[Part], ...]] = {"data": DATA, "text": TEXTS}
 """Sections whose kind can be exchanged with `--set`."""
 UNHASHED = "run"
@@ -90,7 +63,7 @@ class Plan(Settings):
     """Everything that decides what a run learns, one field per seam. The defaults are PRX's where it has one."""
 
     seed: int = Field(0, ge=0, description="Seeds the weights, the data order, noise, time and dropout")
-    start: Annotated[StartPart, OneOf(STARTS, "run")] | None = Field(
+    start: Annotated[Annotated[StartPart, OneOf(STARTS, "run")] | None, Since(None)] = Field(
         None, description="The run whose weights it starts from; without, they are drawn"
     )
     data: Annotated[DataPart, OneOf(DATA, "scenes")] = ScenesSettings()
@@ -99,11 +72,12 @@ class Plan(Settings):
     tokenizer: TokenizerChoice = PixelsSettings()
     model: ModelSettings = ModelSettings()
     objective: Annotated[ObjectivePart, OneOf(OBJECTIVES)] = VelocitySettings()
-    time: TimeSettings = TimeSettings()
+    time: Annotated[TimePart, OneOf(TIMES, "mixture")] = MixtureTime()
+    sampling: Annotated[SamplingSettings, Since(lambda plan: {"shift": plan["time"]["shift"]})] = SamplingSettings()
     weighting: Annotated[WeightingPart, OneOf(WEIGHTINGS)] | None = None
     route: Annotated[RoutePart, OneOf(ROUTES)] | None = None
     losses: tuple[Annotated[LossPart, OneOf(LOSSES)], ...] = ()
-    tuning: TuningSettings | None = None
+    tuning: Annotated[TuningSettings | None, Since(None)] = None
     optimizer: Annotated[OptimizerPart, OneOf(OPTIMIZERS, "adamw")] = AdamWSettings()
     train: TrainSettings = TrainSettings()
     precision: PrecisionSettings = PrecisionSettings()
@@ -181,19 +155,12 @@ class Plan(Settings):
     @property
     def hash(self) -> str:
         """Names the run: a digest of the resolved plan without its housekeeping."""
-        content = {key: value for key, value in plain(self).items() if key != UNHASHED}
-        content["data"] = self.data.in_hash()
-        content["start"] = self.start.in_hash() if self.start else None
-        for section, key, value in _CAME_LATER:
-            if content[section][key] == value:
-                del content[section][key]
-        for section, kind, key, value in _CAME_LATER_TO_A_KIND:
-            part = content[section]
-            if part is not None and part.get("kind") == kind and key in part and part[key] == value:
-                del part[key]
-        for section in _SECTIONS_CAME_LATER:
-            if content[section] is None:
-                del content[section]
+        content = _without_later(Plan, plain(self))
+        del content[UNHASHED]
+        for name, section in self:
+            if name in content and isinstance(section, Settings):
+                own = section.in_hash() if isinstance(section, Part) else content[name]
+                content[name] = _without_later(type(section), own)
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -201,6 +168,11 @@ class Plan(Settings):
     def warnings(self) -> list[str]:
         """List what is probably not meant. A run prints and logs it at its start."""
         found = [self.ema.init_warning(self.train.steps) if self.ema else None, self.train.warmup_warning]
+        if self.time.shift != 1 == self.sampling.shift:
+            found.append(
+                f"time.shift is {self.time.shift:g}, and sampling.shift is 1: the sampling grid is not shifted; if it "
+                f"should be as in training, set sampling.shift to {self.time.shift:g}"
+            )
         return [text for text in found if text]
 
     @property
@@ -224,6 +196,15 @@ class Plan(Settings):
         return write_yaml(plain(self))
 
 
+def _without_later(settings: type[Settings], content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content without what joined later, where it does what plans did before."""
+    return {
+        key: value
+        for key, value in content.items()
+        if (mark := joined_later(settings).get(key)) is None or mark.value(content) != value
+    }
+
+
 def _ascend(numbers: Sequence[int]) -> bool:
     return all(one < other for one, other in pairwise(numbers))
 
@@ -243,16 +224,35 @@ def plan_from_yaml(text: str, name: str, assignments: Sequence[str] = ()) -> Pla
 
 
 def plan_from_document(
-    document: Document, assignments: Sequence[str] = (), options: Sequence[str] | None = None
+    document: Document, assignments: Sequence[str] = (), options: Sequence[str] | None = None, known: Known = NONE_KNOWN
 ) -> Plan:
-    """Return the plan of a document with overrides. `options` stand before each of them in messages."""
+    """Return the plan of a document with overrides. `options` stand before each of them in messages.
+
+    What the files that it names say is filled in first: the Plan itself opens none. `known` is for those that may not
+    be on this machine.
+    """
     if document.data is None:
         document.data = {}
     for assignment, option in zip(assignments, options or ["--set "] * len(assignments), strict=True):
         section, _, key = assignment.partition("=")[0].strip().partition(".")
         changes_kind = key == "kind" and section in _KINDS
         document.override(assignment, option, partial(_forget_other_kinds, section) if changes_kind else None)
-    return parse(Plan, document)
+    return parse(Plan, document, partial(_resolved, known=known))
+
+
+_TOKENIZER: TypeAdapter[TokenizerPart] = TypeAdapter(TokenizerChoice)
+
+
+def _resolved(data: Any, known: Known) -> Any:
+    """Return the data of a plan with a resolved tokenizer; what is not valid is left to the plan's own validation."""
+    if "tokenizer" not in data:
+        return data
+    try:
+        tokenizer = _TOKENIZER.validate_json(json.dumps(data["tokenizer"]))
+    except ValidationError:
+        return data
+    found = tokenizer.resolved(known)
+    return data if found is tokenizer else {**data, "tokenizer": plain(found)}
 
 
 def _forget_other_kinds(section: str, data: Any) -> None:
@@ -281,19 +281,28 @@ def plan_from_folder(folder: Path) -> Plan:
     return stored_plan(file, f"{again}, with the run's own recipe and settings, writes it again")
 
 
-def stored_plan(file: Path, remake: str) -> Plan:
+def stored_plan(file: Path, remake: str, known: Known = NONE_KNOWN) -> Plan:
     """Read a plan that tintype wrote, with every default in it: what it lacks, it has as the older version did it.
 
     `remake` is what to do where it is damaged.
     """
     document = read_yaml(read_sealed(file, remake), str(file))
-    for section, kind, key, value in _CAME_LATER_TO_A_KIND:
-        part = document.data.get(section) if isinstance(document.data, dict) else None
-        if isinstance(part, dict) and part.get("kind") == kind:
-            part.setdefault(key, value)
+    if isinstance(document.data, dict):
+        _add_later(Plan, document.data)
     if (file.parent / _EXPORTED).is_file():
         _find_own_weights(document.data, file.parent)
-    return plan_from_document(document)
+    return plan_from_document(document, known=known)
+
+
+def _add_later(settings: type[Settings], content: dict[str, Any]) -> None:
+    """Add the settings that joined after this plan was stored, with what was done before, section by section."""
+    for key, field in settings.model_fields.items():
+        for one in settings_in(field) if isinstance(content.get(key), dict) else []:
+            kind = one.model_fields["kind"].default if "kind" in one.model_fields else None
+            if content[key].get("kind") == kind:
+                _add_later(one, content[key])
+    for key, mark in joined_later(settings).items():
+        content.setdefault(key, mark.value(content))
 
 
 _EXPORTED, _WITHIN = "tintype.json", "./"

@@ -249,6 +249,16 @@ class Objective(Protocol):
         """The factor between the squared error of x and the loss, at each t."""
 
 
+class TimeDensity(Protocol):
+    """The density from which training draws t."""
+
+    def draw(self, draws: Draws) -> Tensor:
+        """Return t of each sample, fp32 in [0, 1)."""
+
+    def mean_of(self, function: Callable[[Tensor], Tensor]) -> float:
+        """Return the mean of a function of t under the density."""
+
+
 class Weighting(Protocol):
     """How much a sample at t counts in the objective."""
 

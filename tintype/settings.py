@@ -37,6 +37,25 @@ PathText = Annotated[str, NamesFile()]
 
 
 @dataclass(frozen=True)
+class Since:
+    """Marks a setting that joined later. A plan stored before it did what `then` says, and keeps its hash.
+
+    `then` is plain data, or a function of the plain data of the settings that the field belongs to.
+    """
+
+    then: object
+
+    def value(self, owner: Mapping[str, Any]) -> object:
+        return self.then(owner) if callable(self.then) else self.then
+
+
+def joined_later(settings: type[Settings]) -> dict[str, Since]:
+    """Return the marks of the settings that joined later, by name."""
+    fields = settings.model_fields.items()
+    return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, Since)}
+
+
+@dataclass(frozen=True)
 class KeysOf:
     """Marks a mapping that holds some settings of one of these classes."""
 
@@ -51,6 +70,10 @@ class Part(Settings):
     def describe(self) -> str | None:
         """Return the part in words of its own, for cards and reports; None where its settings say it."""
         return None
+
+    def in_hash(self) -> dict[str, Any]:
+        """Return what of it names a run."""
+        return plain(self)
 
 
 @dataclass(frozen=True)
@@ -155,10 +178,6 @@ class DataPart(Part):
         """The settings of held-out images, of which so many are needed."""
         raise NotImplementedError
 
-    def in_hash(self) -> dict[str, Any]:
-        """What of it names a run."""
-        return plain(self)
-
     def content(self) -> dict[str, Any]:
         """What decides the images and their ids, without what says where they lie: that, a source's identity knows."""
         return {key: value for key, value in plain(self).items() if key not in self.said_by_identity}
@@ -223,7 +242,7 @@ class ModelSettings(Settings):
     rope_theta: int = Field(10000, ge=1)
     time_factor: float = Field(1000.0, gt=0)
     time_max_period: int = Field(10000, ge=1)
-    resolution_embeds: bool = Field(
+    resolution_embeds: Annotated[bool, Since(False)] = Field(
         False, description="Add an embedding of the latents' height and width to that of the time"
     )
     compile: bool = Field(False, description="torch.compile, block by block, of the denoiser and the text encoder")
@@ -243,15 +262,15 @@ class ModelSettings(Settings):
         return self
 
 
-class TimeSettings(Settings):
-    """The density from which training draws t, and the shift of the sampling grid."""
+class SamplingSettings(Settings):
+    """How images are sampled from the trained model, unless an evaluation says otherwise."""
 
-    kind: Literal["mixture", "logit-normal", "uniform"] = "mixture"
-    uniform_share: float = Field(0.1, ge=0, le=1, description="mixture: the share drawn uniformly and not shifted")
-    mean: float = Field(0.0, description="Mean of the normal under the logistic function")
-    std: float = Field(1.0, gt=0, description="Its standard deviation")
-    lowest: float = Field(0.001, ge=0, lt=1, description="No t below this is drawn")
-    shift: float = Field(1.0, gt=0, description="t' = s t / (1 + (s - 1) t), in training and sampling")
+    shift: float = Field(
+        1.0,
+        gt=0,
+        description="Of the grid of times, t' = s t / (1 + (s - 1) t): above 1, more steps near the noise. It is set "
+        "apart from time.shift, which is that of the training density",
+    )
 
 
 class StageSettings(Settings):
@@ -282,23 +301,23 @@ class TrainSettings(Settings):
     schedule: Literal["constant", "cosine"] = "constant"
     clip_norm: float | None = Field(0.2, gt=0, description="Clips the global gradient norm; null for no clipping")
     most_skips: int = Field(20, ge=1, description="This many skipped steps in a row end the run as diverged")
-    most_skipped: float = Field(
+    most_skipped: Annotated[float, Since(0.25)] = Field(
         0.25,
         gt=0,
         le=1,
         description=f"More than this share of skipped steps, of any {SKIP_WINDOW_STEPS} steps or of the whole run, "
         "ends it as diverged",
     )
-    most_weight_rms: float | None = Field(
+    most_weight_rms: Annotated[float | None, Since(1000.0)] = Field(
         1000.0,
         gt=0,
         description="A parameter tensor whose root mean square is larger or not finite ends the run as diverged; null: "
         "of any size that is finite",
     )
-    skip_spikes: SpikeSettings | None = Field(
+    skip_spikes: Annotated[SpikeSettings | None, Since(None)] = Field(
         None, description="Skip steps whose loss or gradient norm is far above that of the steps before; null: none"
     )
-    stages: tuple[StageSettings, ...] = Field(
+    stages: Annotated[tuple[StageSettings, ...], Since([])] = Field(
         (), description="Sizes of the images in the first steps, one after the other; behind them it is data.size_px"
     )
 
@@ -360,18 +379,18 @@ class PrecisionSettings(Settings):
     """
 
     storage: Literal["fp32", "bf16"] = "fp32"
-    rounding: Literal["nearest", "stochastic", "kahan"] = Field(
+    rounding: Annotated[Literal["nearest", "stochastic", "kahan"], Since("nearest")] = Field(
         "nearest", description="How a moved weight comes back into bf16"
     )
     compute: Literal["fp32", "bf16"] = "bf16"
-    gather: Literal["fp32", "bf16"] = Field(
+    gather: Annotated[Literal["fp32", "bf16"], Since("fp32")] = Field(
         "fp32", description="The type in which FSDP2 gathers weights; bf16 halves the traffic and rounds norms' weights"
     )
-    matmul: Literal["plain", "fp8"] = Field(
+    matmul: Annotated[Literal["plain", "fp8"], Since("plain")] = Field(
         "plain", description="How the linear layers of the blocks multiply: in `compute`'s type, or in FP8"
     )
-    islands: IslandSettings = IslandSettings()
-    loss_scale: float = Field(
+    islands: Annotated[IslandSettings, Since(IslandSettings().model_dump())] = IslandSettings()
+    loss_scale: Annotated[float, Since(1.0)] = Field(
         1.0, gt=0, description="The loss is multiplied by this, the gradients are divided by it before clipping"
     )
 

@@ -39,7 +39,7 @@ def test_the_hash_is_stable_and_leaves_out_housekeeping() -> None:
     [("mini", "928d362ed9aaf2d5"), ("pocket", "7b50cb497c7b5feb"), ("prx-jit-1024", "87d0011cc89e912b")],
 )
 def test_recipes_keep_their_hashes(name: str, expected: str) -> None:
-    """Runs are found by them. A setting that comes new stands in `_CAME_LATER`."""
+    """Runs are found by them. A setting that joins later is marked with `Since`."""
     assert plan_from_document(recipes.find("plans", name)).hash == expected
 
 

@@ -99,6 +99,8 @@ CONDITIONAL = {
     ("MixtureSettings", "evaluate"): "the source that runs are scored against",
     ("PrecisionSettings", "gather"): "with several ranks",
     ("RunSettings", "latents_folder"): "with latents on disk",
+    ("Plan", "sampling"): "where images are sampled",
+    ("SamplingSettings", "shift"): "where images are sampled",
     ("Schedule", "start"): "of a term that begins later",
     ("SmallVaeSettings", "posterior"): "where latents are not tuned",
     ("TrainSettings", "most_skipped"): "after a step that is not finite",

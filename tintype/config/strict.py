@@ -194,15 +194,18 @@ def write_yaml(data: Any) -> str:
     return text
 
 
-def parse(model: type[S], document: Document) -> S:
-    """Validated settings, or a `UserError` with one line for each mistake."""
+def parse(model: type[S], document: Document, resolve: Callable[[Any], Any] = lambda data: data) -> S:
+    """Return validated settings, or raise a `UserError` with one line for each mistake.
+
+    `resolve` fills in what files say before the data is validated.
+    """
     if not isinstance(document.data, Mapping):
         raise UserError(f"{document.name}: expected keys and values, found {type(document.data).__name__}")
     try:
-        return _validated(model, document.data)
+        return _validated(model, resolve(document.data))
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        lines = [_explain(problem, model, document) for problem in problems[:_MOST_PROBLEMS]]
+        lines = [_explain(problem, model, document, resolve) for problem in problems[:_MOST_PROBLEMS]]
         more = len(problems) - len(lines)
         raise UserError("\n".join([*lines, *([f"and {more:,} more mistakes"] if more else [])])) from None
 
@@ -225,10 +228,10 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     return f"valid: {', '.join(names)}" if names else "nothing is valid here yet"
 
 
-def _explain(problem: Any, model: type[Settings], document: Document) -> str:
+def _explain(problem: Any, model: type[Settings], document: Document, resolve: Callable[[Any], Any]) -> str:
     path = _path_in_data(problem["loc"], document.data)
     shown_path = ".".join(map(str, path))
-    parts = [_cause(problem, model, document) or document.place(path), f"{shown_path:.{_LONGEST_KEY}}"]
+    parts = [_cause(problem, model, document, resolve) or document.place(path), f"{shown_path:.{_LONGEST_KEY}}"]
     where = ": ".join(filter(None, parts))
     if problem["type"] == "extra_forbidden":
         return f"{where}: unknown key; {nearest(str(path[-1]), _valid_keys(model, problem['loc'][:-1]))}"
@@ -247,25 +250,25 @@ def _explain(problem: Any, model: type[Settings], document: Document) -> str:
     return f"{where}: {message[0].lower()}{message[1:]}{shown}"
 
 
-def _cause(problem: Any, model: type[Settings], document: Document) -> str:
+def _cause(problem: Any, model: type[Settings], document: Document, resolve: Callable[[Any], Any]) -> str:
     """Return the overrides that make a problem, '' where it is there without any of them."""
     every = document.overrides
-    if not every or _has_problem(model, document, every, problem):
-        return ""
-    found = [one for one in every if not _has_problem(model, document, [one], problem)]
-    return ", ".join(dict.fromkeys(one.label for one in found or every))
 
-
-def _has_problem(model: type[Settings], document: Document, left_out: Collection[Override], problem: Any) -> bool:
-    """Whether the data without some overrides has the same problem."""
-    try:
-        _validated(model, document.without(left_out))
-    except UserError:  # an override needs another one
+    def stays(left_out: Collection[Override]) -> bool:
+        """Return whether the data without some overrides has the same problem."""
+        try:
+            _validated(model, resolve(document.without(left_out)))
+        except UserError:  # an override needs another one
+            return False
+        except ValidationError as error:
+            others = error.errors(include_url=False)
+            return any(all(one[key] == problem[key] for key in ("type", "loc", "msg")) for one in others)
         return False
-    except ValidationError as error:
-        others = error.errors(include_url=False)
-        return any(all(one[key] == problem[key] for key in ("type", "loc", "msg")) for one in others)
-    return False
+
+    if not every or stays(every):
+        return ""
+    found = [one for one in every if not stays([one])]
+    return ", ".join(dict.fromkeys(one.label for one in found or every))
 
 
 def _path_in_data(loc: KeyPath, data: Any) -> KeyPath:

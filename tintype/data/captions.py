@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from tintype.seams import CaptionPolicy, Draws, Record, TextEncoder
-from tintype.settings import Part, PlanView
+from tintype.settings import Part, PlanView, Since
 
 NULL_CAPTION = ""
 
@@ -23,11 +23,13 @@ class CaptionsPart(Part):
     """The kind picks a caption. What all kinds have here is done to it then, in this order: parts, words, tokens,
     dropout."""
 
-    keep_parts: float = Field(
+    keep_parts: Annotated[float, Since(1.0)] = Field(
         1.0, gt=0, le=1, description="Each sentence or clause of a caption is kept with this probability, one at least"
     )
-    max_words: int | None = Field(None, ge=1, description="Captions are cut behind this many words; null: not cut")
-    max_tokens: int | None = Field(
+    max_words: Annotated[int | None, Since(None)] = Field(
+        None, ge=1, description="Captions are truncated after this many words; null: not truncated"
+    )
+    max_tokens: Annotated[int | None, Since(None)] = Field(
         None, ge=2, description="Captions are cut to this many tokens of the text encoder, special ones included"
     )
     dropout: float = Field(0.1, ge=0, le=1, description="Share of samples that read the null caption, for guidance")

@@ -101,6 +101,7 @@ def training_facts(record: RunRecord) -> list[Fact]:
         ("Tokens", f"{rows} × {columns} = {rows * columns:,}"),
         ("Objective", described(plan.objective)),
         ("Times", listed(plan.time)),
+        ("Sampling grid", listed(plan.sampling)),
         *((name, described(part)) for name, part in optional.items() if part is not None),
         *((f"Loss {loss.kind}", described(loss)) for loss in plan.losses),
         ("Optimizer", described(plan.optimizer)),

@@ -153,6 +153,7 @@ def _told(about: Mapping[str, Any]) -> dict[str, Any]:
         "model": about["model"],
         "objective": about["objective"],
         "time": about["time"],
+        "sampling": about.get("sampling", {"shift": about["time"]["shift"]}),  # older exports had one shift for both
         "text": named,
         "tokenizer": tokenizer,
     }
@@ -182,7 +183,8 @@ def _pipeline_sections(place: Path, about: Mapping[str, Any]) -> dict[str, Any]:
         sections["objective"] = {"kind": _PREDICTIONS[pipeline]}
         scheduler = place / "scheduler" / "scheduler_config.json"
         if scheduler.is_file():
-            sections["time"] = {"shift": float(json_object(scheduler).get("shift", 1.0))}
+            shift = float(json_object(scheduler).get("shift", 1.0))
+            sections["time"], sections["sampling"] = {"shift": shift}, {"shift": shift}
         size = stated.get("default_sample_size")
         if isinstance(size, int):
             sections["data"] = {"size_px": size}

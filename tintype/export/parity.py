@@ -77,7 +77,7 @@ def _figure(
         arguments = {
             **embedded(pipe, prompt, about["call"].get("negative_prompt", "")),
             "latents": first_noise(parts, draws, size_px),
-            "timesteps": timesteps(steps, parts.plan.time.shift),
+            "timesteps": timesteps(steps, parts.plan.sampling.shift),
             "guidance_scale": guidance,
             "use_resolution_binning": False,
         }

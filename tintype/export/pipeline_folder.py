@@ -143,7 +143,7 @@ def _transformer(tensors: Mapping[str, Tensor], plan: Plan, channels: int, text_
 
 def _how_to_call(trained: Trained, pipeline: Pipeline) -> dict[str, Any]:
     """Arguments with which the pipeline samples as tintype does."""
-    call: dict[str, Any] = {"timesteps": timesteps(STEPS, trained.plan.time.shift), "use_resolution_binning": False}
+    call: dict[str, Any] = {"timesteps": timesteps(STEPS, trained.plan.sampling.shift), "use_resolution_binning": False}
     if pipeline == LATENT and reader.frozen(trained.parts.text).settings.clean != "prx":
         call["skip_text_cleaning"] = True
     if null := reader.null_prompt(reader.frozen(trained.parts.text)):

@@ -74,6 +74,7 @@ class Trained:
             "prediction": plan.objective.predicts,
             "size_px": plan.data.size_px,
             "time": plain(plan.time),
+            "sampling": plain(plan.sampling),
             "objective": plain(plan.objective),
             "model": plain(plan.model.model_copy(update={"compile": False, "activation_checkpointing": False})),
             "text": {**_portable(plan.text), "dim": self.parts.text.dim, "identity": self.parts.text.identity},

@@ -5,13 +5,15 @@ The kinds of a seam are listed here: a new one is its file, its line in a table,
 
 from tintype.flow.min_snr import MinSnrSettings
 from tintype.flow.objective import VelocitySettings
-from tintype.flow.part import ObjectivePart, RoutePart, WeightingPart
+from tintype.flow.part import ObjectivePart, RoutePart, TimePart, WeightingPart
 from tintype.flow.sprint import SprintSettings
+from tintype.flow.time_density import LogitNormalTime, MixtureTime, UniformTime
 from tintype.flow.tread import TreadSettings
 from tintype.flow.x_prediction import XPredictionSettings
 
 OBJECTIVES: tuple[type[ObjectivePart], ...] = (VelocitySettings, XPredictionSettings)
+TIMES: tuple[type[TimePart], ...] = (MixtureTime, LogitNormalTime, UniformTime)
 WEIGHTINGS: tuple[type[WeightingPart], ...] = (MinSnrSettings,)
 ROUTES: tuple[type[RoutePart], ...] = (SprintSettings, TreadSettings)
 
-__all__ = ["OBJECTIVES", "ROUTES", "WEIGHTINGS"]
+__all__ = ["OBJECTIVES", "ROUTES", "TIMES", "WEIGHTINGS"]

@@ -19,9 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tintype.flow.part import WeightingPart
-from tintype.flow.path import mean_over_time
-from tintype.seams import Objective
-from tintype.settings import TimeSettings
+from tintype.seams import Objective, TimeDensity
 
 
 class MinSnrSettings(WeightingPart):
@@ -29,9 +27,9 @@ class MinSnrSettings(WeightingPart):
     gamma: float = Field(5.0, gt=0, description="No signal-to-noise ratio counts more than this")
     normalised: bool = Field(True, description="Divide by the mean weight under the density of t")
 
-    def build(self, time: TimeSettings, objective: Objective) -> MinSnr:
+    def build(self, time: TimeDensity, objective: Objective) -> MinSnr:
         plain = MinSnr(objective, self.gamma)
-        return replace(plain, mean=mean_over_time(time, plain)) if self.normalised else plain
+        return replace(plain, mean=time.mean_of(plain)) if self.normalised else plain
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from tintype.flow import path
 from tintype.flow.part import ObjectivePart
-from tintype.seams import Draws, Sample
-from tintype.settings import TimeSettings
+from tintype.seams import Draws, Sample, TimeDensity
 
 
 class VelocitySettings(ObjectivePart):
@@ -18,13 +17,13 @@ class VelocitySettings(ObjectivePart):
 
     kind: Literal["velocity"] = "velocity"
 
-    def build(self, time: TimeSettings) -> VelocityObjective:
+    def build(self, time: TimeDensity) -> VelocityObjective:
         return VelocityObjective(time)
 
 
 @dataclass(frozen=True)
 class VelocityObjective:
-    time: TimeSettings
+    time: TimeDensity
 
     def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample:
         return path.draw_sample(x_BCHW, self.time, draws)

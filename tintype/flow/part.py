@@ -1,17 +1,58 @@
-"""Settings of objectives, weightings and routes: what all kinds do."""
+"""Settings of objectives, time densities, weightings and routes: what all kinds do."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
-from tintype.seams import Objective, Router, Weighting
-from tintype.settings import ModelSettings, Part, PlanView, TimeSettings
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tintype.flow.path import unshift_time
+from tintype.seams import Draws, Objective, Router, TimeDensity, Weighting
+from tintype.settings import ModelSettings, Part, PlanView
+
+_NODES = 1 << 17
+
+
+class TimePart(Part):
+    """The density from which training draws t. All kinds have these keys, so that another kind changes one key."""
+
+    uniform_share: float = Field(0.1, ge=0, le=1, description="mixture: the share drawn uniformly and not shifted")
+    mean: float = Field(0.0, description="Mean of the normal under the logistic function")
+    std: float = Field(1.0, gt=0, description="Its standard deviation")
+    lowest: float = Field(0.001, ge=0, lt=1, description="No t below this is drawn")
+    shift: float = Field(1.0, gt=0, description="t' = s t / (1 + (s - 1) t) in training; in sampling: sampling.shift")
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """Return what a plan keeps when its density becomes one of another kind."""
+        return {key: getattr(self, key) for key in TimePart.model_fields if key != "kind"}
+
+    def quantile(self, value: Tensor, choice: Tensor) -> Tensor:
+        """Return t from two uniforms, float64: the first gives its quantile, the second the component of a mixture."""
+        raise NotImplementedError
+
+    def draw(self, draws: Draws) -> Tensor:
+        value, choice = draws.uniform("time", (2,)).double().unbind(1)
+        return self.quantile(value, choice).float().clamp(self.lowest, 1 - 2**-24)
+
+    def mean_of(self, function: Callable[[Tensor], Tensor]) -> float:
+        """Integrate by the midpoint rule, in float64, over the uniforms of `quantile`."""
+        value = (torch.arange(_NODES, dtype=torch.float64) + 0.5) / _NODES
+        choices = (torch.full_like(value, choice) for choice in (0.0, 1.0))
+        uniform, other = (function(self.quantile(value, choice)).mean() for choice in choices)
+        return float(self.uniform_share * uniform + (1 - self.uniform_share) * other)
+
+    def unshifted_lowest(self) -> Tensor:
+        return unshift_time(torch.tensor(self.lowest, dtype=torch.float64), self.shift)
 
 
 class ObjectivePart(Part):
     predicts: ClassVar[Literal["velocity", "x"]]
 
-    def build(self, time: TimeSettings) -> Objective:
+    def build(self, time: TimeDensity) -> Objective:
         raise NotImplementedError
 
 
@@ -31,5 +72,5 @@ class RoutePart(Part):
 
 
 class WeightingPart(Part):
-    def build(self, time: TimeSettings, objective: Objective) -> Weighting:
+    def build(self, time: TimeDensity, objective: Objective) -> Weighting:
         raise NotImplementedError

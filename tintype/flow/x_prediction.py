@@ -14,8 +14,7 @@ from torch import Tensor
 
 from tintype.flow import path
 from tintype.flow.part import ObjectivePart
-from tintype.seams import Draws, Sample
-from tintype.settings import TimeSettings
+from tintype.seams import Draws, Sample, TimeDensity
 
 
 class XPredictionSettings(ObjectivePart):
@@ -24,13 +23,13 @@ class XPredictionSettings(ObjectivePart):
     kind: Literal["x-prediction"] = "x-prediction"
     clamp: float = Field(0.05, gt=0, lt=1, description="No division by a t below this")
 
-    def build(self, time: TimeSettings) -> XPrediction:
+    def build(self, time: TimeDensity) -> XPrediction:
         return XPrediction(time, self.clamp)
 
 
 @dataclass(frozen=True)
 class XPrediction:
-    time: TimeSettings
+    time: TimeDensity
     clamp: float
 
     def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample:

@@ -15,10 +15,6 @@ from tintype.settings import Part, PathText, plain
 class StartPart(Part):
     weights: Literal["raw", "average"] = Field("raw", description="The trained weights, or the run's average of them")
 
-    def in_hash(self) -> dict[str, Any]:
-        """What of it names a run."""
-        return plain(self)
-
     def parent(self, run: Path) -> Path:
         """The folder of the run that it starts from, for a run in this folder."""
         raise NotImplementedError

@@ -21,6 +21,7 @@ Differs: PRX has a fixed decay from the initial weights on, 0.999 every 10 steps
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from tintype.optim.part import AverageSettings
 from tintype.runtime.layout import local
-from tintype.settings import PlanView
+from tintype.settings import PlanView, Since
 
 UPDATES = "updates"
 """The name of the number of updates among the tensors of an average."""
@@ -40,12 +41,12 @@ class EmaSettings(AverageSettings):
     """An exponential weight average in fp32. It has no `kind`, so that plans from before there were others stay."""
 
     decay: float = Field(0.999, ge=0, lt=1, description="Share of the average that each update keeps")
-    ramp: bool = Field(
+    ramp: Annotated[bool, Since(False)] = Field(
         True,
         description="Start from the first trained weights with a low decay and raise it to `decay`; false: average the "
         "initial weights in, as PRX does",
     )
-    every: int = Field(1, ge=1, description="Update the average after every this many steps")
+    every: Annotated[int, Since(1)] = Field(1, ge=1, description="Update the average after every this many steps")
 
     def check(self, plan: PlanView) -> None:
         if self.every > plan.train.steps:

@@ -89,7 +89,7 @@ def sample_latents(
         branches = TextBranches(parts, draws, (side // parts.plan.model.patch) ** 2, caption, null)
         bias = velocity_bias(parts, size_px) if settings.guidance.unbias else None
         guided = settings.guidance.build(branches, bias)
-        times = sampling_times(settings.steps, parts.plan.time.shift)
+        times = sampling_times(settings.steps, parts.plan.sampling.shift)
         return integrate(guided, noise_BCHW, times, settings.method, lambda: on_step(len(captions)))
 
 

@@ -37,8 +37,7 @@ from tintype.study.results import Command, StudyResults, TokenizerInfo, read_res
 from tintype.study.runner import Task, run_tasks, tasks_of
 from tintype.study.study import Study, StudySettings, check_study, read_settings, remake_study, resolve
 from tintype.tokenizers.latent_cache import why_uncacheable
-from tintype.tokenizers.part import Compression
-from tintype.tokenizers.small_vae import note_compression
+from tintype.tokenizers.part import NONE_KNOWN, Compression, Known
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.start import find_parent
@@ -265,9 +264,9 @@ def _baseline_file(out: Path, resolution: str) -> Path:
     return out / "baselines" / f"{resolution}.yaml" if resolution else out / _BASELINE
 
 
-def _stored_baselines(settings: StudySettings, out: Path) -> dict[str, Plan]:
+def _stored_baselines(settings: StudySettings, out: Path, known: Known = NONE_KNOWN) -> dict[str, Plan]:
     names = [one.name for one in settings.resolutions] or [""]
-    return {name: stored_plan(_baseline_file(out, name), remake_study(out)) for name in names}
+    return {name: stored_plan(_baseline_file(out, name), remake_study(out), known) for name in names}
 
 
 def _keep_prompts(protocol: Protocol, out: Path) -> Protocol:
@@ -298,21 +297,23 @@ def stored_study(out: Path) -> Study:
         raise UserError(f"{out / _STUDY} is not what `tintype ablate` wrote; take another --out")
     name, settings = document.data.pop("name"), read_settings(document, out)
     _check_prompts(settings.evaluation, out)
-    _note_tokenizers(out / _RESULTS)
-    return resolve(name, settings, _stored_baselines(settings, out), document.place)
+    known = _known_tokenizers(out / _RESULTS)
+    return resolve(name, settings, _stored_baselines(settings, out, known), document.place, known)
 
 
-def _note_tokenizers(stored: Path) -> None:
-    """What the last report knew of folders of small-vae: a study can lie where they are not."""
+def _known_tokenizers(stored: Path) -> Known:
+    """Return what the last report knew of folders of small-vae: a study can lie where they are not."""
+    found: dict[str, Compression] = {}
     try:
         runs = _runs_of(stored)
     except DamagedFileError:  # the report reads the runs, and writes it again
-        return
+        return found
     for run in runs:
         with suppress(ValidationError):  # of a run that was not done, or of an older version
             known = TokenizerInfo.model_validate(run.get("tokenizer"))
             if folder := known.settings.get("folder"):
-                note_compression(str(folder), Compression(known.channels, known.stride_px))
+                found[str(folder)] = Compression(known.channels, known.stride_px)
+    return found
 
 
 def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool = False) -> StudyReport:

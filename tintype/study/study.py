@@ -31,6 +31,7 @@ from tintype.study.results import Role, arm_label
 from tintype.study.verdicts import AnalysisSettings, check_seeds, count_comparisons
 from tintype.techniques import TECHNIQUES
 from tintype.techniques.apply import Application, apply_techniques, check_arm
+from tintype.tokenizers.part import NONE_KNOWN, Known
 from tintype.train.parts import check_columns
 from tintype.vision.encoders import forget_encoders
 
@@ -278,10 +279,12 @@ def resolve(
     settings: StudySettings,
     baselines: Mapping[str, Plan] | None = None,
     place: Place = lambda path: "the study",
+    known: Known = NONE_KNOWN,
 ) -> Study:
     """Return the study with all its plans.
 
-    `baselines` are given, by resolution, for a study that was begun: its recipe may have changed.
+    `baselines` are given, by resolution, for a study that was begun: its recipe may have changed. `known` has the
+    folders of tokenizers that may not be on this machine.
     """
     baselines = baselines or _baselines(settings, place)
     ordered = sorted(baselines.items(), key=lambda item: token_count(item[1]))
@@ -294,7 +297,7 @@ def resolve(
     if len({plan.data.kind for plan in baselines.values()}) > 1:
         raise UserError("the resolutions have data of several kinds, which are scored differently; give all one kind")
     settings, fitted = settings.on(ordered[0][1].data)
-    arms = [arm for resolution, baseline in ordered for arm in _arms_at(resolution, baseline, settings, place)]
+    arms = [arm for resolution, baseline in ordered for arm in _arms_at(resolution, baseline, settings, place, known)]
     _refuse_twins(arms)
     study = Study(name, settings, tuple(arms), fitted.notes)
     if fitted.problems:
@@ -368,13 +371,13 @@ def _before_errors(words: str) -> Iterator[None]:
         raise UserError(f"{words}{error}") from None
 
 
-def _arms_at(resolution: str, baseline: Plan, settings: StudySettings, place: Place) -> list[ArmPlan]:
+def _arms_at(resolution: str, baseline: Plan, settings: StudySettings, place: Place, known: Known) -> list[ArmPlan]:
     arms = [ArmPlan(BASELINE, "baseline", (), {}, _seeded(baseline, settings.seeds), resolution)]
     if settings.control_seeds:
         arms.append(ArmPlan(CONTROL, "control", (), {}, _seeded(baseline, settings.control_seeds), resolution))
     for index, arm in enumerate(settings.arms):
         with _before_errors(f"{place(('arms', index))}: arm '{arm.label}': "):
-            arms.append(_resolve_arm(arm, baseline, settings.seeds, resolution))
+            arms.append(_resolve_arm(arm, baseline, settings.seeds, resolution, known))
     with _named(resolution):
         return link_arms(arms)
 
@@ -398,12 +401,12 @@ def choose_arms(study: Study, names: Sequence[str]) -> Study:
     return replace(study, arms=kept)
 
 
-def _resolve_arm(arm: ArmSettings, baseline: Plan, seeds: Sequence[int], resolution: str) -> ArmPlan:
-    applications = tuple(map(Application.parse, arm.techniques))
+def _resolve_arm(arm: ArmSettings, baseline: Plan, seeds: Sequence[int], resolution: str, known: Known) -> ArmPlan:
+    applications = tuple(Application.parse(spec, known) for spec in arm.techniques)
     declared = set(map(_section, arm.set)).union(*(application.technique.seams for application in applications))
     with _named(resolution):
-        plan = plan_from_document(Document("the baseline", plain(baseline)), arm.set, ["set "] * len(arm.set))
-        plan = apply_techniques(plan, arm.techniques, arm.set, "set ")
+        plan = plan_from_document(Document("the baseline", plain(baseline)), arm.set, ["set "] * len(arm.set), known)
+        plan = apply_techniques(plan, applications, arm.set, "set ")
         changes = check_arm("it", baseline, plan, declared)
         _refuse_other_held_out(baseline, plan)
     decisions = short_diff(baseline, plan, [key for application in applications for key in application.given])

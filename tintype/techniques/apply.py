@@ -13,6 +13,7 @@ from tintype.plan import Change, Plan, diff, flat, settings_by_key
 from tintype.settings import Settings
 from tintype.techniques import SHARED_SEAMS, TECHNIQUES, Technique
 from tintype.techniques.technique import Changes
+from tintype.tokenizers.part import NONE_KNOWN, Known, TokenizerPart
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Application:
     """The dotted keys of the options that were given."""
 
     @classmethod
-    def parse(cls, spec: str) -> Application:
-        """Reads `name` or `name:key=value,key=[value,value]`."""
+    def parse(cls, spec: str, known: Known = NONE_KNOWN) -> Application:
+        """Read `name` or `name:key=value,key=[value,value]`, and fill in what the files say that it names."""
         name, _, rest = spec.partition(":")
         if name not in TECHNIQUES:
             raise UserError(f"unknown technique '{name}'; {nearest(name, TECHNIQUES)}")
@@ -34,17 +35,22 @@ class Application:
         for assignment in assignments_in(rest):
             document.override(assignment, option=f"technique {name}:")
         given = tuple(assignment.partition("=")[0].strip() for assignment in assignments_in(rest))
-        return cls(TECHNIQUES[name], parse(TECHNIQUES[name].options, document), given)
+        options = parse(TECHNIQUES[name].options, document)
+        found = {key: value.resolved(known) for key, value in options if isinstance(value, TokenizerPart)}
+        return cls(TECHNIQUES[name], options.model_copy(update=found) if found else options, given)
 
 
-def apply_techniques(plan: Plan, specs: Sequence[str], given: Sequence[str] = (), option: str = "--set ") -> Plan:
+def apply_techniques(
+    plan: Plan, techniques: Sequence[str | Application], given: Sequence[str] = (), option: str = "--set "
+) -> Plan:
     """Return the plan with techniques applied in turn. Each must change something, and only what it declares.
 
     `given` are the assignments that the user made beside them: none of them may be overwritten by a technique. `option`
     stands before them in messages.
     """
     applied: list[Technique] = []
-    for application in map(Application.parse, specs):
+    for one in techniques:
+        application = Application.parse(one) if isinstance(one, str) else one
         technique = application.technique
         for other in applied:
             _refuse_both(other, technique)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from tintype.flow.time_density import UniformTime
 from tintype.plan import Plan
 from tintype.techniques.technique import Changes, NoOptions, Technique
 
 
 def apply(plan: Plan, options: NoOptions) -> Changes:
-    return {"time": plan.time.model_copy(update={"kind": "uniform"})}
+    return {"time": UniformTime(**plan.time.common)}
 
 
 TECHNIQUE = Technique(

@@ -19,7 +19,7 @@ def tokenizer_kinds() -> dict[str, type[TokenizerPart]]:
 def read_tokenizer(spec: str) -> TokenizerPart:
     """`pixels`, `small-vae:folder=DIR,sha256=…`, or just `DIR`."""
     if "/" in spec.partition(":")[0] or is_trained(Path(spec).expanduser()):
-        return SmallVaeSettings(folder=spec)
+        return SmallVaeSettings(folder=spec).resolved()
     kinds = tokenizer_kinds()
     kind, _, rest = spec.partition(":")
     if kind not in kinds:
@@ -30,7 +30,7 @@ def read_tokenizer(spec: str) -> TokenizerPart:
     document = Document(f"tokenizer {spec}", {"kind": kind})
     for assignment in assignments_in(rest):
         document.override(assignment, option=f"tokenizer {kind}:")
-    return parse(kinds[kind], document)
+    return parse(kinds[kind], document).resolved()
 
 
 def tokenizer_names(specs: list[str]) -> list[str]:

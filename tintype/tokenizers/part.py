@@ -5,9 +5,11 @@ B: images. C: channels. H, W: rows, columns.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -56,11 +58,20 @@ class Compression:
     stride_px: int
 
 
+Known: TypeAlias = Mapping[str, Compression]
+"""What folders of tokenizers hold that may not be on this machine, by the name that a plan gives them."""
+NONE_KNOWN: Known = MappingProxyType({})
+
+
 class TokenizerPart(Part):
     @property
     def compression(self) -> Compression:
         """Known from the settings alone: a plan is checked without any weights."""
         raise NotImplementedError
+
+    def resolved(self, known: Known = NONE_KNOWN) -> Self:
+        """Return the settings with what files say filled in. Plans are made of resolved settings and open no file."""
+        return self
 
     def build(self, device: torch.device) -> Tokenizer:
         """Loads its weights; what is missing or does not fit these settings is a UserError."""

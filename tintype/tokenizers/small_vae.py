@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, ValidationError
@@ -29,9 +30,9 @@ from tintype.pretrained.weights import digest
 from tintype.runtime.files import write_bytes, write_json
 from tintype.runtime.forms import forms_of, misfits
 from tintype.seams import Draws
-from tintype.settings import PathText, Settings, plain
+from tintype.settings import PathText, Settings, Since, plain
 from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, CPU_BATCH, checked_size
-from tintype.tokenizers.part import Compression, Posterior, Statistics, TokenizerPart
+from tintype.tokenizers.part import NONE_KNOWN, Compression, Known, Posterior, Statistics, TokenizerPart
 
 WEIGHTS_NAME, RECORD_NAME = "vae.safetensors", "vae.json"
 FORMAT = 1
@@ -212,42 +213,53 @@ class SmallVae:
             return to_bytes(network.decode_raw(network.raw(z_BCHW.float()))).contiguous()
 
 
-_noted: dict[str, Compression] = {}
-"""By the folder's name in a plan."""
-
-
-def note_compression(folder: str, compression: Compression) -> None:
-    """Tells what a folder held that may not be on this machine: a plan with it can be read then, but not built."""
-    _noted[folder] = compression
-
-
 class SmallVaeSettings(TokenizerPart):
     """A trained small-vae. Without `sha256` the folder alone says which weights; with it no others are taken."""
 
     kind: Literal["small-vae"] = "small-vae"
     folder: PathText = Field(min_length=1, description="Where `tintype tokenizer train --out` wrote it")
     sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="Of vae.safetensors: refuse any other")
-    posterior: Literal["mean", "sample"] = Field(
+    posterior: Annotated[Literal["mean", "sample"], Since("mean")] = Field(
         "mean", description="The mean of the encoder's Gaussian, or a draw from it, anew at each step"
     )
 
+    channels: int | None = Field(None, ge=1, description="Of its latents; by default as the folder's vae.json says")
+    stride_px: int | None = Field(None, ge=1, description="Of its latents; by default as the folder's vae.json says")
+
     @property
     def compression(self) -> Compression:
+        if self.channels is None or self.stride_px is None:
+            raise ValueError("tokenizer: give channels and stride_px of the small-vae, or let resolved() read them")
+        return Compression(self.channels, self.stride_px)
+
+    def resolved(self, known: Known = NONE_KNOWN) -> Self:
+        if self.channels is not None and self.stride_px is not None:
+            return self
         folder = Path(self.folder).expanduser()
-        if self.folder in _noted and not is_trained(folder):
-            return _noted[self.folder]
-        shape = read_record(folder).shape
-        return Compression(shape.channels, int(shape.stride_px))
+        if self.folder not in known or is_trained(folder):
+            shape = read_record(folder).shape
+            known = {self.folder: Compression(shape.channels, int(shape.stride_px))}
+        return self.model_copy(update=asdict(known[self.folder]))
+
+    def in_hash(self) -> dict[str, Any]:
+        """Leave out the shape: the weights say it."""
+        return {key: value for key, value in plain(self).items() if key not in ("channels", "stride_px")}
 
     def build(self, device: torch.device = _CPU) -> SmallVae:
-        network = read_vae(Path(self.folder).expanduser(), self.sha256).to(device)
-        return SmallVae(network, sampled=self.posterior == "sample")
+        return SmallVae(self.open().to(device), sampled=self.posterior == "sample")
 
     def why_frozen(self) -> str | None:
         return None
 
     def open(self) -> Vae:
-        return read_vae(Path(self.folder).expanduser(), self.sha256)
+        network = read_vae(Path(self.folder).expanduser(), self.sha256)
+        found = (network.shape.channels, int(network.shape.stride_px))
+        if (self.channels or found[0], self.stride_px or found[1]) != found:
+            raise UserError(
+                f"tokenizer.channels and tokenizer.stride_px are {self.channels} and {self.stride_px}, but the "
+                f"small-vae in {self.folder} has {found[0]} and {found[1]}; leave both out, or name the right folder"
+            )
+        return network
 
     def write_tuned(self, folder: Path, network: Vae, normalisation: Statistics, about: dict[str, Any]) -> str:
         network.latent_mean.copy_(torch.tensor(normalisation.mean).view(1, -1, 1, 1))

@@ -96,7 +96,7 @@ def test_a_pipeline_that_tintype_did_not_write_tells_its_plan(run: Path, own: Pa
     (own / "scheduler" / "scheduler_config.json").write_text('{"shift": 3.0, "num_train_timesteps": 1000}')
     plan = import_model(own, tmp_path / "run", [CPU]).plan
     theirs = plan_from_folder(run)
-    assert plan.time.shift == 3.0
+    assert plan.time.shift == plan.sampling.shift == 3.0
     assert (plan.text.kind, plan.tokenizer.kind, plan.objective.kind) == ("t5", "flux1", "velocity")
     assert plan.model == theirs.model
     assert plan.data.size_px == 16

@@ -7,8 +7,8 @@ import torch
 from scipy import stats
 
 from tintype.flow import path
+from tintype.flow.time_density import LogitNormalTime, MixtureTime, UniformTime
 from tintype.seams import Draws
-from tintype.settings import TimeSettings
 
 
 def pair() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -57,20 +57,20 @@ def draws(count: int = 20_000) -> Draws:
 
 
 def test_uniform_time() -> None:
-    t = path.draw_time(TimeSettings(kind="uniform", lowest=0.0), draws())
+    t = UniformTime(lowest=0.0).draw(draws())
     assert t.dtype == torch.float32
     assert stats.kstest(t.numpy(), "uniform").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("shift", [1.0, 3.0])
 def test_logit_normal_time(shift: float) -> None:
-    settings = TimeSettings(kind="logit-normal", mean=-0.3, std=0.8, shift=shift)
-    t = path.unshift_time(path.draw_time(settings, draws()).double(), shift)
+    settings = LogitNormalTime(mean=-0.3, std=0.8, shift=shift)
+    t = path.unshift_time(settings.draw(draws()).double(), shift)
     assert stats.kstest(torch.logit(t).numpy(), stats.norm(-0.3, 0.8).cdf).pvalue > 1e-3
 
 
 def test_mixture_is_nine_tenths_shifted_logit_normal_and_one_tenth_plain_uniform() -> None:
-    t = path.draw_time(TimeSettings(shift=3.0), draws(100_000)).double().numpy()
+    t = MixtureTime(shift=3.0).draw(draws(100_000)).double().numpy()
 
     def distribution(value: Any) -> Any:
         value = torch.as_tensor(value)
@@ -81,28 +81,28 @@ def test_mixture_is_nine_tenths_shifted_logit_normal_and_one_tenth_plain_uniform
     assert t.min() >= 0.001 and t.max() < 1
 
 
-@pytest.mark.parametrize("kind", ["mixture", "logit-normal", "uniform"])
+@pytest.mark.parametrize("kind", [MixtureTime, LogitNormalTime, UniformTime])
 @pytest.mark.parametrize("shift", [1.0, 3.0])
-def test_the_mean_over_time_is_that_of_the_drawn_times(kind: Any, shift: float) -> None:
-    settings = TimeSettings(kind=kind, uniform_share=0.3, mean=-0.5, std=0.8, lowest=0.1, shift=shift)
+def test_the_mean_over_time_is_that_of_the_drawn_times(
+    kind: type[MixtureTime | LogitNormalTime | UniformTime], shift: float
+) -> None:
+    settings = kind(uniform_share=0.3, mean=-0.5, std=0.8, lowest=0.1, shift=shift)
     for of in (torch.square, torch.exp, lambda t: (t < 0.3).double()):
-        drawn = of(path.draw_time(settings, draws(200_000)).double())
+        drawn = of(settings.draw(draws(200_000)).double())
         error = float(drawn.std()) / len(drawn) ** 0.5
-        assert path.mean_over_time(settings, of) == pytest.approx(float(drawn.mean()), abs=4 * error)
+        assert settings.mean_of(of) == pytest.approx(float(drawn.mean()), abs=4 * error)
 
 
 def test_the_mean_over_time_in_closed_form() -> None:
-    assert path.mean_over_time(TimeSettings(kind="uniform", lowest=0.2), torch.square) == pytest.approx(
-        (1 - 0.2**3) / 3 / 0.8, rel=1e-9
-    )
-    symmetric = TimeSettings(kind="logit-normal", lowest=0.0, std=2.0)
-    assert path.mean_over_time(symmetric, lambda t: t) == pytest.approx(0.5, abs=1e-9)
-    mixed = TimeSettings(kind="mixture", uniform_share=0.25, lowest=0.2, mean=100.0, std=0.1)
-    assert path.mean_over_time(mixed, lambda t: t) == pytest.approx(0.25 * 0.6 + 0.75, abs=1e-9)
+    assert UniformTime(lowest=0.2).mean_of(torch.square) == pytest.approx((1 - 0.2**3) / 3 / 0.8, rel=1e-9)
+    symmetric = LogitNormalTime(lowest=0.0, std=2.0)
+    assert symmetric.mean_of(lambda t: t) == pytest.approx(0.5, abs=1e-9)
+    mixed = MixtureTime(uniform_share=0.25, lowest=0.2, mean=100.0, std=0.1)
+    assert mixed.mean_of(lambda t: t) == pytest.approx(0.25 * 0.6 + 0.75, abs=1e-9)
 
 
 def test_noise_and_time_of_a_sample_do_not_depend_on_the_batch() -> None:
     x = torch.zeros(8, 3, 4, 4)
-    whole = path.draw_sample(x, TimeSettings(), Draws(1, torch.arange(8)))
-    part = path.draw_sample(x[:2], TimeSettings(), Draws(1, torch.tensor([5, 6])))
+    whole = path.draw_sample(x, MixtureTime(), Draws(1, torch.arange(8)))
+    part = path.draw_sample(x[:2], MixtureTime(), Draws(1, torch.tensor([5, 6])))
     assert torch.equal(whole.noise_BCHW[5:7], part.noise_BCHW) and torch.equal(whole.t_B[5:7], part.t_B)

@@ -15,7 +15,6 @@ from tintype.cli import app
 from tintype.data.order import ids_at
 from tintype.errors import UserError
 from tintype.flow.guidance import ClassifierFreeSettings
-from tintype.flow.path import draw_time
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling import velocity_bias as module
@@ -72,7 +71,7 @@ def test_the_mean_target_of_a_velocity_is_the_negative_mean_of_the_data() -> Non
 def test_the_mean_target_of_x_prediction_has_its_clamp() -> None:
     plan = tiny_plan("time.kind=uniform", techniques=["x-prediction:clamp=0.5"])
     parts = build_parts(plan)
-    t = draw_time(plan.time, Draws(plan.seed, torch.arange(24))).double()[:, None, None, None]
+    t = plan.time.draw(Draws(plan.seed, torch.arange(24))).double()[:, None, None, None]
     x = encoded(parts, ids_at(plan.seed, 0, 24, 24).tolist())
     expected = -(x * t / t.clamp_min(0.5)).mean(0)
     assert torch.allclose(mean_target(parts).double(), expected, atol=1e-5)

@@ -7,17 +7,17 @@ from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.flow.min_snr import MinSnrSettings
 from tintype.flow.objective import VelocityObjective, mean_square
-from tintype.flow.path import draw_time
+from tintype.flow.part import TimePart
+from tintype.flow.time_density import LogitNormalTime, MixtureTime, UniformTime
 from tintype.flow.x_prediction import XPrediction
 from tintype.runtime.clock import Clock
 from tintype.seams import Draws, Objective, Weighting
-from tintype.settings import TimeSettings
 from tintype.techniques.apply import apply_techniques
 from tintype.train.parts import build_parts
 from tintype.train.update import micro_batch_losses
 
 CLAMP, GAMMA = 0.05, 5.0
-UNIFORM = TimeSettings(kind="uniform", lowest=0.0)
+UNIFORM = UniformTime(lowest=0.0)
 OBJECTIVES: dict[str, Objective] = {"velocity": VelocityObjective(UNIFORM), "x": XPrediction(UNIFORM, CLAMP)}
 T = torch.linspace(0, 1, 10_001, dtype=torch.float64)
 
@@ -70,17 +70,17 @@ def test_the_error_of_x_counts_the_bounded_ratio(name: str) -> None:
 @pytest.mark.parametrize(
     "time",
     [
-        TimeSettings(kind="uniform", lowest=0.0),
-        TimeSettings(kind="uniform", lowest=0.2, shift=3.0),
-        TimeSettings(kind="logit-normal", mean=-0.8, std=0.8),
-        TimeSettings(),
-        TimeSettings(uniform_share=0.4, shift=3.0, lowest=0.05, mean=0.5),
+        UniformTime(lowest=0.0),
+        UniformTime(lowest=0.2, shift=3.0),
+        LogitNormalTime(mean=-0.8, std=0.8),
+        MixtureTime(),
+        MixtureTime(uniform_share=0.4, shift=3.0, lowest=0.05, mean=0.5),
     ],
     ids=lambda time: f"{time.kind} {time.shift:g}",
 )
-def test_normalised_the_mean_weight_of_the_drawn_times_is_one(time: TimeSettings, name: str) -> None:
+def test_normalised_the_mean_weight_of_the_drawn_times_is_one(time: TimePart, name: str) -> None:
     weighting = MinSnrSettings().build(time, OBJECTIVES[name])
-    weight = weighting(draw_time(time, Draws(0, torch.arange(200_000))).double())
+    weight = weighting(time.draw(Draws(0, torch.arange(200_000))).double())
     error = float(weight.std()) / len(weight) ** 0.5
     assert float(weight.mean()) == pytest.approx(1, abs=4 * error)
     assert error < 4e-3
@@ -92,7 +92,7 @@ def test_the_training_step_weights_each_sample_by_its_own_time() -> None:
     plan = tiny_plan(techniques=["min-snr:gamma=2"])
     parts = build_parts(plan)
     found = micro_batch_losses(parts, 0, 4, 0, Clock(parts.device))
-    t = draw_time(plan.time, Draws(plan.seed, torch.arange(4)))
+    t = plan.time.draw(Draws(plan.seed, torch.arange(4)))
     weighting = MinSnrSettings(gamma=2.0).build(plan.time, parts.objective)
     each = []
     for position in range(4):

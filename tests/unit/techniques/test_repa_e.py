@@ -552,7 +552,6 @@ def test_a_discriminator_that_is_off_renames_no_run(monkeypatch: pytest.MonkeyPa
     """Plans had none at first."""
     plan = tuned_plan()
     assert '"adversarial"' in plan.model_dump_json()
-    later = [entry for entry in plan_module._CAME_LATER_TO_A_KIND if entry[0] != "tuning"]
     name = plan.hash
-    monkeypatch.setattr(plan_module, "_CAME_LATER_TO_A_KIND", later)
+    monkeypatch.setattr(plan_module, "joined_later", lambda settings: {})
     assert plan.hash != name

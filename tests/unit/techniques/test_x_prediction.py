@@ -13,10 +13,10 @@ from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.flow.objective import mean_square
 from tintype.flow.path import draw_sample, velocity
 from tintype.flow.sampler import integrate
+from tintype.flow.time_density import MixtureTime, UniformTime
 from tintype.flow.x_prediction import XPrediction
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import Draws
-from tintype.settings import TimeSettings
 from tintype.tokenizers.pixels import Pixels
 from tintype.train.parts import build_parts
 
@@ -25,7 +25,7 @@ CLAMP = 0.05
 
 def test_the_loss_is_the_weighted_square_of_the_error_in_x() -> None:
     """JiT: both sides become velocities with the same clamp, so the weight is 1 / max(t, clamp)²."""
-    objective = XPrediction(TimeSettings(kind="uniform", lowest=0.0), CLAMP)
+    objective = XPrediction(UniformTime(lowest=0.0), CLAMP)
     x = torch.randn(64, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     sample = objective.draw(x, Draws(0, torch.arange(64)))
     predicted = x + 0.1
@@ -38,8 +38,8 @@ def test_the_loss_is_the_weighted_square_of_the_error_in_x() -> None:
 
 def test_a_perfect_prediction_gives_the_true_velocity_outside_the_clamp() -> None:
     x = torch.randn(32, 3, 4, 4, generator=torch.Generator().manual_seed(0)).double()
-    sample = draw_sample(x, TimeSettings(kind="uniform", lowest=0.06), Draws(0, torch.arange(32)))
-    made = XPrediction(TimeSettings(), CLAMP).velocity(x, sample.x_t_BCHW, sample.t_B)
+    sample = draw_sample(x, UniformTime(lowest=0.06), Draws(0, torch.arange(32)))
+    made = XPrediction(MixtureTime(), CLAMP).velocity(x, sample.x_t_BCHW, sample.t_B)
     assert torch.allclose(made, velocity(x, sample.noise_BCHW), atol=1e-4)
 
 
@@ -50,7 +50,7 @@ def test_minimiser_on_gaussian_data_is_the_posterior_mean() -> None:
     x, noise = (torch.randn(count, dtype=torch.float64, generator=generator) for _ in range(2))
     x_t = (1 - t) * s * x + t * noise
     coefficient = torch.tensor(0.0, dtype=torch.float64, requires_grad=True)
-    objective = XPrediction(TimeSettings(), CLAMP)
+    objective = XPrediction(MixtureTime(), CLAMP)
     t_B = torch.full((count,), t, dtype=torch.float64)
     velocity_of_x = objective.velocity((s * x)[:, None], x_t[:, None], t_B)
     predicted = objective.velocity((coefficient * x_t)[:, None], x_t[:, None], t_B)
@@ -68,7 +68,7 @@ def best_x(x_t: Tensor, t: float) -> Tensor:
 
 def test_latents_of_sixteen_channels_take_the_same_trajectory_as_with_the_velocity() -> None:
     """Down to the clamp; from there one step ends at the data."""
-    objective = XPrediction(TimeSettings(), CLAMP)
+    objective = XPrediction(MixtureTime(), CLAMP)
     noise = torch.randn(64, 16, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
     def by_x(x_t: Tensor, t: float) -> Tensor:

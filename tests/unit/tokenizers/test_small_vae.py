@@ -146,7 +146,7 @@ def test_what_it_cannot_take_is_refused() -> None:
 
 def test_a_folder_gives_back_what_was_written(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "vae")
-    settings = SmallVaeSettings(folder=str(folder))
+    settings = SmallVaeSettings(folder=str(folder)).resolved()
     assert (settings.compression.channels, settings.compression.stride_px) == (
         network().shape.channels,
         int(network().shape.stride_px),

@@ -11,7 +11,7 @@ from tintype.config.pins import Pin
 from tintype.data.store.layout import is_store, open_store
 from tintype.data.store.selection import select
 from tintype.errors import UserError
-from tintype.settings import DataPart, PathText, plain
+from tintype.settings import DataPart, PathText, Since, plain
 
 
 def _tuples(value: Any) -> Any:
@@ -35,15 +35,17 @@ class StoreSettings(DataPart):
     path: PathText = Field(min_length=1, description="The folder of the store")
     limit: int | None = Field(None, ge=1, description="Only the first so many training images")
     sha256: Pin = Field(None, description="The first digits of the store's identity: refuse any other")
-    where: str | None = Field(
+    where: Annotated[str | None, Since(None)] = Field(
         None, min_length=1, description="Take only records of which this holds, of both splits: width >= 256"
     )
-    skip: PathText | None = Field(
+    skip: Annotated[PathText | None, Since(None)] = Field(
         None, min_length=1, description="A file with the hashes of records that are left out, of both splits"
     )
-    skip_sha256: Pin = Field(None, description="The first digits of the skip list's identity: refuse any other")
+    skip_sha256: Annotated[Pin, Since(None)] = Field(
+        None, description="The first digits of the skip list's identity: refuse any other"
+    )
 
-    buckets: Annotated[tuple[tuple[int, int], ...], BeforeValidator(_tuples)] = Field(
+    buckets: Annotated[tuple[tuple[int, int], ...], BeforeValidator(_tuples), Since([])] = Field(
         (), description="Heights and widths, in pixels, that training images are cut to; none for squares"
     )
 

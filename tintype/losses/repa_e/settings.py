@@ -25,7 +25,7 @@ from tintype.losses.repa_e.tokenizer import TunedTokenizer
 from tintype.losses.repa_e.training import RepaE
 from tintype.rng import seeded
 from tintype.seams import JointTraining, Place, Tapped, Tokenizer, View
-from tintype.settings import Part, kind_alone
+from tintype.settings import Part, Since, kind_alone
 from tintype.tokenizers.part import TokenizerPart
 from tintype.vision.lpips import SMALLEST_PX
 
@@ -59,7 +59,7 @@ class TuningOptions(RepaOptions):
     perceptual: Annotated[TuningPerceptual, BeforeValidator(kind_alone)] = Field(
         TuningPerceptual(), description="A kind alone (perceptual=none), or with settings"
     )
-    adversarial: TuningDiscriminator = Field(
+    adversarial: Annotated[TuningDiscriminator, Since(TuningDiscriminator().model_dump())] = Field(
         TuningDiscriminator(), description="A discriminator of the reconstructions"
     )
     lr: float = Field(1e-4, gt=0, description="Of the autoencoder; the plan's warm-up and schedule hold for it too")

@@ -1,0 +1,46 @@
+"""The densities from which training draws t, each by its inverse distribution function: no rejection loop."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tintype.flow.part import TimePart
+from tintype.flow.path import shift_time
+
+
+class UniformTime(TimePart):
+    """Uniform before the shift."""
+
+    kind: Literal["uniform"] = "uniform"
+
+    def quantile(self, value: Tensor, choice: Tensor) -> Tensor:
+        lowest = float(self.unshifted_lowest())
+        return shift_time(lowest + (1 - lowest) * value, self.shift)
+
+
+class LogitNormalTime(TimePart):
+    """The logistic function of a normal, shifted, restricted to t ≥ lowest."""
+
+    kind: Literal["logit-normal"] = "logit-normal"
+
+    def quantile(self, value: Tensor, choice: Tensor) -> Tensor:
+        return logit_normal(self, value)
+
+
+class MixtureTime(TimePart):
+    """PRX's: a logit-normal, and a uniform share that is not shifted."""
+
+    kind: Literal["mixture"] = "mixture"
+
+    def quantile(self, value: Tensor, choice: Tensor) -> Tensor:
+        plain = self.lowest + (1 - self.lowest) * value
+        return torch.where(choice < self.uniform_share, plain, logit_normal(self, value))
+
+
+def logit_normal(time: TimePart, value: Tensor) -> Tensor:
+    mass_below = float(torch.special.ndtr((torch.logit(time.unshifted_lowest()) - time.mean) / time.std))
+    quantile = (mass_below + (1 - mass_below) * value).clamp(1e-12, 1 - 1e-12)
+    return shift_time(torch.sigmoid(time.mean + time.std * torch.special.ndtri(quantile)), time.shift)
