@@ -14,7 +14,7 @@ from tools.figures import claims, data
 from tools.figures.check import page_names, page_problems, stated
 from tools.figures.pages import NUMERAL, VERDICT_WORD, Block, Claim, Page, Quote
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STUDY = "studies/2026-11-15_captions-mini/README.md"
 RESULTS = ["README.md", "docs/statistics.md", STUDY]
 

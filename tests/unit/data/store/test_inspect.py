@@ -13,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from tests.tiny_store import image_file, imported, parquet_of, tiny_store
-from tests.unit.data.test_duplicates import again, textured
+from tests.unit.data.store.test_duplicates import again, textured
 from tintype.cli import app
 from tintype.data.importers.importer import Item
 from tintype.data.store import fingerprints as looks
