@@ -1,4 +1,4 @@
-"""Unit tests lie where the code lies: tests/unit/ROOM tests tintype/ROOM, and so do tools and the tests' own helpers."""
+"""Unit tests lie where the code lies: tests/unit/ROOM for tintype/ROOM, and likewise for tools and tests' helpers."""
 
 from __future__ import annotations
 
