@@ -234,6 +234,7 @@ def train_both_ways(folder: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.promise(14)
 def test_ranks_save_in_the_background_what_they_save_when_they_wait(promise: Promise, tmp_path: Path) -> None:
     """Hold the writers of two ranks, weights replicated and sharded, and compare each file with a save that waits."""

@@ -237,6 +237,7 @@ def older_said(expected: Any, found: Any, words: str) -> bool:
     return "is damaged" in words and found[:2] != expected[:2]
 
 
+@pytest.mark.slow
 @pytest.mark.promise(4)
 def test_no_damaged_file_of_a_study_or_run_is_silently_read(promise: Promise, made: Path, tmp_path: Path) -> None:
     """Damage each file of a study of two runs (bits, cuts, lines, deletion), then report, rerun and load the runs."""

@@ -145,6 +145,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.promise(15)
 def test_a_dead_or_stuck_rank_ends_all_is_named_and_the_run_resumes_exactly(
     promise: Promise, whole: Path, tmp_path: Path
@@ -199,6 +200,7 @@ def outlive_limit(folder: str, settings: list[str]) -> None:
     train_with_fault(folder, settings, 1, "stopped in data")
 
 
+@pytest.mark.slow
 @pytest.mark.promise(15, control="the watchdog off")
 def test_without_the_watchdog_ranks_wait_for_a_stopped_one(promise: Promise, tmp_path: Path) -> None:
     """Stop one of two ranks: the other still waits when twice the watchdog's limit is over."""
@@ -315,6 +317,7 @@ def pause_all(folder: str, settings: list[str]) -> int:
     return train(tiny_plan(*settings), Path(folder), Interrupt()).step
 
 
+@pytest.mark.slow
 def test_ranks_that_are_all_stopped_and_continued_train_on(tmp_path: Path) -> None:
     assert run_ranks(2, pause_all, str(tmp_path), WATCHED) == [6, 6]
     assert not stuck_events(tmp_path)

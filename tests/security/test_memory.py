@@ -167,6 +167,7 @@ def found(files: Path) -> list[tuple[str, int]]:
     return measured(files, asked)[len(FIRST) :]
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.promise(13)
 def test_small_files_that_stand_for_much_memory_are_bounded(promise: Promise, found: list[tuple[str, int]]) -> None:
@@ -176,6 +177,7 @@ def test_small_files_that_stand_for_much_memory_are_bounded(promise: Promise, fo
         promise.count(held, f"{reader} {name}: {rise / MIB:.0f} MiB, {said[:200]}")
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.promise(13, control="no limits on pages, batches and pixels")
 def test_control_without_limits_the_memory_rises(promise: Promise, found: list[tuple[str, int]]) -> None:

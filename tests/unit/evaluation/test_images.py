@@ -85,7 +85,7 @@ def test_a_saved_reference_gives_the_same_and_another_encoder_refuses_it(sets: P
 
 def test_fids_of_the_two_resizes_are_different_metrics(sets: Path, tmp_path: Path) -> None:
     file = tmp_path / "reference.safetensors"
-    clean = ImageProtocol(encoders=(InceptionSettings(),), metrics=("fd",), limit=10)
+    clean = ImageProtocol(encoders=(InceptionSettings(),), metrics=("fd",), limit=3)
     evaluate_images(sets / "a", sets / "b", clean, CPU, save_reference=file)
     tf = ImageProtocol(encoders=(InceptionSettings(resize="tf"),), metrics=("fd",))
     with pytest.raises(UserError, match="make the reference again with this encoder"):
@@ -226,6 +226,7 @@ def test_copied_pairs_do_not_shrink_the_errors_of_a_reconstruction(sets: Path, t
     assert errors[1] == pytest.approx(errors[0], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_fid_of_photographs(tmp_path: Path) -> None:
     """Real pictures of many sizes through the real network: halves of one set are near, blurred ones are far."""
     photos = shared("data/photos.parquet")

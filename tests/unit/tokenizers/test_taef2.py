@@ -49,6 +49,7 @@ def _square(content: bytes) -> Tensor:
     return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
 
+@pytest.mark.slow
 def test_real_weights_bring_real_photographs_back() -> None:
     """26.1 dB was measured over many; a photograph's PSNR varies by 3.5 dB, so the mean of 20 by about 0.8."""
     image = photographs()
