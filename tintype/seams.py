@@ -411,6 +411,7 @@ VelocityFn = Callable[[Tensor, float], Tensor]
 class Encoder(Protocol):
     """A frozen image encoder. Its preprocessing is a part of every metric that is taken on it."""
 
+    def __hash__(self) -> int: ...
     @property
     def name(self) -> str: ...
     @property

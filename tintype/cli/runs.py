@@ -213,8 +213,8 @@ def ema(
     json_: Json = False,
 ) -> None:
     """Score a run with weight averages of several lengths. Running it again resumes."""
-    from tintype.evaluation.data import fit_protocol, refuse
     from tintype.evaluation.ema_curve import Curve, check_metric, read_lengths
+    from tintype.evaluation.fit import fit_protocol, refuse
     from tintype.evaluation.protocol import Protocol
     from tintype.plan import plan_from_folder
     from tintype.terminal.runs import score_lengths_with_progress, show_ema_curve

@@ -12,9 +12,10 @@ from typing import Any
 
 from tintype.config.strict import nearest
 from tintype.errors import UserError
+from tintype.evaluation.progress import Scoring
 from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.evaluation.results import EvaluationResult
-from tintype.evaluation.run import Scoring, evaluate
+from tintype.evaluation.run import evaluate
 from tintype.train.reconstruct import MOST_RESIDUAL, Reconstruction, reconstruction, try_reconstruction
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from tintype.evaluation.prompts import CAPTIONS, is_caption, read_prompts
+from tintype.evaluation.prompts import CAPTIONS, PromptFile, is_caption, read_prompts
 from tintype.flow.guidance import Guidance
 from tintype.flow.sampler import Method
 from tintype.metrics.metric import AnyMetric, Measured
@@ -68,7 +68,7 @@ class Condition(Settings):
 class Protocol(Settings):
     """How every arm is scored: the same prompts, noises and reference for all.
 
-    The defaults are those of scenes. On a store, `data.fit_protocol` replaces each setting that was not given.
+    The defaults are those of scenes. On a store, `fit.fit_protocol` replaces each setting that was not given.
     """
 
     prompts: str = Field(
@@ -140,6 +140,10 @@ class Protocol(Settings):
         """Names of the encoders that read text too."""
         return [encoder.title for encoder in self.encoders if encoder.reads_text]
 
+    def encoders_of(self, sampling: Sampling) -> list[EncoderPart]:
+        """Return the encoders that read the images of a condition."""
+        return [encoder for encoder in self.encoders if sampling.distances or encoder.reads_text]
+
     def with_prompts_in(self, folder: Path) -> Protocol:
         """The protocol with relative paths of prompt files taken from a folder."""
         found = [
@@ -190,9 +194,14 @@ class Sampling:
     distances: bool
 
     @property
+    def prompt_file(self) -> PromptFile | None:
+        """None where captions are read."""
+        return None if is_caption(self.prompts) else read_prompts(Path(self.prompts))
+
+    @property
     def prompts_sha256(self) -> str:
         """The kind of caption, or the hash of a prompt file's content."""
-        return self.prompts if is_caption(self.prompts) else read_prompts(Path(self.prompts)).sha256
+        return file.sha256 if (file := self.prompt_file) else self.prompts
 
     def metric(self, name: str) -> str:
         """A metric's name under this condition."""

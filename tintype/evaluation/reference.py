@@ -25,7 +25,7 @@ from tintype.data.image_sets import Images
 from tintype.data.sample_shards import digest
 from tintype.data.sources import open_held_out
 from tintype.errors import DamagedFileError, UserError
-from tintype.evaluation.data import check_data
+from tintype.evaluation.fit import check_data
 from tintype.evaluation.protocol import Protocol
 from tintype.metrics.copies import digested
 from tintype.metrics.pair import Reference

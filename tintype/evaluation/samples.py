@@ -17,11 +17,12 @@ from torch import Tensor
 
 from tintype.data.sample_shards import digests, prompt_digests, read_shard, read_unchecked, write_shard
 from tintype.errors import UserError
-from tintype.evaluation.protocol import Sampling
+from tintype.evaluation.protocol import Protocol, Sampling
+from tintype.evaluation.reference import held_out
 from tintype.runtime.dist import current
 from tintype.runtime.files import write_json
 from tintype.sampling.generate import cut, generate
-from tintype.settings import plain
+from tintype.settings import DataPart, plain
 from tintype.train.parts import Parts
 
 SHARD_IMAGES = 256
@@ -114,6 +115,19 @@ def samples_of(
     """
     name = f"{samples_hash(sampling, seed, size_px)}-{step_name(step, weights)}"
     return Samples(folder / name, sampling, tuple(prompts), seed, size_px)
+
+
+def sampling_prompts(data: DataPart, protocol: Protocol, sampling: Sampling) -> Sequence[str]:
+    """Return one prompt for each image of a condition."""
+    if (file := sampling.prompt_file) is not None:
+        return repeat(file.prompts, sampling.per_prompt)
+    assert sampling.count is not None
+    records = held_out(data, protocol).records(range(sampling.count))
+    return [record.captions[sampling.prompts] for record in records]
+
+
+def repeat(values: Sequence[str], times: int) -> list[str]:
+    return [value for value in values for _ in range(times)]
 
 
 def step_name(step: int, weights: str = "") -> str:

@@ -18,7 +18,7 @@ import tintype
 from tintype.config.strict import write_yaml
 from tintype.errors import UserError
 from tintype.evaluation.reference import held_out
-from tintype.evaluation.run import sampling_prompts
+from tintype.evaluation.samples import sampling_prompts
 from tintype.export import card_facts
 from tintype.export.limits import intended_use, limits
 from tintype.export.public import HUB_NAME, escape, facts, fenced, one_line, redacted, table

@@ -16,7 +16,8 @@ from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.results import EncoderInfo, EvaluationResult, read_result, result_file
-from tintype.evaluation.run import PREVIEWS, sampling_prompts
+from tintype.evaluation.run import PREVIEWS
+from tintype.evaluation.samples import sampling_prompts
 from tintype.metrics import validation
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import Plan

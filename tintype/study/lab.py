@@ -17,7 +17,6 @@ from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.prompts import is_caption
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
-from tintype.evaluation.run import sampling_file
 from tintype.plan import Plan, stored_plan
 from tintype.runtime.files import (
     check_sha256,
@@ -273,7 +272,7 @@ def _keep_prompts(protocol: Protocol, out: Path) -> Protocol:
     """Copies prompt files into the study's folder, so that its report can be made again anywhere."""
     kept = []
     for condition, sampling in zip(protocol.also, protocol.conditions[1:], strict=True):
-        if (file := sampling_file(sampling)) is not None:
+        if (file := sampling.prompt_file) is not None:
             place = Path("prompts") / file.sha256[:12] / Path(condition.prompts).name
             (out / place).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(out / place, Path(condition.prompts).read_bytes())

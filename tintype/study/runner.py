@@ -25,10 +25,11 @@ import torch
 
 from tintype.data.decoding.threads import share_cores
 from tintype.errors import DivergedError, UserError
+from tintype.evaluation.progress import Scoring
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.results import EvaluationResult
-from tintype.evaluation.run import Scoring, evaluate
+from tintype.evaluation.run import evaluate
 from tintype.metrics import validation
 from tintype.plan import Plan
 from tintype.runtime.files import write_sealed

@@ -20,9 +20,8 @@ from tintype.config.paths import locate, locate_assignments, locate_options
 from tintype.config.strict import Document, KeyPath, nearest, parse
 from tintype.data.sources import open_held_out, open_source
 from tintype.errors import UserError
-from tintype.evaluation.data import Fitted, Problem, data_problems, fit_protocol, refuse
+from tintype.evaluation.fit import Fitted, Problem, data_problems, fit_protocol, readiness_problems, refuse
 from tintype.evaluation.protocol import Protocol, definitions
-from tintype.evaluation.run import readiness_problems
 from tintype.metrics import validation
 from tintype.plan import Change, Plan, plan_from_document, read_plan, short_diff
 from tintype.settings import DataPart, NamesFile, Settings, plain

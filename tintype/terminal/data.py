@@ -18,7 +18,7 @@ from tintype.data.store.layout import QUARANTINE, Split, Store, open_store
 from tintype.data.store.selection import read_skip_list, select
 from tintype.data.store.upgrade import upgrade_store
 from tintype.errors import UserError
-from tintype.evaluation.data import held_out_note
+from tintype.evaluation.fit import held_out_note
 from tintype.runtime.files import write_text
 from tintype.runtime.interrupt import watch_signals
 from tintype.terminal.interrupts import leave

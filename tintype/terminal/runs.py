@@ -14,11 +14,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from tintype.data.sources import open_held_out
-from tintype.evaluation.data import FEWEST_SAMPLES, held_out_note
 from tintype.evaluation.ema_curve import Curve, score_lengths
+from tintype.evaluation.fit import FEWEST_SAMPLES, held_out_note
+from tintype.evaluation.progress import Scoring
 from tintype.evaluation.protocol import Definition
 from tintype.evaluation.results import EvaluationResult, MetricValues
-from tintype.evaluation.run import Scoring
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import Plan
 from tintype.runtime.interrupt import watch_signals

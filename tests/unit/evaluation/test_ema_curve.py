@@ -20,8 +20,9 @@ from tintype.errors import UserError
 from tintype.evaluation import ema_curve
 from tintype.evaluation import run as scoring
 from tintype.evaluation.ema_curve import Curve, check_metric, read_lengths, score_lengths
+from tintype.evaluation.progress import Scoring
 from tintype.evaluation.protocol import Protocol
-from tintype.evaluation.run import Scoring, evaluate
+from tintype.evaluation.run import evaluate
 from tintype.runtime.interrupt import Interrupt
 from tintype.terminal.runs import show_ema_curve
 from tintype.train import checkpoint

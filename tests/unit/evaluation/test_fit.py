@@ -16,8 +16,8 @@ from tintype.config.strict import read_yaml
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
-from tintype.evaluation import data as fitting
-from tintype.evaluation.data import fit_protocol, held_out_note
+from tintype.evaluation import fit as fitting
+from tintype.evaluation.fit import fit_protocol, held_out_note
 from tintype.evaluation.prompts import is_caption
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.run import evaluate

@@ -187,8 +187,7 @@ def _build_late_on_rank_zero(log: Path) -> None:
         return real(settings, device)
 
     type(protocol.encoders[0]).build = build  # type: ignore[method-assign,assignment]
-    run._fetch_once(protocol, torch.device("cpu"))
-    protocol.encoders[0].build(torch.device("cpu"))
+    run._check_readiness(protocol, tiny_plan(), torch.device("cpu"))
 
 
 def test_one_rank_fetches_the_weights_before_the_others_need_them(tmp_path: Path) -> None:

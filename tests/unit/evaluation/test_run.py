@@ -20,10 +20,11 @@ from tests.tiny_clip import write_clip
 from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.evaluation import samples as sampling
-from tintype.evaluation.data import refuse
+from tintype.evaluation.fit import readiness_problems, refuse
+from tintype.evaluation.progress import Scoring
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.results import EvaluationResult, read_result, result_file
-from tintype.evaluation.run import Scoring, evaluate, readiness_problems
+from tintype.evaluation.run import evaluate
 from tintype.metrics.metric import Measured
 from tintype.runtime.interrupt import Interrupt
 from tintype.train.loop import train

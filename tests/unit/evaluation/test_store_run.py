@@ -29,10 +29,10 @@ from tintype.data.store.encode import Sizing
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import open_store
 from tintype.errors import UserError
-from tintype.evaluation.data import refuse
+from tintype.evaluation.fit import readiness_problems, refuse
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.reference import _data_fingerprint, held_out
-from tintype.evaluation.run import evaluate, readiness_problems
+from tintype.evaluation.run import evaluate
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.plan import Plan, plan_from_document
 from tintype.runtime.interrupt import Interrupt

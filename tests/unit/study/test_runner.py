@@ -125,7 +125,7 @@ def test_a_score_that_is_not_finite_makes_the_run_a_diverged_one(
 ) -> None:
     task = Task("arm", tiny_plan(), tmp_path / "run")
     nan = torch.full((8, 2), torch.nan, dtype=torch.float64)
-    monkeypatch.setattr("tintype.evaluation.run.validation.batch_errors", lambda *arguments: nan)
+    monkeypatch.setattr("tintype.metrics.validation.batch_errors", lambda *arguments: nan)
     last = _run(task, PROTOCOL, Interrupt(), lambda message: None)
     assert last.state == "diverged" and "the model has diverged; not finite: validation_loss" in last.text
 

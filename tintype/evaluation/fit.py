@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -12,7 +12,7 @@ from tintype.data.sources import open_held_out
 from tintype.errors import UserError
 from tintype.evaluation.prompts import CAPTIONS, is_caption
 from tintype.evaluation.protocol import FEWEST, Protocol
-from tintype.seams import ImageSource
+from tintype.seams import ImageSource, TextImageEncoder
 from tintype.settings import DataPart
 from tintype.vision.encoders import SceneEncoderSettings, general_encoder
 
@@ -132,6 +132,38 @@ def data_problems(data: DataPart, source: ImageSource, protocol: Protocol) -> li
             )
         )
     return [*problems, *_count_problems(source, protocol)]
+
+
+def readiness_problems(protocol: Protocol, data: Iterable[DataPart], device: torch.device) -> list[Problem]:
+    """List all that keeps a protocol from working: data that it does not fit, missing prompt files and weights.
+
+    Builds the encoders, which fetches their weights once.
+    """
+    found = [
+        problem
+        for one in data
+        for problem in data_problems(one, open_held_out(one, protocol.held_out_count, torch.device("cpu")), protocol)
+    ]
+    found += file_problems(protocol)
+    for settings in protocol.encoders:
+        try:
+            encoder = settings.build(device)
+            if settings.reads_text:
+                cast(TextImageEncoder, encoder).encode_text(["an image"])
+        except UserError as error:
+            found.append(Problem(f"encoders: {error}"))
+    return list(dict.fromkeys(found))
+
+
+def file_problems(protocol: Protocol) -> list[Problem]:
+    """List the prompt files that cannot be read."""
+    found = []
+    for sampling in protocol.conditions:
+        try:
+            _ = sampling.prompt_file
+        except UserError as error:
+            found.append(Problem(str(error), ("also=[]",)))
+    return found
 
 
 def _too_few(count: int) -> str:

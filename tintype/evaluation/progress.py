@@ -1,0 +1,44 @@
+"""The progress of an evaluation, counted in images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tintype.runtime.dist import current
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Progress passed to the callback: images of the part under way, and the share of the evaluation that is done."""
+
+    doing: str
+    done: float
+    total: int | None
+    share: float
+
+
+OnScoring = Callable[[Scoring], None]
+
+
+class Counter:
+    """Count images: once for each step of the sampler, once for each encoder that reads them."""
+
+    def __init__(self, work: int, on_progress: OnScoring) -> None:
+        self._work, self._on_progress = work, on_progress
+        self._worked, self._ranks = 0, current().size
+
+    def begin(self, doing: str, total: int | None = None) -> None:
+        self._doing, self._total, self._done = doing, total, 0.0
+        self._report()
+
+    def count(self, images: int, steps: int = 1) -> None:
+        """Count one of `steps` that images take. The other ranks are as far as this one."""
+        self._worked = min(self._worked + images * self._ranks, self._work)
+        self._done += images * self._ranks / steps
+        self._report()
+
+    def _report(self) -> None:
+        share = self._worked / self._work if self._work else 1.0
+        done = self._done if self._total is None else min(self._done, self._total)
+        self._on_progress(Scoring(self._doing, done, self._total, share))

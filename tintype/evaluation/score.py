@@ -1,0 +1,169 @@
+"""Measure the metrics of a protocol on samples and held-out images. Ranks share the images; the first has the numbers.
+
+N: images, F: size of a feature vector, T: times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from tintype.data.sample_shards import digest
+from tintype.evaluation.progress import Counter
+from tintype.evaluation.prompts import CAPTIONS
+from tintype.evaluation.protocol import Protocol, definitions, warnings_of
+from tintype.evaluation.reference import BLOCK, data_reference, held_out, shared_features
+from tintype.evaluation.results import EncoderInfo
+from tintype.evaluation.samples import Samples, repeat
+from tintype.metrics import validation
+from tintype.metrics.clip_score import TextFeatures
+from tintype.metrics.metric import Measured
+from tintype.metrics.pair import FeaturePair
+from tintype.metrics.scene_accuracy import ReadScenes
+from tintype.metrics.table import FEATURE_METRICS, HELD_OUT_METRICS, SCENE_METRICS, TEXT_METRICS
+from tintype.runtime.dist import current
+from tintype.sampling.generate import cut
+from tintype.seams import Encoder, TextImageEncoder
+from tintype.settings import DataPart
+from tintype.train.parts import Parts
+from tintype.vision.encoders import READ_TOGETHER, EncoderPart, scene_features
+from tintype.vision.scene_encoder import SceneReading
+
+_FEATURE = "feature"
+
+
+@dataclass
+class Scorecard:
+    """The numbers of an evaluation as they come in. On ranks other than the first it stays empty."""
+
+    measured: dict[str, Measured] = field(default_factory=dict)
+    encoders: dict[str, EncoderInfo] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    real: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Scene metrics on the real images of the prompts: what a perfect model would get."""
+
+
+def score(parts: Parts, protocol: Protocol, samples: Sequence[Samples], counter: Counter) -> Scorecard:
+    card = Scorecard()
+    for one in samples:
+        counter.begin("checking the images")
+        if current().leads:
+            card.warnings += _duplicates(one)  # the first pass, which checks the shards
+        if parts.plan.data.of_scenes and one.sampling.prompts in CAPTIONS:
+            _score_scenes(card, parts, protocol, one)
+        for settings in protocol.encoders_of(one.sampling):
+            _score_features(card, parts, protocol, settings, one, counter)
+    counter.begin("validation loss")
+    _score_held_out(card, parts, protocol)
+    card.warnings += warnings_of(card.measured, definitions(protocol, parts.plan.data.of_scenes))
+    return card
+
+
+def encoder_info(settings: EncoderPart, encoder: Encoder) -> EncoderInfo:
+    text = cast(TextImageEncoder, encoder).text_identity if settings.reads_text else ""
+    return EncoderInfo(identity=encoder.identity, definition=encoder.definition, text=text)
+
+
+def _score_features(
+    card: Scorecard, parts: Parts, protocol: Protocol, settings: EncoderPart, samples: Samples, counter: Counter
+) -> None:
+    sampling = samples.sampling
+    counter.begin(f"loading the encoder {settings.title}")
+    encoder = settings.build(parts.device)
+    card.encoders[encoder.name] = encoder_info(settings, encoder)
+    counter.begin(f"encoding with {encoder.name}", len(samples))
+    fake_NF = shared_features(encoder, samples.blocks(BLOCK), samples.read, counter.count)
+    counter.begin(f"comparing with the reference ({encoder.name})")
+    reference = data_reference(parts.plan.data, protocol, encoder, parts.device) if sampling.distances else None
+    if fake_NF is None:
+        return
+    if reference is not None:
+        pair = FeaturePair(fake_NF, reference)
+        for kind in protocol.metrics:
+            card.measured[sampling.metric(f"{kind}_{encoder.name}")] = FEATURE_METRICS[kind].measure(pair)
+    if settings.reads_text:
+        features = _text_features(cast(TextImageEncoder, encoder), fake_NF, samples)
+        for metric in TEXT_METRICS:
+            card.measured[sampling.metric(f"{metric.name}_{encoder.name}")] = metric.measure(features)
+
+
+def _text_features(encoder: TextImageEncoder, fake_NF: Tensor, samples: Samples) -> TextFeatures:
+    rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(samples.prompts))}
+    file, per_prompt = samples.sampling.prompt_file, samples.sampling.per_prompt
+    groups = {group: repeat(labels, per_prompt) for group, labels in (file.groups if file else {}).items()}
+    text_PF = encoder.encode_text(list(rows)).cpu()
+    return TextFeatures(fake_NF, text_PF, [rows[prompt] for prompt in samples.prompts], groups)
+
+
+def _score_scenes(card: Scorecard, parts: Parts, protocol: Protocol, samples: Samples) -> None:
+    data, kind = parts.plan.data, samples.sampling.prompts
+    reading = _read(samples.blocks(READ_TOGETHER), samples.read, parts.device)
+    real = _real_accuracy(data, protocol, kind, len(samples), parts.device)
+    if reading is None or real is None:
+        return
+    read = _read_scenes(reading, data, protocol, kind, len(samples))
+    for metric in SCENE_METRICS:
+        name = samples.sampling.metric(metric.name)
+        card.measured[name], card.real[name] = metric.measure(read), real
+
+
+@lru_cache(maxsize=8)
+def _real_accuracy(
+    data: DataPart, protocol: Protocol, kind: str, count: int, device: torch.device
+) -> dict[str, float] | None:
+    """Return the scene encoder's score on the real images of the prompts."""
+    source = held_out(data, protocol)
+    reading = _read(cut(0, count, READ_TOGETHER), lambda first, last: source.images(range(first, last)), device)
+    if reading is None:
+        return None
+    scores = _read_scenes(reading, data, protocol, kind, count).scores
+    return {**scores.by_attribute, "overall": scores.overall}
+
+
+def _read(
+    blocks: Sequence[tuple[int, int]], images: Callable[[int, int], Tensor], device: torch.device
+) -> SceneReading | None:
+    """Read all images, on the first rank. They need not be in memory at once."""
+
+    def read(block: tuple[int, int]) -> dict[str, Tensor]:
+        reading = scene_features(device).read(images(*block))
+        return {_FEATURE: reading.feature_BF, **reading.logits}
+
+    found = current().share_named(blocks, read)
+    return None if found is None else SceneReading(found.pop(_FEATURE), found)
+
+
+def _read_scenes(reading: SceneReading, data: DataPart, protocol: Protocol, kind: str, count: int) -> ReadScenes:
+    scenes = [record.attributes for record in held_out(data, protocol).records(range(count))]
+    return ReadScenes(reading, scenes, "long" if kind == "long" else "short", data.size_px)
+
+
+def _score_held_out(card: Scorecard, parts: Parts, protocol: Protocol) -> None:
+    source = held_out(parts.plan.data, protocol)
+    batches = validation.batches(protocol.validation_count, protocol.sampler.batch)
+    error_NT = current().share(
+        batches, lambda ids: validation.batch_errors(parts, source, ids, protocol.seed, protocol.prompts).T
+    )
+    if error_NT is not None:
+        error_TN = error_NT.T.contiguous()
+        card.measured |= {metric.name: metric.measure(error_TN) for metric in HELD_OUT_METRICS}
+
+
+def _duplicates(samples: Samples) -> list[str]:
+    """Note images with the same pixels: noise was repeated, or the model gives one image for many noises and prompts.
+
+    The errors of sampling stay those of independent images, since each was drawn with a noise of its own.
+    """
+    different = {digest(image) for shard in samples.shards() for image in shard}
+    copies = len(samples) - len(different)
+    if not copies:
+        return []
+    return [
+        f"{copies:,} of {len(samples):,} images ({samples.sampling.words}) are exact copies of another: "
+        f"the model gives {len(different):,} different images"
+    ]
