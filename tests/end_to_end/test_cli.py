@@ -16,8 +16,8 @@ from tests.end_to_end.test_study import ask, environment, tintype
 from tests.tiny import TINY
 from tests.tiny_vae import write_tiny_vae
 from tintype import cli
-from tintype.data.scenes import draw_scenes
 from tintype.data.scenes.render import render
+from tintype.data.scenes.scene import draw_scenes
 from tintype.errors import UserError
 from tintype.sampling.images import save_png
 from tintype.techniques import TECHNIQUES

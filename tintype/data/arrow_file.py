@@ -1,4 +1,4 @@
-"""Check Arrow IPC files from outside before they are read.
+"""Write Arrow IPC files, and check those from outside before they are read.
 
 What is not compressed is used where it lies in the file, and takes no memory. A compressed buffer states how large it
 is when unpacked, and the reader takes that much: a few kilobytes can stand for gigabytes. No tool whose files are read
@@ -11,13 +11,28 @@ from __future__ import annotations
 import mmap
 import struct
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tintype.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 FILE_HEAD = 8
 """Bytes before the stream in a file of the form with a footer."""
 _CONTINUES = 0xFFFFFFFF
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
+
+
+def file_of(batch: pyarrow.RecordBatch) -> bytes:
+    """Return an Arrow IPC file of one batch."""
+    import pyarrow
+
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def refuse_compressed(path: Path, first: int = 0) -> None:

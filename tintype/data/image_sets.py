@@ -1,4 +1,4 @@
-"""Any set of images as it lies on a disk, in a fixed order: a folder, a tar, a Parquet file, a store, or samples.
+"""Sets of images on a disk, in a fixed order: a folder, a tar, a Parquet file, a store, or samples.
 
 Every image counts. One that cannot be read is an error that names it, since a set without it is another set.
 """
@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ B = TypeVar("B")
 
 @dataclass
 class Images:
-    """A set that can be gone through many times; `limit` keeps to the first so many."""
+    """A set that can be iterated many times; `limit` takes the first so many."""
 
     path: Path
     encoded: Callable[[], Iterator[Encoded]]
@@ -72,7 +72,7 @@ class Images:
         return self._fingerprint
 
     def __iter__(self) -> Iterator[Tensor]:
-        """uint8 [3, H, W], decoded a little ahead by several threads."""
+        """Yield uint8 [3, H, W], prefetched by several threads."""
         return (image_CHW for _, image_CHW in self.named())
 
     def named(self) -> Iterator[tuple[Encoded, Tensor]]:
@@ -170,7 +170,7 @@ def _read_parquet(path: Path) -> Iterator[Encoded]:
         raise UserError(f"{path} cannot be read as a Parquet file: {error}") from None
 
 
-def _image_bytes(value: Any, path: Path, row: int) -> bytes:
+def _image_bytes(value: object, path: Path, row: int) -> bytes:
     content = value.get("bytes") if isinstance(value, dict) else value
     if not isinstance(content, bytes):
         raise UserError(f"{path}, row {row}: the column 'image' holds no bytes of an image file")

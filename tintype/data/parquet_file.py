@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from tintype.errors import UserError
+
+if TYPE_CHECKING:
+    from pyarrow import parquet
 
 MOST_FOOTER_BYTES = 64 << 20
 MOST_PAGE_BYTES = 1 << 30
@@ -28,7 +31,7 @@ _DATA, _DATA_V2 = 0, 3
 """Kinds of pages."""
 
 
-def open_bounded(path: Path, read_dictionary: Sequence[str] = ()) -> Any:
+def open_bounded(path: Path, read_dictionary: Sequence[str] = ()) -> parquet.ParquetFile:
     """Open a file whose footer is within its bound. Columns are read piece by piece, not all row groups at once."""
     from pyarrow import ArrowException, parquet
 
@@ -46,7 +49,7 @@ def open_bounded(path: Path, read_dictionary: Sequence[str] = ()) -> Any:
         raise UserError(f"{path} cannot be read as a Parquet file: {error}") from None
 
 
-def check_pages(file: Any, path: Path, columns: Sequence[str]) -> None:
+def check_pages(file: parquet.ParquetFile, path: Path, columns: Sequence[str]) -> None:
     """Raise where a page of these columns is too large, or a row has more than one value of one."""
     leaves = [leaf for leaf in range(len(file.schema)) if _is_of(file.schema.column(leaf).path, columns)]
     for leaf in leaves:
@@ -83,7 +86,7 @@ def _check_page(page: _Page, path: Path, column: str) -> None:
         )
 
 
-def _pages(content: BinaryIO, path: Path, chunk: Any) -> Iterator[_Page]:
+def _pages(content: BinaryIO, path: Path, chunk: parquet.ColumnChunkMetaData) -> Iterator[_Page]:
     """Yield the pages that the reader reads: up to the number of values that the footer states."""
     at = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
@@ -104,8 +107,9 @@ def _header(content: BinaryIO, at: int, path: Path) -> tuple[_Page, int]:
         found = content.read(most)
         try:
             fields, size = _struct(found, 0, _DEEPEST)
-            kind, unpacked, packed = (fields[number] for number in (1, 2, 3))
-            values = max((inner[1] for inner in (fields.get(number) for number in (5, 7, 8)) if inner), default=0)
+            kind, unpacked, packed = (_number(fields, number) for number in (1, 2, 3))
+            inner = [one for number in (5, 7, 8) if isinstance(one := fields.get(number), dict)]
+            values = max((_number(one, 1) for one in inner), default=0)
             if min(unpacked, packed, values) < 0:
                 raise ValueError("a negative size")
             return _Page(kind, packed, unpacked, values), size
@@ -119,11 +123,21 @@ def _header(content: BinaryIO, at: int, path: Path) -> tuple[_Page, int]:
             ) from None
 
 
-def _struct(data: bytes, at: int, deepest: int) -> tuple[dict[int, Any], int]:
+_Struct: TypeAlias = "dict[int, int | _Struct]"
+
+
+def _number(fields: _Struct, field: int) -> int:
+    found = fields[field]
+    if isinstance(found, dict):
+        raise ValueError("a struct in place of a number")
+    return found
+
+
+def _struct(data: bytes, at: int, deepest: int) -> tuple[_Struct, int]:
     """Read the numbers and structs of a struct in Thrift's compact protocol, by field; all else is passed over."""
     if not deepest:
         raise ValueError("it is nested too deeply")
-    fields: dict[int, Any] = {}
+    fields: _Struct = {}
     last = 0
     while (byte := data[at]) != 0:
         at, kind = at + 1, byte & 15

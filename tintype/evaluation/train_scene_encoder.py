@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from tintype import rng
-from tintype.data.scenes import OBJECT_VOCABULARY, SCENE_VOCABULARY, STYLES, SceneBatch, Style, draw_batch, render
+from tintype.data.scenes.render import render
+from tintype.data.scenes.scene import OBJECT_VOCABULARY, SCENE_VOCABULARY, STYLES, SceneBatch, Style, draw_batch
 from tintype.optim.adamw import AdamWSettings
 from tintype.runtime.files import write_bytes
 from tintype.runtime.interrupt import Interrupt

@@ -13,15 +13,8 @@ from statistics import fmean
 
 import torch
 
-from tintype.data.scenes import (
-    OBJECT_VOCABULARY,
-    POSITIONS,
-    SCENE_VOCABULARY,
-    CaptionKind,
-    Scene,
-    SceneObject,
-    asked_attributes,
-)
+from tintype.data.scenes.captions import CaptionKind, asked_attributes
+from tintype.data.scenes.scene import OBJECT_VOCABULARY, POSITIONS, SCENE_VOCABULARY, Scene, SceneObject
 from tintype.metrics.metric import SHARE, Measured, Metric
 from tintype.metrics.resample import mean_with_error
 from tintype.vision.scene_encoder import SceneReading, visible_attributes

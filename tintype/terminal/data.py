@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -14,6 +13,7 @@ from tintype.data.store.importing import ImportOptions, import_images
 from tintype.data.store.importing import Progress as ImportProgress
 from tintype.data.store.inspect import Asked, inspect_store, write_skip_list
 from tintype.data.store.inspect_html import to_html
+from tintype.data.store.inspect_result import Result
 from tintype.data.store.layout import QUARANTINE, Split, Store, open_store
 from tintype.data.store.selection import read_skip_list, select
 from tintype.data.store.upgrade import upgrade_store
@@ -83,7 +83,7 @@ def inspect_with_progress(
     skip: Path | None,
     out: Path | None,
     write_skip: Path | None,
-) -> dict[str, Any]:
+) -> Result:
     """Inspect a store and write its page, where `out` is given; return the numbers."""
     opened, began = open_store(store), time.monotonic()
     selection = select(opened, where, skip, options="--")

@@ -21,7 +21,8 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from tintype.data.scenes import OBJECT_VOCABULARY, POSITION_XY, POSITIONS, SCENE_VOCABULARY
+from tintype.data.scenes.render import POSITION_XY
+from tintype.data.scenes.scene import OBJECT_VOCABULARY, POSITIONS, SCENE_VOCABULARY
 
 WEIGHTS_PATH = Path(__file__).with_name("scene_encoder.safetensors")
 RECORD_PATH = Path(__file__).with_name("scene_encoder.json")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 
 import pytest
 import torch
 
-from tintype.data.scenes import (
+from tintype.data.scenes.captions import asked_attributes, long_caption, short_caption, vocabulary
+from tintype.data.scenes.render import object_centres, render
+from tintype.data.scenes.scene import (
     COLOURS,
     LIGHTS,
     SCENE_VOCABULARY,
@@ -18,16 +19,9 @@ from tintype.data.scenes import (
     SceneBatch,
     SceneObject,
     Style,
-    asked_attributes,
     draw_batch,
-    draw_scene,
     draw_scenes,
     is_held_out,
-    long_caption,
-    object_centres,
-    render,
-    short_caption,
-    vocabulary,
 )
 from tintype.errors import UserError
 
@@ -49,23 +43,12 @@ def one_of(*things: SceneObject) -> Scene:
 
 
 def test_a_scene_is_a_pure_function_of_seed_and_index() -> None:
-    assert draw_scenes(0, [7, 3]) == [draw_scene(0, 7), draw_scene(0, 3)]
-    assert draw_scene(0, 7) != draw_scene(1, 7)
+    assert draw_scenes(0, [7, 3]) == [*draw_scenes(0, [7]), *draw_scenes(0, [3])]
+    assert draw_scenes(0, [7]) != draw_scenes(1, [7])
 
 
 def test_words_and_indices_say_the_same() -> None:
     assert SceneBatch.from_scenes(SCENES).to_scenes() == SCENES
-
-
-def test_a_scene_survives_json() -> None:
-    scene = SCENES[3]
-    assert Scene.from_dict(json.loads(json.dumps(scene.to_dict()))) == scene
-
-
-@pytest.mark.parametrize("plain", [{}, {"objects": [{"shape": "ball"}]}, {"objects": [], "sky": "cream", "moon": 1}])
-def test_a_dictionary_that_is_no_scene_is_the_users_error(plain: dict[str, object]) -> None:
-    with pytest.raises(UserError, match="not a scene"):
-        Scene.from_dict(plain)
 
 
 def test_impossible_scenes_are_refused() -> None:
@@ -96,7 +79,7 @@ def test_object_counts_and_style_are_as_asked() -> None:
     assert {len(scene.objects) for scene in draw_scenes(0, range(99), min_objects=2, max_objects=3)} == {2, 3}
     assert {scene.style for scene in draw_scenes(0, range(99), style="photo")} == {"photo"}
     with pytest.raises(UserError, match="min_objects"):
-        draw_scene(0, 0, min_objects=3, max_objects=2)
+        draw_scenes(0, [0], min_objects=3, max_objects=2)
 
 
 @pytest.mark.parametrize("size_px", [24, 64])

@@ -13,8 +13,8 @@ from PIL import Image, ImageFilter
 
 from tests.shared import shared
 from tintype.data.image_sets import open_images
-from tintype.data.scenes import draw_scenes
 from tintype.data.scenes.render import render
+from tintype.data.scenes.scene import draw_scenes
 from tintype.errors import UserError
 from tintype.evaluation.images import evaluate_images, image_definitions
 from tintype.evaluation.protocol import ImageProtocol

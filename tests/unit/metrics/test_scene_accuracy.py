@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from tintype.data.scenes import OBJECT_VOCABULARY, SCENE_VOCABULARY, Scene, SceneBatch, SceneObject
+from tintype.data.scenes.scene import OBJECT_VOCABULARY, SCENE_VOCABULARY, Scene, SceneBatch, SceneObject
 from tintype.metrics.scene_accuracy import Scores, score_visible
 from tintype.vision.scene_encoder import SceneReading
 

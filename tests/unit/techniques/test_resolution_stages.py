@@ -16,7 +16,7 @@ from tintype.bench.run import compare, measure
 from tintype.data.sources import forget_sources, open_source
 from tintype.data.store import source as store_source
 from tintype.data.store.importing import ImportOptions
-from tintype.data.store.prefetch import Ahead
+from tintype.data.store.prefetch import Prefetch
 from tintype.errors import UserError
 from tintype.plan import Plan, diff
 from tintype.runtime.clock import Clock
@@ -108,13 +108,13 @@ def test_pictures_of_the_next_stage_are_decoded_ahead_in_their_size(
 ) -> None:
     monkeypatch.setattr(store_source, "_MOST_KEPT_BYTES", {})
     parts = build_parts(staged(data_of("store", tmp_path), "train.accumulate=2"))
-    begun, take = [], Ahead.take
+    begun, take = [], Prefetch.take
 
-    def watched(self: Ahead, ids: Sequence[int]) -> Tensor:
+    def watched(self: Prefetch, ids: Sequence[int]) -> Tensor:
         begun.append(tuple(ids) in self._begun)
         return take(self, ids)
 
-    monkeypatch.setattr(Ahead, "take", watched)
+    monkeypatch.setattr(Prefetch, "take", watched)
     state = new_state(parts)
     for _ in SIZES:
         update(parts, state, Clock(CPU))

@@ -27,8 +27,8 @@ from tests.tiny_vae import write_tiny_vae
 from tintype import __main__ as program
 from tintype import cli
 from tintype.bench import run as bench
-from tintype.data.scenes import draw_scenes
 from tintype.data.scenes.render import render
+from tintype.data.scenes.scene import draw_scenes
 from tintype.evaluation import train_scene_encoder
 from tintype.metrics import speed
 from tintype.runtime.interrupt import Interrupt

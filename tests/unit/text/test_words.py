@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tintype.data.scenes import vocabulary
+from tintype.data.scenes.captions import vocabulary
 from tintype.text.words import WordsEncoder, WordsSettings, bucket, token_ids
 
 

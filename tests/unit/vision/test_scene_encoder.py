@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tintype.data.scenes import (
+from tintype.data.scenes.render import render
+from tintype.data.scenes.scene import (
     OBJECT_VOCABULARY,
     POSITIONS,
     SCENE_VOCABULARY,
@@ -18,7 +19,6 @@ from tintype.data.scenes import (
     Style,
     draw_batch,
     draw_scenes,
-    render,
 )
 from tintype.evaluation.train_scene_encoder import MEASURED_SIZES_PX, SceneEncoderTraining, reading_loss, train
 from tintype.metrics.scene_accuracy import ReadScenes

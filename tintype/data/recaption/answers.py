@@ -1,6 +1,6 @@
-"""From what a model answered to a caption, or to the reason why it is none.
+"""Turn the answer of a model into a caption, or into the reason why it is none.
 
-The rules are few and fixed, so that they can be told: docs/data.md lists them. An answer is not trusted: its length is
+The rules are few and fixed: docs/data.md lists them. An answer is not trusted: its length is
 bounded before anything looks at it, and every rule takes time in proportion to the length.
 """
 
@@ -32,7 +32,7 @@ class Judged:
 
 
 def judge(answer: str | None, cut_off: bool = False, refused: bool = False) -> Judged:
-    """`cut_off`: the limit of tokens ended the answer. `refused`: the server itself says that it is a refusal."""
+    """Clean and check an answer. `cut_off`: the limit of tokens ended it. `refused`: the server says so."""
     if answer is not None and len(answer) > MOST_CHARACTERS:
         return Judged("", f"has {len(answer):,} characters; the most of an answer is {MOST_CHARACTERS:,}")
     plain = " ".join((answer or "").split())
@@ -68,7 +68,7 @@ _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "„": "�
 
 
 def clean(answer: str) -> str:
-    """The answer without what belongs to the conversation or to its typography."""
+    """Return the answer without what belongs to the conversation or to its typography."""
     text = answer.rpartition("</think>")[2]
     text = _visible(text)
     text = _FENCE.sub("", text)
@@ -110,7 +110,7 @@ def _closings(line: str, mark: str) -> list[int]:
 
 
 def _visible(text: str) -> str:
-    """Without control characters, which could steer a terminal; a line break stays, a half surrogate does not."""
+    """Remove control characters, which could steer a terminal, and half surrogates; line breaks stay."""
     return "".join(c for c in text if c in "\n\t " or unicodedata.category(c) not in ("Cc", "Cs"))
 
 
@@ -120,7 +120,7 @@ def _without_opening(text: str) -> str:
 
 
 def _unquoted(text: str) -> str:
-    """Without quotes around the whole; a caption that begins with one quotation and ends with another keeps them."""
+    """Remove quotes around the whole; a caption that begins with one quotation and ends with another keeps them."""
     if len(text) < 2 or _QUOTES.get(text[0]) != text[-1]:
         return text
     inside = text[1:-1]
@@ -145,7 +145,7 @@ _REFUSAL = re.compile(
 
 
 def is_refusal(text: str) -> bool:
-    """By how it begins. A sign that says “Sorry, we are closed” is a caption."""
+    """Judge by how it begins. A sign that says “Sorry, we are closed” is a caption."""
     return _REFUSAL.match(text) is not None
 
 
@@ -153,6 +153,6 @@ _SENTENCE_END = re.compile(r"[.!?…。！？][\"'”’»)]*(?=\s|$)|[。！？
 
 
 def whole_sentences(text: str) -> str:
-    """The text up to the end of its last whole sentence; empty where there is none."""
+    """Return the text up to the end of its last whole sentence; empty where there is none."""
     ends = [found.end() for found in _SENTENCE_END.finditer(text)]
     return text[: ends[-1]] if ends else ""

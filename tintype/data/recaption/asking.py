@@ -1,16 +1,16 @@
-"""What passes between the work and whoever answers."""
+"""Questions about images, replies, and the protocol of those who answer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from tintype.data.image_file import Encoded
 from tintype.runtime.interrupt import Interrupt
 
 _HOTTER = 0.4
-"""Added to the temperature with each further try: at 0 the same question has the same answer."""
+"""Added to the temperature with each further attempt: at 0 the same question has the same answer."""
 _HOTTEST = 1.0
 
 
@@ -33,7 +33,7 @@ class Question:
     """The SHA-256 of the image's bytes."""
     image: Encoded
     attempt: int = 0
-    """Counts the answers before that were none."""
+    """Number of earlier attempts without a usable answer."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +58,19 @@ class Captioner(Protocol):
         """Where it runs, on which the answers do not depend."""
         ...
 
-    def identity(self) -> dict[str, Any]:
-        """Who answers, with all that the answers depend on."""
+    def identity(self) -> dict[str, str]:
+        """Return who answers, with all that the answers depend on."""
         ...
 
     def check(self) -> None:
-        """Whether it can be asked at all, before the work begins."""
+        """Raise where it cannot be asked, before the work begins."""
         ...
 
     def alive(self) -> bool:
-        """Whether it can still be asked."""
+        """Return whether it can still be asked."""
         ...
 
     def replies(self, pull: Pull, interrupt: Interrupt) -> Iterator[Reply]:
-        """Answers what it pulls, in any order, until there is nothing more, or until a signal came: then without those
-        that were not yet answered."""
+        """Yield replies to the pulled questions, in any order, until there are none, or until a signal comes: open
+        questions are then dropped."""
         ...

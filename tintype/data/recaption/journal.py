@@ -1,4 +1,4 @@
-"""The answers as they come, one line each, so that none that was paid for is lost.
+"""A journal of answers, one line each, so that none that was paid for is lost.
 
 Each line goes to the operating system at once, which a kill of the process does not undo, and to the disk every few
 seconds, which is what a failure of power can cost. Each line has a checksum.
@@ -13,23 +13,24 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tintype.data.store.texts import shortened
 from tintype.errors import UserError
-from tintype.runtime.files import checksum_of
+from tintype.runtime.files import Json, checksum_of, parse_object
 
 _SYNC_S = 5.0
 _FORMAT, _EARLIER_FORMAT = "tintype-recaption-2", "tintype-recaption-1"
 _CHECKSUM, _DIGITS = "checksum", 16
 MOST_TOKENS = 10**9
-"""In one answer. A server that counts more counts wrongly."""
+"""Most tokens of one answer. A server that counts more counts wrongly."""
 Count = Annotated[int, Field(ge=0, le=MOST_TOKENS**2)]
 
 
 class Entry(BaseModel):
-    """What came of one image."""
+    """The outcome for one image."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -40,12 +41,12 @@ class Entry(BaseModel):
     aside: str | None = None
     """Why the caption is empty."""
     answer: str | None = None
-    """What the model wrote, where the caption is not that."""
+    """The text of the model, where the caption differs."""
     cleaned: bool = False
     shortened: bool = False
     tries: Count = 1
     empty: Count = 0
-    """Tries that gave nothing."""
+    """Attempts without an answer."""
     refusals: Count = 0
     input_tokens: Count = 0
     output_tokens: Count = 0
@@ -55,7 +56,7 @@ class _Header(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: str = _FORMAT
-    settings: dict[str, Any]
+    settings: dict[str, Json]
     """All that the answers depend on."""
 
 
@@ -76,7 +77,7 @@ class Journal:
         except OSError as error:
             raise UserError(
                 f"cannot write to {self.path}: {error.strerror}. {len(self.entries):,} answers are kept there; make "
-                "room, then run the same command again to go on"
+                "room, then run the same command again to resume"
             ) from error
         self.entries[entry.key] = entry
 
@@ -90,8 +91,8 @@ class Journal:
 
 
 @contextmanager
-def open_journal(path: Path, settings: Mapping[str, Any], anew: bool) -> Iterator[Journal]:
-    """The journal of this work, with what an earlier try has left in it."""
+def open_journal(path: Path, settings: Mapping[str, Json], anew: bool) -> Iterator[Journal]:
+    """Open the journal of this work, with the entries of earlier attempts."""
     if anew:
         path.unlink(missing_ok=True)
     journal = Journal(path)
@@ -114,16 +115,14 @@ def open_journal(path: Path, settings: Mapping[str, Any], anew: bool) -> Iterato
             journal._sync()
 
 
-def _line(content: dict[str, Any]) -> bytes:
+def _line(content: dict[str, Json]) -> bytes:
     checked = {**content, _CHECKSUM: checksum_of(content)[:_DIGITS]}
     return json.dumps(checked, ensure_ascii=False).encode() + b"\n"
 
 
-def _content(line: bytes, earlier: bool = False) -> dict[str, Any]:
-    """Return what a line holds; raise `ValueError` unless it has its checksum. Lines of an `earlier` file had none."""
-    found = json.loads(line)
-    if not isinstance(found, dict):
-        raise ValueError("no JSON object")
+def _content(line: bytes, earlier: bool = False) -> dict[str, Json]:
+    """Return the content of a line; raise `ValueError` without its checksum. Lines of an `earlier` file had none."""
+    found = parse_object(line)
     said = found.pop(_CHECKSUM, None)
     if said != checksum_of(found)[:_DIGITS] and not (earlier and said is None):
         raise ValueError("another checksum")
@@ -135,7 +134,7 @@ def _read(path: Path, content: bytes, expected: _Header) -> Iterator[tuple[str, 
     earlier = _EARLIER_FORMAT.encode() in lines[0]
     try:
         header = _Header.model_validate(_content(lines[0], earlier))
-    except (ValueError, RecursionError):
+    except ValueError:
         raise UserError(f"{path} is damaged in line 1; forget its answers with --anew") from None
     wanted = _Header(format=_EARLIER_FORMAT, settings=expected.settings) if earlier else expected
     if header != wanted:
@@ -147,7 +146,7 @@ def _read(path: Path, content: bytes, expected: _Header) -> Iterator[tuple[str, 
     for number, line in enumerate(lines[1:], 2):
         try:
             entry = Entry.model_validate(_content(line, earlier))
-        except (ValueError, RecursionError):
+        except ValueError:
             raise UserError(
                 f"{path} is damaged in line {number}; remove this line, and its image is asked about again, or forget "
                 "all answers with --anew"
@@ -160,9 +159,6 @@ def _difference(there: _Header, here: _Header) -> str:
         return f"format {there.format}"
     old, new = there.settings, here.settings
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return "; ".join(f"{key}: {_short(old.get(key))} there, {_short(new.get(key))} here" for key in keys)
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    return "; ".join(
+        f"{key}: {shortened(str(old.get(key)), 58)} there, {shortened(str(new.get(key)), 58)} here" for key in keys
+    )

@@ -1,4 +1,4 @@
-"""Asks a vision-language model that runs here, through transformers.
+"""Ask a vision-language model that runs here, through transformers.
 
 B: questions. V: tokens of the vocabulary.
 """
@@ -17,14 +17,16 @@ from torch import Tensor
 
 from tintype import rng
 from tintype.data.image_sets import decode
-from tintype.data.recaption.asking import Asking, Pull, Question, Reply
+from tintype.data.recaption.asking import Asking, Captioner, Pull, Question, Reply
 from tintype.errors import UserError
 from tintype.pretrained.hub import Checkpoint
 from tintype.runtime.interrupt import Interrupt
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(Captioner):
+    """A model on this machine."""
+
     checkpoint: Checkpoint
     asking: Asking
     device: torch.device
@@ -34,14 +36,14 @@ class Local:
     def where(self) -> str:
         return str(self.device)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, str]:
         dtype = str(self._dtype).removeprefix("torch.")
         return {"backend": "transformers", "model": self.checkpoint.source, **self._version, "dtype": dtype}
 
     def check(self) -> None:
         if self._processor.chat_template is None:
             raise UserError(
-                f"{self.checkpoint.words} has no chat template, so that it is not known how to ask it; take a model "
+                f"{self.checkpoint.words} has no chat template, so it cannot be asked; take a model "
                 "that is made to follow instructions"
             )
         assert self._model is not None
@@ -75,7 +77,7 @@ class Local:
         except torch.OutOfMemoryError:
             raise UserError(
                 f"{len(questions)} images at a time do not fit into the memory of {self.device}; run the same "
-                "command with a smaller --batch to go on"
+                "command with a smaller --batch to resume"
             ) from None
         answers = written[:, length:].tolist()
         asked = inputs["attention_mask"].sum(1).tolist()
@@ -93,7 +95,7 @@ class Local:
         text = self._processor.apply_chat_template(
             [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
         )
-        images = [[Image.fromarray(_pixels(question))] for question in questions]
+        images = [[Image.fromarray(decode(one.image).permute(1, 2, 0).contiguous().numpy())] for one in questions]
         inputs = self._processor(text=[text] * len(questions), images=images, padding=True, return_tensors="pt")
         return inputs.to(self.device, dtype=self._dtype)
 
@@ -103,7 +105,7 @@ class Local:
 
     @cached_property
     def _version(self) -> dict[str, str]:
-        """Which weights they are: of a folder the hash of its files, of the hub the commit."""
+        """Identify the weights: the hash of the files of a folder, or the commit on the hub."""
         folder = self.checkpoint.folder
         if folder is None and self.checkpoint.revision is None:
             raise UserError(
@@ -141,12 +143,8 @@ class Local:
         return frozenset(ends if isinstance(ends, list) else [own if ends is None else ends])
 
 
-def _pixels(question: Question) -> Any:
-    return decode(question.image).permute(1, 2, 0).contiguous().numpy()
-
-
 class _Dice:
-    """Draws tokens by Gumbel's trick: the largest of logits / temperature + noise is a sample of the softmax.
+    """Draw tokens by Gumbel's trick: the largest of logits / temperature + noise is a sample of the softmax.
 
     The noise is a function of the seed, the image, the try and the place in the answer, so that an image's draws do
     not depend on the batch that it is in. At temperature 0 nothing is drawn.

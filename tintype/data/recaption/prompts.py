@@ -1,4 +1,4 @@
-"""What the model is asked for. The words are a part of the settings, and are written down with the captions."""
+"""Prompts. Their words are a part of the settings, and are stored with the captions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LONGEST = 20_000
 
 
 def find_prompt(name: str | None, file: Path | None) -> tuple[str, str]:
-    """The name and the words of a prompt that is built in, or of one in a file."""
+    """Return the name and the words of a built-in prompt, or of one in a file."""
     if file is not None:
         if name is not None:
             raise UserError("--prompt and --prompt-file both say what to ask; give one of them")

@@ -1,4 +1,4 @@
-"""Asks any server that speaks OpenAI's chat completions: vLLM, llama.cpp, Ollama, or one on the net.
+"""Ask any server that speaks OpenAI's chat completions: vLLM, llama.cpp, Ollama, or one on the net.
 
 The server is not trusted: its answers are bounded in size and time, its words are stripped of what could steer a
 terminal, and a redirection is refused, so that the key goes to no other place.
@@ -19,28 +19,28 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any
 from urllib.parse import urlsplit
 
 from tintype.data.image_file import Encoded, open_image
 from tintype.data.image_sets import decode, encode
-from tintype.data.recaption.asking import Asking, Pull, Question, Reply
+from tintype.data.recaption.asking import Asking, Captioner, Pull, Question, Reply
 from tintype.data.recaption.journal import MOST_TOKENS
+from tintype.data.store.texts import shortened
 from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
 
 KEY_VARIABLE = "TINTYPE_API_KEY"
 _MOST_BYTES = 4 << 20
-"""Of a response. A caption of 20,000 characters and what is told beside it has a fiftieth of that."""
+"""Most bytes of a response: fifty times a caption of 20,000 characters with all that comes with it."""
 _MOST_WAIT_S = 600.0
-"""A server that wants more patience than that is left alone."""
+"""Longest `Retry-After` that is waited for."""
 _LONGEST_WAIT = 100
-"""Characters of a `Retry-After` that is read: a number, or a date."""
+"""Most characters of a `Retry-After`: a number, or a date."""
 _MOST_SENT_AWAY = 50
 """Most `Retry-After` responses per question; they do not count as failures."""
 _POLL_S = 0.1
 _AT_ONCE = ("JPEG", "PNG")
-"""What every server reads. All else is sent as PNG."""
+"""Formats that every server reads. All else is sent as PNG."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Patience:
     timeout_s: float = 120.0
     """For a whole response, from the first byte sent to the last received."""
     tries: int = 6
-    """Of one question, where the server is busy or fails."""
+    """Attempts of one question, where the server is busy or fails."""
     first_wait_s: float = 1.0
-    """Doubled with each further try, and shortened at random by up to a half, so that threads do not return as one."""
+    """Doubled with each further attempt, and shortened at random by up to a half, so that threads spread out."""
     most_wait_s: float = 60.0
 
     def wait_s(self, failures: int) -> float:
@@ -59,7 +59,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the server is."""
+    """The address of the server."""
 
     secure: bool
     host: str
@@ -74,7 +74,7 @@ class Place:
 
     @property
     def is_near(self) -> bool:
-        """Whether what is sent stays on this machine."""
+        """Return whether what is sent stays on this machine."""
         return self.host in ("localhost", "127.0.0.1", "::1")
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
@@ -83,7 +83,7 @@ class Place:
 
 
 def read_place(url: str) -> Place:
-    """`http://host:8000`, where the usual `/v1` is added, or with a path, which is then taken as it is."""
+    """Parse a URL. To `http://host:8000` the usual `/v1` is added; a path is taken as it is."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -100,7 +100,7 @@ def read_place(url: str) -> Place:
 
 
 def read_key(variable: str | None) -> str | None:
-    """The key in an environment variable. Its value is never shown, not even where it is wrong."""
+    """Return the key in an environment variable. Its value is never shown, not even where it is wrong."""
     found = os.environ.get(variable or KEY_VARIABLE, "").strip()
     if not found:
         if variable is not None:
@@ -112,11 +112,11 @@ def read_key(variable: str | None) -> str | None:
 
 
 class _PassingError(Exception):
-    """Something that may be otherwise the next time."""
+    """A failure that may pass."""
 
 
 class _BusyError(_PassingError):
-    """The server has too much to do. `wait_s` is the time that it named, if it did."""
+    """The server is busy. `wait_s` is its `Retry-After`, if there is one."""
 
     def __init__(self, reason: str, wait_s: float | None) -> None:
         super().__init__(reason)
@@ -129,7 +129,7 @@ class _StoppedError(Exception):
 
 @dataclass
 class _Gate:
-    """Lets no thread ask before the time that the server named to one of them."""
+    """Holds back all threads until the `Retry-After` of any of them is over."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     _opens_s: float = 0.0
@@ -147,7 +147,7 @@ class _Gate:
 
 
 @dataclass(frozen=True)
-class Server:
+class Server(Captioner):
     place: Place
     model: str
     asking: Asking
@@ -159,17 +159,17 @@ class Server:
     def where(self) -> str:
         return self.place.url
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, str]:
         return {"backend": "server", "model": self.model}
 
     def check(self) -> None:
-        """That something answers there; what, is seen at the first question."""
+        """Raise where nothing answers there."""
         try:
             self._exchange("GET", "/models", None)
         except (OSError, http.client.HTTPException, _PassingError) as error:
             raise UserError(
                 f"no server answers at {self.place.url} ({_reason(error)}). Start one, for example `vllm serve "
-                f"{self.model}`, `llama-server -hf {self.model}` or `ollama serve`, or mend --server"
+                f"{self.model}`, `llama-server -hf {self.model}` or `ollama serve`, or fix --server"
             ) from None
 
     def alive(self) -> bool:
@@ -226,7 +226,7 @@ class Server:
         if busy:  # which is not the image's fault
             raise UserError(
                 f"the server at {self.place.url} is too busy ({reason}); lower --concurrency, or run the same command "
-                "later to go on"
+                "later to resume"
             )
         return Reply(question, failure=f"the server failed {failures} times: {reason}")
 
@@ -262,7 +262,7 @@ class Server:
         raise UserError(f"the server at {self.place.url} refuses the question (status {status}): {said}")
 
     def _said(self, content: bytes) -> str:
-        """The server's message, without the key, should it repeat it."""
+        """Return the server's message, without the key, should it repeat it."""
         try:
             found = json.loads(content)
             error = found.get("error", found)
@@ -272,10 +272,10 @@ class Server:
         return _printable(text.replace(self.key, "…") if self.key else text) or "it does not say why"
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, Mapping[str, str], bytes]:
-        """One request on a connection of its own: status, headers with small letters, and content.
+        """Send one request on a connection of its own; return status, headers in lower case, and content.
 
-        The time-out of a socket starts anew with each byte, so that a server that drips could hold a thread for ever.
-        Therefore the connection is cut when the time is over.
+        The time-out of a socket starts anew with each byte, so that a slow server could hold a thread for ever.
+        Therefore a timer closes the connection.
         """
         headers = {"Accept": "application/json", "Connection": "close"}
         if body is not None:
@@ -316,7 +316,7 @@ class Server:
         return response.status, {name.lower(): value for name, value in response.getheaders()}, content
 
 
-def _shut(connected: Any) -> None:
+def _shut(connected: socket.socket) -> None:
     try:
         connected.shutdown(socket.SHUT_RDWR)
     except OSError:
@@ -324,7 +324,7 @@ def _shut(connected: Any) -> None:
 
 
 def data_url(encoded: Encoded) -> str:
-    """The image as it is stored, or as PNG where a server may not know its form."""
+    """Return the image as it is stored, or as PNG where a server may not know its format."""
     content = encoded.content
     with open_image(content, encoded.name) as image:
         form, mode = image.format or "?", image.mode
@@ -352,7 +352,7 @@ def read_answer(question: Question, content: bytes) -> Reply:
 
 
 def _asked_wait_s(headers: Mapping[str, str], url: str) -> float | None:
-    """What `Retry-After` says, in seconds or as a date."""
+    """Return the seconds of a `Retry-After`, which may be a date."""
     said = headers.get("retry-after")
     if said is None or len(said) > _LONGEST_WAIT:
         return None
@@ -364,9 +364,7 @@ def _asked_wait_s(headers: Mapping[str, str], url: str) -> float | None:
         except (ValueError, TypeError, OverflowError):
             return None
     if not seconds <= _MOST_WAIT_S:  # "nan" is a float too
-        raise UserError(
-            f"the server at {url} asks to be left alone for {said[:40]} s; run the same command then to go on"
-        )
+        raise UserError(f"the server at {url} asks for a pause of {said[:40]} s; run the same command then to resume")
     return max(0.0, seconds)
 
 
@@ -384,6 +382,6 @@ def _reason(error: BaseException) -> str:
 
 
 def _printable(text: str) -> str:
-    """On one line, without what could steer a terminal, and no longer than a message should be."""
+    """Return the text on one line, without control characters, and not too long for a message."""
     plain = " ".join("".join(c if c.isprintable() else " " for c in text[:4000]).split())
-    return plain if len(plain) <= 500 else f"{plain[:499]}…"
+    return shortened(plain, 500)

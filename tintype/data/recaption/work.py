@@ -1,7 +1,7 @@
-"""`tintype data recaption`: asks about each image of a store, keeps the answers, and adds them as a column.
+"""`tintype data recaption`: ask about each image of a store, keep the answers, and add them as a column.
 
 Images are known by the hash of their bytes: copies are asked about once. What has been answered is in a journal, from
-which the work goes on; the column is there when every image has its answer, or the reason why it has none.
+which the work resumes; the column is added when every image has its answer, or the reason why it has none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from tintype.config.strict import nearest
 from tintype.data.recaption.answers import EMPTY, REFUSAL, judge
@@ -21,19 +20,20 @@ from tintype.data.recaption.asking import Asking, Captioner, Question, Reply
 from tintype.data.recaption.journal import Entry, Journal, open_journal
 from tintype.data.store.columns import add_column, check_name
 from tintype.data.store.layout import CAPTION, AboutStore, AddedColumn, Split, Store, open_store
-from tintype.data.store.texts import LONGEST
+from tintype.data.store.texts import LONGEST, is_utf8
 from tintype.errors import UserError
+from tintype.runtime.files import Json
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
 
 _MOST_FAILURES = 10
-"""So many images in a row that the server fails at mean that the server fails."""
+"""Failed images in a row after which the server counts as failed."""
 _FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which images are asked about."""
+    """The images to ask about."""
 
     split: Split | None = None
     only_empty: str | None = None
@@ -44,7 +44,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Prices:
-    """In whatever money, for a million tokens."""
+    """Prices of a million tokens, in any currency."""
 
     input: float | None = None
     output: float | None = None
@@ -61,7 +61,7 @@ class Task:
     asking: Asking
     choice: Choice = field(default_factory=Choice)
     tries: int = 3
-    """Of an image, where the answer is none."""
+    """Attempts per image, where an answer is not usable."""
     prices: Prices = field(default_factory=Prices)
     overwrite: bool = False
     anew: bool = False
@@ -86,7 +86,7 @@ class Outcome:
     progress: Progress
     seconds: float
     about: AboutStore | None
-    """There when the column is."""
+    """Present when the column was added."""
     examples: Mapping[str, str]
     """The first answers of a trial, by source."""
     already_done: bool = False
@@ -99,7 +99,7 @@ def recaption(
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Outcome:
-    """Asks from wherever an earlier try stopped. Returns unfinished when a signal came, or at the limit of a trial."""
+    """Ask, resuming an earlier attempt. Return unfinished when a signal came, or at the limit of a trial."""
     store = open_store(path)
     _check_task(store, task)
     settings = {**captioner.identity(), **asdict(task.asking), "tries": task.tries}
@@ -147,8 +147,8 @@ def _check_task(store: Store, task: Task) -> None:
         raise UserError(f"{store.path} has no image that is to be asked about: see --split and --only-empty")
 
 
-def _done_before(store: Store, task: Task, settings: Mapping[str, Any], work: Path) -> Outcome | None:
-    """Whether this very work was done. Another one of the same name is in the way."""
+def _done_before(store: Store, task: Task, settings: Mapping[str, Json], work: Path) -> Outcome | None:
+    """Return the outcome where this very work was done; refuse a column of the same name by another work."""
     added = store.about.find_added(task.column)
     if added is None or task.overwrite:
         return None
@@ -167,7 +167,7 @@ def _words(added: AddedColumn) -> str:
     return f"written by {added.made_by.get('settings', {}).get('model', '?')} on {added.made_by.get('date', '?')}"
 
 
-def _choice_of(task: Task) -> dict[str, Any]:
+def _choice_of(task: Task) -> dict[str, str | None]:
     return {"split": task.choice.split, "only_empty": task.choice.only_empty}
 
 
@@ -193,7 +193,7 @@ def _answered(
     captioner: Captioner,
     interrupt: Interrupt,
 ) -> Iterator[Entry]:
-    """What came of each image, when no more is asked about it."""
+    """Yield the outcome for each image, when no more is asked about it."""
     fresh = iter(open_.items())
     again: deque[Question] = deque()
     drafts: dict[str, Entry] = {}
@@ -235,7 +235,7 @@ def _take_in(draft: Entry, reply: Reply) -> Entry:
         update={
             "caption": judged.caption,
             "aside": f"{_FAILED}: {reply.failure}" if reply.failure else judged.problem,
-            "answer": reply.text[:LONGEST] if changed and reply.text and _is_text(reply.text) else None,
+            "answer": reply.text[:LONGEST] if changed and reply.text and is_utf8(reply.text) else None,
             "cleaned": judged.cleaned,
             "shortened": judged.shortened,
             "tries": draft.tries + 1,
@@ -247,25 +247,16 @@ def _take_in(draft: Entry, reply: Reply) -> Entry:
     )
 
 
-def _is_text(answer: str) -> bool:
-    """JSON can spell half of a surrogate pair, which no file can hold."""
-    try:
-        answer.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _fails(failed: list[Entry]) -> UserError:
     last = failed[-1]
     return UserError(
         f"{last.source}: {(last.aside or '').removeprefix(f'{_FAILED}: ')}. {len(failed)} images in a row had no "
-        "answer. All answers so far are kept; look at the server, then run the same command to go on"
+        "answer. All answers so far are kept; look at the server, then run the same command to resume"
     )
 
 
 class _Tally:
-    """Counts what came of the wanted images."""
+    """Counts the outcomes for the wanted images."""
 
     def __init__(self, entries: Iterable[Entry], wanted: set[str], prices: Prices) -> None:
         self._wanted, self._prices = wanted, prices
@@ -319,7 +310,7 @@ _COUNTED = (
 def _commit(
     store: Store,
     task: Task,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, Json],
     where: str,
     journal: Journal,
     asked: list[int],

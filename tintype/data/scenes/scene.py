@@ -1,4 +1,4 @@
-"""What a scene is: its vocabulary, its words, its tensor form, and how scenes are drawn.
+"""Scenes: their vocabulary, their form in words and as tensors, and how they are drawn.
 
 A `Scene` holds words and is what captions, files and scores use. A `SceneBatch` holds the same things as indices into
 the vocabularies, one row per scene and one column per position, and is what the renderer and the encoder use, since
@@ -9,9 +9,9 @@ B: scenes. P: positions. N: (colour, shape) pairs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ SCENE_VOCABULARY = {"sky": BACKGROUNDS, "ground": BACKGROUNDS, "light": LIGHTS, 
 
 
 def is_held_out(colour: str, shape: str) -> bool:
-    """Whether this pair never occurs in the train split: one pair in five, spread over all colours and shapes."""
+    """Return whether this pair never occurs in the train split: one in five, spread over colours and shapes."""
     return (COLOURS.index(colour) + 2 * SHAPES.index(shape)) % 5 == 0
 
 
@@ -93,19 +93,6 @@ class Scene:
         if len({(thing.colour, thing.shape) for thing in self.objects}) < len(places):
             raise UserError("two objects have the same colour and shape, so a caption could not tell them apart")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain dictionaries, lists and strings, fit for JSON."""
-        return {**asdict(self), "objects": [asdict(thing) for thing in self.objects]}
-
-    @staticmethod
-    def from_dict(plain: Mapping[str, Any]) -> Scene:
-        """The inverse of `to_dict`."""
-        try:
-            objects = tuple(SceneObject(**thing) for thing in plain["objects"])
-            return Scene(**{**plain, "objects": objects})
-        except (KeyError, TypeError) as error:
-            raise UserError(f"this is not a scene: {error}") from error
-
 
 @dataclass(frozen=True)
 class SceneBatch:
@@ -128,17 +115,30 @@ class SceneBatch:
         return SceneBatch(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def to(self, device: torch.device | str) -> SceneBatch:
-        """The same scenes on another device."""
+        """Return the same scenes on another device."""
         return SceneBatch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
     def to_scenes(self) -> list[Scene]:
-        """The same scenes in words."""
+        """Return the same scenes in words."""
         columns = {field.name: getattr(self, field.name).tolist() for field in fields(self)}
-        return [_scene_in_words({name: column[row] for name, column in columns.items()}) for row in range(len(self))]
+        return [
+            Scene(
+                tuple(
+                    SceneObject(
+                        **{name: words[columns[f"{name}_BP"][row][at]] for name, words in OBJECT_VOCABULARY.items()},
+                        position=position,
+                    )
+                    for at, position in enumerate(POSITIONS)
+                    if columns["present_BP"][row][at]
+                ),
+                **{name: words[columns[f"{name}_B"][row]] for name, words in SCENE_VOCABULARY.items()},
+            )
+            for row in range(len(self))
+        ]
 
     @staticmethod
     def from_scenes(scenes: Sequence[Scene]) -> SceneBatch:
-        """The inverse of `to_scenes`, on the CPU."""
+        """Return scenes as a batch on the CPU: the inverse of `to_scenes`."""
         shape_BP, colour_BP, size_BP, texture_BP = (
             torch.tensor([_object_row(scene, name, words) for scene in scenes], dtype=torch.int64)
             for name, words in OBJECT_VOCABULARY.items()
@@ -161,30 +161,9 @@ class SceneBatch:
 
 
 def _object_row(scene: Scene, attribute: str, words: Sequence[str]) -> list[int]:
-    """One attribute at every position as an index, -1 where nothing stands."""
+    """Return one attribute at every position as an index, -1 where nothing stands."""
     at = {thing.position: words.index(getattr(thing, attribute)) for thing in scene.objects}
     return [at.get(position, -1) for position in POSITIONS]
-
-
-def _scene_in_words(row: Mapping[str, Any]) -> Scene:
-    objects = tuple(
-        SceneObject(
-            shape=SHAPES[row["shape_BP"][place]],
-            colour=COLOURS[row["colour_BP"][place]],
-            size=SIZES[row["size_BP"][place]],
-            texture=TEXTURES[row["texture_BP"][place]],
-            position=position,
-        )
-        for place, position in enumerate(POSITIONS)
-        if row["present_BP"][place]
-    )
-    return Scene(
-        objects=objects,
-        sky=BACKGROUNDS[row["sky_B"]],
-        ground=BACKGROUNDS[row["ground_B"]],
-        light=LIGHTS[row["light_B"]],
-        style=STYLES[row["style_B"]],
-    )
 
 
 def draw_batch(
@@ -195,7 +174,7 @@ def draw_batch(
     min_objects: int = 1,
     max_objects: int = MAX_OBJECTS,
 ) -> SceneBatch:
-    """Draws the scenes of these int64 indices on their device. Without a style each scene draws its own."""
+    """Draw the scenes of these int64 indices on their device. Without a style each scene draws its own."""
     if not 1 <= min_objects <= max_objects <= MAX_OBJECTS:
         raise UserError(f"need 1 <= min_objects <= max_objects <= {MAX_OBJECTS}, not {min_objects} and {max_objects}")
     count_B = min_objects + rng.integers(seed, "scenes/count", index_B, max_objects - min_objects + 1)
@@ -220,7 +199,7 @@ def draw_batch(
 
 
 def _draw_places(seed: int, index_B: Tensor, count_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Which positions are taken, and the number of the object that stands at each."""
+    """Return which positions are taken, and the number of the object that stands at each."""
     corners = len(POSITIONS) - 1
     rank_BP = rng.bits(seed, "scenes/places", index_B, corners).argsort(dim=1).argsort(dim=1)
     centre_B = (rng.integers(seed, "scenes/centre", index_B, len(POSITIONS)) == 0) & (count_B == 1)
@@ -230,7 +209,7 @@ def _draw_places(seed: int, index_B: Tensor, count_B: Tensor) -> tuple[Tensor, T
 
 
 def _draw_pairs(seed: int, index_B: Tensor, split: Split) -> Tensor:
-    """Different (colour, shape) pairs for the objects of each scene, as colour * len(SHAPES) + shape."""
+    """Draw different (colour, shape) pairs for the objects of each scene, as colour * len(SHAPES) + shape."""
     held_out_N = torch.tensor([is_held_out(c, s) for c in COLOURS for s in SHAPES], device=index_B.device)
     key_BN = rng.uniform(seed, "scenes/pairs", index_B, (len(held_out_N),))
     if split == "train":
@@ -249,18 +228,6 @@ def draw_scenes(
     min_objects: int = 1,
     max_objects: int = MAX_OBJECTS,
 ) -> list[Scene]:
-    """The scenes of these indices, in words."""
+    """Draw the scenes of these indices, in words."""
     index_B = torch.tensor(list(indices), dtype=torch.int64)
     return draw_batch(seed, index_B, split, style, min_objects, max_objects).to_scenes()
-
-
-def draw_scene(
-    seed: int,
-    index: int,
-    split: Split = "any",
-    style: Style | None = None,
-    min_objects: int = 1,
-    max_objects: int = MAX_OBJECTS,
-) -> Scene:
-    """The scene of this index, in words."""
-    return draw_scenes(seed, [index], split, style, min_objects, max_objects)[0]

@@ -1,4 +1,4 @@
-"""Attributes: what is known of an image besides its captions, such as a style, a score or a licence.
+"""Attributes: facts about an image besides its captions, such as a style, a score or a licence.
 
 Each has one kind for all records: `text`, `int`, `float` or `bool`. A value may be missing.
 """
@@ -9,10 +9,13 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from tintype.data.store.texts import LONGEST
+from tintype.data.store.texts import LONGEST, is_utf8, shortened
 from tintype.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 Kind = Literal["text", "int", "float", "bool"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -36,18 +39,18 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Settled:
-    """An attribute's column, and what all its values are."""
+    """An attribute's column, and the kind of all its values."""
 
     column: str
     kind: Kind
 
 
 class MisfitError(Exception):
-    """A value that is none of its kind; the message shows it."""
+    """A value that cannot be converted to its kind; the message shows it."""
 
 
 def read_attributes(pairs: Mapping[str, str]) -> dict[str, Attribute]:
-    """From the `COLUMN` or `COLUMN:KIND` of each name."""
+    """Parse the `COLUMN` or `COLUMN:KIND` of each name."""
     found = {}
     for name, asked in pairs.items():
         column, _, last = asked.rpartition(":")
@@ -70,7 +73,7 @@ def check_names(names: Iterable[str], captions: Collection[str]) -> None:
 
 
 def settle(name: str, asked: Attribute, seen: Collection[str]) -> Settled:
-    """Of the kind that was said, or else of that of the values; whole numbers among others are numbers."""
+    """Return the stated kind, or else that of the values; whole numbers among others are floats."""
     kinds = {"float"} if set(seen) == {"int", "float"} else set(seen)
     only = next((kind for kind in KINDS if kinds == {kind}), None)
     if kind := asked.kind or only:
@@ -83,7 +86,7 @@ def settle(name: str, asked: Attribute, seen: Collection[str]) -> Settled:
 
 
 def kind_of(value: object) -> str | None:
-    """Of a value in JSON; None where it is missing."""
+    """Return the kind of a JSON value, or None where it is missing."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -93,7 +96,7 @@ def kind_of(value: object) -> str | None:
 
 
 def kinds_in(rows: Iterable[Mapping[str, object]]) -> dict[str, set[str]]:
-    """Of every column the kinds that its values have."""
+    """Return the kinds of the values of every column."""
     found: dict[str, set[str]] = {}
     for row in rows:
         add_kinds(found, row)
@@ -108,46 +111,38 @@ def add_kinds(found: dict[str, set[str]], row: Mapping[str, object]) -> None:
 
 
 def fit(value: object, kind: Kind) -> Value:
-    """The value as one of this kind. Empty texts and NaN are missing, as tables that know nothing else write it."""
+    """Convert a value to a kind. Empty texts and NaN are missing: tables without null write them."""
     if isinstance(value, str):
         value = value.strip()
     if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
         return None
     found = _FITTED[kind](value)
     if found is None:
-        shown = str(value)
-        raise MisfitError(repr(shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "…"))
+        raise MisfitError(repr(shortened(str(value), _SHOWN)))
     return found
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
     if not isinstance(value, str) or len(value) > LONGEST:
         return None
-    return value if _is_utf8(value) else None
+    return value if is_utf8(value) else None
 
 
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _int(value: Any) -> int | None:
+def _int(value: object) -> int | None:
     if isinstance(value, str) and _WHOLE.fullmatch(value):
         value = int(value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    whole = isinstance(value, int) and not isinstance(value, bool) and -_INT64 <= value < _INT64
-    return value if whole else None
+    if not isinstance(value, int) or isinstance(value, bool) or not -_INT64 <= value < _INT64:
+        return None
+    return value
 
 
-def _float(value: Any) -> float | None:
+def _float(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
@@ -160,24 +155,24 @@ def _float(value: Any) -> float | None:
     return None if lost else found + 0.0  # there is one zero
 
 
-def _bool(value: Any) -> bool | None:
+def _bool(value: object) -> bool | None:
     if isinstance(value, bool):
         return value
     return _TRUTHS.get(value.lower() if isinstance(value, str) else repr(value))
 
 
-_FITTED: dict[Kind, Callable[[Any], Value]] = {"text": _text, "int": _int, "float": _float, "bool": _bool}
+_FITTED: dict[Kind, Callable[[object], Value]] = {"text": _text, "int": _int, "float": _float, "bool": _bool}
 
 
-def arrow_type(kind: Kind) -> Any:
+def arrow_type(kind: Kind) -> pyarrow.DataType:
     import pyarrow
 
     types = {"text": pyarrow.string(), "int": pyarrow.int64(), "float": pyarrow.float64(), "bool": pyarrow.bool_()}
     return types[kind]
 
 
-def kind_of_arrow(kind: Any) -> Kind | None:
-    """Of a column of a table; None where it holds no attributes."""
+def kind_of_arrow(kind: pyarrow.DataType) -> Kind | None:
+    """Return the kind of a column of a table, or None where it holds no attributes."""
     from pyarrow import types
 
     if types.is_dictionary(kind):

@@ -1,7 +1,7 @@
-"""Adds a kind of caption to a store that is there, without touching its images.
+"""Add a kind of caption to a store, without touching its images.
 
-The captions lie in files of their own, one beside each shard, named by what they hold. They count from the moment at
-which `store.json` names them, and that file is exchanged as a whole: a column is there with all its rows, or not.
+The captions lie in files of their own, one beside each shard, named by what they hold. They count once
+`store.json` names them, and that file is replaced as a whole: a column has all its rows, or is absent.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from tintype.data.arrow_file import file_of
 from tintype.data.store.layout import (
     ABOUT,
     CAPTION,
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def check_name(name: str) -> None:
-    """The name goes into the names of files."""
+    """Refuse a name that cannot be a part of the name of a file."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"--column {name}: the name of a caption has up to 64 letters, digits, '_', '-' and '.', and begins with a "
@@ -42,9 +42,9 @@ def check_name(name: str) -> None:
 
 
 def add_column(
-    path: Path, name: str, texts: Sequence[str], made_by: Mapping[str, Any], journal: bytes | None = None
+    path: Path, name: str, texts: Sequence[str], made_by: Mapping[str, object], journal: bytes | None = None
 ) -> AboutStore:
-    """Adds the texts, one for each row, under a name that is new or that was added before, which is then replaced."""
+    """Add the texts, one for each row, under a new name, or replace a column that was added before."""
     check_name(name)
     with _writing(path):
         store = Store(path)  # as it is now: another column may have come since the caller looked
@@ -70,8 +70,10 @@ def add_column(
 
 
 def _write_files(
-    store: Store, name: str, texts: Sequence[str], made_by: Mapping[str, Any], journal: bytes | None
+    store: Store, name: str, texts: Sequence[str], made_by: Mapping[str, object], journal: bytes | None
 ) -> AddedColumn:
+    import pyarrow
+
     hashes = store.texts("sha256")
     total = hashlib.sha256()
     for text in texts:
@@ -81,32 +83,20 @@ def _write_files(
     for index, shard in enumerate(store.about.shards):
         rows = slice(first, first + shard.rows)
         first += shard.rows
-        content = _arrow(name, hashes[rows], texts[rows])
+        columns = [pyarrow.array(some[rows], pyarrow.string()) for some in (hashes, texts)]
+        content = file_of(pyarrow.RecordBatch.from_arrays(columns, schema=added_schema(name)))
         file = f"{stem}-{index:05d}.arrow"
         write_bytes(store.path / file, content, durable=True)
         parts.append(AddedPart(name=file, bytes=len(content), sha256=hashlib.sha256(content).hexdigest()))
-    kept = None if journal is None else f"{stem}.jsonl"
-    if journal is not None and kept is not None:
-        write_bytes(store.path / kept, journal, durable=True)
-    sha256 = None if journal is None else hashlib.sha256(journal).hexdigest()
-    return AddedColumn(name=name, parts=parts, journal=kept, journal_sha256=sha256, made_by=dict(made_by))
-
-
-def _arrow(name: str, hashes: Sequence[str], texts: Sequence[str]) -> bytes:
-    import pyarrow
-
-    batch = pyarrow.RecordBatch.from_arrays(
-        [pyarrow.array(hashes, pyarrow.string()), pyarrow.array(texts, pyarrow.string())], schema=added_schema(name)
-    )
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
+    column = AddedColumn(name=name, parts=parts, made_by=dict(made_by))
+    if journal is None:
+        return column
+    write_bytes(store.path / f"{stem}.jsonl", journal, durable=True)
+    return column.model_copy(update={"journal": f"{stem}.jsonl", "journal_sha256": hashlib.sha256(journal).hexdigest()})
 
 
 def earlier_identities(store: Store) -> Iterator[str]:
-    """Those that it had, as far as the order says in which its captions were added; the newest first."""
+    """Yield the identities that the store had before captions were added, the newest first."""
     captions = list(store.captions)
     for column in reversed(store.about.added):
         captions.remove(column.name)
@@ -118,7 +108,7 @@ def _columns(store: Store, names: Sequence[str]) -> dict[str, Sequence[str]]:
 
 
 def identity_of(store: Store, columns: Mapping[str, Sequence[str]]) -> str:
-    """That of the store with these captions."""
+    """Return the identity of the store with these captions."""
     identity = Identity()
     rows = zip(store.texts("sha256"), store.texts("split"), *columns.values(), strict=True)
     for number, (sha256, split, *row) in enumerate(rows):
@@ -128,13 +118,13 @@ def identity_of(store: Store, columns: Mapping[str, Sequence[str]]) -> str:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Of two columns that are ready at the same time, one waits: it takes seconds."""
+    """Hold the lock of the store: of two columns that are ready at the same time, one waits for seconds."""
     try:
         with (path / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
         raise UserError(
-            f"cannot write to {path}: {error.strerror or error}. The store is as it was; mend this, then run the same "
+            f"cannot write to {path}: {error.strerror or error}. The store is as it was; fix this, then run the same "
             "command again"
         ) from error

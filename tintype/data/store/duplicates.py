@@ -1,4 +1,4 @@
-"""Which images are the same, or nearly: by perceptual hashes that differ in few bits, and by colours.
+"""Find images that are equal, or nearly: by perceptual hashes that differ in few bits, and by colours.
 
 U: distinct hashes. P: pairs of them.
 """
@@ -64,7 +64,7 @@ def _group(rows: list[int], pixels: NDArray[np.str_], is_eval: NDArray[np.bool_]
 
 
 class _Near:
-    """The places of hashes that differ in at most so many bits from the hash at a place, itself among them."""
+    """Finds hashes that differ in at most so many bits from a hash, itself among them."""
 
     def __init__(self, hash_N: NDArray[np.uint64], most_bits: int) -> None:
         hash_U, of_place = np.unique(hash_N, return_inverse=True)
@@ -118,7 +118,7 @@ def _bits_of_16() -> NDArray[np.uint8]:
 
 
 def near_pairs(hash_U: NDArray[np.uint64], most_bits: int) -> NDArray[np.int64]:
-    """Indices [P, 2] of the hashes that differ in at most so many bits, by multi-index hashing.
+    """Return indices [P, 2] of the hashes that differ in at most so many bits, by multi-index hashing.
 
     Of two hashes with at most b different bits, one of the four parts of 16 bits differs in at most b // 4. So only
     those are compared that share such a part, which a sorted table finds, instead of all with all.
@@ -148,7 +148,7 @@ def near_pairs(hash_U: NDArray[np.uint64], most_bits: int) -> NDArray[np.int64]:
 
 
 def _ranges(low: NDArray[np.int64], high: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """All (i, place) with low[i] <= place < high[i], some millions at a time."""
+    """Yield all (i, place) with low[i] <= place < high[i], some millions at a time."""
     ends = np.cumsum(high - low)
     begin = 0
     while begin < len(low):

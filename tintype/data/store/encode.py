@@ -1,4 +1,4 @@
-"""What becomes of one image on its way into a store: decoded, put upright, shrunk where that is asked, and hashed."""
+"""Prepare one image for a store: decode it, turn it upright, shrink it where that is asked, and hash it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def prepare(item: Item, sizing: Sizing, limits: Limits = LIMITS) -> Prepared | R
 
 
 def _upright(image_CHW: Tensor, orientation: int) -> Tensor:
-    """A camera may store an image as its sensor lay, and say in EXIF how it is to be turned."""
+    """Turn an image as its EXIF orientation says."""
     if orientation >= 5:
         image_CHW = image_CHW.transpose(1, 2)
     axes = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation, [])

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tintype.data.image_file import open_image
 from tintype.data.store.attributes import Kind, Value, arrow_type
@@ -24,9 +24,12 @@ from tintype.runtime.files import flush
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
 
+if TYPE_CHECKING:
+    import pyarrow
+
 Form = Literal["webdataset", "parquet"]
 PART_BYTES, PART_ROWS = 256 << 20, 10_000
-"""The most that one file holds."""
+"""Limits of one file."""
 _GROUP_ROWS = 100
 _HUB_TYPES: dict[Kind, str] = {"text": "string", "int": "int64", "float": "float64", "bool": "bool"}
 _ENDINGS = {
@@ -53,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Exported:
-    """Nothing was left where a signal came."""
+    """The counts of an export; 0 where a signal stopped it, which leaves nothing."""
 
     rows: int
     files: int
@@ -72,7 +75,7 @@ def export_store(
     interrupt: Interrupt,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Exported:
-    """Writes the records, of one split or of both, in the store's order."""
+    """Write the records, of one split or of both, in the store's order."""
     rows = range(len(store)) if split is None else store.rows(split).tolist()
     if not rows:
         raise UserError(f"{store.path} has no records in the split {split}; nothing to export")
@@ -116,7 +119,7 @@ def _columns(store: Store) -> dict[str, Kind]:
 
 
 def _clear(work: Path) -> None:
-    """Of what an export that was killed has left."""
+    """Remove the files of an export that was killed."""
     for file in work.iterdir():
         if file.name != ".lock":
             file.unlink()
@@ -133,7 +136,7 @@ def _row(store: Store, row: int, number: int) -> Row:
 
 
 def _parts(rows: Iterator[Row]) -> Iterator[Iterator[Row]]:
-    """The rows of one file after the other; each must be gone through before the next."""
+    """Yield the rows of each file; each iterator must be exhausted before the next."""
     ahead = next(rows, None)
 
     def part() -> Iterator[Row]:
@@ -164,7 +167,7 @@ def _write_tars(work: Path, columns: Mapping[str, Kind], rows: Iterator[Row]) ->
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    """Without times and owners: the same records give the same bytes."""
+    """Add a member without times and owners: the same records give the same bytes."""
     info = tarfile.TarInfo(name)
     info.size = len(content)
     tar.addfile(info, io.BytesIO(content))
@@ -182,8 +185,8 @@ def _write_parquet(work: Path, columns: Mapping[str, Kind], rows: Iterator[Row])
     return files
 
 
-def _schema(columns: Mapping[str, Kind]) -> Any:
-    """With the note by which tools of the hub know a column of images."""
+def _schema(columns: Mapping[str, Kind]) -> pyarrow.Schema:
+    """Return the schema with the note by which tools of the hub know a column of images."""
     import pyarrow
 
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
@@ -193,7 +196,7 @@ def _schema(columns: Mapping[str, Kind]) -> Any:
     return pyarrow.schema(fields, metadata={"huggingface": note})
 
 
-def _record(row: Row) -> dict[str, Any]:
+def _record(row: Row) -> dict[str, object]:
     return {"image": {"bytes": row.content, "path": f"{row.number:09d}.{row.ending}"}, **row.values}
 
 
@@ -216,7 +219,7 @@ def read_split(value: str | None) -> Split | None:
 
 
 def quoted_import_options(store: Store) -> str:
-    """What brings an export back in with the same captions, attributes and splits."""
+    """Return the options that import an export with the same captions, attributes and splits."""
     captions = [("--caption", f"{name}=caption_{name}") for name in store.captions]
     attributes = [("--attribute", f"{name}=attribute_{name}:{kind}") for name, kind in store.attributes.items()]
     return shlex.join([part for pair in (*captions, *attributes, ("--split-column", "split")) for part in pair])

@@ -1,6 +1,6 @@
-"""How each image of a store looks, in 208 bytes: a perceptual hash, a few colours, and the kind of its pixels.
+"""Looks of the images of a store, in 208 bytes each: a perceptual hash, a few colours, and the kind of its pixels.
 
-They are kept in the cache, by the store's identity: what was stopped goes on, and looking again takes no time.
+They are cached by the store's identity: a stopped inspection resumes, and a second one decodes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _VERSION = b"looks-02"
 
 @dataclass(frozen=True)
 class Looks:
-    """Of each row of a store; only those that were asked for are filled."""
+    """The looks of each row of a store; only requested rows are filled."""
 
     hash: NDArray[np.uint64]
     """[N]"""
@@ -52,7 +52,7 @@ def look_at(
     stopped: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Looks | None:
-    """None where it was stopped; what was done is kept."""
+    """Return the looks of rows, or None where it was stopped; what was done is cached."""
     stamp = _VERSION + bytes.fromhex(store.identity)
     content = Content("looks of images", (len(store), _ROW_BYTES), torch.uint8, "inspect a part: --where", stamp)
     kept = DiskRows(cache_folder() / "looks" / f"{store.identity}.rows", content)
@@ -76,7 +76,7 @@ def look_at(
 
 
 def look(one: Encoded) -> NDArray[np.uint8]:
-    """The row of an image. A JPEG is decoded at a fraction of its size, which its format allows at little cost."""
+    """Return the look of an image. A JPEG is decoded at a fraction of its size, at little cost."""
     try:
         with open_image(one.content, one.name) as image:
             mode, form = image.mode, image.format or ""

@@ -1,6 +1,6 @@
-"""`tintype data inspect`: what a store holds, and what is wrong with it, as plain numbers and words.
+"""`tintype data inspect`: the content of a store, and its problems, as plain numbers and words.
 
-N: records that are looked at. Percentiles and shares are of these; `where` and `skip` may leave others out.
+N: inspected records. Percentiles and shares are of these; `where` and `skip` may leave others out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,18 +19,31 @@ from tintype.data.order import ids_at
 from tintype.data.store.duplicates import Group, find_groups
 from tintype.data.store.fingerprints import FORMATS, MODES, look_at
 from tintype.data.store.histograms import whole_histogram
-from tintype.data.store.inspect_attributes import about_attribute
+from tintype.data.store.inspect_attributes import SHOWN_NAMES, about_attribute, most_common
+from tintype.data.store.inspect_result import (
+    Aspects,
+    Captions,
+    Duplicates,
+    Origin,
+    Reason,
+    Result,
+    Sample,
+    Sizes,
+    Spread,
+    SpreadAndHistogram,
+)
 from tintype.data.store.layout import CAPTION, SPLITS, Store
 from tintype.data.store.problems import LONG_WORDS, TINY_PX, find_problems, strange_text
 from tintype.data.store.selection import REPEATS, Selection
+from tintype.data.store.texts import shortened
 from tintype.data.store.where_values import word_counts
 from tintype.errors import UserError
+from tintype.runtime.files import write_text
 
-_SHOWN_NAMES = 12
 _SHOWN_CAPTIONS = 5
 _SIZES_PX = (32, 64, 128, 192, 256, 512, 768, 1024)
 _ASPECT_STEP = 0.25
-"""Of the logarithm to base 2 of width over height."""
+"""Width of a bin of log2(width / height)."""
 _ASPECT_END = 2.0
 _NUMBER = re.compile(r"\d[\d,.]*")
 _MISFIT = re.compile(r"( is not of the kind \w+): .*", re.DOTALL)
@@ -41,15 +53,14 @@ _ANOTHER = re.compile(r"^it is the same (?:image|picture) as .*, which is in", r
 @dataclass(frozen=True)
 class Asked:
     most_bits: int = 4
-    """Hashes of images that are nearly the same differ in at most so many bits of 64."""
+    """Most bits of 64 in which the hashes of nearly equal images differ."""
     samples: int = 24
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Inspection:
-    result: dict[str, Any]
-    """What `--json` prints."""
+    result: Result
     groups: list[Group]
     samples: list[int]
 
@@ -61,7 +72,7 @@ def inspect_store(
     stopped: Callable[[], bool] = lambda: False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Inspection | None:
-    """None where it was stopped; the images that were looked at need not be looked at again."""
+    """Inspect the selected records; return None where it was stopped. The looks of images are cached."""
     rows = np.flatnonzero(selection.kept)
     if not len(rows):
         raise UserError(
@@ -76,7 +87,7 @@ def inspect_store(
     pixels = np.array(store.column("pixels").to_pylist(), dtype="U64")
     groups = find_groups(rows, looks, pixels, is_eval, asked.most_bits)
     samples = ids_at(asked.seed, 0, min(asked.samples, len(rows)), len(rows)).numpy()
-    result = {
+    result: Result = {
         "store": str(store.path),
         "identity": store.identity,
         "tintype": tintype.__version__,
@@ -94,28 +105,35 @@ def inspect_store(
         "attributes": {name: about_attribute(store, name, rows) for name in store.attributes},
         "duplicates": _duplicates(store, groups, is_eval, asked.most_bits),
         "samples": [_record(store, int(row)) for row in rows[samples]],
+        "problems": [],
     }
-    problems = find_problems(result)
-    return Inspection({**result, "problems": problems}, groups, rows[samples].tolist())
+    result["problems"] = find_problems(result)
+    return Inspection(result, groups, rows[samples].tolist())
 
 
-def _record(store: Store, row: int) -> dict[str, Any]:
+def _record(store: Store, row: int) -> Sample:
     width, height = (int(side[row]) for side in store.sizes())
-    known = {"captions": store.captions_of(row), "attributes": store.attributes_of(row)}
-    return {**store.about_row(row), "row": row, "width": width, "height": height, **known}
+    about = store.about_row(row)
+    return {
+        "split": about["split"],
+        "sha256": about["sha256"],
+        "source": about["source"],
+        "row": row,
+        "width": width,
+        "height": height,
+        "captions": store.captions_of(row),
+        "attributes": store.attributes_of(row),
+    }
 
 
-def _origins(store: Store, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
-    """The files or folders that records came from, those of most records first."""
-    counts = Counter(_origin(source) for source in store.column("source").take(rows).to_pylist())
-    shown = [{"name": name, "records": count} for name, count in counts.most_common(_SHOWN_NAMES)]
-    rest = len(rows) - sum(count for _, count in counts.most_common(_SHOWN_NAMES))
-    others = len(counts) - len(shown)
-    return [*shown, {"name": f"{others:,} others", "records": rest}] if others else shown
+def _origins(store: Store, rows: NDArray[np.int64]) -> list[Origin]:
+    """Return the files or folders that records came from, those of most records first."""
+    origins = map(_origin, store.column("source").take(rows).to_pylist())
+    return [{"name": name, "records": count} for name, count in most_common(origins)]
 
 
 def _origin(source: str) -> str:
-    """`a.parquet, row 3` came from a.parquet, `0.tar:x.png` from 0.tar, `train/x.png` from train/."""
+    """Return a.parquet for `a.parquet, row 3`, 0.tar for `0.tar:x.png`, and train/ for `train/x.png`."""
     if found := re.match(r"(.*?), (?:row|sample|line) \d+", source):
         return found[1]
     if ".tar:" in source:
@@ -123,21 +141,16 @@ def _origin(source: str) -> str:
     return f"{source.partition('/')[0]}/" if "/" in source else "the folder itself"
 
 
-def _set_aside(store: Store) -> list[dict[str, Any]]:
-    """Reasons without the numbers and names in them."""
+def _set_aside(store: Store) -> list[Reason]:
+    """Return the reasons without the numbers and names in them."""
     counts: Counter[str] = Counter()
     for said in store.quarantine():
-        source, reason = str(said["source"]), str(said["reason"])
-        counts[_ANOTHER.sub("it is the same image as another, which is in", _general(reason, source))] += 1
+        reason = _NUMBER.sub("N", _MISFIT.sub(r"\1", said["reason"].replace(said["source"], "it", 1)))
+        counts[_ANOTHER.sub("it is the same image as another, which is in", shortened(reason, 120))] += 1
     return [{"reason": reason, "records": count} for reason, count in counts.most_common()]
 
 
-def _general(reason: str, source: str) -> str:
-    said = _NUMBER.sub("N", _MISFIT.sub(r"\1", reason.replace(source, "it", 1)))
-    return said if len(said) <= 120 else said[:119] + "…"
-
-
-def _spread(values: NDArray[Any]) -> dict[str, float]:
+def _spread(values: NDArray[np.float64] | NDArray[np.int32] | NDArray[np.int64]) -> Spread:
     return {
         "min": float(values.min()),
         "median": float(np.median(values)),
@@ -146,14 +159,18 @@ def _spread(values: NDArray[Any]) -> dict[str, float]:
     }
 
 
-def _sizes(store: Store, rows: NDArray[np.int64]) -> dict[str, Any]:
+def _with_histogram(values: NDArray[np.int32] | NDArray[np.int64]) -> SpreadAndHistogram:
+    return {**_spread(values), "histogram": whole_histogram(values)}
+
+
+def _sizes(store: Store, rows: NDArray[np.int64]) -> Sizes:
     width, height = (side[rows] for side in store.sizes())
     short, long = np.minimum(width, height), np.maximum(width, height)
     return {
         "width": _spread(width),
         "height": _spread(height),
-        "short": {**_spread(short), "histogram": whole_histogram(short)},
-        "long": {**_spread(long), "histogram": whole_histogram(long)},
+        "short": _with_histogram(short),
+        "long": _with_histogram(long),
         "tiny": int((short < TINY_PX).sum()),
         "at_least": [{"px": px, "records": int((short >= px).sum())} for px in _SIZES_PX if px <= short.max()],
         "most_common": [
@@ -164,8 +181,8 @@ def _sizes(store: Store, rows: NDArray[np.int64]) -> dict[str, Any]:
     }
 
 
-def _aspects(store: Store, rows: NDArray[np.int64]) -> dict[str, Any]:
-    """Width over height. A bin has its round value in the middle: that of squares lies around 1."""
+def _aspects(store: Store, rows: NDArray[np.int64]) -> Aspects:
+    """Return widths over heights. A bin has its round value in the middle: that of squares lies around 1."""
     width, height = (side[rows].astype(np.float64) for side in store.sizes())
     logs = np.log2(width / height)
     middles = np.arange(-_ASPECT_END, _ASPECT_END + _ASPECT_STEP / 2, _ASPECT_STEP)
@@ -180,7 +197,7 @@ def _aspects(store: Store, rows: NDArray[np.int64]) -> dict[str, Any]:
     }
 
 
-def _captions(store: Store, name: str, rows: NDArray[np.int64]) -> dict[str, Any]:
+def _captions(store: Store, name: str, rows: NDArray[np.int64]) -> Captions:
     column = store.column(CAPTION + name).take(rows)
     words = word_counts(column).astype(np.int64)
     texts: list[str] = column.fill_null("").to_pylist()
@@ -188,7 +205,7 @@ def _captions(store: Store, name: str, rows: NDArray[np.int64]) -> dict[str, Any
     strange = [(row, what) for row, text in zip(rows.tolist(), texts, strict=True) if (what := strange_text(text))]
     often = [(text, count) for text, count in counts.most_common(_SHOWN_CAPTIONS) if count > 1 and text]
     return {
-        "words": {**_spread(words), "histogram": whole_histogram(words)},
+        "words": _with_histogram(words),
         "empty": int((words == 0).sum()),
         "distinct": len(counts),
         "long": int((words > LONG_WORDS).sum()),
@@ -204,9 +221,7 @@ def _counted(index_N: NDArray[np.uint8], names: Sequence[str]) -> dict[str, int]
     return dict(sorted(((n, c) for n, c in zip(names, counts, strict=True) if c), key=lambda one: -one[1]))
 
 
-def _duplicates(store: Store, groups: list[Group], is_eval: NDArray[np.bool_], most_bits: int) -> dict[str, Any]:
-    """`exact` and `near` count the records besides the first of each group; `leaking` the training records that look
-    like an evaluation record."""
+def _duplicates(store: Store, groups: list[Group], is_eval: NDArray[np.bool_], most_bits: int) -> Duplicates:
     leaks = [group for group in groups if group.leaks]
     leaking = sum(int((~is_eval[list(group.rows)]).sum()) for group in leaks)
     return {
@@ -216,12 +231,12 @@ def _duplicates(store: Store, groups: list[Group], is_eval: NDArray[np.bool_], m
         "near": sum(group.distinct - 1 for group in groups),
         "leaking_groups": len(leaks),
         "leaking": leaking,
-        "first": [[store.about_row(row) for row in group.rows[:_SHOWN_NAMES]] for group in groups[:_SHOWN_NAMES]],
+        "first": [[store.about_row(row) for row in group.rows[:SHOWN_NAMES]] for group in groups[:SHOWN_NAMES]],
     }
 
 
 def skip_lines(store: Store, groups: list[Group]) -> list[str]:
-    """A skip list of all but the first of each group. A copy with the very file of the first is a repeat of it."""
+    """Return a skip list of all but the first of each group. A copy with the file of the first is a repeat of it."""
     lines: dict[str, str] = {}
     for group in groups:
         first = store.about_row(group.rows[0])
@@ -234,13 +249,11 @@ def skip_lines(store: Store, groups: list[Group]) -> list[str]:
 
 
 def _printable(text: str) -> str:
-    """On one line, whatever a file is called."""
+    """Return the text on one line, whatever a file is called."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def write_skip_list(path: Path, store: Store, groups: list[Group]) -> int:
-    from tintype.runtime.files import write_text
-
     lines = skip_lines(store, groups)
     head = [f"# Copies in the store {store.identity}; use it with data.skip in a plan."]
     try:

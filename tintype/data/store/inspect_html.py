@@ -1,6 +1,6 @@
 """The page of `tintype data inspect`: one file with its style and images inside, and no script.
 
-What a caption or a file's name says is text, never HTML: the template escapes everything that it is given.
+Captions and names of files are text, never HTML: the template escapes everything.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
@@ -22,7 +22,9 @@ from tintype.data.image_sets import map_ahead
 from tintype.data.store.attributes import Value
 from tintype.data.store.duplicates import Group
 from tintype.data.store.inspect import Inspection
+from tintype.data.store.inspect_result import Histogram, LogHistogram
 from tintype.data.store.layout import Store
+from tintype.data.store.texts import shortened
 from tintype.page import numerals, svg
 
 _THUMB_PX = 200
@@ -57,14 +59,16 @@ def to_html(store: Store, inspection: Inspection) -> str:
             {
                 **sample,
                 "uri": thumbs[row],
-                "texts": {kind: _cut(text) for kind, text in sample["captions"].items()},
-                "known": {name: _cut(_said(value)) for name, value in sample["attributes"].items()},
+                "texts": {kind: shortened(text, _LONGEST_SHOWN) for kind, text in sample["captions"].items()},
+                "known": {
+                    name: shortened(_said(value), _LONGEST_SHOWN) for name, value in sample["attributes"].items()
+                },
             }
             for row, sample in zip(inspection.samples, result["samples"], strict=True)
         ],
         groups=[_group(store, group, thumbs) for group in groups],
         more_groups=len(inspection.groups) - len(groups),
-        cut=_cut,
+        cut=partial(shortened, most=_LONGEST_SHOWN),
     )
 
 
@@ -78,19 +82,21 @@ def _template() -> Template:
 
 
 def _code(text: str) -> Markup:
-    """Commands stand between backticks."""
+    """Mark as code what stands between backticks."""
     return Markup("").join(
         Markup("<code>{}</code>" if at % 2 else "{}").format(p) for at, p in enumerate(text.split("`"))
     )
 
 
-def _group(store: Store, group: Group, thumbs: dict[int, str]) -> dict[str, Any]:
+class _ShownGroup(TypedDict):
+    group: Group
+    members: list[dict[str, str]]
+    more: int
+
+
+def _group(store: Store, group: Group, thumbs: dict[int, str]) -> _ShownGroup:
     members = [{**store.about_row(row), "uri": thumbs[row]} for row in group.rows[:_SHOWN_MEMBERS]]
     return {"group": group, "members": members, "more": len(group.rows) - len(members)}
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
 
 
 def _said(value: Value) -> str:
@@ -106,7 +112,7 @@ def _thumbnails(store: Store, rows: list[int]) -> dict[int, str]:
 
 
 def _uri(one: Encoded) -> str:
-    """Written anew from pixels: nothing else that a file may hold gets into the page."""
+    """Return a thumbnail encoded from pixels: nothing else that a file may hold gets into the page."""
     with open_image(one.content, one.name) as image:
         image.draft("RGB", (_THUMB_PX, _THUMB_PX))
         small = image.convert("RGB")
@@ -116,8 +122,8 @@ def _uri(one: Encoded) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode("ascii")
 
 
-def bars(histogram: dict[str, Any], description: str) -> Markup:
-    """Bars between the edges; the last one says where it holds all above it too."""
+def bars(histogram: Histogram, description: str) -> Markup:
+    """Draw bars between the edges; the last one says where it holds all above it too."""
     edges, counts = histogram["edges"], histogram["counts"]
     across = svg.Scale(edges[0], edges[-1], _LEFT, _WIDTH - _RIGHT)
     whole, step = isinstance(edges[0], int), edges[1] - edges[0]
@@ -135,7 +141,7 @@ def bars(histogram: dict[str, Any], description: str) -> Markup:
     return _drawn(counts, places, labels, ticks, description)
 
 
-def aspect_bars(histogram: dict[str, Any]) -> Markup:
+def aspect_bars(histogram: LogHistogram) -> Markup:
     middles, counts = histogram["log2_middles"], histogram["counts"]
     step = middles[1] - middles[0]
     across = svg.Scale(middles[0] - step / 2, middles[-1] + step / 2, _LEFT, _WIDTH - _RIGHT)

@@ -1,4 +1,4 @@
-"""Makes batches ahead of the step that asks for them, in threads that write into the batch itself.
+"""Prefetch batches, in threads that write into the batch itself.
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from tintype.data.decoding.threads import decoding_pool
 from tintype.data.shapes import Shape
 
-_MOST_AHEAD_BYTES = 1 << 30
+_MOST_PREFETCHED_BYTES = 1 << 30
 _TASKS_PER_THREAD = 4
 """Of a batch: enough that no thread waits long for another, few enough that handing them out takes no time."""
 
@@ -35,30 +35,30 @@ class _UnderWay:
             task.cancel()
 
 
-class Ahead:
-    """Batches that will be asked for next, by their ids. One that is asked for and was not begun is made at once."""
+class Prefetch:
+    """Prefetched batches, by their ids. A batch that was not prefetched is made at once."""
 
     def __init__(
         self, write: Callable[[int, Tensor], None], shape: Callable[[int], Shape], threads: int, pinned: bool
     ) -> None:
-        """`write` puts the image with an id into its place in the batch."""
+        """`write` writes the image with an id into its row of the batch."""
         self._write, self._shape, self._pinned, self.threads = write, shape, pinned, threads
         self._pool = decoding_pool(threads)
         self._begun: dict[tuple[int, ...], _UnderWay] = {}
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Begins with a batch, unless those that are begun take much memory: one is always begun."""
+        """Prefetch a batch, unless those under way take much memory: one is always prefetched."""
         if not ids or tuple(ids) in self._begun:
             return
-        if self._begun and sum(one.image_BCHW.numel() for one in self._begun.values()) > _MOST_AHEAD_BYTES:
+        if self._begun and sum(one.image_BCHW.numel() for one in self._begun.values()) > _MOST_PREFETCHED_BYTES:
             return
         self._begun[tuple(ids)] = self._begin(ids)
 
     def take(self, ids: Sequence[int]) -> Tensor:
-        """The batch, in memory from which a GPU copies by itself where there is one.
+        """Return the batch, in pinned memory where there is a GPU.
 
-        What was expected before it is not going to be asked for, since batches are expected in the order in which they
-        are taken; what was expected behind it stays.
+        Batches that were expected before it are dropped, since batches are taken in the order in which they are
+        expected; those after it stay.
         """
         wanted = tuple(ids)
         if wanted not in self._begun:

@@ -1,28 +1,28 @@
-"""What is wrong with a store, judged by the numbers of its inspection: the worst first, each with what to do."""
+"""Problems of a store, found in the result of its inspection: the worst first, each with a remedy."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from shlex import quote
-from typing import Any, Literal
 
-from tintype.data.store.texts import has_html
+from tintype.data.store.inspect_result import Problem, Result, Severity
+from tintype.data.store.texts import has_html, shortened
 from tintype.data.store.where import written
 
 LONG_WORDS = 256
 """No encoder reads more: CLIP reads about 55 words, T5 and Qwen as they are used for images 200 to 400."""
 TINY_PX = 64
+_SHOWN = 120
 _OFTEN = 10
 """A caption on so many records is one that somebody pasted."""
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|nbsp|apos|#\d{1,6}|#x[0-9a-f]{1,6});", re.IGNORECASE)
 _ADDRESS = re.compile(r"https?://|www\.\w", re.IGNORECASE)
 _BROKEN = re.compile("\ufffd|Ã[\u0080-\u00bf]|â€[\u0090-\u00ff™œ“”]")
 
-Severity = Literal["alarm", "notice"]
-
 
 def strange_text(text: str) -> str | None:
-    """What in a caption nobody would say; None where there is nothing."""
+    """Return what in a caption nobody would say, or None."""
     if has_html(text):
         return "tags of HTML"
     if _ENTITY.search(text):
@@ -34,13 +34,13 @@ def strange_text(text: str) -> str | None:
     return None
 
 
-def find_problems(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """In order of what they spoil: first whether scores mean anything, then what is learned, then what is lost."""
+def find_problems(result: Result) -> list[Problem]:
+    """Return problems in order of what they spoil: first the scores, then what is learned, then what is lost."""
     found = [*_of_splits(result), *_of_captions(result), *_of_images(result)]
     return sorted(found, key=lambda problem: (problem["severity"] != "alarm", -problem["rank"]))
 
 
-def _problem(severity: Severity, rank: float, title: str, why: str, do: str, records: int) -> dict[str, Any]:
+def _problem(severity: Severity, rank: float, title: str, why: str, do: str, records: int) -> Problem:
     return {"severity": severity, "rank": rank, "title": title, "why": why, "do": do, "records": records}
 
 
@@ -53,22 +53,22 @@ def _s(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def _of_splits(result: dict[str, Any]) -> list[dict[str, Any]]:
-    found, splits, total = [], result["splits"], result["records"]
+def _of_splits(result: Result) -> Iterator[Problem]:
+    splits, total = result["splits"], result["records"]
     same, store = result["duplicates"], result["store"]
-    mend = (
+    remedy = (
         f"`tintype data inspect {quote(str(store))} --write-skip skip.txt`, then `--set data.skip=skip.txt` in "
         "training: of each group one record stays"
     )
     if same["leaking"]:
         title = f"{_s(same['leaking'], 'training image')} also in the evaluation split"
         why = "Scores of such images show what was learned by heart, and make the model look better than it is."
-        found.append(_problem("alarm", 10, title, why, f"Leave them out of training: {mend}.", same["leaking"]))
+        yield _problem("alarm", 10, title, why, f"Leave them out of training: {remedy}.", same["leaking"])
     for split, what in (("train", "train on"), ("eval", "score with")):
         if not splits[split]:
             why = f"There is nothing to {what}."
             do = "Import again with another --eval-share or --split-column, or change --where and --skip."
-            found.append(_problem("alarm", 9, f"The split {split} is empty", why, do, 0))
+            yield _problem("alarm", 9, f"The split {split} is empty", why, do, 0)
     copies = same["exact"] + same["near"]
     if copies:
         title = f"{_s(copies, 'copy', 'copies')} of other images ({_percent(copies, total)})"
@@ -77,69 +77,70 @@ def _of_splits(result: dict[str, Any]) -> list[dict[str, Any]]:
             "learned as often, and by heart sooner."
         )
         severity: Severity = "alarm" if copies > total / 10 else "notice"
-        found.append(_problem(severity, 6, title, why, f"{mend}.", copies))
+        yield _problem(severity, 6, title, why, f"{remedy}.", copies)
     aside = result["set_aside"]["records"]
     if aside > (aside + result["of"]) / 20:
         title = f"{_s(aside, 'record')} set aside by the import ({_percent(aside, aside + result['of'])})"
         why = "So many are seldom broken by chance: a column or an option may be the wrong one."
-        do = f"Look at the reasons below and in {store}/quarantine.jsonl, mend the source, and import it again."
-        found.append(_problem("notice", 4, title, why, do, aside))
-    return found
+        do = f"Look at the reasons below and in {store}/quarantine.jsonl, fix the source, and import it again."
+        yield _problem("notice", 4, title, why, do, aside)
 
 
-def _of_captions(result: dict[str, Any]) -> list[dict[str, Any]]:
-    found, total = [], result["records"]
+def _of_captions(result: Result) -> Iterator[Problem]:
+    total = result["records"]
     for name, about in result["captions"].items():
         of, column = f"the caption {name}", written(name)
         if about["empty"]:
             title = f"{_s(about['empty'], 'record')} without {of} ({_percent(about['empty'], total)})"
             why = "The model reads nothing with these images, as it does for guidance, and learns no words from them."
             do = f'Leave them out: `data.where="words({column}) > 0"`. Or caption them and import again.'
-            found.append(_problem("alarm", 8, title, why, do, about["empty"]))
+            yield _problem("alarm", 8, title, why, do, about["empty"])
         if about["long"]:
             title = f"{_s(about['long'], 'caption')} {name} of more than {LONG_WORDS} words"
             why = f"Text encoders do not read so far; the longest has {about['words']['max']:,.0f} words."
             do = f'Shorten them, or leave them out: `data.where="words({column}) <= {LONG_WORDS}"`.'
-            found.append(_problem("notice", 3, title, why, do, about["long"]))
+            yield _problem("notice", 3, title, why, do, about["long"])
         often = [one for one in about["most_common"] if one["records"] >= _OFTEN]
         if total > 1 and about["distinct"] < total / 2:
             title = f"Few distinct captions {name}: {about['distinct']:,} on {total:,} records"
             why = "Many images share their words, so that words cannot tell them apart."
             do = "Fine for class names; otherwise check that the right column was imported (--caption)."
-            found.append(_problem("notice", 5, title, why, do, total - about["distinct"]))
+            yield _problem("notice", 5, title, why, do, total - about["distinct"])
         elif often:
             records = sum(one["records"] for one in often)
             title = f"The same caption {name} on many images, {often[0]['records']:,} times the most common"
-            why = f"“{_cut(often[0]['text'])}” says nothing of its image that it does not say of the others."
+            why = (
+                f"“{shortened(often[0]['text'], _SHOWN)}” says nothing of its image that it does not say of the others."
+            )
             begin = re.split("[\"'`\n]", often[0]["text"])[0][:60]
             do = f"If it is a placeholder, leave it out: `data.where=\"not starts({column}, '{begin}')\"`."
-            found.append(_problem("notice", 4.5, title, why, do, records))
+            yield _problem("notice", 4.5, title, why, do, records)
         for what, count in about["strange"].items():
             title = f"{_s(count, 'caption')} {name} with {what}"
-            why = f"The model would learn them as words. For example: “{_cut(about['strange_example'])}”"
+            example = shortened(about["strange_example"] or "", _SHOWN)
+            why = f"The model would learn them as words. For example: “{example}”"
             do = "Clean the texts at their source and import again."
-            found.append(_problem("notice", 3.5, title, why, do, count))
-    return found
+            yield _problem("notice", 3.5, title, why, do, count)
 
 
 _ALL_TINY = "Import larger ones, or train with a data.size_px that all of them have."
 
 
-def _of_images(result: dict[str, Any]) -> list[dict[str, Any]]:
-    found, total = [], result["records"]
+def _of_images(result: Result) -> Iterator[Problem]:
+    total = result["records"]
     tiny = result["sizes"]["tiny"]
     if tiny:
         title = f"{_s(tiny, 'image')} with a short side of less than {TINY_PX} px ({_percent(tiny, total)})"
         why = "Images are never enlarged: a plan with a larger data.size_px is refused as long as they are there."
         do = f'Leave them out: `data.where="min(width, height) >= {TINY_PX}"`.' if tiny < total else _ALL_TINY
-        found.append(_problem("notice", 5.5, title, why, do, tiny))
+        yield _problem("notice", 5.5, title, why, do, tiny)
     extreme = result["aspects"]["above_3"]
     if extreme:
         title = f"{_s(extreme, 'image')} more than three times as long as wide, or as wide as long"
         example = result["aspects"]["example"]
         why = f"Of these the square that is cut out of the middle shows little, for example of {example}."
         do = 'Leave them out: `data.where="max(width, height) <= 3 * min(width, height)"`.'
-        found.append(_problem("notice", 4, title, why, do, extreme))
+        yield _problem("notice", 4, title, why, do, extreme)
     kinds = {name: count for name, count in result["pixels"].items() if name != "RGB"}
     if kinds:
         count = sum(kinds.values())
@@ -147,10 +148,4 @@ def _of_images(result: dict[str, Any]) -> list[dict[str, Any]]:
         title = f"{_s(count, 'image')} with pixels other than RGB ({said})"
         why = "They are converted when they are read. L is grey, P has a palette; colours of CMYK are an estimate."
         do = "Nothing, if this is what you expect. Convert CMYK with its colour profile before the import."
-        found.append(_problem("notice", 2 if "CMYK" in kinds else 1, title, why, do, count))
-    return found
-
-
-def _cut(text: str | None) -> str:
-    text = text or ""
-    return text if len(text) <= 120 else text[:119] + "…"
+        yield _problem("notice", 2 if "CMYK" in kinds else 1, title, why, do, count)

@@ -1,8 +1,8 @@
-"""Which records of a store are taken: `data.where` and `data.skip`, without writing the store anew.
+"""The selected records of a store: `data.where` and `data.skip`, without writing the store anew.
 
 A skip list names records by the SHA-256 of their image files, as the column `sha256` has it; one on a line of a text
 file, or in the column `sha256` of a Parquet file. `HASH` leaves out all records with that file, `HASH repeats` all but
-the first. What stands behind `#` is a remark.
+the first. After `#` stands a remark.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from tintype.data.store.where import kept_by
 from tintype.errors import UserError
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from tintype.data.store.layout import Split, Store
 
 REPEATS = "repeats"
@@ -36,7 +38,7 @@ class SkipList:
 
     @property
     def identity(self) -> str:
-        """Of what it names, in whatever order and with whatever remarks."""
+        """A hash of the entries, whatever their order and remarks."""
         lines = [*sorted(self.whole), *(f"{one} {REPEATS}" for one in sorted(self.repeats))]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -46,7 +48,7 @@ class SkipList:
 
 @dataclass(frozen=True)
 class Selection:
-    """Of every row of a store whether it is taken."""
+    """Whether each row of a store is taken."""
 
     kept: NDArray[np.bool_]
     by_where: int = 0
@@ -67,7 +69,7 @@ class Selection:
         return self.identity_of(store.identity)
 
     def identity_of(self, store_identity: str) -> str:
-        """Names what is left. A selection of all is the store itself."""
+        """Return the identity of the selected records. A selection of all is the store itself."""
         if self.all:
             return store_identity
         return hashlib.sha256(store_identity.encode() + np.packbits(self.kept).tobytes()).hexdigest()
@@ -82,8 +84,10 @@ class Selection:
 
 
 def select(store: Store, where: str | None, skip: Path | None, pin: Pin = None, options: str = "data.") -> Selection:
-    """`pin`: the first digits of the skip list's identity; any other list is refused. `options` stands before the names
-    of the settings in messages."""
+    """Select records by `where` and by the skip list, whose identity must begin with `pin`.
+
+    `options` precedes the names of the settings in messages.
+    """
     kept = np.ones(len(store), dtype=np.bool_)
     wanted = kept if where is None else kept_by(store, where, f"{options}where")
     entries = SkipList() if skip is None else read_skip_list(skip)
@@ -130,7 +134,7 @@ def read_skip_list(path: Path) -> SkipList:
         if parts is None:
             raise UserError(
                 f"{place}: {entry[:80]!r} names no record; an entry is the SHA-256 of an image file in 64 digits, as "
-                f"the column sha256 of a store has it, alone or with '{REPEATS}' behind it"
+                f"the column sha256 of a store has it, alone or followed by '{REPEATS}'"
             )
         found[parts[2]].add(parts[1])
     return SkipList(frozenset(found[None]), frozenset(found[REPEATS]))
@@ -161,7 +165,7 @@ def _parquet_lines(path: Path) -> Iterable[tuple[str, str]]:
     return ((f"{path}, row {row}", "" if value is None else str(value)) for row, value in enumerate(values))
 
 
-def _values(column: Any) -> list[Any]:
+def _values(column: pyarrow.Array) -> list[object]:
     from pyarrow import types
 
     if not types.is_dictionary(column.type):

@@ -14,15 +14,15 @@ from tintype.errors import UserError
 from tintype.settings import DataPart, PathText, Since, plain
 
 
-def _tuples(value: Any) -> Any:
-    """Lists as tuples: within a mixture, which hands its size down, JSON's rules no longer hold."""
+def _tuples(value: object) -> object:
+    """Turn lists into tuples: within a mixture, which hands its size down, JSON's rules no longer hold."""
     return tuple(_tuples(one) for one in value) if isinstance(value, list) else value
 
 
 class StoreSettings(DataPart):
     """Images of one's own, as `tintype data import` stores them.
 
-    What counts is the content. A run notes the identity of its store and goes on with no other. `sha256` pins it in
+    A run records the identity of its store's content and resumes with no other. `sha256` pins it in
     the plan; then the path is no part of what names the run, and the store may lie anywhere. `skip_sha256` does the
     same of the skip list.
     """

@@ -23,22 +23,23 @@ from tintype.data.order import ids_at
 from tintype.data.resident import Resident, resident_bytes
 from tintype.data.shapes import Shape, nearest_shape
 from tintype.data.store.layout import Split, Store, open_store
-from tintype.data.store.prefetch import Ahead
+from tintype.data.store.prefetch import Prefetch
 from tintype.data.store.selection import refuse_empty, select
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.runtime.transfer import send
 from tintype.seams import Record
 
-_MOST_KEPT_BYTES = {"cpu": 1 << 30, "cuda": 2 << 30}
-_MOST_KEPT_RECORDS = 1 << 18
+_MOST_CACHED_BYTES = {"cpu": 1 << 30, "cuda": 2 << 30}
+_MOST_CACHED_RECORDS = 1 << 18
 _EVAL_ORDER = 0
 
 
 class StoreSource:
-    """Decodes images that are kept on the device when they are first asked for, where the whole split fits there, and
-    otherwise those of the next batches while the one before is computed with: in threads, and in as many processes
-    where a GPU would have to wait for threads.
+    """Decodes images when they are first asked for, and caches them on the device where the whole split fits there.
+
+    Otherwise it prefetches the next batches: in threads, and in as many processes where a GPU would have to wait for
+    threads.
 
     The training split is in the store's order. The evaluation split is in a fixed random order, so that its first
     images are like all of them, however the store is sorted.
@@ -74,19 +75,19 @@ class StoreSource:
         self.columns = frozenset(self._store.captions)
         self._records: dict[int, Record] = {}
         self.resident: Resident | None = None
-        fits = resident_bytes(len(self), settings.size_px) <= _MOST_KEPT_BYTES.get(device.type, 0)
+        fits = resident_bytes(len(self), settings.size_px) <= _MOST_CACHED_BYTES.get(device.type, 0)
         if keep and fits and not settings.buckets:
             self.resident = Resident(len(self), settings.size_px, device, self._taken)
         threads = threads or usual_threads()
         beside_gpu = device.type == "cuda" and not self.resident
         self.decoders = decoders(threads) if (beside_gpu if processes is None else processes) else None
-        self.ahead = Ahead(self._write, self._shape, threads, pinned=device.type == "cuda")
+        self.prefetch = Prefetch(self._write, self._shape, threads, pinned=device.type == "cuda")
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def records(self, ids: Sequence[int]) -> list[Record]:
-        if len(self) > _MOST_KEPT_RECORDS:
+        if len(self) > _MOST_CACHED_RECORDS:
             return [self._record(id_) for id_ in ids]
         for id_ in ids:
             if id_ not in self._records:
@@ -105,10 +106,10 @@ class StoreSource:
 
     def expect(self, ids: Sequence[int]) -> None:
         if not self.resident:
-            self.ahead.expect(ids)
+            self.prefetch.expect(ids)
 
     def _taken(self, ids: Sequence[int]) -> Tensor:
-        return send(self.ahead.take(ids), self._device)
+        return send(self.prefetch.take(ids), self._device)
 
     def _shape(self, id_: int) -> Shape:
         return self._shapes[0 if self.bucket_N is None else int(self.bucket_N[id_])]
@@ -125,7 +126,7 @@ class StoreSource:
 
 @lru_cache(maxsize=8)
 def store_source(settings: StoreSettings, split: Split, device: torch.device) -> StoreSource:
-    """One source per (settings, split, device) in a process, so that the runs of a study share decoded images."""
+    """Return one source per (settings, split, device) in a process, so that the runs of a study share images."""
     return StoreSource(settings, split, device)
 
 
@@ -139,7 +140,7 @@ def _check_identity(store: Store, settings: StoreSettings) -> None:
 
 
 def _refuse_small(store: Store, row_N: Tensor, size_px: int) -> None:
-    """Images are never enlarged. Their sizes are known without decoding any."""
+    """Raise where an image would have to be enlarged. Sizes are known without decoding."""
     width, height = (torch.from_numpy(side)[row_N] for side in store.sizes())
     small = (torch.minimum(width, height) < size_px).nonzero().flatten()
     if len(small):

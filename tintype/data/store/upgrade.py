@@ -1,4 +1,4 @@
-"""`tintype data upgrade`: adds checksums to a store that an earlier version imported.
+"""`tintype data upgrade`: add checksums to a store that an earlier version imported.
 
 Such a store has a hash of each image and the identity of all records. Both are checked first, and the sizes of images
 against their files. Then `store.json` is written anew; no other file changes. Only the columns `source` and `pixels`,

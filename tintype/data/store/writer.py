@@ -1,4 +1,4 @@
-"""Writes a store shard by shard. What is kept is enough to go on from: nothing counts before it lies on the disk."""
+"""Write a store shard by shard, so that a stopped import resumes: nothing counts before it lies on the disk."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from tintype.data.arrow_file import file_of
 from tintype.data.store.attributes import Kind, Value
 from tintype.data.store.encode import Prepared
 from tintype.data.store.layout import (
@@ -32,6 +33,9 @@ from tintype.data.store.layout import (
 from tintype.errors import UserError
 from tintype.runtime.files import checksum_of, flush, write_bytes
 
+if TYPE_CHECKING:
+    import pyarrow
+
 SHARD_BYTES, SHARD_ROWS = 64 << 20, 4096
 _PROGRESS, _CHECKSUM = "progress.json", "checksum"
 
@@ -44,7 +48,7 @@ class Record:
     captions: Mapping[str, str]
     attributes: Mapping[str, Value] = field(default_factory=dict)
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, bytes | Value]:
         image = self.image
         return {
             "image": image.content,
@@ -60,18 +64,19 @@ class Record:
 
 
 class _Kept(BaseModel):
-    """How far the work is that lies on the disk."""
+    """The progress that lies on the disk."""
 
     model_config = ConfigDict(extra="forbid")
 
     request: dict[str, Any]
+    """All that decides what is stored."""
     items: int = 0
     shards: list[Shard] = []
     quarantined: int = 0
     quarantine_bytes: int = 0
     quarantine_sha256: str = hashlib.sha256().hexdigest()
     bad: int = 0
-    """Those of the quarantined that the user did not ask to leave out."""
+    """Quarantined records that the user did not ask to leave out."""
 
 
 class Writer:
@@ -88,7 +93,7 @@ class Writer:
         for shard in self._kept.shards:
             check_part(work / shard.name, shard, _again(work))
             self._take_in(open_shard(work / shard.name))
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[dict[str, bytes | Value]] = []
         self._refused: list[str] = []
         self._bad = self._kept.bad
         self._bytes, self._new_items = 0, 0
@@ -112,7 +117,7 @@ class Writer:
         return self._work / QUARANTINE
 
     def first_seen(self) -> dict[str, tuple[Split, str]]:
-        """By its pixels, the split and the source of each image that is stored."""
+        """Return the split and the source of each stored image, by its pixels."""
         return self._first_seen
 
     def add(self, record: Record) -> None:
@@ -135,7 +140,7 @@ class Writer:
             return [f"{said['source']}: {said['reason']}" for said in islice(bad, count)]
 
     def keep(self) -> None:
-        """Writes what has come in since the last time, and then how far that is."""
+        """Write what has come in since the last time, and then the progress."""
         if not self._new_items:
             return
         kept = self._kept
@@ -164,10 +169,10 @@ class Writer:
         self._rows, self._refused, self._bytes, self._new_items = [], [], 0, 0
 
     def finish(self, out: Path) -> AboutStore:
-        """Makes the folder a store, and gives it its name."""
+        """Make the folder a store, and give it its name."""
         kept = self._kept
         if not kept.shards:
-            raise UserError(f"nothing could be stored; {self._work / QUARANTINE} says why of {kept.quarantined} items")
+            raise UserError(f"nothing could be stored; {self._work / QUARANTINE} says why for {kept.quarantined} items")
         about = AboutStore(
             identity=self._identity.hexdigest(),
             counts={str(split): count for split, count in self._counts.items()},
@@ -195,17 +200,13 @@ class Writer:
         import pyarrow
 
         batch = pyarrow.RecordBatch.from_pylist(self._rows, schema=schema(self._captions, self._attributes))
-        sink = pyarrow.BufferOutputStream()
-        with pyarrow.ipc.new_file(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        content = sink.getvalue().to_pybytes()
         name = f"shard-{index:05d}.arrow"
-        write_bytes(self._work / name, content, durable=True)
+        write_bytes(self._work / name, file_of(batch), durable=True)
         self._take_in(batch)
         return shard_of(self._work / name)
 
-    def _take_in(self, batch: Any) -> None:
-        """Counts the rows of a shard that is written."""
+    def _take_in(self, batch: pyarrow.RecordBatch) -> None:
+        """Count the rows of a written shard."""
         columns = ["sha256", "split", "pixels", "source", *(CAPTION + name for name in self._captions)]
         columns += [ATTRIBUTE + name for name in self._attributes]
         for sha256, split, pixels, source, *rest in zip(*(batch.column(c).to_pylist() for c in columns), strict=True):
@@ -218,7 +219,7 @@ class Writer:
     def _no_room(self, error: OSError) -> UserError:
         return UserError(
             f"cannot write to {self._work}: {error.strerror or error}. No store was made; {self._kept.items:,} items "
-            "are kept there. Make room, then run the same command again to go on"
+            "are kept there. Make room, then run the same command again to resume"
         )
 
 

@@ -15,11 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import torch
 
 from tests.caption_server import CaptionServer, caption_server, status
 from tests.tiny_store import image_file, rewrite_about, tiny_store
+from tintype.data.arrow_file import file_of
 from tintype.data.recaption.asking import Asking
 from tintype.data.recaption.server import Patience, Server, read_place
 from tintype.data.recaption.work import Choice, Outcome, Prices, Progress, Task, recaption
@@ -27,7 +29,7 @@ from tintype.data.store import columns, writer
 from tintype.data.store.columns import add_column
 from tintype.data.store.export import export_store
 from tintype.data.store.importing import ImportOptions
-from tintype.data.store.layout import Store, open_store
+from tintype.data.store.layout import Store, added_schema, open_store
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
@@ -438,7 +440,10 @@ def test_added_captions_of_other_images_are_refused(store: Path) -> None:
     keys = opened.texts("sha256")
     add_column(store, "vlm", [f"caption {row}" for row in range(COUNT)], {})
     (file,) = store.glob("captions-vlm-*.arrow")
-    content = columns._arrow("vlm", keys[::-1], [f"caption {row}" for row in range(COUNT)])
+    values = [
+        pyarrow.array(some, pyarrow.string()) for some in (keys[::-1], [f"caption {row}" for row in range(COUNT)])
+    ]
+    content = file_of(pyarrow.RecordBatch.from_arrays(values, schema=added_schema("vlm")))
     file.write_bytes(content)
     sha256 = hashlib.sha256(content).hexdigest()
     rewrite_about(store, lambda about: about["added"][0]["parts"][0].update(bytes=len(content), sha256=sha256))

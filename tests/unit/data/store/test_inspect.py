@@ -5,7 +5,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from tintype.data.store.histograms import whole_histogram
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.inspect import Asked, Inspection, inspect_store
 from tintype.data.store.inspect_html import to_html
+from tintype.data.store.inspect_result import Result
 from tintype.data.store.layout import Split, Store, open_store
 from tintype.data.store.problems import strange_text
 from tintype.data.store.selection import select
@@ -37,7 +38,7 @@ def inspected(store: Path, where: str | None = None, asked: Asked | None = None)
     return found
 
 
-def titles(result: dict[str, Any]) -> list[str]:
+def titles(result: Result) -> list[str]:
     return [problem["title"] for problem in result["problems"]]
 
 
@@ -280,6 +281,6 @@ def test_a_stopped_inspection_goes_on_and_a_second_one_decodes_nothing(
 def test_small_images_are_not_left_out_where_all_are_small() -> None:
     def advice(tiny: int) -> str:
         sizes = {"sizes": {"tiny": tiny}, "aspects": {"above_3": 0}, "pixels": {"RGB": 3}, "records": 3}
-        return str(problems._of_images(sizes)[0]["do"])
+        return str(next(problems._of_images(cast(Result, sizes)))["do"])
 
     assert "data.where" in advice(2) and "data.where" not in advice(3)

@@ -11,20 +11,20 @@ from torch import Tensor
 from tests.tiny_store import tiny_store
 from tintype.data.decoding.threads import decoding_pool, share_cores, usual_threads
 from tintype.data.store import prefetch as module
-from tintype.data.store.prefetch import Ahead
+from tintype.data.store.prefetch import Prefetch
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
 
 
-def counting(seen: list[int]) -> Ahead:
+def counting(seen: list[int]) -> Prefetch:
     def write(id_: int, out_CHW: Tensor) -> None:
         seen.append(id_)
         if id_ == 99:
             raise UserError("image 99 is damaged")
         out_CHW.fill_(id_)
 
-    return Ahead(write, lambda id_: (2, 4), threads=2, pinned=False)
+    return Prefetch(write, lambda id_: (2, 4), threads=2, pinned=False)
 
 
 def values(image_BCHW: Tensor) -> list[int]:
