@@ -3,7 +3,7 @@
 An image belongs to the shape of the nearest proportions, is shrunk until it covers it, and the middle is cut out.
 
 The order is a pure function of (seed, position). The images of a shape are an endless stream of their own, shuffled
-anew each time round, and the stream is cut into units of one micro-batch (that of all ranks, so that a step has the
+anew in each epoch, and the stream is cut into units of one micro-batch (that of all ranks, so that a step has the
 same images for any number of them). Epoch e has the units that lie between e and e + 1 times round, of all shapes,
 shuffled together; what fills no unit comes with the first unit of the next epoch. So nothing is left out, and within a
 stream no image comes twice before each has come once.
@@ -48,7 +48,7 @@ class Bucketed:
 
     @cached_property
     def _members(self) -> list[Tensor]:
-        """The images of each bucket that has any."""
+        """The images of each bucket, without empty ones."""
         return [(self.bucket_N == bucket).nonzero().flatten() for bucket in self.bucket_N.unique()]
 
     def _of_bucket(self, bucket: int, first: int, count: int) -> list[int]:
@@ -58,11 +58,11 @@ class Bucketed:
         return found
 
     def _units_before(self, epoch: int) -> list[int]:
-        """Of each bucket, the units that are full after so many times round."""
+        """Return the full units of each bucket after so many epochs."""
         return [epoch * len(members) // self.unit for members in self._members]
 
     def _place(self, index: int) -> tuple[int, int]:
-        """The bucket of a unit, and which of the bucket's units it is."""
+        """Return the bucket of a unit, and which of the bucket's units it is."""
         most = (index + 1) * self.unit // max(len(members) for members in self._members) + 1
         epoch = bisect_right(range(most + 1), index, key=lambda epoch: sum(self._units_before(epoch))) - 1
         before, after = self._units_before(epoch), self._units_before(epoch + 1)

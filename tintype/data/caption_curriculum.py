@@ -63,12 +63,12 @@ class Curriculum:
     schedule: Schedule
 
     def weights_at(self, step: int) -> dict[str, float]:
-        """They sum to 1."""
+        """Return the weights at a step; they sum to 1."""
         share, total = self.schedule.factor(step), sum(self.mix.values())
         weights = {column: share * weight / total for column, weight in self.mix.items()}
         return {**weights, self.first: weights.get(self.first, 0.0) + 1 - share}
 
     def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
-        """An image without any caption of the moment reads one of another: better than none."""
+        """Pick by the weights of the step; an image without any such caption reads another of its captions."""
         every = {self.first: 1.0, **self.mix}
         return pick_weighted(captions, self.weights_at(step), u) or pick_weighted(captions, every, u)

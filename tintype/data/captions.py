@@ -40,13 +40,13 @@ class CaptionsPart(Part):
         return {key: getattr(self, key) for key in CaptionsPart.model_fields if key != "kind"}
 
     def check(self, plan: PlanView) -> None:
-        """Raises ValueError where the plan cannot have these captions."""
+        """Raise ValueError where the plan cannot have these captions."""
 
     def build(self) -> CaptionPolicy:
         raise NotImplementedError
 
     def columns(self) -> frozenset[str]:
-        """The caption columns that the data must have."""
+        """Return the caption columns that the data must have."""
         raise NotImplementedError
 
 
@@ -95,9 +95,9 @@ def describe_weights(weights: Mapping[str, float]) -> str:
 
 
 def pick_weighted(captions: Mapping[str, str], weights: Mapping[str, float], u: float) -> str:
-    """One of the captions that are there, by weight; none where no column with a weight has one.
+    """Pick one of the present captions by weight; the null caption where no weighted column has one.
 
-    Columns are gone through by name: the order in which a plan lists them is no part of it.
+    Columns are sorted by name: their order in the plan does not matter.
     """
     there = [
         (captions[column], weight)
@@ -128,8 +128,7 @@ def captions_of(
     step: int,
     text: TextEncoder,
 ) -> Captions:
-    """The caption of each sample. It is drawn by sample position, which a host must know: a GPU's positions would make
-    it wait."""
+    """Return the caption of each sample, drawn by sample position, which is on the host: a GPU's would make it wait."""
     choice, drop = draws.uniform("caption", (2,)).unbind(1)
     texts = [policy.pick(record.captions, u, step) for record, u in zip(records, choice.tolist(), strict=True)]
     texts = [one if one.strip() else NULL_CAPTION for one in texts]
@@ -148,7 +147,7 @@ _BETWEEN_PARTS = re.compile(r"(?<=[.!?;,])\s+|(?<=[。！？；，、])\s*|(?<!\
 
 
 def parts_of(caption: str) -> list[str]:
-    """Its sentences and the clauses between commas and semicolons, each with the mark that ends it.
+    """Return its sentences and the clauses between commas and semicolons, each with the mark that ends it.
 
     A comma within a number ends nothing, since no space follows it.
     """
@@ -156,14 +155,14 @@ def parts_of(caption: str) -> list[str]:
 
 
 def keep_some(texts: Sequence[str], probability: float, draws: Draws) -> list[str]:
-    """Each part of each text with this probability, in order; where none would be left, one of them, all as likely."""
+    """Keep each part of each text with this probability, in order; where none would be left, keep one at random."""
     parts = [parts_of(text) for text in texts]
     u_BP = draws.uniform("caption-parts", (1 + max(map(len, parts), default=0),)).tolist()
     return [_kept(text, its, probability, u) for text, its, u in zip(texts, parts, u_BP, strict=True)]
 
 
 def _kept(text: str, parts: list[str], probability: float, u: Sequence[float]) -> str:
-    """`u[0]` chooses the one that stays at least; the rest are the parts' own, whatever other texts have."""
+    """Keep parts by their own draws `u[1:]`; where none is kept, keep the one that `u[0]` chooses."""
     if not parts:
         return text
     kept = [part for part, own in zip(parts, u[1:], strict=False) if own < probability]
@@ -172,6 +171,6 @@ def _kept(text: str, parts: list[str], probability: float, u: Sequence[float]) -
 
 
 def first_words(text: str, count: int) -> str:
-    """The text up to the end of its `count`-th word, as it is written. Words are what white space parts."""
+    """Truncate the text after its `count`-th word. Words are separated by white space."""
     ends = [found.end() for found in re.finditer(r"\S+", text)]
     return text if len(ends) <= count else text[: ends[count - 1]]

@@ -1,4 +1,4 @@
-"""Whether data is what a run noted, but for captions that were added to its stores since.
+"""Compare data with what a run recorded, but for captions that were added to its stores since.
 
 A run cannot read such captions: they were not there when it began, and its plan names all that it reads.
 """
@@ -18,7 +18,10 @@ from tintype.settings import DataPart
 
 
 def only_added(data: DataPart, name: str, known: Mapping[str, str]) -> bool:
-    """`name` and `known` are of a run's record of identities: `data`, and `data/NAME` for a source of a mixture."""
+    """Return whether only captions were added.
+
+    `name` and `known` are of a run's record of identities: `data`, and `data/NAME` for a source of a mixture.
+    """
     whole, _, source = name.partition("/")
     if whole != "data" or name not in known:
         return False
@@ -33,7 +36,7 @@ def only_added(data: DataPart, name: str, known: Mapping[str, str]) -> bool:
 
 
 def _is_or_had(data: DataPart, identity: str | None) -> bool:
-    """Scenes have no identity: the settings say all of them."""
+    """Return whether data has or had an identity. Scenes have none: the settings define them."""
     return identity is None or (isinstance(data, StoreSettings) and _had(data, identity, now_too=True))
 
 

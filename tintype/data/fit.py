@@ -1,4 +1,4 @@
-"""Brings images to a size: shrunk by their short side, then cut. They are never enlarged.
+"""Bring images to a size: shrunk by their short side, then cropped. They are never enlarged.
 
 C: channels. H, W: rows, columns.
 """
@@ -15,26 +15,26 @@ SHRINK = Resampling("bicubic")
 
 
 def square(image_CHW: Tensor, size_px: int) -> Tensor:
-    """The middle of an image, its short side shrunk to the size."""
+    """Return the middle of an image, its short side shrunk to the size."""
     return covering(image_CHW, size_px, size_px)
 
 
 def covering(image_CHW: Tensor, height_px: int, width_px: int) -> Tensor:
-    """The middle of an image that is shrunk until one of its sides is as asked for, and the other is not shorter."""
+    """Return the middle of an image that is shrunk until it just covers height and width."""
     rows, columns = _covering_size(image_CHW, height_px, width_px)
     top, left = _first(0.5, rows - height_px), _first(0.5, columns - width_px)
     return _fitted(image_CHW, rows, columns, (top, height_px), (left, width_px))
 
 
 def crop(image_CHW: Tensor, size_px: int, down: float, right: float) -> Tensor:
-    """A square whose place is given in shares of the room that there is."""
+    """Return a square whose position is given in shares of the free pixels."""
     height, width = image_CHW.shape[-2:]
     top, left = _first(down, height - size_px), _first(right, width - size_px)
     return image_CHW[:, top : top + size_px, left : left + size_px]
 
 
 def shrunk(image_CHW: Tensor, short_px: int) -> Tensor:
-    """The image with a short side of so many pixels."""
+    """Return the image with a short side of so many pixels."""
     rows, columns = _covering_size(image_CHW, short_px, short_px)
     return _fitted(image_CHW, rows, columns, (0, rows), (0, columns))
 
@@ -51,7 +51,7 @@ def _covering_size(image_CHW: Tensor, height_px: int, width_px: int) -> tuple[in
 
 
 def _fitted(image_CHW: Tensor, rows: int, columns: int, down: tuple[int, int], right: tuple[int, int]) -> Tensor:
-    """What is cut out (first pixel and count along each axis) of the image at a size."""
+    """Return a crop (first pixel and count along each axis) of the image at a size."""
     height, width = image_CHW.shape[-2:]
     if (height, width) == (rows, columns):
         return image_CHW[:, down[0] : sum(down), right[0] : sum(right)]

@@ -112,8 +112,8 @@ def _folder_reader(path: Path, follow_links: bool) -> Callable[[], Iterator[Enco
 
 
 def _read_tar(path: Path) -> Iterator[Encoded]:
-    """Members in the order of the file; nothing is unpacked to the disk."""
-    refuse_cut(path)
+    """Yield members in the order of the file; nothing is unpacked to the disk."""
+    refuse_truncated(path)
     try:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
@@ -130,8 +130,8 @@ def _read_tar(path: Path) -> Iterator[Encoded]:
         raise UserError(f"{path} cannot be read as a tar file: {error}") from None
 
 
-def refuse_cut(path: Path) -> None:
-    """A tar ends with a block of zeros; Python's reader takes one that was cut between members for a whole one."""
+def refuse_truncated(path: Path) -> None:
+    """Raise where the final block of zeros is missing: Python's reader accepts a tar that ends between members."""
     with path.open("rb") as file:
         file.seek(0, io.SEEK_END)
         size = file.tell()
@@ -141,7 +141,7 @@ def refuse_cut(path: Path) -> None:
 
 
 def refuse_rest(path: Path, tar: tarfile.TarFile) -> None:
-    """Python's reader takes a damaged header for the end of the tar, and a tar that follows another for nothing."""
+    """Raise where something follows the end: Python's reader takes a damaged header for the end."""
     with path.open("rb") as file:
         file.seek(tar.offset)
         while block := file.read(1 << 20):
@@ -153,7 +153,7 @@ def refuse_rest(path: Path, tar: tarfile.TarFile) -> None:
 
 
 def _read_parquet(path: Path) -> Iterator[Encoded]:
-    """The column `image`: bytes, or a struct with `bytes`, as data sets on the hub have it."""
+    """Yield the column `image`: bytes, or a struct with `bytes`, as data sets on the hub have it."""
     from pyarrow import ArrowException
 
     file = open_bounded(path)
@@ -178,7 +178,7 @@ def _image_bytes(value: object, path: Path, row: int) -> bytes:
 
 
 def _read_shard(path: Path) -> Iterator[Encoded]:
-    """A shard of an evaluation's samples: raw pixels, put back into a file format that keeps them exactly."""
+    """Yield the images of an evaluation's shard in a file format that keeps raw pixels exactly."""
     for index, image_CHW in enumerate(read_shard(path)):
         yield Encoded(f"{path}, image {index}", encode(image_CHW, "BMP"))
 

@@ -37,7 +37,7 @@ class Shuffled:
 
 
 def ids_at(seed: int, first: int, count: int, size: int) -> Tensor:
-    """The ids at positions first … first + count - 1 of a data set of `size` records: int64 [count]."""
+    """Return the ids at positions first … first + count - 1 of a data set of `size` records: int64 [count]."""
     pages = range(first // _PAGE, (first + count - 1) // _PAGE + 1)
     ids = torch.cat([_page(seed, page, size) for page in pages])
     return ids[first - pages[0] * _PAGE :][:count]
@@ -45,7 +45,7 @@ def ids_at(seed: int, first: int, count: int, size: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _page(seed: int, page: int, size: int) -> Tensor:
-    """The ids at many positions: a step needs few, and asks again at once."""
+    """Return the ids of a page of positions: a step needs few, and soon asks again."""
     position = torch.arange(page * _PAGE, (page + 1) * _PAGE)
     epoch, place = position // size, position % size
     return _permute(place, epoch, stream_key(seed, "order"), size)

@@ -16,7 +16,7 @@ Shape = tuple[int, int]
 
 
 def shapes(size_px: int, unit_px: int, ratio: float) -> list[Shape]:
-    """Heights and widths that are multiples of the unit, of no more than size_px² pixels, to this ratio of the sides.
+    """Return heights and widths in multiples of the unit, of at most size_px² pixels and this ratio of the sides.
 
     Of one that covers another only the larger is there. No image whose short side has size_px is too small for any.
     """
@@ -30,7 +30,7 @@ def shapes(size_px: int, unit_px: int, ratio: float) -> list[Shape]:
 
 
 def nearest_shape(height_N: Tensor, width_N: Tensor, chosen: Sequence[Shape]) -> Tensor:
-    """The index of the shape whose proportions are nearest, by the distance of their logarithms."""
+    """Return the index of the shape whose proportions are nearest, by the distance of their logarithms."""
     ratio_N = height_N.double().log() - width_N.double().log()
     ratio_S = torch.tensor([math.log(height / width) for height, width in chosen], dtype=torch.float64)
     return (ratio_N[:, None] - ratio_S).abs().argmin(1)

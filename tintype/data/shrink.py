@@ -55,12 +55,12 @@ class _Axis:
 
     @property
     def seen(self) -> tuple[int, int]:
-        """The first of the image's pixels that has a weight, and the one behind the last."""
+        """The first of the image's pixels that has a weight, and the one after the last."""
         return self.blocks[0].first, self.blocks[-1].last
 
 
 def shrink(image_CHW: Tensor, rows: Span, columns: Span, how: Resampling) -> Tensor:
-    """Bytes to bytes, rounded once."""
+    """Shrink bytes to bytes, rounded once."""
     down, right = _axis(rows, how), _axis(columns, how)
     sum_CHW = _in_blocks(image_CHW, down, right)
     byte_CHW = sum_CHW.round()
@@ -71,7 +71,7 @@ def shrink(image_CHW: Tensor, rows: Span, columns: Span, how: Resampling) -> Ten
 
 
 def _in_blocks(image_CHW: Tensor, down: _Axis, right: _Axis) -> Tensor:
-    """One channel after the other: a CPU's caches hold one."""
+    """Shrink one channel after the other: a CPU's caches hold one."""
     (top, bottom), (left, end) = down.seen, right.seen
     out_COO = torch.empty(len(image_CHW), len(down.exact_O), len(right.exact_O), dtype=torch.float64)
     wide_HO = out_COO.new_empty(bottom - top, len(right.exact_O))
@@ -87,7 +87,7 @@ def _in_blocks(image_CHW: Tensor, down: _Axis, right: _Axis) -> Tensor:
 
 
 def _on_edge(rest_CHW: Tensor, down: _Axis, right: _Axis) -> bool:
-    """Whether a sum that is not exact lies within rounding of the edge between two bytes."""
+    """Return whether a sum that is not exact lies within rounding of the edge between two bytes."""
     edge_CHW = rest_CHW.abs_() > 0.5 - _CLOSE
     if not edge_CHW.any():
         return False

@@ -1,4 +1,4 @@
-"""The door from a plan's data to its images: whatever their kind, training and evaluation ask here."""
+"""Open the images of a plan's data, of any kind, for training and evaluation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tintype.settings import DataPart, TrainSettings
 
 
 def open_source(data: DataPart, split: Split, device: torch.device) -> ImageSource:
-    """One source per (data, split, device) in a process."""
+    """Return one source per (data, split, device) in a process."""
     if isinstance(data, StoreSettings):
         return store_source(data, split, device)
     if isinstance(data, MixtureSettings):
@@ -44,13 +44,13 @@ def _mixture_source(data: MixtureSettings, split: Split, device: torch.device) -
 
 
 def open_held_out(data: DataPart, count: int, device: torch.device) -> ImageSource:
-    """What a run is scored against: of a mixture the held-out images of one source."""
+    """Open the held-out images that a run is scored against; those of one source of a mixture."""
     with naming(data, data.evaluate) if isinstance(data, MixtureSettings) else nullcontext():
         return open_source(data.held_out(count), "eval", device)
 
 
 def open_order(seed: int, data: DataPart, train: TrainSettings, source: ImageSource, device: torch.device) -> Order:
-    """The order of a training's images. `source` is that of the data's training split."""
+    """Return the order of the training images. `source` is that of the training split."""
     if isinstance(source, StoreSource) and source.bucket_N is not None:
         return Bucketed(seed, source.bucket_N, train.batch // train.accumulate)
     if not isinstance(data, MixtureSettings):
@@ -100,7 +100,7 @@ class LaterSource:
 
 
 def forget_sources() -> None:
-    """Lets go of every source that was opened, and of the images that it keeps."""
+    """Drop every open source, and the images that it caches."""
     _mixture_source.cache_clear()
     scene_source.cache_clear()
     store_source.cache_clear()

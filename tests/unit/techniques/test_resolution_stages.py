@@ -106,7 +106,7 @@ def test_images_are_made_ready_in_the_sizes_that_the_steps_ask_for() -> None:
 def test_pictures_of_the_next_stage_are_decoded_ahead_in_their_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_source, "_MOST_KEPT_BYTES", {})
+    monkeypatch.setattr(store_source, "_MOST_CACHED_BYTES", {})
     parts = build_parts(staged(data_of("store", tmp_path), "train.accumulate=2"))
     begun, take = [], Prefetch.take
 

@@ -27,7 +27,7 @@ ANSWER = struct.Struct("<qQ")
 
 
 def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    """One image after the other, until no question comes."""
+    """Decode one image after the other, until no request comes."""
     while len(head := questions.read(QUESTION.size)) == QUESTION.size:
         began_ns = time.process_time_ns()
         name_length, length, height, width = QUESTION.unpack(head)
@@ -41,7 +41,7 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _pixels(one: Encoded, height: int, width: int) -> tuple[memoryview, int]:
-    """And 1; or what is wrong with the image, and -1."""
+    """Return the pixels and 1, or the text of an error and -1."""
     try:
         return covering(decode(one), height, width).contiguous().numpy().data, 1
     except UserError as error:

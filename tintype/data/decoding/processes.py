@@ -31,7 +31,7 @@ _TRIES = 2
 
 
 class _EndedError(Exception):
-    """The process is gone."""
+    """The process has ended."""
 
 
 class _Decoder:
@@ -53,7 +53,7 @@ class _Decoder:
         _widen(self._answers.fileno())
 
     def cover(self, one: Encoded, out_CHW: Tensor) -> float:
-        """Writes the image where it is wanted; returns the seconds of the CPU that it took."""
+        """Write the image to `out_CHW`; return the CPU seconds that it took."""
         name = one.name.encode()
         _, height, width = out_CHW.shape
         try:
@@ -69,7 +69,7 @@ class _Decoder:
         return float(cpu_ns) / 1e9
 
     def end(self) -> int:
-        """How it ended."""
+        """Wait for the process; return its exit code."""
         with suppress(BrokenPipeError):
             self._questions.close()
         self._answers.close()
@@ -93,7 +93,7 @@ class Decoders:
         self.running: list[_Decoder] = []
 
     def cover(self, one: Encoded, out_CHW: Tensor) -> None:
-        """Writes the middle of the image, shrunk to cover the shape of `out_CHW`, there. A process that was killed is
+        """Write the middle of the image, shrunk to cover `out_CHW`, there. A process that was killed is
         replaced, and its image asked for again."""
         code = 0
         for _ in range(_TRIES):
@@ -115,7 +115,7 @@ class Decoders:
                 return
         raise UserError(
             f"{one.name}: the process that decoded it ended {_TRIES} times, with exit code {code} (-9: killed, mostly "
-            "for want of memory); what it said stands above. Running the same command again goes on"
+            "for want of memory); what it said stands above. Run the same command again to resume"
         )
 
     def end(self) -> None:
@@ -131,7 +131,7 @@ class Decoders:
             self._free.put(None)  # or the next would wait for it for ever
             raise UserError(
                 f"a process that decodes images cannot be started: {error.strerror or error}; allow more processes, "
-                "memory or open files, then run the same command again to go on"
+                "memory or open files, then run the same command again to resume"
             ) from error
         with self._lock:
             self.running.append(decoder)
@@ -146,14 +146,14 @@ class Decoders:
 
 @lru_cache(maxsize=8)
 def decoders(count: int) -> Decoders:
-    """One set of processes for all sources of a run."""
+    """Return one set of processes for all sources of a run."""
     found = Decoders(count)
     atexit.register(found.end)
     return found
 
 
 def _widen(pipe: int) -> None:
-    """So that an image goes through in one piece, where the system allows it."""
+    """Enlarge a pipe, where the system allows it, so that an image goes through at once."""
     with suppress(ImportError, AttributeError, OSError):
         import fcntl
 

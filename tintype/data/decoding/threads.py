@@ -16,20 +16,20 @@ _sharing = 1
 
 
 def usual_threads() -> int:
-    """As many as this process may run at once, beside the others that do the same work."""
+    """Return how many threads this process may run, beside others that do the same work."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return min(_MOST_THREADS, max(1, cores // (ranks * _sharing)))
 
 
 def share_cores(processes: int) -> None:
-    """So many processes of one study share this machine."""
+    """Set how many processes of one study share this machine."""
     global _sharing
     _sharing = processes
 
 
 def decoding_pool(threads: int) -> ThreadPoolExecutor:
-    """Threads that compute alone: torch would start a team of its own for each, which wait for each other busily.
+    """Return threads that compute alone: torch would start a busily waiting team for each.
 
     All are started here, since a thread that begins takes the number that was set last, by whichever thread.
     """

@@ -21,7 +21,7 @@ Kinds = Mapping[str, Collection[str]]
 
 @dataclass(frozen=True)
 class Reading:
-    """How a source is read."""
+    """Limits for reading a source."""
 
     limits: Limits = LIMITS
     follow_links: bool = False

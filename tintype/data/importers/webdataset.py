@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tintype.data.folders import files_in
 from tintype.data.image_file import too_large
-from tintype.data.image_sets import SUFFIXES, refuse_cut, refuse_rest
+from tintype.data.image_sets import SUFFIXES, refuse_rest, refuse_truncated
 from tintype.data.importers.beside import PLAIN, UnreadableError, entries_of, side_columns, text_of
 from tintype.data.importers.importer import MOST_TEXT_BYTES, Importer, Item, Reading, leads_out
 from tintype.data.store.attributes import add_kinds
@@ -95,7 +95,7 @@ class WebDatasetImporter(Importer):
 
 def _index(path: Path) -> list[_Sample]:
     """Return where each member lies, from the headers alone."""
-    refuse_cut(path)
+    refuse_truncated(path)
     samples: dict[str, _Sample] = {}
     refused: list[_Sample] = []
     size = path.stat().st_size

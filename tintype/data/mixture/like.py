@@ -22,7 +22,7 @@ _PINS = {"path": "sha256", "skip": "skip_sha256"}
 
 
 def like(data: DataPart, given: Mapping[str, Any], where: str) -> DataPart:
-    """What is not given is as in `data`; of another kind, only the size is. `where` stands before what is refused."""
+    """Return `data` with the given settings; of another kind, only the size stays. `where` precedes errors."""
     kind = str(given.get("kind", data.kind))
     if kind not in _KINDS:
         raise UserError(f"{where}: unknown kind of data '{kind}'; {nearest(kind, _KINDS)}")
@@ -31,14 +31,14 @@ def like(data: DataPart, given: Mapping[str, Any], where: str) -> DataPart:
 
 
 def source_like(data: DataPart, given: Mapping[str, Any], where: str) -> DataPart:
-    """For a source of a mixture."""
+    """Return `like` for a source of a mixture, which is no mixture itself."""
     if given.get("kind") == MixtureSettings.model_fields["kind"].default:
         raise UserError(f"{where}: a source of a mixture is no mixture itself; name the sources one by one")
     return like(data, given, where)
 
 
 def _over(same: Any, given: Any) -> Any:
-    """Key by key, so that one source of a mixture can be changed; what is of another kind is taken as it is given."""
+    """Merge key by key, so that one source of a mixture can be changed; another kind replaces all."""
     if not isinstance(same, Mapping) or not isinstance(given, Mapping):
         return given
     if given.get("kind", same.get("kind")) != same.get("kind"):

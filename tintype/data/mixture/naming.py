@@ -12,7 +12,7 @@ from tintype.errors import UserError
 
 @contextmanager
 def naming(data: MixtureSettings, source: str) -> Iterator[None]:
-    """The settings of data alone are `data.where`; those of a source stand deeper, but for the mixture's size."""
+    """Rename settings in errors: `data.where` of a source stands deeper, but for the mixture's size."""
     try:
         yield
     except UserError as error:

@@ -62,21 +62,21 @@ class Mixed:
                 yield (first_id + self._own(name, size, place_P)).tolist()
 
     def _before(self, end: int) -> Tensor:
-        """The counts before each step, up to a position that may lie behind the training's end."""
+        """Return the counts before each step, up to a position that may lie after the end of training."""
         steps = -(-end // self.batch)
         if steps > self.steps:
             steps = -(-steps // _MORE_STEPS) * _MORE_STEPS
         return images_before(self.data.shares, self.batch, max(steps, self.steps))
 
     def _sources(self) -> Iterator[tuple[str, int, int]]:
-        """Name, first id and size of each."""
+        """Yield name, first id and size of each source."""
         first_id, sizes = 0, self.sizes()
         for name in self.data.read:
             yield name, first_id, sizes[name]
             first_id += sizes[name]
 
     def _own(self, name: str, size: int, place_P: Tensor) -> Tensor:
-        """The ids, within a source, at places of its own order."""
+        """Return the ids, within a source, at positions of its own order."""
         lowest, highest = int(place_P.min()), int(place_P.max())
         ids = ids_at(stream_key(self.seed, f"{_STREAM}/{name}"), lowest, highest - lowest + 1, size)
         return ids[place_P - lowest]

@@ -54,7 +54,7 @@ class MixedSource(Settings):
 
     @model_serializer(mode="wrap")
     def _without_size(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The size is said once, by the mixture: so it can be overridden there."""
+        """Leave out the size, which the mixture states once, so that it can be overridden there."""
         content: dict[str, Any] = handler(self)
         if isinstance(content.get("data"), dict):
             content["data"].pop(SIZE, None)
@@ -97,7 +97,7 @@ class MixtureSettings(DataPart):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, given: Any) -> Any:
-        """Names the last source where none is to be evaluated by name, and hands the size down."""
+        """Evaluate the last source by default, and hand the size down."""
         if not isinstance(given, Mapping) or not isinstance(given.get("sources"), Mapping):
             return given
         size_px = given.get(SIZE, cls.model_fields[SIZE].default)
@@ -173,7 +173,7 @@ class MixtureSettings(DataPart):
         return content
 
     def content(self) -> dict[str, Any]:
-        """Shares say which images come when, and nothing of the images: other shares find the same caches."""
+        """Return the content without shares: they do not change the images, so caches are shared."""
         sources = {name: _without(self.sources[name].data.content(), SIZE) for name in self.read}
         return {"kind": self.kind, SIZE: self.size_px, "sources": sources}
 
@@ -209,7 +209,7 @@ class MixtureSettings(DataPart):
 
 
 def in_words(data: DataPart) -> str:
-    """Data on one line, without the size."""
+    """Return data on one line, without the size."""
     settings = {
         key: value for key, value in plain(data).items() if key not in ("kind", SIZE) and value not in (None, [])
     }

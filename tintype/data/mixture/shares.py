@@ -1,4 +1,4 @@
-"""How many images of each source stand in each batch: a pure function of the shares, in whole numbers.
+"""The number of images of each source in each batch: a pure function of the shares, in whole numbers.
 
 A batch has its sources' shares to rounding, and what rounding takes from one batch it gives to a later one. The first
 source (in the order of names) gets, up to the end of each step, the nearest whole number to the sum of its shares of
@@ -34,7 +34,7 @@ class Share(Protocol):
 
 @lru_cache(maxsize=16)
 def images_before(shares: tuple[Share, ...], batch: int, steps: int) -> Tensor:
-    """The images of each source before each step, and behind the last: int64 [S + 1, N]."""
+    """Return the images of each source before each step, and after the last: int64 [S + 1, N]."""
     share_SN = torch.stack([_shares(share, steps) for share in shares], dim=1)
     nothing = (share_SN.sum(1) <= 0).nonzero()
     if len(nothing):
@@ -58,9 +58,9 @@ def _shares(share: Share, steps: int) -> Tensor:
 
 
 def dealt(before_SN: Tensor, slot_SB: Tensor) -> tuple[Tensor, Tensor]:
-    """Which source stands at each place of each batch, and which of its images it is (from 0): int64 [S, B] twice.
+    """Return the source at each position of each batch, and the number of its image: int64 [S, B] twice.
 
-    `before_SN` has the counts before each of these steps and behind the last. `slot_SB` shuffles each batch: its slots
+    `before_SN` has the counts before each of these steps and after the last. `slot_SB` shuffles each batch: its slots
     are dealt out source by source, and the images of a source come in the order of their places.
     """
     count_SN = before_SN.diff(dim=0)

@@ -56,7 +56,7 @@ class MixtureSource:
         return [found[place] for place in range(len(ids))]
 
     def _by_part(self, ids: Sequence[int]) -> dict[str, tuple[list[int], list[int]]]:
-        """For each source its own ids, and where in the batch they stand."""
+        """Return for each source its own ids, and their positions in the batch."""
         found: dict[str, tuple[list[int], list[int]]] = {}
         for name, part in self.parts.items():
             first = self._first_ids[name]
@@ -72,13 +72,13 @@ def identity_of_parts(known: Mapping[str, str | None]) -> str | None:
 
 
 def identities(source: ImageSource) -> dict[str, str | None]:
-    """What a run notes of its data: the whole, and each source by its name."""
+    """Return the identities that a run records: of the whole, and of each source by its name."""
     parts = source.parts if isinstance(source, MixtureSource) else {}
     return {"data": source.identity, **{f"data/{name}": part.identity for name, part in parts.items()}}
 
 
 def columns_by_part(source: ImageSource) -> dict[str, frozenset[str]]:
-    """The captions of the data, of each source by its name in messages."""
+    """Return the caption columns of the data, or of each source by its name in messages."""
     if isinstance(source, MixtureSource):
         return {f"the source '{name}'": part.columns for name, part in source.parts.items()}
     return {"the data": source.columns}

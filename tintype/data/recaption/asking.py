@@ -16,7 +16,7 @@ _HOTTEST = 1.0
 
 @dataclass(frozen=True)
 class Asking:
-    """How each image is asked about."""
+    """Prompt and sampling settings, the same for each image."""
 
     prompt: str
     max_tokens: int

@@ -70,7 +70,7 @@ def _description(thing: SceneObject) -> str:
 
 
 def relations(first: SceneObject, second: SceneObject) -> tuple[str, ...]:
-    """Every relation of the first object to the second that is true, whatever the jitter."""
+    """Return every relation of the first object to the second that is true, whatever the jitter."""
     first_row, first_column = first.position.split()
     second_row, second_column = second.position.split()
     true = []
@@ -82,13 +82,13 @@ def relations(first: SceneObject, second: SceneObject) -> tuple[str, ...]:
 
 
 def _true_statements(scene: Scene) -> list[tuple[str, str, str]]:
-    """(first, relation, second) for every ordered pair of objects."""
+    """Return (first, relation, second) for every ordered pair of objects."""
     pairs = chain.from_iterable(((a, b), (b, a)) for a, b in combinations(scene.objects, 2))
     return [(_name(a), relation, _name(b)) for a, b in pairs for relation in relations(a, b)]
 
 
 def long_caption(scene: Scene, variant: int) -> str:
-    """Every attribute of the scene. The variant, 0 or more, chooses the phrasing and the pair that is related."""
+    """Return every attribute in words. The variant, 0 or more, chooses the phrasing and the related pair."""
     words = {
         "style": scene.style,
         "objects": _joined([_description(thing) for thing in scene.objects]),
@@ -106,7 +106,7 @@ def long_caption(scene: Scene, variant: int) -> str:
 
 
 def short_caption(scene: Scene, variant: int) -> str:
-    """A few words: colour and shape of the first two objects, and the number of the others."""
+    """Return a few words: colour and shape of the first two objects, and the number of the others."""
     named = [_with_article(_name(thing)) for thing in scene.objects[:SHORT_NAMES_OBJECTS]]
     others = len(scene.objects) - len(named)
     if others:
@@ -116,7 +116,7 @@ def short_caption(scene: Scene, variant: int) -> str:
 
 
 def asked_attributes(scene: Scene, kind: CaptionKind) -> tuple[tuple[int | None, str], ...]:
-    """(slot, attribute) for everything that a caption of this kind states, whichever its variant.
+    """Return (slot, attribute) for everything that a caption of this kind states, whichever its variant.
 
     The slot is the object's place in `scene.objects`, or None for an attribute of the whole scene. "presence" is that
     something stands at the object's position. A short caption gives no positions, so it states only that some "object"
@@ -131,7 +131,7 @@ def asked_attributes(scene: Scene, kind: CaptionKind) -> tuple[tuple[int | None,
 
 
 def vocabulary() -> frozenset[str]:
-    """Every lower-case word that a caption can contain."""
+    """Return every lower-case word that a caption can contain."""
     attributes = (SHAPES, COLOURS, SIZES, TEXTURES, POSITIONS, BACKGROUNDS, LIGHTS, STYLES, _NUMBERS[1:])
     phrasings = (_LONG_ONE, _LONG_MANY, _SHORT, _OTHERS, _LIGHT_PHRASES.values())
     fixed = [re.sub(r"\{.*?\}", " ", phrase) for phrase in chain(*phrasings)]

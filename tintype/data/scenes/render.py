@@ -1,4 +1,4 @@
-"""Draws scenes as images, in batches, on the CPU or a GPU, at any size from 16 to 1024 px.
+"""Draw scenes as images, in batches, on the CPU or a GPU, at any size from 16 to 1024 px.
 
 Every object is a signed distance evaluated on its own patch of pixels. The distance gives the edge (anti-aliased over
 one pixel), its change towards the light gives the shading, and the same distance seen from further towards the light
@@ -93,7 +93,7 @@ _CPU_CHUNK_PIXELS, _GPU_CHUNK_PIXELS = 1 << 18, 1 << 23  # what a cache holds; w
 
 @dataclass(frozen=True)
 class _Look:
-    """What sets a style apart."""
+    """The settings of a style."""
 
     edge: float  # blur of every edge, as a share of the image's width
     shadow_reach: float
@@ -121,7 +121,7 @@ def render(
     indices: Sequence[int] | Tensor,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Images of the scenes as uint8 [B, 3, size_px, size_px] on the device."""
+    """Render the scenes as uint8 [B, 3, size_px, size_px] on the device."""
     if not MIN_SIZE_PX <= size_px <= MAX_SIZE_PX:
         raise UserError(f"scenes are drawn at {MIN_SIZE_PX} to {MAX_SIZE_PX} px, not at {size_px}")
     batch = (scenes if isinstance(scenes, SceneBatch) else SceneBatch.from_scenes(scenes)).to(device)
@@ -138,7 +138,7 @@ def render(
 
 
 def object_centres(seed: int, index_B: Tensor) -> Tensor:
-    """Where an object at each position has its centre: (x, y) as shares of the width, float32 [B, P, 2]."""
+    """Return the centre of an object at each position: (x, y) as shares of the width, float32 [B, P, 2]."""
     centre_P2 = _table([POSITION_XY[position] for position in POSITIONS], index_B)
     jitter_BP2 = rng.uniform(seed, "render/centre", index_B, (len(POSITIONS), 2))
     return centre_P2 + (2.0 * jitter_BP2 - 1.0) * _CENTRE_JITTER
@@ -168,13 +168,13 @@ def _table(rows: Sequence[object], like: Tensor) -> Tensor:
 
 
 def _look_of(style_B: Tensor) -> dict[str, Tensor]:
-    """Every number of `_Look` for each scene."""
+    """Return every number of `_Look` for each scene."""
     names = vars(_LOOKS["render"])
     return {name: _table([vars(_LOOKS[style])[name] for style in STYLES], style_B)[style_B] for name in names}
 
 
 def _turns(angles: Sequence[float], like: Tensor) -> Tensor:
-    """Cosines and sines by a table: they then round alike everywhere."""
+    """Return cosines and sines by a table: they then round alike everywhere."""
     return _table([(math.cos(angle), math.sin(angle)) for angle in angles], like)
 
 
@@ -210,7 +210,7 @@ def _pp(value_N: Tensor) -> Tensor:
 
 
 def _distance(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor) -> Tensor:
-    """The signed distance of each object's own shape at points in its frame, in radii."""
+    """Return the signed distance of each object's own shape at points in its frame, in radii."""
     distance_NPP = torch.empty_like(x_NPP)
     for number, shape in enumerate(SHAPES):
         rows = (objects.shape_N == number).nonzero()[:, 0]
@@ -229,14 +229,14 @@ def _smooth(ramp: Tensor) -> Tensor:
 
 
 def _tilt_sine(objects: _Objects, distance_NPP: Tensor) -> Tensor:
-    """How far the surface leans outwards: round over the bevel's width, or the same all over a facet."""
+    """Return how far the surface leans outwards: round over the bevel's width, or the same all over a facet."""
     width_N = _table([_BEVEL_WIDTH[shape] for shape in SHAPES], distance_NPP)[objects.shape_N]
     round_NPP = (1.0 + distance_NPP / _pp(width_N.clamp(min=1e-3))).clamp(0.0, 0.98)
     return round_NPP.where(_pp(width_N > 0), torch.full_like(round_NPP, _FACET_TILT))
 
 
 def _ink(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, edge_N: Tensor) -> Tensor:
-    """The share of the texture's second colour at each pixel."""
+    """Return the share of the texture's second colour at each pixel."""
     ink_NPP = torch.zeros_like(x_NPP)
     for texture, pattern in (("striped", _stripes), ("dotted", _dots)):
         rows = (objects.texture_N == TEXTURES.index(texture)).nonzero()[:, 0]
@@ -260,7 +260,7 @@ def _dots(x_NPP: Tensor, y_NPP: Tensor, phase_N2: Tensor, edge_NPP: Tensor) -> T
 
 
 def _object_layers(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, pixel: float) -> Tensor:
-    """Colour times coverage, coverage, and shadow of every object: float32 [N, 5, P, P]."""
+    """Return colour times coverage, coverage, and shadow of every object: float32 [N, 5, P, P]."""
     radius_NPP = _pp(objects.radius_N)
     x_NPP, y_NPP = (
         (x_NPP - _pp(objects.centre_N2[:, 0])) / radius_NPP,
@@ -284,7 +284,7 @@ def _object_layers(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, pixel: float
 
 
 def _shading(objects: _Objects, distance_NPP: Tensor, facing_NPP: Tensor) -> tuple[Tensor, Tensor]:
-    """Diffuse light and highlight of a surface that leans towards the light by `facing`."""
+    """Return diffuse light and highlight of a surface that leans towards the light by `facing`."""
     lean_NPP = _tilt_sine(objects, distance_NPP)
     upright_NPP = (1.0 - lean_NPP * lean_NPP).sqrt()
     light_level = math.sqrt(1.0 - _LIGHT_HEIGHT**2)
@@ -298,7 +298,7 @@ def _shading(objects: _Objects, distance_NPP: Tensor, facing_NPP: Tensor) -> tup
 
 
 def _shadow(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, light_x_NPP: Tensor, light_y_NPP: Tensor) -> Tensor:
-    """The object's outline moved away from the light, with a soft edge."""
+    """Return the object's outline moved away from the light, with a soft edge."""
     reach_NPP = _pp(objects.look["shadow_reach"] / objects.radius_N)
     distance_NPP = _distance(objects, x_NPP + reach_NPP * light_x_NPP, y_NPP + reach_NPP * light_y_NPP)
     softness_NPP = _pp(objects.look["shadow_softness"] / objects.radius_N)
@@ -306,7 +306,7 @@ def _shadow(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, light_x_NPP: Tensor
 
 
 def _place_layers(objects: _Objects, scenes: int, size_px: int) -> Tensor:
-    """The layers of each scene's objects on the whole image: float32 [B, 5, H, W]."""
+    """Return the layers of each scene's objects on the whole image: float32 [B, 5, H, W]."""
     patch_px = min(size_px, math.ceil(2 * _PATCH_HALF * size_px) + 1)
     corner_N2 = (objects.centre_N2 * size_px - patch_px / 2).floor().to(torch.int64).clamp(0, size_px - patch_px)
     step_P = torch.arange(patch_px, device=corner_N2.device)
@@ -324,7 +324,7 @@ def _place_layers(objects: _Objects, scenes: int, size_px: int) -> Tensor:
 
 
 def _backdrop(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor, look: dict[str, Tensor]) -> Tensor:
-    """Sky and ground, parted by a slightly bowed line, brighter towards the light: float32 [B, 3, H, W]."""
+    """Draw sky and ground, parted by a slightly bowed line, brighter towards the light: float32 [B, 3, H, W]."""
     rgb = _table([_BACKGROUND_RGB[name] for name in BACKGROUNDS], index_B)
     sky_BC11, ground_BC11 = rgb[batch.sky_B][:, :, None, None], rgb[batch.ground_B][:, :, None, None]
     x_W = (torch.arange(size_px, device=index_B.device) + 0.5) / size_px - 0.5
@@ -342,7 +342,7 @@ def _backdrop(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor, look:
 
 
 def _value_noise(seed: int, stream: str, index_B: Tensor, cells: int, size_px: int) -> Tensor:
-    """Bell-shaped noise in about [-1, 1] on a lattice of `cells` per side, blended in between: float32 [B, H, W]."""
+    """Draw bell-shaped noise in about [-1, 1] on a lattice of `cells` per side, interpolated: float32 [B, H, W]."""
     side = cells + 1
     drawn = rng.bits(seed, stream, index_B, side * side)
     parts = [((drawn >> shift) & 0xFFFF).to(torch.float32) for shift in (0, 16, 32)]
@@ -355,7 +355,7 @@ def _value_noise(seed: int, stream: str, index_B: Tensor, cells: int, size_px: i
 
 
 def _develop(image_BCHW: Tensor, seed: int, index_B: Tensor, look: dict[str, Tensor]) -> Tensor:
-    """What a lens and a film add: uneven light, grain, a vignette, an exposure and a tint of their own."""
+    """Add the effects of lens and film: uneven light, grain, a vignette, an exposure and a tint of their own."""
     size_px = image_BCHW.shape[-1]
     mottle_BHW = _value_noise(seed, "render/mottle", index_B, _MOTTLE_CELLS, size_px) * _pp(look["mottle"])
     grain_BHW = _value_noise(seed, "render/film", index_B, _GRAIN_CELLS, size_px) * _pp(look["grain"])

@@ -17,13 +17,13 @@ from tintype.data.scenes.settings import ScenesSettings
 from tintype.seams import Record
 
 Split = Literal["train", "eval"]
-_MOST_KEPT_BYTES = 1 << 30
+_MOST_CACHED_BYTES = 1 << 30
 _FIRST_INDEX: dict[Split, int] = {"train": 0, "eval": 1 << 40}
 """Where a split's scenes begin, so that no two splits share jitter, texture or noise."""
 
 
 class SceneSource:
-    """Renders each image when it is first asked for, and keeps it when the whole set fits into a gigabyte."""
+    """Renders each image when it is first asked for, and caches it when the whole set fits into a gigabyte."""
 
     identity = None
     """The settings name the scenes; how they are drawn, only the images say."""
@@ -33,7 +33,7 @@ class SceneSource:
         self._settings, self._split, self._device = settings, split, device
         self._records: dict[int, Record] = {}
         self.resident: Resident | None = None
-        if resident_bytes(settings.count, settings.size_px) <= _MOST_KEPT_BYTES:
+        if resident_bytes(settings.count, settings.size_px) <= _MOST_CACHED_BYTES:
             self.resident = Resident(settings.count, settings.size_px, device, self._render)
 
     def __len__(self) -> int:
@@ -50,12 +50,12 @@ class SceneSource:
         return self.resident.images(ids) if self.resident else self._render(ids)
 
     def prepare(self, ids: Sequence[int]) -> None:
-        """Renders those of the images that are to be kept and are not there."""
+        """Render the images that are to be cached and are not."""
         if self.resident:
             self.resident.prepare(ids)
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Rendering is done where it is asked for."""
+        """Do nothing: images are rendered when they are asked for."""
 
     def _render(self, ids: Sequence[int]) -> Tensor:
         scenes = [record.attributes for record in self.records(ids)]
@@ -84,5 +84,5 @@ class SceneSource:
 
 @lru_cache(maxsize=8)
 def scene_source(settings: ScenesSettings, split: Split, device: torch.device) -> SceneSource:
-    """One source per (settings, split, device) in a process, so that the runs of a study share rendered images."""
+    """Return one source per (settings, split, device) in a process, so that the runs of a study share images."""
     return SceneSource(settings, split, device)

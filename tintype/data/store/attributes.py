@@ -31,7 +31,7 @@ _SHOWN = 40
 
 @dataclass(frozen=True)
 class Attribute:
-    """Where an attribute is taken from. `kind` is None where the source decides."""
+    """The column of an attribute. `kind` is None where the source decides."""
 
     column: str
     kind: Kind | None = None

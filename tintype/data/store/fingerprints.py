@@ -93,8 +93,8 @@ def look(one: Encoded) -> NDArray[np.uint8]:
 
 
 def perceptual_hash(grey_HW: NDArray[np.uint8]) -> int:
-    """64 bits of a grey image of 32 × 32 pixels: of its 64 lowest frequencies but the mean, which are above their
-    median. They say how light and dark lie, and hardly change with size, compression or brightness."""
+    """Return 64 bits of a grey image of 32 × 32 pixels: which of its 64 lowest frequencies, without the mean, are
+    above their median."""
     basis, lowest = _cosines(), _lowest_frequencies()
     amplitude = (basis @ grey_HW.astype(np.float64) @ basis.T)[lowest]
     amplitude[np.abs(amplitude) < _FLAT] = 0
@@ -105,7 +105,7 @@ def perceptual_hash(grey_HW: NDArray[np.uint8]) -> int:
 
 @cache
 def _cosines() -> NDArray[np.float64]:
-    """The orthonormal matrix of the DCT-II."""
+    """Return the orthonormal matrix of the DCT-II."""
     frequency, place = np.mgrid[:_SIDE_PX, :_SIDE_PX]
     basis = np.cos(np.pi * frequency * (2 * place + 1) / (2 * _SIDE_PX)) * np.sqrt(2 / _SIDE_PX)
     basis[0] /= np.sqrt(2)
@@ -114,7 +114,7 @@ def _cosines() -> NDArray[np.float64]:
 
 @cache
 def _lowest_frequencies() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The frequencies by the sum of both directions, as JPEG orders them, without the mean."""
+    """Return the frequencies by the sum of both directions, as JPEG orders them, without the mean."""
     down, right = np.mgrid[:_SIDE_PX, :_SIDE_PX].reshape(2, -1)
     order = np.lexsort((down, down + right))[1 : HASH_BITS + 1]
     return down[order], right[order]

@@ -1,7 +1,7 @@
-"""`tintype data import`: from any importer into a store.
+"""`tintype data import`: store the items of an importer.
 
 All is written into a folder beside the store's, which is renamed when everything is there: a store is whole or is not.
-The work is kept shard by shard, so that an import that was stopped, or had no room left, goes on with the same command.
+The work is kept shard by shard, so that a stopped import, or one without room, resumes with the same command.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SHOWN_REASONS = 3
 @dataclass(frozen=True)
 class ImportOptions:
     captions: Mapping[str, str] = field(default_factory=dict)
-    """Kinds of captions and the columns that they are taken from; by default what the importer has."""
+    """Kinds of captions and their columns; by default those of the importer."""
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     split_column: str | None = None
     """By default the image's hash decides."""
@@ -82,7 +82,7 @@ def import_images(
     interrupt: Interrupt,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Outcome:
-    """Stores the source's images from wherever an earlier try stopped. Returns unfinished when a signal came."""
+    """Store the images of a source, resuming an earlier attempt. Return unfinished when a signal came."""
     importer = open_importer(source, Reading(options.limits, options.follow_links))
     captions = _captions(importer, options.captions, source)
     attributes = _attributes(importer, options.attributes, captions, source)
@@ -116,7 +116,7 @@ def import_images(
 
 @contextmanager
 def _tidied(work: Path) -> Iterator[None]:
-    """Leaves no folder behind from which nothing can be gone on with."""
+    """Remove a work folder that cannot be resumed."""
     try:
         yield
     except UserError:
@@ -127,7 +127,7 @@ def _tidied(work: Path) -> Iterator[None]:
 
 def _prepared(items: Iterator[Item], options: ImportOptions) -> Iterator[tuple[Item, Prepared | Refused]]:
     def cost(item: Item) -> int:
-        """Bytes count too: few pixels may lie in a large file."""
+        """Return pixels or bytes, whichever are more: few pixels may lie in a large file."""
         content = item.content or b""
         return max(pixels_stated(content), len(content))
 
@@ -163,7 +163,7 @@ def _store(
     splitter: Splitter,
     writer: Writer,
 ) -> None:
-    """One item into the store, or into the quarantine."""
+    """Put one item into the store, or into the quarantine."""
     if isinstance(image, Refused):
         writer.refuse(item.source, image.reason, image.bad)
         return
@@ -202,7 +202,7 @@ def _fitted(item: Item, attributes: Mapping[str, Settled]) -> dict[str, Value] |
 
 
 class Splitter:
-    """Which split an image belongs to. An image that is there twice is never in both."""
+    """Decides the split of an image. An image that occurs twice is never in both."""
 
     def __init__(self, options: ImportOptions, first_seen: dict[str, tuple[Split, str]]) -> None:
         self._options, self._seen = options, first_seen
@@ -314,7 +314,7 @@ def _already(out: Path, request: Mapping[str, Any]) -> Outcome:
 
 
 def read_pairs(option: str, values: Sequence[str], example: str) -> dict[str, str]:
-    """The `NAME=VALUE` of an option that can be given several times."""
+    """Parse the `NAME=VALUE` of an option that can be given several times."""
     found: dict[str, str] = {}
     for value in values:
         name, equals, other = (part.strip() for part in value.partition("="))

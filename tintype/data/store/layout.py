@@ -1,4 +1,4 @@
-"""How a store lies on the disk, and how it is read.
+"""The layout of a store on the disk, and its reader.
 
 `store.json` says what the folder holds; each `shard-00000.arrow` is an Arrow IPC file of one record batch, which is
 memory-mapped, so that any row is found at once and no image is read before it is asked for. The columns are `image`
@@ -51,16 +51,16 @@ ATTRIBUTE = "attribute:"
 """Stands before the names of the columns of attributes."""
 _NUMBERS = ("width", "height")
 ROW_TEXTS = ("split", "sha256", "source")
-"""What is told of a record beside its captions, where it leaves the store."""
+"""Columns that leave the store with a record, beside its captions."""
 _TEXTS = ("source", "sha256", "pixels", "split")
 
 
-def refuse_built_in(caption: str, option: str, behind: str = "") -> None:
-    """A new kind of caption is not called like another column. `option` stands before its name in what was asked."""
+def refuse_built_in(caption: str, option: str, rest: str = "") -> None:
+    """Refuse a new kind of caption with the name of another column. `option` precedes its name in the message."""
     if caption in RESERVED:
         raise UserError(
-            f"{option} {caption}{behind}: every store has a column '{caption}' of its own, which `where` reads; "
-            f"give the captions another name, for example {option} {caption}_text{behind}"
+            f"{option} {caption}{rest}: every store has a column '{caption}' of its own, which `where` reads; "
+            f"give the captions another name, for example {option} {caption}_text{rest}"
         )
 
 
@@ -108,7 +108,7 @@ class AddedColumn(BaseModel):
 
 
 class AboutStore(BaseModel):
-    """What `store.json` says."""
+    """The content of `store.json`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -128,7 +128,7 @@ class AboutStore(BaseModel):
     added: list[AddedColumn] = []
     """Those of the captions that are not in the shards."""
     attributes: dict[str, Kind] = {}
-    """What is known of each image besides."""
+    """The attributes and their kinds."""
 
     @model_validator(mode="after")
     def _added_fit(self) -> Self:
@@ -182,7 +182,7 @@ class Identity:
         self._total = hashlib.sha256()
 
     def add(self, sha256: str, split: str, captions: Mapping[str, str], attributes: Mapping[str, Value]) -> None:
-        """Without attributes it is what it was before there were any."""
+        """Add a record. Without attributes it hashes as it did before there were any."""
         known = [sorted(attributes.items())] if attributes else []
         record = json.dumps([sha256, split, sorted(captions.items()), *known], ensure_ascii=False)
         self._total.update(hashlib.sha256(record.encode()).digest())
@@ -220,7 +220,7 @@ class Store:
         return self._rows[split]
 
     def sizes(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Width and height of every row."""
+        """Return width and height of every row."""
         return self._all("width"), self._all("height")
 
     def pixels(self, row: int) -> int:
@@ -228,13 +228,13 @@ class Store:
         return int(self._value("width", row)) * int(self._value("height", row))
 
     def column(self, name: str) -> pyarrow.ChunkedArray:
-        """One column of all records, as it lies in the shards: nothing is copied."""
+        """Return one column of all records, as it lies in the shards: nothing is copied."""
         import pyarrow
 
         return pyarrow.chunked_array([batch.column(name) for batch in self._batches])
 
     def encoded(self, row: int) -> Encoded:
-        """The bytes of an image, which must be those that were stored."""
+        """Return the bytes of an image; raise unless they are those that were stored."""
         content: bytes = self._value("image", row)
         name = self.name(row)
         if hashlib.sha256(content).hexdigest() != self._value("sha256", row):
@@ -252,18 +252,18 @@ class Store:
         return {name: self._value(ATTRIBUTE + name, row) for name in self.attributes}
 
     def missing(self) -> dict[str, int]:
-        """How many records lack each attribute."""
+        """Return how many records lack each attribute."""
         return {name: self.column(ATTRIBUTE + name).null_count for name in self.attributes}
 
     def texts(self, column: str) -> list[str]:
-        """A column of texts of every row; a kind of caption is named `caption:NAME`."""
+        """Return a column of texts of every row; a kind of caption is named `caption:NAME`."""
         return [text for batch in self._batches for text in batch.column(column).to_pylist()]
 
     def about_row(self, row: int) -> dict[str, str]:
         return {name: self._value(name, row) for name in ROW_TEXTS}
 
     def name(self, row: int) -> str:
-        """A record in messages."""
+        """Return the name of a record in messages."""
         return f"{self.path}, row {row} ({self._value('source', row)})"
 
     def quarantine(self) -> list[dict[str, str]]:
@@ -362,7 +362,7 @@ def read_content(path: Path) -> dict[str, Json]:
 
 
 def _open_whole(folder: Path, about: AboutStore, index: int) -> pyarrow.RecordBatch:
-    """A shard with the captions that were added to it, in the order of their names in `captions`."""
+    """Open a shard with the captions that were added to it."""
     shard = about.shards[index]
     batch = _open_part(folder, shard, shard.rows, schema(about.imported, about.attributes), _AGAIN)
     for column in about.added:

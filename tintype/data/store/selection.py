@@ -48,7 +48,7 @@ class SkipList:
 
 @dataclass(frozen=True)
 class Selection:
-    """Whether each row of a store is taken."""
+    """The selected rows of a store."""
 
     kept: NDArray[np.bool_]
     by_where: int = 0

@@ -54,7 +54,7 @@ class StoreSettings(DataPart):
         return self.buckets or super().shapes
 
     def content(self) -> dict[str, Any]:
-        """Without shapes: where there are several nothing is kept."""
+        """Return the content without shapes: with several of them nothing is cached."""
         return {key: value for key, value in super().content().items() if key != "buckets"}
 
     @model_validator(mode="after")
@@ -75,7 +75,7 @@ class StoreSettings(DataPart):
         return self
 
     def held_out(self, count: int) -> StoreSettings:
-        """The whole evaluation split, however many of them are needed; always square."""
+        """Return the whole evaluation split, always square."""
         return self.model_copy(update={"limit": None, "buckets": ()})
 
     @property

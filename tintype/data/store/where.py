@@ -130,7 +130,7 @@ class _Builder:
         return self._typed(tree, "truth", "the whole is to say which records are taken, for example width >= 256")
 
     def _mask(self, found: re.Match[str]) -> str:
-        """Replace what is not Python's by as many characters that are."""
+        """Replace a token that Python lacks by as many characters of one that it has."""
         token = found.group()
         match found.lastgroup:
             case "word":

@@ -234,7 +234,7 @@ def _write_kept(work: Path, kept: _Kept) -> None:
 
 
 def _read_kept(work: Path, request: Mapping[str, Any]) -> _Kept:
-    """Return what an earlier try has left, and truncate the quarantine to what was counted."""
+    """Return the progress of an earlier attempt, and truncate the quarantine to what was counted."""
     file, kept = work / _PROGRESS, _Kept(request=dict(request))
     if file.exists():
         try:

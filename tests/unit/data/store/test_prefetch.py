@@ -51,7 +51,7 @@ def test_what_was_expected_and_passed_over_is_let_go_and_what_was_not_expected_i
 
 
 def test_no_more_is_begun_than_memory_is_lent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_AHEAD_BYTES", 40)
+    monkeypatch.setattr(module, "_MOST_PREFETCHED_BYTES", 40)
     ahead = counting([])
     for ids in ([1, 2], [3], [4]):  # 48 bytes, and 24 each
         ahead.expect(ids)

@@ -33,8 +33,8 @@ def expected(store: Path, split: str, ids: list[int], size_px: int = 16) -> Tens
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_images_are_the_squares_of_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
-    monkeypatch.setattr(module, "_MOST_KEPT_BYTES", {"cpu": 1 << 30} if kept else {})
-    monkeypatch.setattr(module, "_MOST_KEPT_RECORDS", 1 << 18 if kept else 0)
+    monkeypatch.setattr(module, "_MOST_CACHED_BYTES", {"cpu": 1 << 30} if kept else {})
+    monkeypatch.setattr(module, "_MOST_CACHED_RECORDS", 1 << 18 if kept else 0)
     store = tiny_store(tmp_path)
     source = StoreSource(StoreSettings(path=str(store), size_px=16), "train", CPU)
     assert len(source) == len(open_store(store).rows("train"))
@@ -61,7 +61,7 @@ def test_what_is_kept_is_decoded_once_and_what_is_not_ahead(tmp_path: Path, monk
     source.images([2, 1, 0])
     source.expect([7])
     assert sorted(seen) == [0, 1, 2]
-    monkeypatch.setattr(module, "_MOST_KEPT_BYTES", {})
+    monkeypatch.setattr(module, "_MOST_CACHED_BYTES", {})
     seen.clear()
     source = StoreSource(settings, "train", CPU)
     source.prepare([1, 2])
