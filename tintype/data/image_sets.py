@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import tarfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -21,6 +20,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tintype.data import tar_file
+from tintype.data.arrow_rows import TooLarge, parquet_rows
 from tintype.data.decoding.threads import decoding_pool, usual_threads
 from tintype.data.folders import files_in
 from tintype.data.image_file import (
@@ -33,7 +34,7 @@ from tintype.data.image_file import (
     read_file,
     too_large,
 )
-from tintype.data.parquet_file import check_pages, open_bounded
+from tintype.data.parquet_file import open_bounded
 from tintype.data.sample_shards import read_shard
 from tintype.data.store.layout import is_store, open_store
 from tintype.errors import UserError
@@ -42,7 +43,6 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".bmp", ".ppm", 
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "YCbCr")
 """Kinds of pixels that have an exact meaning in eight bits."""
 _AHEAD = 16
-_TAR_BLOCK = 512
 _STRIP_PIXELS = 1 << 22
 _END: Final = object()
 
@@ -112,69 +112,30 @@ def _folder_reader(path: Path, follow_links: bool) -> Callable[[], Iterator[Enco
 
 
 def _read_tar(path: Path) -> Iterator[Encoded]:
-    """Yield members in the order of the file; nothing is unpacked to the disk."""
-    refuse_truncated(path)
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                if not member.isdir() and Path(member.name).suffix.lower() in SUFFIXES:
-                    if not member.isreg() or member.issparse():
-                        raise UserError(f"{path}:{member.name} is a link or no plain file; put the image itself there")
-                    if member.size > LIMITS.bytes:
-                        raise BadImageError(too_large(f"{path}:{member.name}", member.size, LIMITS.bytes))
-                    content = tar.extractfile(member)
-                    assert content is not None
-                    yield Encoded(f"{path}:{member.name}", content.read(), Path(member.name).stem)
-            refuse_rest(path, tar)
-    except tarfile.TarError as error:
-        raise UserError(f"{path} cannot be read as a tar file: {error}") from None
-
-
-def refuse_truncated(path: Path) -> None:
-    """Raise where the final block of zeros is missing: Python's reader accepts a tar that ends between members."""
-    with path.open("rb") as file:
-        file.seek(0, io.SEEK_END)
-        size = file.tell()
-        file.seek(max(0, size - _TAR_BLOCK))
-        if size % _TAR_BLOCK or any(file.read()):
-            raise UserError(f"{path} cannot be read as a tar file: it is cut short, compressed, or no tar")
-
-
-def refuse_rest(path: Path, tar: tarfile.TarFile) -> None:
-    """Raise where something follows the end: Python's reader takes a damaged header for the end."""
-    with path.open("rb") as file:
-        file.seek(tar.offset)
-        while block := file.read(1 << 20):
-            if any(block):
-                raise UserError(
-                    f"{path} cannot be read as a tar file: at byte {tar.offset:,}, where it ends or a header is damaged"
-                    ", something follows. Make it anew; of tars that are written into one file, give a folder"
-                )
+    for member in tar_file.members(path):
+        name, file = f"{path}:{member.name}", Path(member.name)
+        if file.suffix.lower() not in SUFFIXES:
+            continue
+        if not tar_file.is_plain(member):
+            raise UserError(f"{name} is a link or no plain file; put the image itself there")
+        if member.size > LIMITS.bytes:
+            raise BadImageError(too_large(name, member.size, LIMITS.bytes))
+        yield Encoded(name, tar_file.content(path, member.offset_data, member.size), file.stem)
 
 
 def _read_parquet(path: Path) -> Iterator[Encoded]:
     """Yield the column `image`: bytes, or a struct with `bytes`, as data sets on the hub have it."""
-    from pyarrow import ArrowException
-
-    file = open_bounded(path)
-    try:
-        if "image" not in file.schema_arrow.names:
-            names = ", ".join(file.schema_arrow.names)
-            raise UserError(f"{path} has no column 'image'; its columns are {names}")
-        check_pages(file, path, ["image"])
-        for row, batch in enumerate(file.iter_batches(batch_size=1, columns=["image"])):
-            if batch.nbytes > LIMITS.bytes:
-                raise BadImageError(too_large(f"{path}, row {row}", batch.nbytes, LIMITS.bytes))
-            yield Encoded(f"{path}, row {row}", _image_bytes(batch.column(0)[0].as_py(), path, row))
-    except ArrowException as error:
-        raise UserError(f"{path} cannot be read as a Parquet file: {error}") from None
-
-
-def _image_bytes(value: object, path: Path, row: int) -> bytes:
-    content = value.get("bytes") if isinstance(value, dict) else value
-    if not isinstance(content, bytes):
-        raise UserError(f"{path}, row {row}: the column 'image' holds no bytes of an image file")
-    return content
+    names = open_bounded(path).schema_arrow.names
+    if "image" not in names:
+        raise UserError(f"{path} has no column 'image'; its columns are {', '.join(names)}")
+    for row, values in parquet_rows(path, ["image"], LIMITS.bytes):
+        found, name = values["image"], f"{path}, row {row}"
+        if isinstance(found, TooLarge):
+            raise BadImageError(too_large(name, found.bytes, found.most))
+        content = found.get("bytes") if isinstance(found, dict) else found
+        if not isinstance(content, bytes):
+            raise UserError(f"{name}: the column 'image' holds no bytes of an image file")
+        yield Encoded(name, content)
 
 
 def _read_shard(path: Path) -> Iterator[Encoded]:

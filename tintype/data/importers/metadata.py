@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tintype.data.arrow_rows import TooLarge, parquet_rows
 from tintype.data.folders import check_inside, files_in
 from tintype.data.image_file import read_file
 from tintype.data.image_sets import SUFFIXES
@@ -26,7 +27,7 @@ from tintype.data.importers.importer import (
     first_folder,
     leads_out,
 )
-from tintype.data.importers.table import IMAGE, TooLarge, kinds, parquet_rows
+from tintype.data.importers.table import IMAGE, kinds
 from tintype.data.parquet_file import open_bounded
 from tintype.data.store.attributes import kinds_in
 from tintype.errors import UserError

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tintype.data.arrow_rows import parquet_rows
 from tintype.data.folders import files_in
 from tintype.data.importers.importer import Reading
 from tintype.data.importers.metadata import is_metadata
-from tintype.data.importers.table import Table, TableImporter, parquet_rows
+from tintype.data.importers.table import Table, TableImporter
 from tintype.data.parquet_file import open_bounded
 
 

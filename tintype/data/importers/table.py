@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tintype.data.image_file import too_large
+from tintype.data.arrow_rows import TooLarge, is_text, plain_type
 from tintype.data.importers.importer import Importer, Item
-from tintype.data.parquet_file import check_pages, open_bounded
 from tintype.data.store.attributes import kind_of_arrow
 from tintype.errors import UserError
 
@@ -63,7 +62,7 @@ class TableImporter(Importer):
 def image_column(schema: pyarrow.Schema, path: Path) -> str:
     """Return `image`, or else the only column of structs with `bytes`, as data sets on the hub have it."""
     if IMAGE in schema.names:
-        kind = _plain(schema.field(IMAGE).type)
+        kind = plain_type(schema.field(IMAGE).type)
         if not _is_bytes(kind) and not _has_bytes(kind):
             raise UserError(f"{path}: the column 'image' holds no bytes of image files, but {str(kind)[:80]}")
         return IMAGE
@@ -74,41 +73,13 @@ def image_column(schema: pyarrow.Schema, path: Path) -> str:
 
 
 def text_columns(schema: pyarrow.Schema) -> list[str]:
-    return [one.name for one in schema if _is_text(_plain(one.type))]
+    return [one.name for one in schema if is_text(plain_type(one.type))]
 
 
 def kinds(schemas: Sequence[pyarrow.Schema]) -> dict[str, set[str]]:
     """Return the columns of texts, numbers and truths that all of the tables have, and their kinds."""
     each = [{one.name: kind for one in schema if (kind := kind_of_arrow(one.type)) is not None} for schema in schemas]
     return {name: {one[name] for one in each} for name in (each[0] if each else ()) if all(name in one for one in each)}
-
-
-@dataclass(frozen=True)
-class TooLarge:
-    """A value that is not read."""
-
-    bytes: int
-    most: int
-
-    def __str__(self) -> str:
-        return too_large("it", self.bytes, self.most)
-
-
-def rows(batch: pyarrow.RecordBatch, most_bytes: int) -> Iterator[dict[str, object]]:
-    """Yield the rows of a batch, one at a time: a dictionary with one large value may stand for any number of them.
-
-    Texts are bytes until their own row is read: one that is not UTF-8 spoils no other. For a value of more than
-    `most_bytes` a `TooLarge` is given.
-    """
-    for row in range(batch.num_rows):
-        one = batch.slice(row, 1)
-        yield {name: _value(column, most_bytes) for name, column in zip(one.schema.names, one.columns, strict=True)}
-
-
-def _value(column: pyarrow.Array, most_bytes: int) -> object:
-    column = column.cast(_as_bytes(column.type))
-    column.validate(full=True)  # offsets that point elsewhere would be followed
-    return TooLarge(column.nbytes, most_bytes) if column.nbytes > most_bytes else column[0].as_py()
 
 
 def _item(values: Mapping[str, object], image: str, columns: Collection[str], place: str) -> Item:
@@ -130,34 +101,10 @@ def _item(values: Mapping[str, object], image: str, columns: Collection[str], pl
     return Item(source, content, decoded)
 
 
-def _as_bytes(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """Return the type with bytes in place of texts, also of those in a struct."""
-    import pyarrow
-
-    kind = _plain(kind)
-    if pyarrow.types.is_struct(kind):
-        return pyarrow.struct([one.with_type(_as_bytes(one.type)) for one in kind])
-    if _is_text(kind):
-        return pyarrow.large_binary() if pyarrow.types.is_large_string(kind) else pyarrow.binary()
-    return kind
-
-
-def _plain(kind: pyarrow.DataType) -> pyarrow.DataType:
-    from pyarrow import types
-
-    return kind.value_type if types.is_dictionary(kind) else kind
-
-
-def _is_text(kind: pyarrow.DataType) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_string(kind) or types.is_large_string(kind))
-
-
 def _is_bytes(kind: pyarrow.DataType) -> bool:
     from pyarrow import types
 
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind) or _is_text(kind))
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind) or is_text(kind))
 
 
 def _has_bytes(kind: pyarrow.DataType) -> bool:
@@ -167,32 +114,3 @@ def _has_bytes(kind: pyarrow.DataType) -> bool:
     if not types.is_struct(kind) or kind.get_field_index("bytes") < 0:
         return False
     return all(_is_bytes(one.type) or types.is_null(one.type) or kind_of_arrow(one.type) for one in kind)
-
-
-def parquet_rows(
-    path: Path, columns: Sequence[str], most_bytes: int, first: int = 0
-) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the rows of a file with their numbers, from `first` on; texts are bytes.
-
-    A batch is one row: what a row of a compressed file holds is known only when it is read.
-    """
-    from pyarrow import ArrowException
-
-    file = open_bounded(path)
-    check_pages(file, path, columns)
-    groups: list[int] = []
-    row = 0
-    for group in range(file.num_row_groups):
-        count = file.metadata.row_group(group).num_rows
-        if groups or row + count > first:
-            groups.append(group)
-        else:
-            row += count
-    try:
-        for batch in file.iter_batches(batch_size=1, row_groups=groups, columns=list(columns)):
-            for values in rows(batch, most_bytes):
-                if row >= first:
-                    yield row, values
-                row += 1
-    except (ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as a Parquet file, from row {row} on: {error}") from None

@@ -12,16 +12,15 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tintype.data import tar_file
 from tintype.data.folders import files_in
 from tintype.data.image_file import too_large
-from tintype.data.image_sets import SUFFIXES, refuse_rest, refuse_truncated
+from tintype.data.image_sets import SUFFIXES
 from tintype.data.importers.beside import PLAIN, UnreadableError, entries_of, side_columns, text_of
 from tintype.data.importers.importer import MOST_TEXT_BYTES, Importer, Item, Reading, leads_out
 from tintype.data.store.attributes import add_kinds
-from tintype.errors import UserError
 
 _JSON = "json"
-_PLAIN_FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
 
 @dataclass(frozen=True)
@@ -95,24 +94,13 @@ class WebDatasetImporter(Importer):
 
 def _index(path: Path) -> list[_Sample]:
     """Return where each member lies, from the headers alone."""
-    refuse_truncated(path)
     samples: dict[str, _Sample] = {}
     refused: list[_Sample] = []
-    size = path.stat().st_size
-    try:
-        with tarfile.open(path, "r:", errors="surrogateescape") as tar:
-            for member in tar:
-                if member.isdir():
-                    continue
-                if reason := _refusal(member):
-                    refused.append(_Sample(path, member.name, problem=reason))
-                elif not _hidden(member.name):
-                    if member.offset_data + member.size > size:
-                        raise UserError(f"{path} cannot be read as a tar file: it is cut short at {member.name}")
-                    _take(samples, path, member)
-            refuse_rest(path, tar)
-    except (tarfile.TarError, OSError) as error:
-        raise UserError(f"{path} cannot be read as a tar file: {error}") from None
+    for member in tar_file.members(path):
+        if reason := _refusal(member):
+            refused.append(_Sample(path, member.name, problem=reason))
+        elif not any(part.startswith(".") and part != "." for part in member.name.split("/")):
+            _take(samples, path, member)
     return [*samples.values(), *refused]
 
 
@@ -130,13 +118,9 @@ def _take(samples: dict[str, _Sample], path: Path, member: tarfile.TarInfo) -> N
 def _refusal(member: tarfile.TarInfo) -> str:
     if member.issym() or member.islnk():
         return f"it is a link to {member.linkname}; links are not followed"
-    if member.type not in _PLAIN_FILES or member.issparse():
+    if not tar_file.is_plain(member):
         return "it is no plain file (a device, a pipe, or sparse)"
     return "its path leads out of the tar" if leads_out(member.name) else ""
-
-
-def _hidden(name: str) -> bool:
-    return any(part.startswith(".") and part != "." for part in name.split("/"))
 
 
 def _column(ending: str) -> str | None:
@@ -161,6 +145,4 @@ def _read(sample: _Sample, ending: str, most: int) -> bytes:
     member = sample.members[ending]
     if member.size > most:
         raise UnreadableError(too_large(ending, member.size, most))
-    with sample.tar.open("rb") as file:
-        file.seek(member.start)
-        return file.read(member.size)
+    return tar_file.content(sample.tar, member.start, member.size)

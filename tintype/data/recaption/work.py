@@ -29,6 +29,7 @@ from tintype.runtime.locks import locked
 _MOST_FAILURES = 10
 """Failed images in a row after which the server counts as failed."""
 _FAILED = "failed"
+_ADDED_UP = ("empty", "refusals", "cleaned", "shortened", "input_tokens", "output_tokens")
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,7 @@ class _Tally:
 
     def __init__(self, entries: Iterable[Entry], wanted: set[str], prices: Prices) -> None:
         self._wanted, self._prices = wanted, prices
-        self.counts: Counter[str] = Counter()
+        self.counts = Counter(dict.fromkeys(("pictures", "set_aside", "retried", *_ADDED_UP), 0))
         self.reasons: Counter[str] = Counter()
         for entry in entries:
             if entry.key in wanted:
@@ -269,7 +270,7 @@ class _Tally:
 
     def add(self, entry: Entry) -> None:
         self.counts["pictures"] += 1
-        for name in ("cleaned", "shortened", "empty", "refusals", "input_tokens", "output_tokens"):
+        for name in _ADDED_UP:
             self.counts[name] += getattr(entry, name)
         self.counts["retried"] += entry.tries > 1
         if entry.aside is not None:
@@ -294,19 +295,6 @@ class _Tally:
         )
 
 
-_COUNTED = (
-    "pictures",
-    "set_aside",
-    "retried",
-    "empty",
-    "refusals",
-    "cleaned",
-    "shortened",
-    "input_tokens",
-    "output_tokens",
-)
-
-
 def _commit(
     store: Store,
     task: Task,
@@ -326,7 +314,7 @@ def _commit(
         "choice": _choice_of(task),
         "where": where,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "counts": {name: tally.counts[name] for name in _COUNTED},
+        "counts": dict(tally.counts),
         "set_aside": dict(tally.reasons),
         "not_asked": len(store) - len(asked),
         "empty_captions": sum(not text for text in texts),

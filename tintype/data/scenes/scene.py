@@ -139,25 +139,16 @@ class SceneBatch:
     @staticmethod
     def from_scenes(scenes: Sequence[Scene]) -> SceneBatch:
         """Return scenes as a batch on the CPU: the inverse of `to_scenes`."""
-        shape_BP, colour_BP, size_BP, texture_BP = (
-            torch.tensor([_object_row(scene, name, words) for scene in scenes], dtype=torch.int64)
+        of_objects = {
+            f"{name}_BP": torch.tensor([_object_row(scene, name, words) for scene in scenes], dtype=torch.int64)
             for name, words in OBJECT_VOCABULARY.items()
-        )
-        sky_B, ground_B, light_B, style_B = (
-            torch.tensor([words.index(getattr(scene, name)) for scene in scenes], dtype=torch.int64)
+        }
+        of_scenes = {
+            f"{name}_B": torch.tensor([words.index(getattr(scene, name)) for scene in scenes], dtype=torch.int64)
             for name, words in SCENE_VOCABULARY.items()
-        )
-        return SceneBatch(
-            present_BP=shape_BP >= 0,
-            shape_BP=shape_BP.clamp(min=0),
-            colour_BP=colour_BP.clamp(min=0),
-            size_BP=size_BP.clamp(min=0),
-            texture_BP=texture_BP.clamp(min=0),
-            sky_B=sky_B,
-            ground_B=ground_B,
-            light_B=light_B,
-            style_B=style_B,
-        )
+        }
+        present_BP = of_objects["shape_BP"] >= 0
+        return SceneBatch(present_BP, **{name: value.clamp(min=0) for name, value in of_objects.items()}, **of_scenes)
 
 
 def _object_row(scene: Scene, attribute: str, words: Sequence[str]) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -86,7 +86,8 @@ def import_images(
     importer = open_importer(source, Reading(options.limits, options.follow_links))
     captions = _captions(importer, options.captions, source)
     attributes = _attributes(importer, options.attributes, captions, source)
-    _check_split_column(importer, options.split_column, source)
+    if options.split_column is not None:
+        _check_column("--split-column ", options.split_column, importer, source)
     total = importer.count if options.limit is None else min(options.limit, importer.count)
     request = _request(source, importer, captions, attributes, options)
     if is_store(out):
@@ -241,10 +242,7 @@ def _captions(importer: Importer, asked: Mapping[str, str], source: Path) -> Map
         )
     for name, column in captions.items():
         refuse_built_in(name, "--caption", f"={column}")
-        if column not in importer.columns:
-            raise UserError(
-                f"--caption {name}={column}: {source} has no text column '{column}'; {_nearest(column, importer)}"
-            )
+        _check_column(f"--caption {name}=", column, importer, source)
     return captions
 
 
@@ -255,11 +253,7 @@ def _attributes(
     found = {}
     for name, one in asked.items():
         if one.column not in importer.kinds:
-            has = (
-                f"it has {', '.join(importer.kinds)}"
-                if len(importer.kinds) <= 12
-                else nearest(one.column, importer.kinds)
-            )
+            has = _known(one.column, importer.kinds)
             raise UserError(
                 f"--attribute {name}={one.column}: {source} has no column '{one.column}' of texts, numbers or truths; "
                 f"{has}. After the column may stand what it holds: NAME=COLUMN:float, or :text, :int, :bool"
@@ -268,15 +262,14 @@ def _attributes(
     return found
 
 
-def _check_split_column(importer: Importer, column: str | None, source: Path) -> None:
-    if column is not None and column not in importer.columns:
-        raise UserError(
-            f"--split-column {column}: {source} has no text column '{column}'; {_nearest(column, importer)}"
-        )
+def _check_column(option: str, column: str, importer: Importer, source: Path) -> None:
+    if column not in importer.columns:
+        has = _known(column, importer.columns)
+        raise UserError(f"{option}{column}: {source} has no text column '{column}'; {has}")
 
 
-def _nearest(column: str, importer: Importer) -> str:
-    return f"it has {', '.join(importer.columns)}" if len(importer.columns) <= 12 else nearest(column, importer.columns)
+def _known(column: str, columns: Collection[str]) -> str:
+    return f"it has {', '.join(columns)}" if len(columns) <= 12 else nearest(column, columns)
 
 
 def _request(

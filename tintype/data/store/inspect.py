@@ -23,9 +23,8 @@ from tintype.data.store.inspect_attributes import SHOWN_NAMES, about_attribute, 
 from tintype.data.store.inspect_result import (
     Aspects,
     Captions,
+    Counts,
     Duplicates,
-    Origin,
-    Reason,
     Result,
     Sample,
     Sizes,
@@ -126,7 +125,7 @@ def _record(store: Store, row: int) -> Sample:
     }
 
 
-def _origins(store: Store, rows: NDArray[np.int64]) -> list[Origin]:
+def _origins(store: Store, rows: NDArray[np.int64]) -> Counts:
     """Return the files or folders that records came from, those of most records first."""
     origins = map(_origin, store.column("source").take(rows).to_pylist())
     return [{"name": name, "records": count} for name, count in most_common(origins)]
@@ -141,7 +140,7 @@ def _origin(source: str) -> str:
     return f"{source.partition('/')[0]}/" if "/" in source else "the folder itself"
 
 
-def _set_aside(store: Store) -> list[Reason]:
+def _set_aside(store: Store) -> Counts:
     """Return the reasons without the numbers and names in them."""
     counts: Counter[str] = Counter()
     for said in store.quarantine():

@@ -6,11 +6,17 @@ from typing import Literal, TypedDict
 
 from tintype.data.store.attributes import Kind, Value
 
+Counts = list[dict[str, str | int]]
+"""Names or sizes, each with its number of `records`."""
 
-class Spread(TypedDict):
+
+class Numbers(TypedDict):
     min: float
     median: float
     max: float
+
+
+class Spread(Numbers):
     mean: float
 
 
@@ -26,25 +32,14 @@ class SpreadAndHistogram(Spread):
     histogram: Histogram
 
 
-class Side(TypedDict):
-    px: int
-    records: int
-
-
-class Size(TypedDict):
-    width: int
-    height: int
-    records: int
-
-
 class Sizes(TypedDict):
     width: Spread
     height: Spread
     short: SpreadAndHistogram
     long: SpreadAndHistogram
     tiny: int
-    at_least: list[Side]
-    most_common: list[Size]
+    at_least: Counts
+    most_common: Counts
     bytes: int
 
 
@@ -77,24 +72,13 @@ class Captions(TypedDict):
     strange_example: str | None
 
 
-class Numbers(TypedDict):
-    min: float
-    median: float
-    max: float
-
-
-class Common(TypedDict):
-    value: str
-    records: int
-
-
 class AttributeValues(TypedDict):
     kind: Kind
     missing: int
     distinct: int
     spread: Numbers | None
     histogram: Histogram | None
-    most_common: list[Common]
+    most_common: Counts
 
 
 class Duplicates(TypedDict):
@@ -121,19 +105,9 @@ class Sample(TypedDict):
     attributes: dict[str, Value]
 
 
-class Origin(TypedDict):
-    name: str
-    records: int
-
-
-class Reason(TypedDict):
-    reason: str
-    records: int
-
-
 class SetAside(TypedDict):
     records: int
-    reasons: list[Reason]
+    reasons: Counts
 
 
 class LeftOut(TypedDict):
@@ -162,7 +136,7 @@ class Result(TypedDict):
     of: int
     left_out: LeftOut
     splits: dict[str, int]
-    origins: list[Origin]
+    origins: Counts
     set_aside: SetAside
     sizes: Sizes
     aspects: Aspects

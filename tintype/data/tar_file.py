@@ -1,0 +1,51 @@
+"""Read the members of tars from outside. Nothing is unpacked to the disk."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tintype.errors import UserError
+
+_BLOCK = 512
+_PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+
+
+def members(path: Path) -> Iterator[tarfile.TarInfo]:
+    """Yield the members but folders, in the order of the file; raise where the tar is not whole.
+
+    Python's reader accepts a tar that ends between members, and takes a damaged header for the end.
+    """
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file, tarfile.open(path, "r:") as tar:
+            file.seek(max(0, size - _BLOCK))
+            if size % _BLOCK or any(file.read()):
+                raise UserError(f"{path} cannot be read as a tar file: it is cut short, compressed, or no tar")
+            for member in tar:
+                if is_plain(member) and member.offset_data + member.size > size:
+                    raise UserError(f"{path} cannot be read as a tar file: it is cut short at {member.name}")
+                if not member.isdir():
+                    yield member
+            file.seek(tar.offset)
+            while block := file.read(1 << 20):
+                if any(block):
+                    raise UserError(
+                        f"{path} cannot be read as a tar file: at byte {tar.offset:,}, where it ends or a header is "
+                        "damaged, something follows. Make it anew; of tars that were joined into one file, give a folder"
+                    )
+    except (tarfile.TarError, OSError) as error:
+        raise UserError(f"{path} cannot be read as a tar file: {error}") from None
+
+
+def is_plain(member: tarfile.TarInfo) -> bool:
+    """Return whether a member is a file whose bytes lie in the tar: no link, no device, not sparse."""
+    return member.type in _PLAIN and not member.issparse()
+
+
+def content(path: Path, start: int, size: int) -> bytes:
+    """Return the bytes of a plain member."""
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(size)
