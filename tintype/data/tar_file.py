@@ -33,7 +33,7 @@ def members(path: Path) -> Iterator[tarfile.TarInfo]:
                 if any(block):
                     raise UserError(
                         f"{path} cannot be read as a tar file: at byte {tar.offset:,}, where it ends or a header is "
-                        "damaged, something follows. Make it anew; of tars that were joined into one file, give a folder"
+                        "damaged, something follows. Make it anew; of tars that were joined in one file, give a folder"
                     )
     except (tarfile.TarError, OSError) as error:
         raise UserError(f"{path} cannot be read as a tar file: {error}") from None
