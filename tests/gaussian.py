@@ -102,6 +102,9 @@ class NoText:
     def cut(self, captions: Sequence[str], max_tokens: int) -> list[str]:
         raise AssertionError("the toy has no tokens")
 
+    def transformers_form(self) -> None:
+        return None
+
     def compile_layers(self) -> None:
         raise AssertionError("the toy is not compiled")
 

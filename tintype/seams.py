@@ -182,6 +182,20 @@ class CaptionPolicy(Protocol):
         """One of an image's captions for a uniform draw u in [0, 1), or an empty one where it has none to pick."""
 
 
+@dataclass(frozen=True)
+class TransformersForm:
+    """A text encoder as transformers loads it."""
+
+    network: Any
+    """A model that gives `last_hidden_state`."""
+    tokenizer: Any
+    nothing: int
+    """The one token of a caption of which the tokenizer leaves nothing."""
+    max_tokens: int
+    clean: bool | str
+    compute: str
+
+
 class TextEncoder(Protocol):
     @property
     def dim(self) -> int: ...
@@ -198,8 +212,20 @@ class TextEncoder(Protocol):
     def encode(self, captions: Sequence[str]) -> TextTokens:
         """Always the same number of tokens, of which each caption, the empty one too, has one at least."""
 
+    def transformers_form(self) -> TransformersForm | None:
+        """Return the network and the tokenizer as transformers loads them; None where it has no class for them."""
+
     def compile_layers(self) -> None:
         """Compiles what each step runs; called once, before the first."""
+
+
+@dataclass(frozen=True)
+class DiffusersForm:
+    """An autoencoder of diffusers, and how its latents are normalised: z = (latent - shift) · scale."""
+
+    network: Any
+    shift_C: Tensor
+    scale_C: Tensor
 
 
 class Tokenizer(Protocol):
@@ -234,6 +260,12 @@ class Tokenizer(Protocol):
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
         """Latents to uint8 images."""
+
+    def decode_float(self, z_BCHW: Tensor) -> Tensor:
+        """Decode latents to float32 images before they are rounded: about [-1, 1]."""
+
+    def diffusers_form(self) -> DiffusersForm | None:
+        """Return the network and its normalisation; None where no autoencoder of diffusers has these latents."""
 
     def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         """What is wrong with latents of these means and deviations and how it is put right; None for nothing."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetCoreSchemaHandler, Tag, model_validator
@@ -62,10 +63,39 @@ class KeysOf:
     classes: tuple[type[Settings], ...]
 
 
+ExportForm = Literal["PRXPipeline", "PRXPixelPipeline", "safetensors"]
+"""A pipeline of diffusers, or one file with the denoiser alone."""
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a run cannot be exported in a form, and the option of `tintype train` that avoids it, where there is one."""
+
+    reason: str
+    option: str = ""
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """Files on this machine that settings name by their folder."""
+
+    setting: str
+    """The setting that names the folder."""
+    files: Mapping[str, Path]
+    """By their place in the folder."""
+    records: frozenset[str] = frozenset()
+    """JSON of tintype's own among them, which may name paths."""
+
+
 class Part(Settings):
     """Settings of an exchangeable part. Subclasses narrow `kind` to one literal and say how the part is built."""
 
     kind: str
+
+    @classmethod
+    def kind_name(cls) -> str:
+        """Return the kind, without settings."""
+        return str(cls.model_fields["kind"].default)
 
     def describe(self) -> str | None:
         """Return the part in words of its own, for cards and reports; None where its settings say it."""
@@ -73,6 +103,18 @@ class Part(Settings):
 
     def in_hash(self) -> dict[str, Any]:
         """Return what of it names a run."""
+        return plain(self)
+
+    def obstacles(self, form: ExportForm) -> list[Obstacle]:
+        """Return why a run with this part cannot be exported in this form."""
+        return []
+
+    def local_files(self) -> LocalFiles | None:
+        """Return the weights of others that lie on this machine; an export copies them."""
+        return None
+
+    def portable(self) -> dict[str, Any]:
+        """Return the settings without what names a path of this machine."""
         return plain(self)
 
 

@@ -17,16 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from tintype.errors import UserError
-from tintype.losses.repa_e.tokenizer import TunedTokenizer
 from tintype.seams import Tokenizer
-from tintype.tokenizers.latent import LatentTokenizer
-from tintype.tokenizers.published import KlAutoencoder
 
 
 def for_pipeline(tokenizer: Tokenizer) -> Any:
-    """The network in fp32; that of a tokenizer which is used afterwards must be loaded again."""
-    network, shift_C, scale_C = _network(tokenizer)
-    network = network.float()
+    """Return the network in fp32. It is changed: a tokenizer that is used afterwards must be loaded again."""
+    form = tokenizer.diffusers_form()
+    if form is None:
+        raise TypeError(f"{type(tokenizer).__name__} has no network that PRXPipeline takes")
+    network, shift_C, scale_C = form.network.float(), form.shift_C, form.scale_C
     scale, shift = _one(scale_C), _one(shift_C)
     if type(network).__name__ == "AutoencoderDC":
         if scale is None or shift != 0:
@@ -42,18 +41,6 @@ def for_pipeline(tokenizer: Tokenizer) -> Any:
         scale, shift = 1.0, 0.0
     network.register_to_config(scaling_factor=scale, shift_factor=shift, latents_mean=None, latents_std=None)
     return network
-
-
-def _network(tokenizer: Tokenizer) -> tuple[Any, Tensor, Tensor]:
-    """The autoencoder of diffusers, and shift and scale of each channel: z = (latent - shift) · scale."""
-    if isinstance(tokenizer, TunedTokenizer) and isinstance(tokenizer.network, KlAutoencoder):
-        norm = tokenizer.norm
-        return tokenizer.network.network, norm.running_mean, (norm.running_var + norm.eps).rsqrt()
-    if isinstance(tokenizer, LatentTokenizer):
-        scale_CHW, shift_CHW = tokenizer.normalisation.both
-        if scale_CHW.shape[1:] == shift_CHW.shape[1:] == (1, 1):
-            return tokenizer.network, shift_CHW.flatten(), scale_CHW.flatten()
-    raise TypeError(f"{type(tokenizer).__name__} has no network that PRXPipeline takes")
 
 
 def _one(number_C: Tensor) -> float | None:

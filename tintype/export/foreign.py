@@ -20,21 +20,11 @@ from tintype.export.names import denoiser_in
 from tintype.export.pipeline_folder import ABOUT
 from tintype.export.single_file import ABOUT as ABOUT_IN_HEADER
 from tintype.pretrained.hub import json_object
+from tintype.text import PARTS as TEXT_PARTS
+from tintype.tokenizers import TOKENIZERS
 
 _WEIGHTS = "diffusion_pytorch_model.safetensors"
 _PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".pkl")
-_TEXT_KINDS = {
-    "t5gemma": "t5gemma",
-    "t5_gemma_module": "t5gemma",
-    "t5": "t5",
-    "mt5": "t5",
-    "umt5": "t5",
-    "qwen3_vl": "qwen3-vl",
-    "qwen3_vl_text": "qwen3-vl",
-    "clip": "clip",
-    "clip_text_model": "clip",
-}
-"""Model type in transformers -> our kind; all others are `transformers`."""
 _PREDICTIONS = {"PRXPipeline": "velocity", "PRXPixelPipeline": "x-prediction"}
 PIPELINES_BY_CLEANING = {"prx": "PRXPipeline", "prx-pixel": "PRXPixelPipeline"}
 """`text.clean` -> the pipeline that cleans prompts so before it reads them."""
@@ -195,7 +185,9 @@ def _text(place: Path, stated: Mapping[str, Any], told: Mapping[str, Any]) -> di
     config = place / "text_encoder" / "config.json"
     if not config.is_file():
         return {}
-    kind = told.get("kind") or _TEXT_KINDS.get(str(json_object(config).get("model_type")), "transformers")
+    model_type = json_object(config).get("model_type")
+    known = (part.kind_name() for part in TEXT_PARTS if model_type in part.model_types)
+    kind = told.get("kind") or next(known, "transformers")
     apart = {"subfolder": "text_encoder"}
     if (place / "tokenizer").is_dir():
         apart["tokenizer_subfolder"] = "tokenizer"
@@ -215,10 +207,11 @@ def _autoencoder(place: Path, told: Mapping[str, Any]) -> dict[str, Any]:
     if not file.is_file():
         return {}
     config = json_object(file)
-    kind = {"AutoencoderKL": "flux1", "AutoencoderDC": "dc-ae"}.get(str(config.get("_class_name")))
+    held = {part.class_name: part.kind_name() for part in reversed(TOKENIZERS) if part.why_not_exported is None}
+    kind = held.get(config.get("_class_name"))
     if kind is None:
         raise UserError(f"{file} is of a '{config.get('_class_name')}'; PRX has AutoencoderKL or AutoencoderDC")
-    blocks = config.get("block_out_channels" if kind == "flux1" else "encoder_block_out_channels")
+    blocks = config.get("encoder_block_out_channels") or config.get("block_out_channels")
     channels = config.get("latent_channels")
     if not isinstance(blocks, list) or not isinstance(channels, int):
         raise UserError(f"{file} does not say how many channels and blocks the autoencoder has")

@@ -17,6 +17,7 @@ import tintype
 from tintype.config.strict import Document
 from tintype.errors import UserError
 from tintype.export.architecture import check_tensors, from_config, from_tensors
+from tintype.export.contract import route_obstacles
 from tintype.export.foreign import PIPELINES_BY_CLEANING, Foreign, read_foreign
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.plan import Plan, plan_from_document
@@ -91,7 +92,7 @@ def _check(foreign: Foreign, plan: Plan) -> None:
                 f"{foreign.place} works on {channels} channels, and the plan's tokenizer '{plan.tokenizer.kind}' has "
                 f"{plan.tokenizer.compression.channels}; name its own with --set tokenizer.kind=…"
             )
-    if plan.tuning is not None or (plan.route is not None and plan.route.build(plan.model).whole() is not None):
+    if plan.tuning is not None or route_obstacles(plan):
         raise UserError(
             "the plan has layers that the model does not bring (a tokenizer that is tuned, or a route with a layer of "
             "its own); import it without, and train another plan from there"

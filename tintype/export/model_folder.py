@@ -26,7 +26,6 @@ from tintype.export.whole import refuse_existing, written_whole
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.files import read_json, sha256_of, write_json, write_sealed
 from tintype.settings import Part, plain
-from tintype.tokenizers.small_vae import RECORD_NAME, WEIGHTS_NAME, SmallVaeSettings
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.model_folder import ABOUT, FORM
@@ -34,8 +33,6 @@ from tintype.train.weights import DTYPES
 
 _MADE_ON = ("tintype", "torch", "python", "parameters")
 """What of the environment says something about the model."""
-_KINDS = (".safetensors", ".json", ".txt", ".model")
-"""Files of a checkpoint of others: weights, configs and tokenizers. Pickles are never read, and not copied."""
 _NOTE = "its plan names data by the last name of its path; tintype looks for it where a command runs"
 
 
@@ -121,29 +118,20 @@ def _portable(value: Any, key: str = "") -> Any:
 
 
 def _copied(part: Part, folder: Path, name: str) -> dict[str, str]:
-    """Copy weights of others that lie on this machine into the folder. Return the settings that name them there."""
-    if isinstance(part, SmallVaeSettings):
-        source, target = Path(part.folder).expanduser(), folder / name
-        target.mkdir()
-        shutil.copyfile(source / WEIGHTS_NAME, target / WEIGHTS_NAME)
-        write_json(target / RECORD_NAME, _portable(read_json(source / RECORD_NAME)))
-        return {"folder": f"./{name}"}
-    found = getattr(part, "checkpoint", None)
-    if found is None or found.folder is None:
+    """Copy weights of others that lie on this machine into the folder. Return the setting that names them there."""
+    found = part.local_files()
+    if found is None:
         return {}
-    within = {found.subfolder, getattr(part, "tokenizer_subfolder", None) or found.subfolder}
-    for subfolder in within:
-        _copy_checkpoint(found.folder / subfolder, folder / name / subfolder)
-    return {"weights": f"./{name}"}
-
-
-def _copy_checkpoint(source: Path, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    for file in sorted(source.iterdir()):
-        if file.is_file() and file.suffix in _KINDS:
-            shutil.copyfile(file, target / file.name)
+    for place, file in found.files.items():
+        target = folder / name / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if place in found.records:
+            write_json(target, _portable(read_json(file)))
+        else:
+            shutil.copyfile(file, target)
             if file.name in CONFIGS:
-                forget_places(target / file.name)
+                forget_places(target)
+    return {found.setting: f"./{name}"}
 
 
 def _write_records(run: Path, folder: Path) -> None:

@@ -16,17 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tintype.errors import UserError
 from tintype.export.pipeline_folder import timesteps
 from tintype.export.quiet import quiet_diffusers
 from tintype.flow.guidance import ClassifierFreeSettings
-from tintype.losses.repa_e.tokenizer import TunedTokenizer
 from tintype.pretrained.packages import diffusers_package
 from tintype.sampling.generate import SamplerSettings, first_noise, sample_latents
 from tintype.seams import Draws
 from tintype.settings import PrecisionSettings
-from tintype.tokenizers.latent import LatentTokenizer
-from tintype.tokenizers.pixels import Pixels
 from tintype.train.parts import Parts
 
 PROMPTS = ("a small red ball on the grass", "two blue cubes and one large green cone")
@@ -83,18 +79,11 @@ def _figure(
         }
         theirs_BCHW = pipe(**arguments, output_type="latent").images
         picture_BHWC = torch.from_numpy(pipe(**arguments, output_type="np").images)
-        ours_in_0_1 = (_picture(parts, ours_BCHW) / 2 + 0.5).clamp(0, 1)
+        ours_in_0_1 = (parts.tokenizer.decode_float(ours_BCHW) / 2 + 0.5).clamp(0, 1)
         latents = float((ours_BCHW - theirs_BCHW).abs().max())
         pictures = float((ours_in_0_1 - picture_BHWC.movedim(-1, 1)).abs().max())
         worst = Figure(guidance, max(worst.latents, latents), max(worst.pictures, pictures))
     return worst
-
-
-def _picture(parts: Parts, z_BCHW: Tensor) -> Tensor:
-    tokenizer = parts.tokenizer
-    if not isinstance(tokenizer, LatentTokenizer | TunedTokenizer | Pixels):
-        raise UserError(f"no pipeline decodes the latents of {type(tokenizer).__name__}")
-    return tokenizer.decode_float(z_BCHW)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from torch import Tensor
 from tintype.export import reader
 from tintype.export.architecture import to_config
 from tintype.export.autoencoder import for_pipeline
-from tintype.export.contract import LATENT, Pipeline, pipeline_for
+from tintype.export.contract import LATENT, PIXEL, pipeline_for
 from tintype.export.model_card import CARD, Card, CardOptions, make_card, write_card
 from tintype.export.quiet import quiet_diffusers
 from tintype.export.trained import Dtype, Trained, Weights, load_trained
@@ -28,6 +28,7 @@ from tintype.plan import Plan, plan_from_folder
 from tintype.pretrained.hub import json_object
 from tintype.pretrained.packages import diffusers_package
 from tintype.runtime.files import write_json
+from tintype.tokenizers.part import Pipeline
 from tintype.train.weights import DTYPES
 
 ABOUT = "tintype.json"
@@ -115,7 +116,7 @@ def timesteps(steps: int, shift: float) -> list[float]:
 def _write(trained: Trained, pipeline: Pipeline, dtype: Dtype, folder: Path) -> None:
     diffusers = diffusers_package()
     plan, parts, kind = trained.plan, trained.parts, DTYPES[dtype]
-    encoder = reader.frozen(parts.text)
+    encoder = reader.form_of(parts.text)
     components = {
         "transformer": _transformer(trained.denoiser(dtype), plan, parts.tokenizer.channels, parts.text.dim),
         "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(num_train_timesteps=TRAIN_TIMESTEPS, shift=1.0),
@@ -126,7 +127,7 @@ def _write(trained: Trained, pipeline: Pipeline, dtype: Dtype, folder: Path) -> 
     if pipeline == LATENT:
         components["vae"] = for_pipeline(parts.tokenizer).to(kind)
     else:
-        components |= {"prompt_max_tokens": encoder.settings.max_tokens, "noise_scale": 1.0}
+        components |= {"prompt_max_tokens": encoder.max_tokens, "noise_scale": 1.0}
     getattr(diffusers, pipeline)(**components).save_pretrained(folder, safe_serialization=True)
     reader.mend_config(folder / "text_encoder")
     for file in folder.rglob("*.json"):
@@ -144,9 +145,9 @@ def _transformer(tensors: Mapping[str, Tensor], plan: Plan, channels: int, text_
 def _how_to_call(trained: Trained, pipeline: Pipeline) -> dict[str, Any]:
     """Arguments with which the pipeline samples as tintype does."""
     call: dict[str, Any] = {"timesteps": timesteps(STEPS, trained.plan.sampling.shift), "use_resolution_binning": False}
-    if pipeline == LATENT and reader.frozen(trained.parts.text).settings.clean != "prx":
+    if pipeline == LATENT and reader.form_of(trained.parts.text).clean != "prx":
         call["skip_text_cleaning"] = True
-    if null := reader.null_prompt(reader.frozen(trained.parts.text)):
+    if null := reader.null_prompt(reader.form_of(trained.parts.text)):
         call["negative_prompt"] = null
     return {"call": call}
 
@@ -160,12 +161,12 @@ def _notes(trained: Trained) -> list[str]:
         )
     if any(loss.velocity_bias(max(0, trained.step - 1)) for loss in plan.losses):
         notes.append("the bias of the contrastive loss stays in the velocity; `unbias` is tintype's")
-    text = reader.frozen(trained.parts.text).settings
+    text = reader.form_of(trained.parts.text)
     if text.clean is True:
         notes.append(
             "training cleaned captions (text.clean); the pipeline does not: give prompts without HTML or links"
         )
-    if text.clean == "prx" and plan.tokenizer.kind == "pixels":
+    if text.clean == "prx" and plan.tokenizer.pipeline == PIXEL:
         notes.append(
             "training cleaned captions as PRXPipeline does (text.clean=prx); PRXPixelPipeline does not: give prompts "
             "in lower case, without links and special characters"

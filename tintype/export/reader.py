@@ -1,4 +1,4 @@
-"""A run's text encoder and tokenizer, as a pipeline reads prompts with them.
+"""Prepare a run's text encoder and tokenizer for a pipeline.
 
 The pipelines pad to `model_max_length` and read `last_hidden_state`. Padding goes to the right, so that a token has the
 place that it had in training.
@@ -13,25 +13,23 @@ from typing import Any
 from tintype.errors import UserError
 from tintype.pretrained.hub import json_object
 from tintype.runtime.files import write_json
-from tintype.seams import TextEncoder
-from tintype.text.cache import CachedText
-from tintype.text.frozen import FrozenTextEncoder
+from tintype.seams import TextEncoder, TransformersForm
 
 _T5GEMMA_ALONE = "t5_gemma_module"
 
 
-def frozen(text: TextEncoder) -> FrozenTextEncoder:
-    found = text.encoder if isinstance(text, CachedText) else text
-    if not isinstance(found, FrozenTextEncoder):
-        raise TypeError(f"{type(found).__name__} is no model of transformers")
-    return found
+def form_of(text: TextEncoder) -> TransformersForm:
+    form = text.transformers_form()
+    if form is None:
+        raise TypeError(f"{type(text).__name__} is no model of transformers")
+    return form
 
 
-def network_of(encoder: FrozenTextEncoder) -> Any:
-    """A class that transformers itself can load: no code comes with the folder."""
+def network_of(form: TransformersForm) -> Any:
+    """Return the network, of a class that transformers itself can load: no code comes with the folder."""
     import transformers
 
-    network = encoder.network
+    network = form.network
     name = type(network).__name__
     module = type(network).__module__
     if name != "T5GemmaEncoder" and not (module.startswith("transformers.") and name in dir(transformers)):
@@ -42,12 +40,12 @@ def network_of(encoder: FrozenTextEncoder) -> Any:
     return network
 
 
-def tokenizer_of(encoder: FrozenTextEncoder) -> Any:
-    tokenizer = copy.deepcopy(encoder.tokenizer)
-    tokenizer.model_max_length = encoder.settings.max_tokens
+def tokenizer_of(form: TransformersForm) -> Any:
+    tokenizer = copy.deepcopy(form.tokenizer)
+    tokenizer.model_max_length = form.max_tokens
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:  # its states are never seen
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(encoder.nothing)
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(form.nothing)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:  # what its last call left would be saved with it
         backend.no_truncation()
@@ -55,16 +53,16 @@ def tokenizer_of(encoder: FrozenTextEncoder) -> Any:
     return tokenizer
 
 
-def null_prompt(encoder: FrozenTextEncoder) -> str:
-    """The negative prompt that reads as the null caption did in training.
+def null_prompt(form: TransformersForm) -> str:
+    """Return the negative prompt that reads as the null caption did in training.
 
     A tokenizer that makes nothing of '' leaves the pipeline without any text to look at, where training had one token.
     """
-    tokenizer = encoder.tokenizer
+    tokenizer = form.tokenizer
     if tokenizer("")["input_ids"]:
         return ""
-    text = str(tokenizer.convert_ids_to_tokens(encoder.nothing))
-    if tokenizer(text)["input_ids"] != [encoder.nothing]:
+    text = str(tokenizer.convert_ids_to_tokens(form.nothing))
+    if tokenizer(text)["input_ids"] != [form.nothing]:
         raise UserError(
             f"text: the tokenizer makes nothing of the empty caption, for which training had the token '{text}', and "
             "it does not read that text as this token, so a pipeline cannot guide as tintype does; train with another "
@@ -74,8 +72,10 @@ def null_prompt(encoder: FrozenTextEncoder) -> str:
 
 
 def mend_config(folder: Path) -> None:
-    """An encoder of T5Gemma saved by itself is read back with the sizes of the 2B model, whatever its config says,
-    unless the config is one of encoder and decoder."""
+    """Fix the config of a T5Gemma encoder saved by itself.
+
+    It is read back with the sizes of the 2B model, whatever it says, unless it is one of encoder and decoder.
+    """
     import transformers
 
     stated = json_object(folder / "config.json")

@@ -14,7 +14,7 @@ import tintype
 from tintype.errors import UserError
 from tintype.export.architecture import CLASS, check_tensors
 from tintype.plan import Plan, plan_from_folder
-from tintype.settings import Part, plain
+from tintype.settings import plain
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
@@ -26,8 +26,6 @@ from tintype.train.weights import DTYPES
 Weights = Literal["raw", "average"]
 Dtype = Literal["fp32", "bf16"]
 FORMAT = 1
-_PLACES = ("weights", "revision", "subfolder", "tokenizer_subfolder", "folder", "sha256")
-"""Settings that say where something lies on this machine."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Trained:
             "sampling": plain(plan.sampling),
             "objective": plain(plan.objective),
             "model": plain(plan.model.model_copy(update={"compile": False, "activation_checkpointing": False})),
-            "text": {**_portable(plan.text), "dim": self.parts.text.dim, "identity": self.parts.text.identity},
+            "text": {**plan.text.portable(), "dim": self.parts.text.dim, "identity": self.parts.text.identity},
             "tokenizer": {**_tokenizer(plan), "identity": self.parts.tokenizer.identity},
         }
 
@@ -118,15 +116,5 @@ def _check_exported(run: Path, about: Mapping[str, Any], weights: Weights | None
 
 def _tokenizer(plan: Plan) -> dict[str, Any]:
     size = plan.tokenizer.compression
-    said = {**_portable(plan.tokenizer), "channels": size.channels, "stride_px": size.stride_px}
+    said = {**plan.tokenizer.portable(), "channels": size.channels, "stride_px": size.stride_px}
     return said if plan.tuning is None else {**said, "tuned": plan.tuning.kind}
-
-
-def _portable(part: Part) -> dict[str, Any]:
-    """Settings without places, but for a repository of the hub, which is the same everywhere."""
-    said = plain(part)
-    kept = {key: value for key, value in said.items() if key not in _PLACES}
-    found = getattr(part, "checkpoint", None)
-    if found is not None and found.folder is None:
-        kept |= {key: said[key] for key in ("weights", "revision", "subfolder") if said.get(key)}
-    return kept

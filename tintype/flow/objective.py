@@ -10,12 +10,24 @@ from torch import Tensor
 from tintype.flow import path
 from tintype.flow.part import ObjectivePart
 from tintype.seams import Draws, Sample, TimeDensity
+from tintype.settings import ExportForm, Obstacle
 
 
 class VelocitySettings(ObjectivePart):
     predicts: ClassVar[Literal["velocity", "x"]] = "velocity"
 
     kind: Literal["velocity"] = "velocity"
+
+    def obstacles(self, form: ExportForm) -> list[Obstacle]:
+        if form != "PRXPixelPipeline":
+            return []
+        return [
+            Obstacle(
+                "objective: PRXPixelPipeline takes a prediction of the clean image, and this run predicts the velocity "
+                "of pixels. x = x_t - t v also needs x_t and t, which no last layer can add",
+                "--technique x-prediction",
+            )
+        ]
 
     def build(self, time: TimeDensity) -> VelocityObjective:
         return VelocityObjective(time)

@@ -15,13 +15,37 @@ from torch import Tensor
 from tintype.flow import path
 from tintype.flow.part import ObjectivePart
 from tintype.seams import Draws, Sample, TimeDensity
+from tintype.settings import ExportForm, Obstacle
+
+PRX_CLAMP = 0.05
+"""The least t that `PRXPixelPipeline` divides by."""
 
 
 class XPredictionSettings(ObjectivePart):
     predicts: ClassVar[Literal["velocity", "x"]] = "x"
 
     kind: Literal["x-prediction"] = "x-prediction"
-    clamp: float = Field(0.05, gt=0, lt=1, description="No division by a t below this")
+    clamp: float = Field(PRX_CLAMP, gt=0, lt=1, description="No division by a t below this")
+
+    def obstacles(self, form: ExportForm) -> list[Obstacle]:
+        if form == "PRXPipeline":
+            return [
+                Obstacle(
+                    "objective: PRXPipeline takes a prediction of the velocity, and this run predicts clean latents. "
+                    "To convert one to the other needs x_t and t, which no last layer can add, and a pipeline of its "
+                    "own would be code that the folder brings",
+                    "--set objective.kind=velocity",
+                )
+            ]
+        if form == "PRXPixelPipeline" and self.clamp != PRX_CLAMP:
+            return [
+                Obstacle(
+                    f"objective.clamp is {self.clamp}, and PRXPixelPipeline divides by max(t, {PRX_CLAMP}): samples "
+                    "would differ in steps with t below",
+                    f"--set objective.clamp={PRX_CLAMP:g}",
+                )
+            ]
+        return []
 
     def build(self, time: TimeDensity) -> XPrediction:
         return XPrediction(time, self.clamp)

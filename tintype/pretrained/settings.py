@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -10,13 +10,17 @@ from pydantic import Field, model_validator
 from tintype.config.pins import Pin
 from tintype.pretrained.frozen import Arithmetic
 from tintype.pretrained.hub import Checkpoint
-from tintype.settings import Part, PathText
+from tintype.settings import LocalFiles, Part, PathText
 
 Compute = Literal["fp32", "tf32", "bf16"]
 
 Source = Annotated[PathText, Field(min_length=1, description="Repository of the hub, or a local folder")]
 Revision = Annotated[str | None, Field(description="Branch, tag or commit of the hub; a commit cannot change")]
 Subfolder = Annotated[str, Field(description="Of the repository; of a folder that has no config.json itself")]
+
+
+_COPIED = frozenset({".safetensors", ".json", ".txt", ".model"})
+"""Files of a checkpoint: weights, configs and tokenizers. Pickles are never read, and not copied."""
 
 
 class PretrainedPart(Part):
@@ -40,6 +44,31 @@ class PretrainedPart(Part):
     @property
     def checkpoint(self) -> Checkpoint:
         return Checkpoint(self.weights, self.revision, subfolder=self.subfolder)
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """Return all checkpoints that are read."""
+        return (self.checkpoint,)
+
+    def local_files(self) -> LocalFiles | None:
+        found = {
+            f"{one.subfolder}/{file.name}".lstrip("/"): file
+            for one in self.checkpoints
+            if one.folder is not None
+            for file in sorted((one.folder / one.subfolder).iterdir())
+            if file.is_file() and file.suffix in _COPIED
+        }
+        return LocalFiles("weights", found) if found else None
+
+    def portable(self) -> dict[str, Any]:
+        """Keep a repository of the hub, which is the same everywhere."""
+        named = {"weights", "revision", "subfolder"}
+        kept = named if self.checkpoint.folder is None else set()
+        return {
+            key: value
+            for key, value in super().portable().items()
+            if key not in named | {"sha256"} or (key in kept and value)
+        }
 
     @property
     def dtype(self) -> torch.dtype:

@@ -19,7 +19,7 @@ import torch
 from tintype.errors import UserError
 from tintype.runtime.cache import cache_folder, stamp_of, write_header, writing_cache
 from tintype.runtime.segments import KEY_BYTES, Segments
-from tintype.seams import TextTokens
+from tintype.seams import TextTokens, TransformersForm
 from tintype.text.frozen import FrozenTextEncoder
 from tintype.text.packing import Packed, alone, evenly, spread
 
@@ -52,6 +52,9 @@ class CachedText:
 
     def cut(self, captions: Sequence[str], max_tokens: int) -> list[str]:
         return self._encoder.cut(captions, max_tokens)
+
+    def transformers_form(self) -> TransformersForm:
+        return self._encoder.transformers_form()
 
     def compile_layers(self) -> None:
         self._encoder.compile_layers()

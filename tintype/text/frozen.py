@@ -25,7 +25,8 @@ from tintype.pretrained.hub import Checkpoint, explained
 from tintype.pretrained.settings import PretrainedPart
 from tintype.pretrained.weights import digest
 from tintype.runtime.transfer import send
-from tintype.seams import TextTokens
+from tintype.seams import TextTokens, TransformersForm
+from tintype.settings import ExportForm, Obstacle
 from tintype.text import cleaning
 from tintype.text.packing import Grouping, Packed, alone, by_length, spread
 from tintype.text.part import TextPart
@@ -59,6 +60,24 @@ class FrozenTextPart(PretrainedPart, TextPart):
     def tokenizer_checkpoint(self) -> Checkpoint:
         apart = self.tokenizer_subfolder
         return self.checkpoint if apart is None else Checkpoint(self.weights, self.revision, subfolder=apart)
+
+    def obstacles(self, form: ExportForm) -> list[Obstacle]:
+        if not self.skip_layers or form == "safetensors":
+            return []
+        return [
+            Obstacle(
+                f"text.skip_layers is {self.skip_layers}: the pipelines read the last layer after its norm "
+                "(`last_hidden_state`) and no other",
+                "--set text.skip_layers=0",
+            )
+        ]
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        return self.checkpoint, self.tokenizer_checkpoint
+
+    def portable(self) -> dict[str, Any]:
+        return {key: value for key, value in super().portable().items() if key != "tokenizer_subfolder"}
 
     def limits(self) -> list[str]:
         return [
@@ -108,6 +127,12 @@ class FrozenTextEncoder:
     def nothing(self) -> int:
         """The one token of a caption of which the tokenizer leaves nothing."""
         return self._nothing
+
+    def transformers_form(self) -> TransformersForm:
+        settings = self.settings
+        return TransformersForm(
+            self._network, self._tokenizer, self._nothing, settings.max_tokens, settings.clean, settings.compute
+        )
 
     def compile_layers(self) -> None:
         """Not compiled: the number and length of captions in a group change at every step."""

@@ -7,12 +7,26 @@ from typing import ClassVar
 import torch
 
 from tintype.seams import TextEncoder
-from tintype.settings import Part
+from tintype.settings import ExportForm, Obstacle, Part
 
 
 class TextPart(Part):
     is_frozen: ClassVar[bool] = False
     """Whether its weights are those of others, and are not trained."""
+
+    model_types: ClassVar[frozenset[str]] = frozenset()
+    """Types of transformers' models that an import takes for this kind."""
+
+    def obstacles(self, form: ExportForm) -> list[Obstacle]:
+        if self.is_frozen:
+            return []
+        return [
+            Obstacle(
+                f"text: the encoder '{self.kind}' is trained with the run and is no class of transformers, so that it "
+                "could be loaded only by running code of the folder; a frozen one can be loaded",
+                "--technique text-encoder:to=minilm",
+            )
+        ]
 
     def limits(self) -> list[str]:
         """Return what a model cannot read because of this encoder, one limit each."""

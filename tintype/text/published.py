@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -20,6 +20,8 @@ _MINILM = {"bert": "BertModel"}
 
 class T5GemmaSettings(FrozenTextPart):
     """The encoder of T5Gemma, which PRX reads captions with. Its decoder is not loaded."""
+
+    model_types: ClassVar[frozenset[str]] = frozenset(_T5GEMMA.keys() | _T5GEMMA_TOWER.keys())
 
     kind: Literal["t5gemma"] = "t5gemma"
     weights: Source = "google/t5gemma-2b-2b-ul2"
@@ -43,6 +45,8 @@ class T5GemmaSettings(FrozenTextPart):
 class T5Settings(FrozenTextPart):
     """The encoder of T5, mT5 or UMT5."""
 
+    model_types: ClassVar[frozenset[str]] = frozenset(_T5)
+
     kind: Literal["t5"] = "t5"
     weights: Source = "google/flan-t5-large"
     revision: Revision = "0613663d0d48ea86ba8cb3d7a44f0f65dc596a2a"
@@ -54,6 +58,8 @@ class T5Settings(FrozenTextPart):
 
 class Qwen3VlSettings(FrozenTextPart):
     """The language tower of Qwen3-VL, without its head; the tower that reads images is let go of."""
+
+    model_types: ClassVar[frozenset[str]] = frozenset(_QWEN3_VL)
 
     kind: Literal["qwen3-vl"] = "qwen3-vl"
     weights: Source = "Qwen/Qwen3-VL-2B-Instruct"
@@ -67,6 +73,8 @@ class Qwen3VlSettings(FrozenTextPart):
 
 class ClipSettings(FrozenTextPart):
     """The text tower of CLIP: all its tokens, not the pooled one. Stable Diffusion 2 and XL take skip_layers 1."""
+
+    model_types: ClassVar[frozenset[str]] = frozenset(_CLIP)
 
     kind: Literal["clip"] = "clip"
     weights: Source = "openai/clip-vit-large-patch14"

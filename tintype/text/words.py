@@ -94,6 +94,9 @@ class WordsEncoder(nn.Module):
     def cut(self, captions: Sequence[str], max_tokens: int) -> list[str]:
         return [_cut(caption, max_tokens) for caption in captions]
 
+    def transformers_form(self) -> None:
+        return None
+
     def compile_layers(self) -> None:
         for layer in self.layers:
             layer.compile(dynamic=False)

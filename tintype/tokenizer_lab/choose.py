@@ -13,7 +13,7 @@ from tintype.tokenizers.small_vae import SmallVaeSettings, is_trained
 
 def tokenizer_kinds() -> dict[str, type[TokenizerPart]]:
     """All that a plan may have."""
-    return {str(part.model_fields["kind"].default): part for part in TOKENIZERS}
+    return {part.kind_name(): part for part in TOKENIZERS}
 
 
 def read_tokenizer(spec: str) -> TokenizerPart:

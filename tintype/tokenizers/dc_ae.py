@@ -11,6 +11,7 @@ from tintype.tokenizers.published import DiffusersPart
 
 class DcAeSettings(DiffusersPart):
     class_name: ClassVar[str] = "AutoencoderDC"
+    why_not_exported: ClassVar[str | None] = None
 
     kind: Literal["dc-ae"] = "dc-ae"
     weights: Source = "mit-han-lab/dc-ae-f32c32-sana-1.0-diffusers"

@@ -16,6 +16,7 @@ from tintype.tokenizers.published import KlAutoencoder, KlPart
 
 class _KlFluxPart(KlPart):
     class_name: ClassVar[str] = "AutoencoderKL"
+    why_not_exported: ClassVar[str | None] = None
 
     channels: Channels = 16
     stride_px: StridePx = 8

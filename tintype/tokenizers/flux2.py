@@ -24,6 +24,10 @@ from tintype.tokenizers.published import KlPart
 
 class Flux2Settings(KlPart):
     class_name: ClassVar[str] = "AutoencoderKLFlux2"
+    why_not_exported: ClassVar[str | None] = (
+        "FLUX.2's batch-norm statistics depend on a latent's place in a patch of 2 × 2, and PRXPipeline knows one "
+        "scale and one shift"
+    )
 
     kind: Literal["flux2"] = "flux2"
     weights: Source = "black-forest-labs/FLUX.2-klein-4B"

@@ -20,7 +20,7 @@ from tintype.pretrained.frozen import encode_evenly, frozen_arithmetic
 from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.settings import PretrainedPart
 from tintype.pretrained.weights import digest
-from tintype.seams import Draws
+from tintype.seams import DiffusersForm, Draws
 from tintype.tokenizers.normalise import Normalisation, Numbers, filled
 from tintype.tokenizers.part import Compression, TokenizerPart
 
@@ -184,6 +184,9 @@ class LatentTokenizer:
     @property
     def normalisation(self) -> Normalisation:
         return self._normalisation
+
+    def diffusers_form(self) -> DiffusersForm | None:
+        return None
 
     def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         mean = float(mean_C.mean())

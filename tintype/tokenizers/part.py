@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tintype.seams import Tokenizer
-from tintype.settings import Part
+from tintype.settings import ExportForm, Obstacle, Part
+
+Pipeline = Literal["PRXPipeline", "PRXPixelPipeline"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class Posterior:
 
 class Autoencoder(Protocol):
     """An `nn.Module` in fp32 with a Gaussian for each latent. Images are floats in [-1, 1]."""
+
+    @property
+    def diffusers_network(self) -> nn.Module | None:
+        """The network of diffusers, where it is one."""
 
     def posterior(self, x_BCHW: Tensor) -> Posterior: ...
     def decode_raw(self, raw_BCHW: Tensor) -> Tensor:
@@ -64,6 +70,23 @@ NONE_KNOWN: Known = MappingProxyType({})
 
 
 class TokenizerPart(Part):
+    pipeline: ClassVar[Pipeline] = "PRXPipeline"
+    """The pipeline of diffusers that decodes its latents."""
+    class_name: ClassVar[str | None] = None
+    """The class that diffusers has for it."""
+    why_not_exported: ClassVar[str | None] = "PRXPipeline has no class for it"
+    """Why its pipeline cannot hold it; None where it can."""
+
+    def obstacles(self, form: ExportForm) -> list[Obstacle]:
+        if form == "safetensors" or self.why_not_exported is None:
+            return []
+        return [
+            Obstacle(
+                f"tokenizer '{self.kind}': {self.why_not_exported}; train on flux1, e2e-flux or dc-ae, or "
+                "`--to safetensors` writes the denoiser for loaders of your own"
+            )
+        ]
+
     @property
     def compression(self) -> Compression:
         """Known from the settings alone: a plan is checked without any weights."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from tintype.seams import Draws
-from tintype.tokenizers.part import Compression, TokenizerPart
+from tintype.tokenizers.part import Compression, Pipeline, TokenizerPart
 
 LEAST_STD = 0.02
 """Of the pixels of many images: about 2.5 grey levels."""
 
 
 class PixelsSettings(TokenizerPart):
+    pipeline: ClassVar[Pipeline] = "PRXPixelPipeline"
+    why_not_exported: ClassVar[str | None] = None
+
     kind: Literal["pixels"] = "pixels"
 
     @property
@@ -57,6 +60,9 @@ class Pixels:
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
         return ((z_BCHW.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+    def diffusers_form(self) -> None:
+        return None
 
     def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         """The scale is a convention (JiT's, PRX's) under which no mean and deviation is wrong, and no setting of ours

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tintype.errors import UserError
 from tintype.pretrained.hub import Foreign
+from tintype.seams import DiffusersForm
 from tintype.tokenizers.latent import LatentPart, LatentTokenizer, Posterior
 from tintype.tokenizers.normalise import Normalisation, filled
 from tintype.tokenizers.part import Posterior as Gaussian
@@ -69,6 +70,12 @@ class KlPart(DiffusersPart):
 
 
 class DiffusersTokenizer(LatentTokenizer):
+    def diffusers_form(self) -> DiffusersForm | None:
+        scale_CHW, shift_CHW = self.normalisation.both
+        if scale_CHW.shape[1:] != (1, 1) or shift_CHW.shape[1:] != (1, 1):
+            return None  # the place in a patch counts
+        return DiffusersForm(self.network, shift_CHW.flatten(), scale_CHW.flatten())
+
     def _encode(self, x_BCHW: Tensor) -> Posterior:
         (found,) = self.network.encode(x_BCHW, return_dict=False)
         return Posterior(found) if isinstance(found, Tensor) else Posterior(found.mean, found.std)
@@ -84,6 +91,11 @@ class KlAutoencoder(nn.Module):
     def __init__(self, network: Foreign) -> None:
         super().__init__()
         self.network = network.requires_grad_(True)
+
+    @property
+    def diffusers_network(self) -> nn.Module:
+        found: nn.Module = self.network
+        return found
 
     def posterior(self, x_BCHW: Tensor) -> Gaussian:
         found = self.network.encode(x_BCHW).latent_dist

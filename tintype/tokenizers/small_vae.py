@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, ValidationError
@@ -30,7 +30,7 @@ from tintype.pretrained.weights import digest
 from tintype.runtime.files import write_bytes, write_json
 from tintype.runtime.forms import forms_of, misfits
 from tintype.seams import Draws
-from tintype.settings import PathText, Settings, Since, plain
+from tintype.settings import LocalFiles, PathText, Settings, Since, plain
 from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, CPU_BATCH, checked_size
 from tintype.tokenizers.part import NONE_KNOWN, Compression, Known, Posterior, Statistics, TokenizerPart
 
@@ -91,6 +91,7 @@ def _begin_as_enlarging(layer: nn.Conv2d) -> None:
 class Vae(nn.Module):
     """The network in fp32, with the statistics of its latents. Images are floats in [-1, 1]."""
 
+    diffusers_network = None
     latent_mean: Tensor
     latent_std: Tensor
 
@@ -208,13 +209,21 @@ class SmallVae:
             return network.normalised(mean_BCHW + std_BCHW * draws.normal("posterior", tuple(mean_BCHW.shape[1:])))
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
+        return to_bytes(self.decode_float(z_BCHW)).contiguous()
+
+    def decode_float(self, z_BCHW: Tensor) -> Tensor:
         network = self.network.to(z_BCHW.device)
         with frozen_arithmetic(z_BCHW.device):
-            return to_bytes(network.decode_raw(network.raw(z_BCHW.float()))).contiguous()
+            return network.decode_raw(network.raw(z_BCHW.float()))
+
+    def diffusers_form(self) -> None:
+        return None
 
 
 class SmallVaeSettings(TokenizerPart):
     """A trained small-vae. Without `sha256` the folder alone says which weights; with it no others are taken."""
+
+    why_not_exported: ClassVar[str | None] = "it is tintype's own network, which diffusers has no class for"
 
     kind: Literal["small-vae"] = "small-vae"
     folder: PathText = Field(min_length=1, description="Where `tintype tokenizer train --out` wrote it")
@@ -250,6 +259,14 @@ class SmallVaeSettings(TokenizerPart):
 
     def why_frozen(self) -> str | None:
         return None
+
+    def local_files(self) -> LocalFiles:
+        folder = Path(self.folder).expanduser()
+        files = {name: folder / name for name in (WEIGHTS_NAME, RECORD_NAME)}
+        return LocalFiles("folder", files, records=frozenset({RECORD_NAME}))
+
+    def portable(self) -> dict[str, Any]:
+        return {key: value for key, value in super().portable().items() if key not in ("folder", "sha256")}
 
     def open(self) -> Vae:
         network = read_vae(Path(self.folder).expanduser(), self.sha256)

@@ -11,6 +11,9 @@ from tintype.tokenizers.published import DiffusersPart
 
 class Taef1Settings(DiffusersPart):
     class_name: ClassVar[str] = "AutoencoderTiny"
+    why_not_exported: ClassVar[str | None] = (
+        "PRXPipeline takes AutoencoderKL and AutoencoderDC, and this is an AutoencoderTiny, of flux1's latents"
+    )
 
     kind: Literal["taef1"] = "taef1"
     weights: Source = "madebyollin/taef1"

@@ -7,7 +7,7 @@ B: images, C: channels, H, W: rows and columns.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -27,6 +27,8 @@ _CLAMP = 3.0
 
 class Taef2Settings(LatentPart):
     """`weights` has the files taef2_encoder.safetensors and taef2_decoder.safetensors."""
+
+    why_not_exported: ClassVar[str | None] = "diffusers has no class for it"
 
     kind: Literal["taef2"] = "taef2"
     weights: Source = "madebyollin/taef2"

@@ -110,6 +110,12 @@ class Halver:
     channels, stride_px, identity = 3, 1, "halves"
     moment_channels, arithmetic = 3, "fp32"
 
+    def diffusers_form(self) -> None:
+        return None
+
+    def decode_float(self, z_BCHW: Tensor) -> Tensor:
+        raise AssertionError("only bytes are compared")
+
     def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         return None
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tintype.pretrained.frozen import frozen_arithmetic
 from tintype.pretrained.weights import digest
 from tintype.runtime.dist import World
-from tintype.seams import Draws
+from tintype.seams import DiffusersForm, Draws
 from tintype.tokenizers.latent import checked_size, images_at_a_time
 from tintype.tokenizers.part import Autoencoder, Compression, Posterior, Statistics
 from tintype.tokenizers.small_vae import to_bytes, to_floats
@@ -156,6 +156,12 @@ class TunedTokenizer(nn.Module):
             return torch.cat(
                 [self.network.decode_raw(some) for some in raw_BCHW.split(images_at_a_time(height, width))]
             )
+
+    def diffusers_form(self) -> DiffusersForm | None:
+        network, norm = self.network.diffusers_network, self.norm
+        if network is None:
+            return None
+        return DiffusersForm(network, norm.running_mean, (norm.running_var + norm.eps).rsqrt())
 
     def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         """Of any autoencoder the norm makes latents of mean 0 and deviation 1, if there is anything to normalise."""
