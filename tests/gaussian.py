@@ -19,7 +19,7 @@ from tintype.plan import Plan
 from tintype.runtime.clock import Clock
 from tintype.seams import Draws, Output, Record, TextTokens
 from tintype.tokenizers.pixels import Pixels
-from tintype.train.parts import Parts, build_parts
+from tintype.train.session import Session, build_session
 from tintype.train.update import micro_batch_losses
 
 MEAN, STD = 0.7, 0.5
@@ -54,10 +54,10 @@ def best_line(plan: Plan, count: int = COUNT) -> tuple[float, float]:
     return a, b
 
 
-def _on_numbers(plan: Plan, line: Tensor) -> Parts:
+def _on_numbers(plan: Plan, line: Tensor) -> Session:
     denoiser = cast(Transformer, Line(line))
     numbers = Numbers()
-    parts = replace(build_parts(plan), source=numbers, order=Shuffled(plan.seed, numbers), denoiser=denoiser)
+    parts = replace(build_session(plan), source=numbers, order=Shuffled(plan.seed, numbers), denoiser=denoiser)
     return replace(parts, tokenizer=AsTheyAre(), text=NoText())
 
 

@@ -13,7 +13,7 @@ from tintype.optim.ema import UPDATES
 from tintype.plan import Plan
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.state import new_state
 
 PIXELS = (
@@ -46,7 +46,7 @@ def pixel_plan(text: str, *assignments: str) -> Plan:
 
 def write_run(path: Path, plan: Plan) -> Path:
     """A run of one step whose every weight matters."""
-    parts = build_parts(plan)
+    parts = build_session(plan)
     generator = torch.Generator().manual_seed(0)
     for name, parameter in parts.modules.named_parameters():
         if not name.startswith("tokenizer."):

@@ -18,7 +18,7 @@ from tintype.runtime.clock import Clock
 from tintype.techniques.apply import apply_techniques
 from tintype.tokenizer_lab.train_small_vae import latent_statistics
 from tintype.tokenizers.small_vae import SmallVaeShape, Vae, write_vae
-from tintype.train.parts import Parts, build_parts
+from tintype.train.session import Session, build_session
 from tintype.train.state import TrainState
 
 # Two channels in each group of the norms: with one, the biases before them would have no gradient.
@@ -53,14 +53,14 @@ def tuned_plan(*assignments: str, techniques: Sequence[str] = (REPA_E,)) -> Plan
     return apply_techniques(plan_from_yaml(TINY, "tiny", [*BASELINE, *assignments]), techniques)
 
 
-def ready(plan: Plan) -> tuple[Parts, RepaE]:
-    parts = build_parts(plan)
+def ready(plan: Plan) -> tuple[Session, RepaE]:
+    parts = build_session(plan)
     parts.ready()
     assert isinstance(parts.joint, RepaE)
     return parts, parts.joint
 
 
-def step_of(parts: Parts, tuning: RepaE) -> RepaEStep:
+def step_of(parts: Session, tuning: RepaE) -> RepaEStep:
     return tuning.begin_step(parts, clock(), parts.plan.precision.loss_scale, parts.plan.train.accumulate)
 
 
@@ -68,7 +68,7 @@ def clock() -> Clock:
     return Clock(torch.device("cpu"))
 
 
-def gradients(parts: Parts, *, without: tuple[str, ...] = ()) -> dict[str, Tensor]:
+def gradients(parts: Session, *, without: tuple[str, ...] = ()) -> dict[str, Tensor]:
     named = parts.modules.named_parameters()
     return {name: p.grad.clone() for name, p in named if p.grad is not None and not name.startswith(without)}
 

@@ -23,7 +23,7 @@ from tintype.techniques.apply import apply_techniques
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
-from tintype.train.parts import Parts, build_parts
+from tintype.train.session import Session, build_session
 from tintype.train.start import begin
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import update
@@ -81,17 +81,17 @@ def refused_before_the_first_step(*names: str) -> bool:
     if not refused_by_the_device(*names):
         return False
     with pytest.raises(UserError, match=r"precision\.matmul is fp8, but cpu has no FP8"):
-        build_parts(with_technique(*names))
+        build_session(with_technique(*names))
     return True
 
 
-def ready(parts: Parts) -> Parts:
+def ready(parts: Session) -> Session:
     parts.ready()
     return parts
 
 
-def begun(plan: Plan) -> tuple[Parts, TrainState]:
-    parts = ready(build_parts(plan))
+def begun(plan: Plan) -> tuple[Session, TrainState]:
+    parts = ready(build_session(plan))
     with tempfile.TemporaryDirectory() as folder:
         return parts, begin(RunFolder(Path(folder)), parts, new_state(parts))
 
@@ -129,7 +129,7 @@ def test_switched_off_it_leaves_the_baseline_bit_for_bit(name: str) -> None:
 def test_adds_exactly_the_parameters_that_it_declares_and_trains_them_all(name: str) -> None:
     if refused_before_the_first_step(name):
         return
-    baseline, parts = build_parts(baseline_for(name)), build_parts(with_technique(name))
+    baseline, parts = build_session(baseline_for(name)), build_session(with_technique(name))
     added = _parameter_names(parts) - _parameter_names(baseline)
     declared = {p for p in added if p.startswith(tuple(TECHNIQUES[name].trains))} if TECHNIQUES[name].trains else set()
     assert added == declared
@@ -225,7 +225,7 @@ def _holds(technique: Technique) -> tuple[str, str | None]:
     return technique.seam, technique.setting
 
 
-def _parameter_names(parts: Parts) -> set[str]:
+def _parameter_names(parts: Session) -> set[str]:
     return {name for name, _ in parts.modules.named_parameters()}
 
 

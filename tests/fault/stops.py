@@ -46,7 +46,7 @@ class Phase:
 
 
 PHASES = [
-    Phase("start-up: reading the plan's parts", "build_parts"),
+    Phase("start-up: reading the plan's parts", "build_session"),
     Phase("start-up: filling the cache of latents", "rows.sum", 2, "train latents"),
     Phase("start-up: the first row of the cache", "rows.done", 1, "train latents"),
     *(Phase("waiting for data", "step.data", n) for n in (1, 3)),
@@ -116,8 +116,8 @@ def stop_at(phase: Phase) -> None:
         if steps == STEPS:
             sent.wait(60)
 
-    if phase.point == "build_parts":
-        _before(loop, "build_parts", act)
+    if phase.point == "build_session":
+        _before(loop, "build_session", act)
     elif phase.point == "report":
         _before(Progress, "show", act)
     else:

@@ -28,7 +28,7 @@ from tintype.train import checkpoint
 from tintype.train import update as update_module
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
-from tintype.train.parts import Parts, Term, build_parts
+from tintype.train.session import Session, Term, build_session
 from tintype.train.spikes import SpikeWindow
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import _decide, update
@@ -73,7 +73,7 @@ class BadLoss(LossTerm):
         return torch.full_like(view.sample.t_B, self.bad)
 
 
-def spoiled(parts: Parts, place: str, bad: float, handles: list[Any]) -> Parts:
+def spoiled(parts: Session, place: str, bad: float, handles: list[Any]) -> Session:
     if place == "data":
         return replace(parts, tokenizer=BadPixels(bad))
     if place == "loss":
@@ -104,7 +104,7 @@ Tried = tuple[str, bool, bool, str]
 
 def try_all(settings: Sequence[str], techniques: Sequence[str], spikes: bool = True) -> list[Tried]:
     """Take three good steps, then a step for each case, which the last rank alone has."""
-    parts = build_parts(tiny_plan("train.batch=4", *settings, *(SPIKES if spikes else ()), techniques=techniques))
+    parts = build_session(tiny_plan("train.batch=4", *settings, *(SPIKES if spikes else ()), techniques=techniques))
     state, clock = new_state(parts), Clock(parts.device)
     for _ in range(3):
         assert not update(parts, state, clock).skipped
@@ -173,7 +173,7 @@ def spoil_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put 1e9 into the images of one step, wherever it is run."""
     real = update_module.frozen_latents
 
-    def latents(parts: Parts, batch: Any, clock: Clock) -> Tensor:
+    def latents(parts: Session, batch: Any, clock: Clock) -> Tensor:
         z_BCHW = real(parts, batch, clock)
         return z_BCHW.fill_(1e9) if batch.step == SPOILT_STEP - 1 else z_BCHW
 

@@ -25,7 +25,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint, folder
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.state import new_state
 
 PLAN = tiny_plan(techniques=["ema"])
@@ -141,7 +141,7 @@ def test_two_checkpoints_are_kept_and_fewer_cannot_be_asked_for(run: Path) -> No
 @pytest.mark.promise(6)
 def test_pruning_after_damage_leaves_a_good_checkpoint(promise: Promise, run: Path) -> None:
     """Damage the newest checkpoint while training holds the state, save the next two steps, and prune."""
-    state = new_state(build_parts(PLAN))
+    state = new_state(build_session(PLAN))
     checkpoint.restore(run / "checkpoints", state, lambda path, reason: None)
     for file in FILES:
         for damage in ("flipped", "cut", "deleted"):
@@ -170,7 +170,7 @@ def test_a_kill_while_pruning_leaves_a_good_checkpoint(
     run: Path, removed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """End the removal of an old checkpoint after some of its files; the next save removes the rest."""
-    state = new_state(build_parts(PLAN))
+    state = new_state(build_session(PLAN))
     checkpoint.restore(run / "checkpoints", state, lambda path, reason: None)
     whole_tree = shutil.rmtree
 
@@ -185,7 +185,7 @@ def test_a_kill_while_pruning_leaves_a_good_checkpoint(
         checkpoint.save(run / "checkpoints", state, 2)
     monkeypatch.setattr(shutil, "rmtree", whole_tree)
     assert good(run)[-2:] == [6, 7]
-    assert checkpoint.restore(run / "checkpoints", new_state(build_parts(PLAN)), lambda path, reason: None)
+    assert checkpoint.restore(run / "checkpoints", new_state(build_session(PLAN)), lambda path, reason: None)
     state.step += 1
     checkpoint.save(run / "checkpoints", state, 2)
     assert checkpoint.steps(run / "checkpoints") == good(run) == [7, 8]
@@ -194,7 +194,7 @@ def test_a_kill_while_pruning_leaves_a_good_checkpoint(
 @pytest.mark.promise(6, control="pruning before the new checkpoint is whole")
 def test_pruning_first_loses_all_on_a_full_disk(promise: Promise, run: Path) -> None:
     """Remove the old checkpoints before a save that fails."""
-    state = new_state(build_parts(PLAN))
+    state = new_state(build_session(PLAN))
     checkpoint.restore(run / "checkpoints", state, lambda path, reason: None)
     checkpoint.remove_after(run / "checkpoints", 0)
     state.step += 1

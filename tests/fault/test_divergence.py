@@ -24,7 +24,7 @@ from tintype.train import checkpoint, loop
 from tintype.train.divergence import count_step, too_large
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import StepResult
 
@@ -61,7 +61,7 @@ def test_absurdly_large_weights_end_the_run_before_they_are_saved(plan: Plan, tm
 def skip(state: TrainState, folder: RunFolder, step: int, skipped: bool) -> None:
     numbers = Later(torch.tensor([float("nan") if skipped else 1.0, float(skipped), 1.0]))
     result = StepResult({}, torch.zeros(2, 8), step, 4 * (step - 1), 0, numbers)
-    count_step(folder, build_parts(LONG), state, result)
+    count_step(folder, build_session(LONG), state, result)
 
 
 LONG = tiny_plan("train.steps=100000", "train.most_skipped=0.05")
@@ -69,7 +69,7 @@ LONG = tiny_plan("train.steps=100000", "train.most_skipped=0.05")
 
 def test_the_share_is_also_that_of_a_window_of_steps(tmp_path: Path) -> None:
     """5 of any 100 steps may be skipped, and a sixth ends a run of 100,000 steps."""
-    state, folder = new_state(build_parts(LONG)), RunFolder(tmp_path)
+    state, folder = new_state(build_session(LONG)), RunFolder(tmp_path)
     for step in (1, 20, 40, 60, 80):
         skip(state, folder, step, skipped=True)
         skip(state, folder, step + 1, skipped=False)

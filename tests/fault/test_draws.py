@@ -16,7 +16,7 @@ from tests.tiny import tiny_plan
 from tintype.runtime.clock import Clock
 from tintype.seams import Draws, Route
 from tintype.train.batch import read_batch
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
 
@@ -83,7 +83,7 @@ def draw(settings: list[str], by_rank: bool = False) -> dict[int, Drawn]:
             found[position] = Drawn(caption=caption)
         return batch
 
-    parts = build_parts(tiny_plan(*SETTINGS, *settings, techniques=["tread"]))
+    parts = build_session(tiny_plan(*SETTINGS, *settings, techniques=["tread"]))
     parts = replace(
         parts,
         objective=Recorder(parts.objective, found, by_rank),

@@ -31,8 +31,7 @@ from tintype.runtime.watchdog import Place, Watchdog, blame
 from tintype.sampling import sample
 from tintype.sampling.generate import SamplerSettings
 from tintype.settings import WatchdogSettings
-from tintype.train import agreement, checkpoint, loop
-from tintype.train import parts as parts_module
+from tintype.train import agreement, checkpoint, loop, session
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
 from tintype.train.update import update
@@ -234,7 +233,7 @@ def train_with_another(folder: str, names: list[str], agreed: bool) -> list[str]
             if other and name == "code":
                 patch.setattr(agreement, "code_digest", lambda: "other")
             if other and name == "data":
-                patch.setattr(parts_module, "of_data", lambda source: {"data": "other"})
+                patch.setattr(session, "of_data", lambda source: {"data": "other"})
             try:
                 train(tiny_plan(*settings), Path(folder) / name, Interrupt())
                 heard.append("trained")

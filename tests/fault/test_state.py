@@ -26,8 +26,8 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint, state
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
 from tintype.train.reconstruct import reconstruction
+from tintype.train.session import build_session
 from tintype.train.state import StateMismatchError, TrainState, new_state
 from tintype.train.update import update
 
@@ -47,7 +47,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
 @lru_cache
 def trained(name: str) -> TrainState:
     """A state after one step."""
-    parts = build_parts(PLANS[name]())
+    parts = build_session(PLANS[name]())
     parts.ready()
     made = new_state(parts)
     update(parts, made, Clock(parts.device))
@@ -60,7 +60,7 @@ def stored(name: str) -> dict[str, Tensor]:
 
 @lru_cache
 def _fresh(name: str) -> TrainState:
-    return new_state(build_parts(PLANS[name]()))
+    return new_state(build_session(PLANS[name]()))
 
 
 def fresh(name: str) -> TrainState:
@@ -79,7 +79,7 @@ def save_and_restore(name: str, folder: Path) -> tuple[dict[str, Tensor], dict[s
     """Perturb every leaf, save, restore into a state built anew: what was saved, and what came back."""
     saved = {key: perturbed(tensor, number) for number, (key, tensor) in enumerate(stored(name).items())}
     checkpoint.commit(folder, 1, saved, trained(name).scalars(), what="checkpoint", stage="save")
-    restored = new_state(build_parts(PLANS[name]()))
+    restored = new_state(build_session(PLANS[name]()))
     checkpoint.restore(folder, restored, lambda path, reason: None)
     return saved, restored.tensors()
 
@@ -115,7 +115,7 @@ def test_every_counter_of_the_state_is_saved_and_restored(promise: Promise) -> N
         name: [number, 90] if isinstance(getattr(before, name), list) else number
         for number, name in enumerate(counters, 5)
     }
-    restored = new_state(build_parts(PLANS["adamw, ema, spikes"]()))
+    restored = new_state(build_session(PLANS["adamw, ema, spikes"]()))
     restored.load(stored("adamw, ema, spikes"), changed)
     assert set(changed) == set(restored.scalars())
     for name, value in changed.items():
@@ -172,7 +172,7 @@ def test_control_names_alone_let_wrong_tensors_in(promise: Promise, monkeypatch:
     monkeypatch.setattr(state, "misfits", lambda found, wanted: "")
     right = stored(name)
     for key, kind in [(key, kind) for key, kind in wrong_states(name) if key.startswith(("ema/", "optimizer/"))][:40]:
-        loaded = new_state(build_parts(PLANS[name]()))
+        loaded = new_state(build_session(PLANS[name]()))
         try:
             loaded.load({**right, key: wrong_forms(right[key])[kind]}, trained(name).scalars())
         except RuntimeError:

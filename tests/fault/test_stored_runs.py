@@ -21,8 +21,8 @@ from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
 from tintype.train.reconstruct import reconstruction
+from tintype.train.session import build_session
 from tintype.train.state import new_state
 
 SETS = stored.sets()
@@ -63,7 +63,7 @@ def test_stored_runs_load_the_state_that_their_files_hold(promise: Promise) -> N
 
 
 def _same_state(run: Path) -> bool:
-    state = new_state(build_parts(plan_from_folder(run)))
+    state = new_state(build_session(plan_from_folder(run)))
     assert checkpoint.restore(run / "checkpoints", state, lambda path, reason: pytest.fail(reason))
     held = state.tensors()
     files = sorted(checkpoint.folder_of(run / "checkpoints", stored.STEP).glob("*.safetensors"))

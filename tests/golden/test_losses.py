@@ -17,7 +17,7 @@ from tintype.plan import Plan, read_plan
 from tintype.runtime.clock import Clock
 from tintype.techniques import TECHNIQUES
 from tintype.train.folder import RunFolder
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.start import begin
 from tintype.train.state import new_state
 from tintype.train.update import update
@@ -37,7 +37,7 @@ def pocket(*assignments: str) -> Plan:
 
 
 def first_losses(name: str) -> list[float]:
-    parts = build_parts(pocket() if name == "pocket" else with_technique(name, plan=pocket))
+    parts = build_session(pocket() if name == "pocket" else with_technique(name, plan=pocket))
     parts.ready()
     with tempfile.TemporaryDirectory() as folder:
         state = begin(RunFolder(Path(folder)), parts, new_state(parts))

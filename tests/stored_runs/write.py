@@ -34,7 +34,7 @@ from tintype.sampling.generate import SamplerSettings, generate
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.start import identity
 from tintype.train.state import new_state
 
@@ -116,7 +116,7 @@ def _begin_anywhere(path: Path, plan: Plan) -> None:
     from tintype.runtime.dist import current
 
     world = current()
-    parts = build_parts(plan.model_copy(update={"run": tiny_plan().run}))
+    parts = build_session(plan.model_copy(update={"run": tiny_plan().run}))
     generator = torch.Generator().manual_seed(0)
     for parameter in parts.modules.parameters():
         nn.init.normal_(parameter, std=0.15, generator=generator)

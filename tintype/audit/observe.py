@@ -25,7 +25,7 @@ from tintype.optim.storage import COMPENSATION
 from tintype.runtime.clock import Clock
 from tintype.runtime.layout import local
 from tintype.settings import ModelSettings, plain
-from tintype.train.parts import Parts
+from tintype.train.session import Session
 from tintype.train.state import TrainState
 from tintype.train.update import StepResult, update
 
@@ -41,7 +41,7 @@ _RSQRT = {torch.rsqrt, torch.Tensor.rsqrt}
 """The norms' statistics end in it."""
 
 
-def observe(parts: Parts, state: TrainState, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Seen:
+def observe(parts: Session, state: TrainState, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Seen:
     """Runs the steps. An error that a wrong type causes ends them, and is a part of what was seen."""
     plan = parts.plan
     seen = Seen(plain(plan.precision), init_share=plan.ema.init_share(plan.train.steps) if plan.ema else 0.0)
@@ -112,7 +112,7 @@ def _watching_gradients(state: TrainState, seen: Seen) -> Iterator[None]:
 
 
 @contextmanager
-def _watching_modules(parts: Parts, seen: Seen) -> Iterator[_Calls]:
+def _watching_modules(parts: Session, seen: Seen) -> Iterator[_Calls]:
     calls = _Calls(seen)
     with ExitStack() as stack:
         for path, module in parts.modules.named_modules():
@@ -240,7 +240,7 @@ class _Calls(TorchFunctionMode):
             rooms.append(room_of(self._path))
 
 
-def _note_loss_scale(parts: Parts, result: StepResult, backward_from: float, seen: Seen) -> None:
+def _note_loss_scale(parts: Session, result: StepResult, backward_from: float, seen: Seen) -> None:
     """The number that backward started from, over the sum of the parts of the loss that the step reports."""
     weights = {term.name: term.settings.weight_at(result.step - 1) for term in parts.terms_at(result.step - 1)}
     loss = float(result.losses["flow"]) + sum(w * float(result.losses[name]) for name, w in weights.items())

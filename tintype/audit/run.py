@@ -16,7 +16,8 @@ from tintype.runtime.dist import World, current
 from tintype.train.folder import RunFolder
 from tintype.train.load import newest_good
 from tintype.train.model_folder import refuse_training
-from tintype.train.parts import Parts, build_parts, exact_fp32
+from tintype.train.parts import exact_fp32
+from tintype.train.session import Session, build_session
 from tintype.train.start import begin
 from tintype.train.state import StateMismatchError, TrainState, new_state
 
@@ -34,7 +35,7 @@ class Audit:
         return int(any(finding.severity == "mistake" for finding in self.findings))
 
 
-def audit(parts: Parts, state: TrainState, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Audit:
+def audit(parts: Session, state: TrainState, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Audit:
     """Runs real steps from a state, which they change, and judges what was seen."""
     with exact_fp32():
         seen = observe(parts, state, steps, on_step)
@@ -62,7 +63,7 @@ def _of_all_ranks(mine: list[Finding], world: World) -> list[Finding]:
 def audit_plan(plan: Plan, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Audit:
     """From the weights that its training begins with."""
     watched, remarks = _as_watched(plan)
-    parts = build_parts(watched)
+    parts = build_session(watched)
     with TemporaryDirectory(prefix="tintype-audit-") as nowhere:  # a start is noted in the folder of the run
         state = begin(RunFolder(Path(nowhere), parts.world), parts, new_state(parts))
     return _with_remarks(_audit_ready(parts, state, steps, on_step), remarks)
@@ -77,7 +78,7 @@ def audit_run(
     if device is not None:
         plan = Plan(**{**dict(plan), "run": plan.run.model_copy(update={"device": device})})
     watched, remarks = _as_watched(plan)
-    parts = build_parts(watched)
+    parts = build_session(watched)
     state = new_state(parts)
     tensors, scalars = newest_good(path, state)
     try:
@@ -88,7 +89,7 @@ def audit_run(
     return _with_remarks(_audit_ready(parts, state, steps, on_step), remarks)
 
 
-def _audit_ready(parts: Parts, state: TrainState, steps: int, on_step: Callable[[int], None]) -> Audit:
+def _audit_ready(parts: Session, state: TrainState, steps: int, on_step: Callable[[int], None]) -> Audit:
     parts.ready(state.step)
     return audit(parts, state, steps, on_step)
 

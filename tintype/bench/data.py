@@ -27,7 +27,8 @@ from tintype.runtime.files import Json
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.machine import environment
 from tintype.train.batch import BATCHES_AHEAD
-from tintype.train.parts import build_parts, choose_device, exact_fp32
+from tintype.train.parts import choose_device, exact_fp32
+from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
 
@@ -120,7 +121,7 @@ def _cpu_s(source: StoreSource) -> float:
 
 
 def _training(plan: Plan, data: StoreSettings, steps: int, device: torch.device) -> dict[str, float]:
-    parts = replace(build_parts(plan), source=StoreSource(data, "train", device, keep=False))
+    parts = replace(build_session(plan), source=StoreSource(data, "train", device, keep=False))
     parts.ready()
     state, clock = new_state(parts), StepClock(parts.device)
     for _ in range(_WARM_UP_STEPS):

@@ -33,8 +33,9 @@ from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import Draws
 from tintype.settings import plain
 from tintype.techniques.apply import apply_techniques
-from tintype.train.parts import Parts, build_parts, choose_device, exact_fp32
+from tintype.train.parts import choose_device, exact_fp32
 from tintype.train.prepare import prepare_ids
+from tintype.train.session import Session, build_session
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import update
 
@@ -71,7 +72,7 @@ def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: 
     names = ["preparing", f"training, {steps} steps", "sampling", *(f"rendering {style}" for style in STYLES)]
     begin = _count_parts(names, on_part)
     begin()
-    parts = build_parts(plan)
+    parts = build_session(plan)
     parts.ready()
     state = new_state(parts)
     clock = Clock(parts.device)
@@ -117,7 +118,7 @@ def _count_parts(names: Sequence[str], on_part: OnPart) -> Callable[[], None]:
     return begin
 
 
-def _some_captions(parts: Parts, count: int) -> list[str]:
+def _some_captions(parts: Session, count: int) -> list[str]:
     """Return captions of the data as training reads them, repeated where the data has fewer."""
     records = parts.source.records([index % len(parts.source) for index in range(count)])
     settings = parts.plan.captions.model_copy(update={"dropout": 0.0})
@@ -312,7 +313,7 @@ def _measured(row: Row, plan: Plan, steps: int) -> Row:
 
 
 def _timed(row: Row, plan: Plan, steps: int) -> Row:
-    parts = build_parts(plan)
+    parts = build_session(plan)
     parts.ready()
     state, clock = new_state(parts), StepClock(parts.device)
     began = _compiled()
@@ -358,7 +359,7 @@ def with_speeds(row: Row, timed: Sequence[Step]) -> Row:
     )
 
 
-def _with_floor(row: Row, parts: Parts) -> Row:
+def _with_floor(row: Row, parts: Session) -> Row:
     """Compare the optimizer's time with the least that its matrix products need, where it has any."""
     products = parts.plan.optimizer.matrix_products(dict(parts.modules.named_parameters()))
     if products is None or row.optimizer_s is None:
@@ -390,7 +391,7 @@ def matmul_flop_per_s(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * side**3 / min(step.whole_s for step in clock.steps())
 
 
-def _warm_up(parts: Parts, state: TrainState, clock: Clock) -> None:
+def _warm_up(parts: Session, state: TrainState, clock: Clock) -> None:
     """Run steps until one has compiled nothing."""
     for step in range(1, _MOST_WARM_UP_STEPS + 1):
         before = _compiled()
@@ -399,7 +400,7 @@ def _warm_up(parts: Parts, state: TrainState, clock: Clock) -> None:
             return
 
 
-def _first_step(parts: Parts, state: TrainState, clock: Clock) -> None:
+def _first_step(parts: Session, state: TrainState, clock: Clock) -> None:
     """Run the plan's first step, each time, so that no schedule ends in the midst of the measurement."""
     state.step = 0
     update(parts, state, clock)

@@ -41,7 +41,7 @@ from tintype.train import checkpoint
 from tintype.train.agreement import agree_on_plan
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run, weights_words
-from tintype.train.parts import Parts, choose_device, cpu_threads
+from tintype.train.parts import Model, choose_device, cpu_threads
 from tintype.train.reconstruct import Reconstruction
 
 PREVIEWS = 8
@@ -167,7 +167,7 @@ def _samples(path: Path, step: int, plan: Plan, protocol: Protocol, average: Rec
 
 
 def _sample_and_score(
-    parts: Parts, protocol: Protocol, samples: Sequence[Samples], on_progress: OnScoring, threads: int | None
+    parts: Model, protocol: Protocol, samples: Sequence[Samples], on_progress: OnScoring, threads: int | None
 ) -> Scorecard:
     missing = {one: sum(last - first for first, last in one.missing()) for one in samples}
     sampled = sum(count * one.sampling.sampler.steps for one, count in missing.items())

@@ -23,7 +23,7 @@ from tintype.runtime.dist import current
 from tintype.runtime.files import write_json
 from tintype.sampling.generate import cut, generate
 from tintype.settings import DataPart, plain
-from tintype.train.parts import Parts
+from tintype.train.parts import Model
 
 SHARD_IMAGES = 256
 
@@ -49,7 +49,7 @@ class Samples:
             if prompt_digests(_shard(self.folder, first))[: last - first] != digests(self.prompts[first:last])
         ]
 
-    def make(self, parts: Parts, on_step: Callable[[int], None] = lambda images: None) -> None:
+    def make(self, parts: Model, on_step: Callable[[int], None] = lambda images: None) -> None:
         """Makes what is missing. `on_step` is told the number of images at each step of the sampler.
 
         Conditions that differ in their number of images only share a folder: the larger has all of the smaller.
@@ -77,7 +77,7 @@ class Samples:
                     made.clear()
         world.wait()
 
-    def _generate(self, parts: Parts, first: int, last: int, on_step: Callable[[int], None]) -> Tensor:
+    def _generate(self, parts: Model, first: int, last: int, on_step: Callable[[int], None]) -> Tensor:
         asked, sampler = self.prompts[first:last], self.sampling.sampler
         place = {"seed": self.seed, "size_px": self.size_px, "first_index": first}
         return generate(parts, asked, sampler, **place, on_step=on_step)

@@ -30,7 +30,7 @@ from tintype.runtime.dist import current
 from tintype.sampling.generate import cut
 from tintype.seams import Encoder, TextImageEncoder
 from tintype.settings import DataPart
-from tintype.train.parts import Parts
+from tintype.train.parts import Model
 from tintype.vision.encoders import READ_TOGETHER, EncoderPart, scene_features
 from tintype.vision.scene_encoder import SceneReading
 
@@ -48,7 +48,7 @@ class Scorecard:
     """Scene metrics on the real images of the prompts: what a perfect model would get."""
 
 
-def score(parts: Parts, protocol: Protocol, samples: Sequence[Samples], counter: Counter) -> Scorecard:
+def score(parts: Model, protocol: Protocol, samples: Sequence[Samples], counter: Counter) -> Scorecard:
     card = Scorecard()
     for one in samples:
         counter.begin("checking the images")
@@ -70,7 +70,7 @@ def encoder_info(settings: EncoderPart, encoder: Encoder) -> EncoderInfo:
 
 
 def _score_features(
-    card: Scorecard, parts: Parts, protocol: Protocol, settings: EncoderPart, samples: Samples, counter: Counter
+    card: Scorecard, parts: Model, protocol: Protocol, settings: EncoderPart, samples: Samples, counter: Counter
 ) -> None:
     sampling = samples.sampling
     counter.begin(f"loading the encoder {settings.title}")
@@ -100,7 +100,7 @@ def _text_features(encoder: TextImageEncoder, fake_NF: Tensor, samples: Samples)
     return TextFeatures(fake_NF, text_PF, [rows[prompt] for prompt in samples.prompts], groups)
 
 
-def _score_scenes(card: Scorecard, parts: Parts, protocol: Protocol, samples: Samples) -> None:
+def _score_scenes(card: Scorecard, parts: Model, protocol: Protocol, samples: Samples) -> None:
     data, kind = parts.plan.data, samples.sampling.prompts
     reading = _read(samples.blocks(READ_TOGETHER), samples.read, parts.device)
     real = _real_accuracy(data, protocol, kind, len(samples), parts.device)
@@ -143,7 +143,7 @@ def _read_scenes(reading: SceneReading, data: DataPart, protocol: Protocol, kind
     return ReadScenes(reading, scenes, "long" if kind == "long" else "short", data.size_px)
 
 
-def _score_held_out(card: Scorecard, parts: Parts, protocol: Protocol) -> None:
+def _score_held_out(card: Scorecard, parts: Model, protocol: Protocol) -> None:
     source = held_out(parts.plan.data, protocol)
     batches = validation.batches(protocol.validation_count, protocol.sampler.batch)
     error_NT = current().share(

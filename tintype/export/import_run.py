@@ -25,7 +25,7 @@ from tintype.settings import plain
 from tintype.text.part import TextPart
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.parts import Parts, build_parts
+from tintype.train.session import Session, build_session
 from tintype.train.state import new_state
 
 
@@ -44,7 +44,7 @@ def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weigh
     foreign = read_foreign(source, weights)
     plan = _plan(foreign, assignments)
     _check(foreign, plan)
-    parts = build_parts(plan)
+    parts = build_session(plan)
     reads = foreign.tensors.get("txt_in.weight")
     if reads is not None and reads.shape[-1] != parts.text.dim:
         raise UserError(
@@ -105,7 +105,7 @@ def _check(foreign: Foreign, plan: Plan) -> None:
 
 
 @torch.no_grad()
-def _write(foreign: Foreign, parts: Parts, record: dict[str, Any], temporary: Path) -> None:
+def _write(foreign: Foreign, parts: Session, record: dict[str, Any], temporary: Path) -> None:
     own = parts.denoiser.state_dict()
     for name, tensor in foreign.tensors.items():
         own[name].copy_(tensor)

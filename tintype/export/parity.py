@@ -23,7 +23,7 @@ from tintype.pretrained.packages import diffusers_package
 from tintype.sampling.generate import SamplerSettings, first_noise, sample_latents
 from tintype.seams import Draws
 from tintype.settings import PrecisionSettings
-from tintype.train.parts import Parts
+from tintype.train.parts import Model
 
 PROMPTS = ("a small red ball on the grass", "two blue cubes and one large green cone")
 GUIDANCES = (1.0, 3.5)
@@ -48,7 +48,7 @@ def open_pipeline(folder: Path, about: dict[str, Any]) -> Any:
 
 
 def measure(
-    parts: Parts,
+    parts: Model,
     folder: Path,
     about: dict[str, Any],
     prompts: Sequence[str] = PROMPTS,
@@ -63,7 +63,7 @@ def measure(
 
 
 def _figure(
-    parts: Parts, pipe: Any, about: dict[str, Any], prompts: Sequence[str], guidance: float, steps: int
+    parts: Model, pipe: Any, about: dict[str, Any], prompts: Sequence[str], guidance: float, steps: int
 ) -> Figure:
     settings = SamplerSettings(steps=steps, guidance=ClassifierFreeSettings(scale=guidance))
     size_px, worst = parts.plan.data.size_px, Figure(guidance, 0.0, 0.0)

@@ -19,7 +19,7 @@ from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.model_folder import read_about
-from tintype.train.parts import Parts
+from tintype.train.parts import Model
 from tintype.train.reconstruct import Reconstruction, reconstruction
 from tintype.train.weights import DTYPES
 
@@ -30,7 +30,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Trained:
-    parts: Parts
+    parts: Model
     step: int
     weights: str
     """raw or average; of an export of a longer average, its words."""

@@ -19,7 +19,7 @@ from tintype.flow.path import interpolate, velocity
 from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
 from tintype.metrics.resample import mean_with_error
 from tintype.seams import Draws, ImageSource
-from tintype.train.parts import Parts
+from tintype.train.parts import Model
 
 TIMES = tuple((index + 0.5) / 8 for index in range(8))
 
@@ -45,7 +45,7 @@ METRIC = Metric(
 
 
 def velocity_errors(
-    parts: Parts, source: ImageSource, count: int, batch: int, seed: int, caption: str = "long"
+    parts: Model, source: ImageSource, count: int, batch: int, seed: int, caption: str = "long"
 ) -> Tensor:
     """[T, N]: the squared error of each image's velocity at each time. Its mean is the validation loss."""
     return torch.cat([batch_errors(parts, source, ids, seed, caption) for ids in batches(count, batch)], dim=1)
@@ -57,7 +57,7 @@ def batches(count: int, batch: int) -> list[range]:
 
 
 @torch.no_grad()
-def batch_errors(parts: Parts, source: ImageSource, ids: Sequence[int], seed: int, caption: str = "long") -> Tensor:
+def batch_errors(parts: Model, source: ImageSource, ids: Sequence[int], seed: int, caption: str = "long") -> Tensor:
     """[T, B]: as `velocity_errors`, of these images."""
     draws = Draws(seed, torch.tensor(ids, device=parts.device))
     x_BCHW = parts.tokenizer.encode(source.images(ids).to(parts.device), draws)

@@ -24,7 +24,7 @@ from tintype.model import TextCache
 from tintype.sampling.velocity_bias import velocity_bias
 from tintype.seams import Draws, Route, TextTokens, VelocityFn
 from tintype.settings import Settings
-from tintype.train.parts import Parts
+from tintype.train.parts import Model
 
 
 class SamplerSettings(Settings):
@@ -36,7 +36,7 @@ class SamplerSettings(Settings):
 
 @torch.no_grad()
 def generate(
-    parts: Parts,
+    parts: Model,
     captions: Sequence[str],
     settings: SamplerSettings,
     *,
@@ -59,7 +59,7 @@ def cut(first: int, last: int, size: int) -> list[tuple[int, int]]:
 
 
 def _generate_batch(
-    parts: Parts,
+    parts: Model,
     captions: Sequence[str],
     settings: SamplerSettings,
     draws: Draws,
@@ -73,7 +73,7 @@ def _generate_batch(
 
 @torch.no_grad()
 def sample_latents(
-    parts: Parts,
+    parts: Model,
     captions: Sequence[str],
     settings: SamplerSettings,
     draws: Draws,
@@ -93,7 +93,7 @@ def sample_latents(
         return integrate(guided, noise_BCHW, times, settings.method, lambda: on_step(len(captions)))
 
 
-def first_noise(parts: Parts, draws: Draws, size_px: int) -> Tensor:
+def first_noise(parts: Model, draws: Draws, size_px: int) -> Tensor:
     """Where sampling begins."""
     side = size_px // parts.tokenizer.stride_px
     return draws.normal("sample", (parts.tokenizer.channels, side, side))
@@ -103,7 +103,7 @@ def first_noise(parts: Parts, draws: Draws, size_px: int) -> Tensor:
 class TextBranches:
     """The velocities of a batch of images with their captions and with the null caption."""
 
-    parts: Parts
+    parts: Model
     draws: Draws
     tokens: int
     caption: TextCache

@@ -13,7 +13,7 @@ from tintype.errors import UserError
 from tintype.flow.guidance import VelocityBias
 from tintype.flow.path import interpolate
 from tintype.seams import Draws, Sample
-from tintype.train.parts import Parts
+from tintype.train.parts import Model
 
 MOST_IMAGES = 1024
 """The mean is taken over this many training images, or over all where there are fewer."""
@@ -23,7 +23,7 @@ _kept: dict[tuple[str, int, torch.device], Tensor] = {}
 """Mean velocities by the sections of the plan that decide them: a study samples one run many times."""
 
 
-def velocity_bias(parts: Parts, size_px: int) -> VelocityBias | None:
+def velocity_bias(parts: Model, size_px: int) -> VelocityBias | None:
     """What guidance must undo for this run, or None. Where a weight follows a schedule it is that of the last step."""
     plan = parts.plan
     strength = sum(loss.velocity_bias(_trained_steps(parts) - 1) for loss in plan.losses)
@@ -44,11 +44,11 @@ def velocity_bias(parts: Parts, size_px: int) -> VelocityBias | None:
     return VelocityBias(strength, _kept[key])
 
 
-def _trained_steps(parts: Parts) -> int:
+def _trained_steps(parts: Model) -> int:
     return parts.plan.train.steps if parts.trained_steps is None else parts.trained_steps
 
 
-def _first(parts: Parts) -> int:
+def _first(parts: Model) -> int:
     """The position of the first image that the mean is taken over."""
     if not isinstance(parts.plan.data, MixtureSettings):
         return 0
@@ -56,7 +56,7 @@ def _first(parts: Parts) -> int:
 
 
 @torch.no_grad()
-def mean_target(parts: Parts) -> Tensor:
+def mean_target(parts: Model) -> Tensor:
     """The mean of the target velocity over the first images of training, or the last of a mixture, whose shares may
     have changed; at their times: float32 [C, H, W].
 

@@ -40,7 +40,7 @@ from tintype.study.progress import Message
 from tintype.study.study import PRIMARY, Study
 from tintype.train.folder import DIVERGED
 from tintype.train.loop import train
-from tintype.train.parts import Parts
+from tintype.train.session import Session
 from tintype.train.steps import Progress
 
 FAILURES: dict[Literal["diverged", "failed"], str] = {"diverged": DIVERGED, "failed": "failed.txt"}
@@ -260,7 +260,7 @@ def _run(task: Task, protocol: Protocol, interrupt: Interrupt, send: Callable[[M
     return Message(task.key, "done", 1.0, _headline(result), task.plan.train.steps)
 
 
-def _probe(protocol: Protocol, parts: Parts) -> dict[str, float]:
+def _probe(protocol: Protocol, parts: Session) -> dict[str, float]:
     """The validation loss while training, on fewer images than the final one."""
     count = min(_PROBE_IMAGES, protocol.validation_count)
     error_TN = validation.velocity_errors(

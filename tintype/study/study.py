@@ -31,7 +31,7 @@ from tintype.study.verdicts import AnalysisSettings, check_seeds, count_comparis
 from tintype.techniques import TECHNIQUES
 from tintype.techniques.apply import Application, apply_techniques, check_arm
 from tintype.tokenizers.part import NONE_KNOWN, Known
-from tintype.train.parts import check_columns
+from tintype.train.session import check_columns
 from tintype.vision.encoders import forget_encoders
 
 BASELINE, CONTROL = "baseline", "control"

@@ -16,7 +16,7 @@ from tintype.runtime import fault
 from tintype.runtime.clock import Clock
 from tintype.runtime.transfer import send
 from tintype.seams import Draws, TextTokens
-from tintype.train.parts import Parts, Term
+from tintype.train.session import Session, Term
 
 BATCHES_AHEAD = 3
 """Micro-batches that are begun before they are asked for: one picture that takes long holds no step up."""
@@ -39,7 +39,7 @@ class Batch:
     """Samples whose image has no caption to pick; they read the null caption."""
 
 
-def read_batch(parts: Parts, first: int, count: int, step: int, clock: Clock) -> Batch:
+def read_batch(parts: Session, first: int, count: int, step: int, clock: Clock) -> Batch:
     """The samples at positions first … first + count - 1."""
     plan, device = parts.plan, parts.device
     terms = parts.terms_at(step)

@@ -20,7 +20,7 @@ from tintype.settings import SKIP_WINDOW_STEPS, TrainSettings
 
 if TYPE_CHECKING:
     from tintype.train.folder import RunFolder
-    from tintype.train.parts import Parts
+    from tintype.train.session import Session
     from tintype.train.state import TrainState
     from tintype.train.update import StepResult
 
@@ -30,7 +30,7 @@ SKIPS = (NON_FINITE, SPIKE)
 _REMEDY = "Lower optimizer.lr or lengthen train.warmup_steps, with another --out"
 
 
-def count_step(folder: RunFolder, parts: Parts, state: TrainState, result: StepResult) -> None:
+def count_step(folder: RunFolder, parts: Session, state: TrainState, result: StepResult) -> None:
     """Count a step. Log one that was skipped, and raise DivergedError where there are too many."""
     state.recent_skips = [step for step in state.recent_skips if step > result.step - SKIP_WINDOW_STEPS]
     if not result.skipped:
@@ -68,7 +68,7 @@ def _too_many(train: TrainSettings, state: TrainState, step: int) -> str:
     return ""
 
 
-def check_weights(parts: Parts, state: TrainState) -> None:
+def check_weights(parts: Session, state: TrainState) -> None:
     """Raise DivergedError where a parameter is not finite or too large. Every rank must call it."""
     named = dict(parts.modules.named_parameters())
     if found := too_large(named, parts.plan.train.most_weight_rms, parts.layout):

@@ -40,7 +40,7 @@ from tintype.train import checkpoint
 from tintype.train.model_folder import refuse_training
 
 if TYPE_CHECKING:
-    from tintype.train.parts import Parts
+    from tintype.train.session import Session
 
 
 DIVERGED = "diverged.txt"
@@ -239,7 +239,7 @@ class RunFolder:
         """Mean and deviation of each channel of the latents of the run's first images."""
         self.write_record(self.latents_file, {"images": images, "mean": list(mean_C), "std": list(std_C)})
 
-    def write_about(self, parts: Parts) -> None:
+    def write_about(self, parts: Session) -> None:
         """What the run is made on, and which of its parameters are optimized how."""
         groups = parts.optimized()
         if not self.writes:

@@ -13,14 +13,14 @@ import torch
 from tintype.errors import UserError
 from tintype.seams import Draws
 from tintype.train.folder import RunFolder
-from tintype.train.parts import Parts
+from tintype.train.session import Session
 
 MOST_IMAGES = 256
 """Of the first batches; a run of fewer is looked at whole."""
 _BATCH = 32
 
 
-def check_latents(folder: RunFolder, parts: Parts, step: int) -> None:
+def check_latents(folder: RunFolder, parts: Session, step: int) -> None:
     """Writes what the latents are like to the run's folder, and refuses those that no noise would fit."""
     if step and folder.read_record(folder.latents_file):
         return
@@ -31,7 +31,7 @@ def check_latents(folder: RunFolder, parts: Parts, step: int) -> None:
         raise UserError(f"tokenizer '{kind}' on the first {images} images: {fault} (numbers: {folder.latents_file})")
 
 
-def measure_latents(parts: Parts) -> tuple[torch.Tensor, torch.Tensor, int]:
+def measure_latents(parts: Session) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Mean and deviation of each channel as training will see them, and the number of images; on each rank alike."""
     plan = parts.plan
     count = min(MOST_IMAGES, len(parts.source), plan.train.steps * plan.train.batch)

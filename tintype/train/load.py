@@ -18,7 +18,7 @@ from tintype.train import checkpoint
 from tintype.train.divergence import too_large
 from tintype.train.folder import RunFolder
 from tintype.train.model_folder import check_files, read_about
-from tintype.train.parts import TOKENIZER, Parts, build_parts
+from tintype.train.parts import TOKENIZER, Model, build_model
 from tintype.train.reconstruct import Reconstruction
 from tintype.train.state import TrainState
 from tintype.train.weights import weight_misfits, weights_in
@@ -26,7 +26,7 @@ from tintype.train.weights import weight_misfits, weights_in
 
 def load_run(
     path: Path, device: str | None = None, average: Reconstruction | None = None, raw: bool = False
-) -> tuple[Parts, int]:
+) -> tuple[Model, int]:
     """The parts of a run with its newest good weights (its average, if it keeps one and not `raw`), and their step.
 
     Of several averages it is that of the first length; `average` is any other, made of the run's snapshots.
@@ -39,7 +39,7 @@ def load_run(
     if about:
         check_files(path, about)
     tensors, scalars = newest_good(path)
-    parts = build_parts(plan, training=False)
+    parts = build_model(plan)
     for name, part in (("tokenizer", parts.tokenizer), ("text", parts.text)):
         RunFolder(path).check_identity(name, part.identity)
     own_average = None if raw or about or average is not None else plan.ema
@@ -72,7 +72,7 @@ def weights_words(path: Path, plan: Plan, average: Reconstruction | None = None)
     return str(read_about(path).get("weights") or ("average" if plan.ema else "raw"))
 
 
-def _all_parameters(parts: Parts, average: Reconstruction) -> dict[str, Tensor]:
+def _all_parameters(parts: Model, average: Reconstruction) -> dict[str, Tensor]:
     """Return the average of every parameter but a tokenizer's, or some would silently not be averaged."""
     weights = average.weights()
     named = parts.modules.named_parameters()

@@ -20,10 +20,11 @@ from tintype.train.agreement import agree_on_plan, log_stuck_rank
 from tintype.train.divergence import check_weights, count_step
 from tintype.train.folder import RunFolder
 from tintype.train.latents import check_latents
-from tintype.train.parts import Parts, build_parts, cpu_threads, exact_fp32
+from tintype.train.parts import cpu_threads, exact_fp32
 from tintype.train.prepare import get_ready, prepare_images
 from tintype.train.resume import resume
 from tintype.train.saving import Saver, save_state
+from tintype.train.session import Session, build_session
 from tintype.train.snapshots import take_snapshot
 from tintype.train.start import begin
 from tintype.train.state import TrainState, new_state
@@ -40,7 +41,7 @@ class Outcome:
     already_done: bool = False
 
 
-Probe = Callable[[Parts], dict[str, float]]
+Probe = Callable[[Session], dict[str, float]]
 """Numbers taken of the model at each save, logged beside the loss; its time is not the training's."""
 
 
@@ -73,7 +74,7 @@ def train(
             with world.together():
                 folder.restore_files()
             return Outcome(plan.train.steps, finished=True, already_done=True)
-        parts = build_parts(plan)
+        parts = build_session(plan)
         state = new_state(parts)
         resume(folder, state)
         state = begin(folder, parts, state)
@@ -94,7 +95,9 @@ def train(
 class RunTraining:
     """The training of a run: `update`, its events, snapshots, metrics and checkpoints, on every rank."""
 
-    def __init__(self, folder: RunFolder, parts: Parts, state: TrainState, interrupt: Interrupt, probe: Probe) -> None:
+    def __init__(
+        self, folder: RunFolder, parts: Session, state: TrainState, interrupt: Interrupt, probe: Probe
+    ) -> None:
         self.folder, self.parts, self.state, self.interrupt, self.probe = folder, parts, state, interrupt, probe
         run = parts.plan.run
         self.cadence = Cadence(parts.plan.train.steps, run.log_every_steps, run.save_every_steps)

@@ -15,14 +15,14 @@ from tintype.data.captions import captions_of
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws, ImageSource
 from tintype.text.cache import CachedText
-from tintype.train.parts import Parts
+from tintype.train.session import Session
 
 _CHUNK_IMAGES = 256
 _CHUNK_LATENTS = 16
 """Of each rank on a CPU, where a large tokenizer takes seconds for an image. Between chunks a signal is heard."""
 
 
-def get_ready(parts: Parts, step: int) -> dict[str, str | None]:
+def get_ready(parts: Session, step: int) -> dict[str, str | None]:
     """Loads what the losses compare with; one rank of each machine first, which fetches weights and makes caches."""
     found: dict[str, str | None] = {}
     for first in (True, False):
@@ -33,7 +33,7 @@ def get_ready(parts: Parts, step: int) -> dict[str, str | None]:
 
 
 def prepare_images(
-    parts: Parts, images_seen: int, interrupt: Interrupt, on_chunk: Callable[[], None] = lambda: None
+    parts: Session, images_seen: int, interrupt: Interrupt, on_chunk: Callable[[], None] = lambda: None
 ) -> None:
     """The images that training will ask for from here on, and their captions, one epoch of each size at
     most. A signal ends it."""
@@ -54,7 +54,7 @@ def prepare_images(
         prepare_text(parts, first, min(chunk, end - first))
 
 
-def _stages(parts: Parts, images_seen: int) -> Iterator[tuple[ImageSource, int, int]]:
+def _stages(parts: Session, images_seen: int) -> Iterator[tuple[ImageSource, int, int]]:
     """The sources that training will ask from here on, each with the positions for which it does."""
     train, first = parts.plan.train, images_seen
     for until in (*(stage.until for stage in train.stages), train.steps):
@@ -63,7 +63,7 @@ def _stages(parts: Parts, images_seen: int) -> Iterator[tuple[ImageSource, int, 
             first = until * train.batch
 
 
-def _chunk(parts: Parts, networks: bool) -> int:
+def _chunk(parts: Session, networks: bool) -> int:
     """In whole batches: a GPU encodes latents in no others."""
     micro = parts.plan.train.batch // parts.plan.train.accumulate
     slow = networks and parts.device.type == "cpu"
@@ -71,7 +71,7 @@ def _chunk(parts: Parts, networks: bool) -> int:
     return micro * max(1, most // micro)
 
 
-def prepare_ids(parts: Parts, ids: Sequence[int], source: ImageSource) -> None:
+def prepare_ids(parts: Session, ids: Sequence[int], source: ImageSource) -> None:
     """Of the latents each rank encodes a share; where ranks do not see each other's files, a step encodes the rest."""
     if parts.kept is not None:
         parts.kept.fill(parts.world.mine(ids))
@@ -79,7 +79,7 @@ def prepare_ids(parts: Parts, ids: Sequence[int], source: ImageSource) -> None:
         source.prepare(ids)
 
 
-def prepare_text(parts: Parts, first: int, count: int) -> None:
+def prepare_text(parts: Session, first: int, count: int) -> None:
     """The captions that samples at these positions will read, the null caption among them; each rank encodes a share.
 
     A policy may choose others for later epochs: a step encodes what it finds missing.
@@ -91,7 +91,7 @@ def prepare_text(parts: Parts, first: int, count: int) -> None:
         parts.text.fill(parts.world.mine(texts))
 
 
-def _texts_of_step(parts: Parts, step: int, first: int, end: int) -> list[str]:
+def _texts_of_step(parts: Session, step: int, first: int, end: int) -> list[str]:
     """What the samples of a step read whose positions are in first … end - 1."""
     plan, batch = parts.plan, parts.plan.train.batch
     first, end = max(first, step * batch), min(end, (step + 1) * batch)

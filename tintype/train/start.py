@@ -26,7 +26,7 @@ from tintype.settings import plain
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.model_folder import read_about
-from tintype.train.parts import Parts
+from tintype.train.session import Session
 from tintype.train.state import TrainState, new_state
 from tintype.train.weights import weight_misfits, weights_in
 
@@ -50,7 +50,7 @@ class Parent:
         return checkpoint.folder_of(RunFolder(self.path).checkpoints, self.step)
 
 
-def begin(folder: RunFolder, parts: Parts, state: TrainState) -> TrainState:
+def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:
     """The state with the weights that the plan starts from; as it is for a run that goes on, or starts by chance."""
     start = parts.plan.start
     if start is None or state.step:
@@ -135,7 +135,7 @@ def _average(parent: Parent, start: StartPart) -> AverageSettings | None:
     return parent.plan.ema if start.weights == "average" and not read_about(parent.path) else None
 
 
-def _refuse_other_tensors(parent: Parent, start: StartPart, tensors: Mapping[str, Tensor], parts: Parts) -> None:
+def _refuse_other_tensors(parent: Parent, start: StartPart, tensors: Mapping[str, Tensor], parts: Session) -> None:
     about = read_about(parent.path)
     if found := weight_misfits(tensors, parts.modules, parent.plan, _average(parent, start), about):
         settings = ", ".join(

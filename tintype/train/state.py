@@ -19,7 +19,8 @@ from tintype.optim.storage import Storage
 from tintype.runtime.forms import Form, forms_of, misfits, under
 from tintype.runtime.layout import Layout, is_cut
 from tintype.seams import WeightAverage
-from tintype.train.parts import JOINT, JOINT_ONLY, LOSSES, Parts
+from tintype.train.parts import JOINT, JOINT_ONLY, LOSSES
+from tintype.train.session import Session
 from tintype.train.shards import Place, whole_place
 from tintype.train.spikes import SpikeWindow
 
@@ -124,7 +125,7 @@ class TrainState:
         return [name_of[id(parameter)] for parameter in self.parameters]
 
 
-def new_state(parts: Parts) -> TrainState:
+def new_state(parts: Session) -> TrainState:
     storage = Storage(parts.plan.precision.rounding, parts.plan.seed, parts.layout.piece)
     plan, named = parts.plan, dict(parts.modules.named_parameters())
     joint_lr = {group.prefix: group.lr for group in parts.joint.groups} if parts.joint else {}

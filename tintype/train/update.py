@@ -22,7 +22,7 @@ from tintype.runtime.layout import local, share_of_batch
 from tintype.runtime.pending import Later
 from tintype.seams import View
 from tintype.train.batch import Batch, read_batch
-from tintype.train.parts import Parts
+from tintype.train.session import Session
 from tintype.train.state import TrainState
 
 TIME_BINS = 8
@@ -62,7 +62,7 @@ class StepResult:
         return self._numbers.numbers()[2]
 
 
-def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
+def update(parts: Session, state: TrainState, clock: Clock) -> StepResult:
     """Advances the state by one step. One that is not finite, or a spike, leaves the weights and optimizer alone.
 
     Nothing waits for the GPU here, unless a loss term does: whether to skip is decided on the device, and the optimizer
@@ -116,7 +116,7 @@ def update(parts: Parts, state: TrainState, clock: Clock) -> StepResult:
     return result
 
 
-def _decide(parts: Parts, state: TrainState, loss: Tensor, grad_norm: Tensor) -> tuple[Tensor, Tensor]:
+def _decide(parts: Session, state: TrainState, loss: Tensor, grad_norm: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss, and 1 where the step must not reach the weights, else 0; the same on every rank."""
     skipped = grad_norm.isfinite().logical_not().float()
     if state.spikes is None:
@@ -139,7 +139,7 @@ Latents = Callable[[Batch], Tensor]
 
 
 def micro_batch_losses(
-    parts: Parts, first: int, count: int, step: int, clock: Clock, latents: Latents | None = None
+    parts: Session, first: int, count: int, step: int, clock: Clock, latents: Latents | None = None
 ) -> Losses:
     """The losses of the samples at positions first … first + count - 1, on the tokenizer's latents or on those that
     `latents` makes of them."""
@@ -166,7 +166,7 @@ def micro_batch_losses(
     return Losses(losses, _by_time(error_B.detach(), sample.t_B), batch.without_caption)
 
 
-def frozen_latents(parts: Parts, batch: Batch, clock: Clock) -> Tensor:
+def frozen_latents(parts: Session, batch: Batch, clock: Clock) -> Tensor:
     with clock.part("tokenizer"), torch.no_grad(), parts.compute():
         return parts.latents(batch.ids, batch.image_BCHW, batch.draws)
 

@@ -10,12 +10,12 @@ import torch
 
 from tintype.runtime.clock import Clock
 from tintype.runtime.dist import World
-from tintype.train.parts import Parts
+from tintype.train.session import Session
 from tintype.train.state import TrainState
 from tintype.train.update import TIME_BINS, StepResult
 
 
-def window_line(parts: Parts, state: TrainState, window: Sequence[StepResult], clock: Clock) -> dict[str, Any]:
+def window_line(parts: Session, state: TrainState, window: Sequence[StepResult], clock: Clock) -> dict[str, Any]:
     """Means over the steps that were not skipped. That of a part of the loss is over the steps where it had a weight,
     so the mean weight times it is its share in the loss."""
     seconds, split = clock.read()
@@ -41,7 +41,7 @@ def window_line(parts: Parts, state: TrainState, window: Sequence[StepResult], c
     return line
 
 
-def _without_caption(parts: Parts, window: Sequence[StepResult]) -> int:
+def _without_caption(parts: Session, window: Sequence[StepResult]) -> int:
     """Samples of all ranks that read the null caption because their image has no other."""
     mine = torch.tensor(float(sum(result.without_caption for result in window)), device=parts.device)
     return round(float(parts.world.mean(mine)) * parts.world.size)

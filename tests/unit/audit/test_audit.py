@@ -40,7 +40,7 @@ from tintype.techniques import TECHNIQUES
 from tintype.train import update as update_module
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import Parts, build_parts
+from tintype.train.session import Session, build_session
 from tintype.train.state import TrainState, new_state
 
 
@@ -50,12 +50,12 @@ def mistakes(found: Audit) -> set[str]:
 
 def audited(
     plan: Plan,
-    before: Callable[[Parts], object] = lambda parts: None,
-    after: Callable[[Parts, TrainState], object] = lambda parts, state: None,
+    before: Callable[[Session], object] = lambda parts: None,
+    after: Callable[[Session, TrainState], object] = lambda parts, state: None,
     steps: int = 2,
 ) -> Audit:
     """An audit with something done to the parts, and something to the state."""
-    parts = build_parts(plan)
+    parts = build_session(plan)
     for term in parts.terms:
         term.part.ready()
     before(parts)
@@ -64,21 +64,21 @@ def audited(
     return audit(parts, state, steps)
 
 
-def weights_in_bf16(parts: Parts, state: TrainState) -> None:
+def weights_in_bf16(parts: Session, state: TrainState) -> None:
     for parameter in parts.denoiser.parameters():
         parameter.data = parameter.data.bfloat16()
 
 
-def average_in_bf16(parts: Parts, state: TrainState) -> None:
+def average_in_bf16(parts: Session, state: TrainState) -> None:
     assert isinstance(state.ema, Ema)
     state.ema.average = {name: average.bfloat16() for name, average in state.ema.average.items()}
 
 
-def projector_in_bf16(parts: Parts, state: TrainState) -> None:
+def projector_in_bf16(parts: Session, state: TrainState) -> None:
     parts.modules["losses_repa"].bfloat16()
 
 
-def moments_in_bf16(parts: Parts, state: TrainState) -> None:
+def moments_in_bf16(parts: Session, state: TrainState) -> None:
     settings = parts.plan.optimizer
     assert isinstance(settings, AdamWSettings)
     state.optimizer = AdamW(settings, list(parts.modules.parameters()), Storage("kahan"))
@@ -98,19 +98,19 @@ def cast(module: nn.Module, place: int, to: Callable[[Tensor], Tensor]) -> None:
     module.register_forward_pre_hook(hook)
 
 
-def timestep_in_bf16(parts: Parts, state: TrainState) -> None:
+def timestep_in_bf16(parts: Session, state: TrainState) -> None:
     cast(parts.denoiser, 1, Tensor.bfloat16)
 
 
-def timestep_rounded_before(parts: Parts, state: TrainState) -> None:
+def timestep_rounded_before(parts: Session, state: TrainState) -> None:
     cast(parts.denoiser, 1, lambda t_B: t_B.bfloat16().float())
 
 
-def wave_in_bf16(parts: Parts, state: TrainState) -> None:
+def wave_in_bf16(parts: Session, state: TrainState) -> None:
     cast(parts.denoiser.time_in, 0, Tensor.bfloat16)
 
 
-def timestep_rounded_inside(parts: Parts, state: TrainState) -> None:
+def timestep_rounded_inside(parts: Session, state: TrainState) -> None:
     """What arrives is right, but the wave is of other timesteps."""
 
     def narrow(wave_BF: Tensor) -> Tensor:
@@ -121,30 +121,30 @@ def timestep_rounded_inside(parts: Parts, state: TrainState) -> None:
     cast(parts.denoiser.time_in, 0, narrow)
 
 
-def rope_in_bf16(parts: Parts, state: TrainState) -> None:
+def rope_in_bf16(parts: Session, state: TrainState) -> None:
     for block in parts.denoiser.blocks:
         cast(block, 4, Tensor.bfloat16)
 
 
-def buffer_in_bf16(parts: Parts, state: TrainState) -> None:
+def buffer_in_bf16(parts: Session, state: TrainState) -> None:
     parts.denoiser.register_buffer("table", torch.ones(3, dtype=torch.bfloat16))
 
 
-def buffer_in_fp16(parts: Parts, state: TrainState) -> None:
+def buffer_in_fp16(parts: Session, state: TrainState) -> None:
     parts.denoiser.register_buffer("table", torch.ones(3, dtype=torch.float16))
 
 
 @torch.no_grad()
-def not_a_number(parts: Parts, state: TrainState) -> None:
+def not_a_number(parts: Session, state: TrainState) -> None:
     local(parts.denoiser.get_parameter("blocks.0.gate_proj.weight"))[0, 0] = torch.nan
 
 
 @torch.no_grad()
-def at_the_largest(parts: Parts, state: TrainState) -> None:
+def at_the_largest(parts: Session, state: TrainState) -> None:
     parts.modules["text"].get_parameter("word.weight")[-1] = torch.finfo(torch.float32).max
 
 
-PLANTED: dict[str, tuple[Callable[[Parts, TrainState], None], set[str]]] = {
+PLANTED: dict[str, tuple[Callable[[Session, TrainState], None], set[str]]] = {
     "weights": (weights_in_bf16, {"weights-bf16", "moments-bf16"}),
     "average": (average_in_bf16, {"average-bf16"}),
     "projector": (projector_in_bf16, {"projector-bf16"}),
@@ -270,7 +270,7 @@ def test_tf32_is_found_where_the_plan_says_fp32() -> None:
 
 
 def test_an_error_that_no_wrong_type_explains_is_raised() -> None:
-    def broken(parts: Parts, state: TrainState) -> None:
+    def broken(parts: Session, state: TrainState) -> None:
         cast(parts.denoiser, 0, lambda x_BCHW: x_BCHW[:, :, :, :0].expand(-1, 7, -1, -1))
 
     with pytest.raises(RuntimeError):
@@ -371,7 +371,7 @@ def test_rounding_is_told_by_how_far_small_steps_went_and_where_they_are_few_by_
 
 
 def test_hooks_are_taken_away_again() -> None:
-    kept: list[Parts] = []
+    kept: list[Session] = []
     audited(MIXED, before=kept.append)
     for module in kept[0].modules.modules():
         assert not module._forward_pre_hooks and not module._forward_hooks
@@ -381,7 +381,7 @@ def test_hooks_are_taken_away_again() -> None:
 def test_the_steps_that_are_watched_are_those_of_training() -> None:
     watched: list[TrainState] = []
     audited(MIXED, after=lambda parts, state: watched.append(state), steps=3)
-    parts = build_parts(MIXED)
+    parts = build_session(MIXED)
     for term in parts.terms:
         term.part.ready()
     state = new_state(parts)
@@ -426,9 +426,9 @@ def test_lost_steps_are_counted_as_by_hand() -> None:
     """The first step of AdamW is the learning rate, times g / (|g| + eps). All weights have a gradient by the third."""
     plan = tiny_plan("train.warmup_steps=0", "train.clip_norm=null", techniques=["bf16-storage"])
     starts: dict[str, Tensor] = {}
-    kept: list[Parts] = []
+    kept: list[Session] = []
 
-    def remember(parts: Parts, state: TrainState) -> None:
+    def remember(parts: Session, state: TrainState) -> None:
         for _ in range(2):
             update_module.update(parts, state, Clock(parts.device))
         state.optimizer.state.clear()
@@ -496,7 +496,7 @@ def test_a_plan_with_a_start_is_watched_from_its_weights(tmp_path: Path, monkeyp
     begun: list[dict[str, Tensor]] = []
     watch = run.audit
 
-    def noted(parts: Parts, state: TrainState, *more: Any) -> Audit:
+    def noted(parts: Session, state: TrainState, *more: Any) -> Audit:
         begun.append({name: tensor.clone() for name, tensor in state.modules.state_dict().items()})
         return watch(parts, state, *more)
 
@@ -520,10 +520,10 @@ def one_process() -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def shard(blocks: bool, whole: bool) -> Callable[[Parts], None]:
+def shard(blocks: bool, whole: bool) -> Callable[[Session], None]:
     """In bf16 by FSDP, with its casts of inputs to the blocks or to the whole denoiser, or without."""
 
-    def apply(parts: Parts) -> None:
+    def apply(parts: Session) -> None:
         def policy(casts: bool) -> MixedPrecisionPolicy:
             return MixedPrecisionPolicy(param_dtype=torch.bfloat16, cast_forward_inputs=casts)
 

@@ -25,7 +25,7 @@ from tintype.errors import UserError
 from tintype.runtime.clock import PARTS
 from tintype.settings import plain
 from tintype.terminal.bench import show_comparison
-from tintype.train.parts import Parts
+from tintype.train.session import Session
 from tintype.train.state import TrainState
 from tintype.train.update import update as real_update
 
@@ -217,7 +217,7 @@ def test_mistakes_are_told_before_anything_is_measured(monkeypatch: pytest.Monke
 
 
 def test_a_row_out_of_memory_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def update(parts: Parts, state: TrainState, clock: Any) -> None:
+    def update(parts: Session, state: TrainState, clock: Any) -> None:
         if parts.plan.route:
             raise torch.OutOfMemoryError("CUDA out of memory")
         real_update(parts, state, clock)
@@ -232,7 +232,7 @@ def test_a_row_out_of_memory_leaves_the_others(monkeypatch: pytest.MonkeyPatch) 
 def test_no_schedule_ends_while_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
 
-    def update(parts: Parts, state: TrainState, clock: Any) -> None:
+    def update(parts: Session, state: TrainState, clock: Any) -> None:
         steps.append(state.step)
         real_update(parts, state, clock)
 

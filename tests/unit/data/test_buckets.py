@@ -23,7 +23,7 @@ from tintype.plan import Plan
 from tintype.runtime.clock import Clock
 from tintype.runtime.interrupt import Interrupt
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
 
@@ -107,7 +107,7 @@ def test_an_image_is_cut_to_the_nearest_shape(store: Path) -> None:
 
 def test_a_run_trains_on_every_shape_and_goes_on_where_it_stopped(store: Path, tmp_path: Path) -> None:
     plan = bucketed(store, "model.resolution_embeds=true", techniques=["tread"])
-    parts = build_parts(plan)
+    parts = build_session(plan)
     state, shapes_seen = new_state(parts), set()
     for _ in range(plan.train.steps):
         shapes_seen.add(tuple(parts.source.images(parts.order.ids(state.images_seen, 4)).shape[2:]))

@@ -30,7 +30,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
-from tintype.train.parts import build_parts, check_columns
+from tintype.train.session import build_session, check_columns
 
 CPU = torch.device("cpu")
 MIXTURE = ("data.kind=mixture", "data.sources.b.data.style=photo", "data.sources.b.data.count=7")
@@ -125,7 +125,7 @@ def test_what_is_made_ready_is_what_training_asks_for(first: int) -> None:
 
 
 def test_it_is_one_source_of_all_its_images() -> None:
-    parts = build_parts(tiny_plan(*TWO))
+    parts = build_session(tiny_plan(*TWO))
     assert isinstance(parts.source, MixtureSource) and len(parts.source) == 18
     ids = [17, 0, 11, 10, 0]
     alone = parts.source.parts
@@ -179,7 +179,7 @@ def test_what_cannot_be_is_refused(assignments: list[str], message: str) -> None
 
 def test_a_source_without_a_share_may_be_what_is_scored_against() -> None:
     plan = tiny_plan(*TWO, "data.evaluate=b", "data.sources.b.share=0")
-    parts = build_parts(plan)
+    parts = build_session(plan)
     assert len(parts.source) == 11 and set(parts.order.ids(0, 44)) == set(range(11))
     assert plan.data.scored.style == "photo"  # type: ignore[attr-defined]
 

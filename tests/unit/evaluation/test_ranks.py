@@ -30,7 +30,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.sampling import sample
 from tintype.sampling.generate import SamplerSettings
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
+from tintype.train.parts import build_model
 
 PROMPTS = [f"prompt {index}" for index in range(10)]
 
@@ -62,7 +62,7 @@ def _make(folder: Path, count: int, batch: int) -> tuple[int, list[Any]]:
     """The batches that this rank made, and what is in all shards when it is done."""
     samples.SHARD_IMAGES = 4
     counted = Counted(samples, "generate")
-    parts = build_parts(tiny_plan(), training=False)
+    parts = build_model(tiny_plan())
     torch.manual_seed(0)
     for parameter in parts.modules.parameters():
         torch.nn.init.normal_(parameter, std=0.1)

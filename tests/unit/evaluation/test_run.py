@@ -28,7 +28,7 @@ from tintype.evaluation.run import evaluate
 from tintype.metrics.metric import Measured
 from tintype.runtime.interrupt import Interrupt
 from tintype.train.loop import train
-from tintype.train.parts import Parts
+from tintype.train.session import Session
 from tintype.vision.encoders import forget_encoders
 
 GENEVAL = """{"tag": "single_object", "prompt": "a red ball"}
@@ -144,7 +144,7 @@ def test_repeated_images_come_with_a_note(scored: Scored, monkeypatch: pytest.Mo
     """As when every image starts from the same noise and the model hardly hears its prompt."""
     from tintype.sampling.generate import generate as real
 
-    def repeated(parts: Parts, prompts: Sequence[str], *settings: Any, **more: Any) -> Tensor:
+    def repeated(parts: Session, prompts: Sequence[str], *settings: Any, **more: Any) -> Tensor:
         return real(parts, ["the same"], *settings, **{**more, "first_index": 0}).repeat(len(prompts), 1, 1, 1)
 
     monkeypatch.setattr(sampling, "generate", repeated)

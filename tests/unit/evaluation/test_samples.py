@@ -15,7 +15,7 @@ from tintype.evaluation.samples import Samples, samples_hash, samples_of
 from tintype.flow.guidance import ClassifierFreeSettings, PathDropSettings, SelfSettings
 from tintype.sampling.generate import SamplerSettings
 from tintype.seams import Draws
-from tintype.train.parts import Parts, build_parts
+from tintype.train.session import Session, build_session
 
 PROMPTS = [f"prompt {index}" for index in range(10)]
 
@@ -26,8 +26,8 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def parts() -> Parts:
-    built = build_parts(tiny_plan())
+def parts() -> Session:
+    built = build_session(tiny_plan())
     torch.manual_seed(0)
     for parameter in built.modules.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -39,19 +39,19 @@ def samples(folder: Path, count: int = 10, batch: int = 4, prompts: list[str] = 
     return samples_of(folder, step, sampling, prompts[:count], 0, 16)
 
 
-def made(folder: Path, parts: Parts, **settings: Any) -> torch.Tensor:
+def made(folder: Path, parts: Session, **settings: Any) -> torch.Tensor:
     one = samples(folder, **settings)
     one.make(parts)
     return one.images()
 
 
-def test_the_images_do_not_depend_on_the_batch(parts: Parts, tmp_path: Path) -> None:
+def test_the_images_do_not_depend_on_the_batch(parts: Session, tmp_path: Path) -> None:
     first, second = made(tmp_path / "a", parts, batch=1), made(tmp_path / "b", parts, batch=7)
     assert (first.int() - second.int()).abs().max() <= 1
     assert samples(tmp_path, batch=1).folder == samples(tmp_path, batch=7).folder
 
 
-def test_no_noise_is_used_twice(parts: Parts, tmp_path: Path) -> None:
+def test_no_noise_is_used_twice(parts: Session, tmp_path: Path) -> None:
     """One seed for every batch, as in published code, would make images 0, 4 and 8 of one prompt the same."""
     one = samples(tmp_path, prompts=["the same"] * 10)
     one.make(parts)
@@ -61,13 +61,13 @@ def test_no_noise_is_used_twice(parts: Parts, tmp_path: Path) -> None:
     assert correlation.abs().max() < 0.6, "48 numbers: chance stays below 0.6"
 
 
-def test_the_blocks_that_are_scored_are_all_images_in_their_order(parts: Parts, tmp_path: Path) -> None:
+def test_the_blocks_that_are_scored_are_all_images_in_their_order(parts: Session, tmp_path: Path) -> None:
     images, one = made(tmp_path, parts), samples(tmp_path)
     assert one.blocks(3) == [(0, 3), (3, 4), (4, 7), (7, 8), (8, 10)], "each in one shard of four"
     assert torch.equal(torch.cat([one.read(*block) for block in one.blocks(3)]), images)
 
 
-def test_a_larger_count_adds_images_and_keeps_the_first(parts: Parts, tmp_path: Path) -> None:
+def test_a_larger_count_adds_images_and_keeps_the_first(parts: Session, tmp_path: Path) -> None:
     few = made(tmp_path, parts, count=4)
     one = samples(tmp_path, 10)
     assert one.missing() == [(4, 8), (8, 10)]
@@ -75,21 +75,21 @@ def test_a_larger_count_adds_images_and_keeps_the_first(parts: Parts, tmp_path: 
     assert torch.equal(one.images()[:4], few) and not one.missing()
 
 
-def test_a_smaller_count_keeps_what_is_there(parts: Parts, tmp_path: Path) -> None:
+def test_a_smaller_count_keeps_what_is_there(parts: Session, tmp_path: Path) -> None:
     many = made(tmp_path, parts, count=10)
     few = made(tmp_path, parts, count=2)
     assert torch.equal(few, many[:2]) and not samples(tmp_path, 10).missing()
     assert torch.equal(samples(tmp_path, 10).images(), many)
 
 
-def test_images_that_went_missing_are_not_scored_as_if_they_were_there(parts: Parts, tmp_path: Path) -> None:
+def test_images_that_went_missing_are_not_scored_as_if_they_were_there(parts: Session, tmp_path: Path) -> None:
     made(tmp_path, parts)
     sorted(samples(tmp_path).folder.glob("*.safetensors"))[1].unlink()
     with pytest.raises(UserError, match="lacks images that were there before"):
         samples(tmp_path).images()
 
 
-def test_sampling_goes_on_after_the_last_whole_shard(parts: Parts, tmp_path: Path) -> None:
+def test_sampling_goes_on_after_the_last_whole_shard(parts: Session, tmp_path: Path) -> None:
     whole = made(tmp_path / "a", parts)
 
     class StopError(Exception):
@@ -108,7 +108,7 @@ def test_sampling_goes_on_after_the_last_whole_shard(parts: Parts, tmp_path: Pat
     assert torch.equal(cut.images(), whole)
 
 
-def test_other_prompts_are_sampled_anew(parts: Parts, tmp_path: Path) -> None:
+def test_other_prompts_are_sampled_anew(parts: Session, tmp_path: Path) -> None:
     made(tmp_path, parts)
     changed = samples(tmp_path, prompts=[*PROMPTS[:5], "another", *PROMPTS[6:]])
     assert changed.missing() == [(4, 8)]
@@ -122,7 +122,7 @@ def test_another_step_or_sampler_has_its_own_folder(tmp_path: Path) -> None:
     assert one.folder != samples_of(tmp_path, 6, one.sampling, PROMPTS, 1, 16).folder
 
 
-def test_a_damaged_shard_is_named(parts: Parts, tmp_path: Path) -> None:
+def test_a_damaged_shard_is_named(parts: Session, tmp_path: Path) -> None:
     one = samples(tmp_path)
     one.make(parts)
     shard = sorted(one.folder.glob("*.safetensors"))[1]

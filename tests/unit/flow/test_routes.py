@@ -13,21 +13,21 @@ from tintype.flow.routes import usual_range
 from tintype.model.transformer import Block
 from tintype.sampling.generate import SamplerSettings, TextBranches, generate
 from tintype.seams import Draws, Route
-from tintype.train.parts import Parts, build_parts
+from tintype.train.session import Session, build_session
 
 PROMPTS = ["a red ball", "a blue ring", "a green star"]
 X = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
-def random_parts(*techniques: str) -> Parts:
-    parts = build_parts(tiny_plan(techniques=techniques))
+def random_parts(*techniques: str) -> Session:
+    parts = build_session(tiny_plan(techniques=techniques))
     generator = torch.Generator().manual_seed(0)
     for parameter in parts.modules.parameters():
         nn.init.normal_(parameter, std=0.15, generator=generator)
     return parts
 
 
-def branches(parts: Parts) -> TextBranches:
+def branches(parts: Session) -> TextBranches:
     def read(captions: list[str]) -> object:
         return parts.denoiser.read_text(parts.text.encode(captions))
 

@@ -24,7 +24,7 @@ from tintype.seams import Route
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.steps import Progress
 from tintype.train.update import update
@@ -203,7 +203,7 @@ def test_a_cold_cache_a_warm_one_and_a_resumed_run_end_bit_for_bit_alike(
 
 def test_training_aligns(tmp_path: Path) -> None:
     plan = tiny_plan("train.steps=60", "optimizer.lr=3e-3", techniques=["repa:teacher=scenes,hidden=32,cache=memory"])
-    parts = build_parts(plan)
+    parts = build_session(plan)
     for one in parts.terms:
         one.part.ready()
     state = new_state(parts)

@@ -29,7 +29,7 @@ from tintype.tokenizers.pixels import Pixels
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
 
@@ -135,7 +135,7 @@ def test_only_the_prediction_gets_a_gradient(kind: str) -> None:
 @every_kind
 def test_the_network_is_no_part_of_what_is_trained_or_saved(kind: str, tmp_path: Path) -> None:
     plan = plan_with(kind, "train.steps=1")
-    assert list(build_parts(plan).modules) == ["denoiser", "text"]
+    assert list(build_session(plan).modules) == ["denoiser", "text"]
     saved = []
     for name, one in {"with": plan, "without": plan.model_copy(update={"losses": ()})}.items():
         train(one, tmp_path / name, Interrupt())
@@ -147,7 +147,7 @@ def test_the_network_is_no_part_of_what_is_trained_or_saved(kind: str, tmp_path:
 @every_kind
 def test_the_loss_is_the_sum_with_its_weight(kind: str) -> None:
     plan = plan_with(kind)
-    parts = build_parts(plan)
+    parts = build_session(plan)
     parts.terms[0].part.ready()
     losses = {name: float(value) for name, value in update(parts, new_state(parts), Clock(CPU)).losses.items()}
     weight = {"lpips": 0.1, "perceptual-dino": 0.01}[kind]
@@ -156,7 +156,7 @@ def test_the_loss_is_the_sum_with_its_weight(kind: str) -> None:
 
 @every_kind
 def test_building_loads_nothing_and_release_frees_the_network(kind: str) -> None:
-    term = build_parts(plan_with(kind)).terms[0].part
+    term = build_session(plan_with(kind)).terms[0].part
     assert isinstance(term, PerceptualTerm)
     with pytest.raises(RuntimeError, match="ready"):
         term.loss(view_of(predictions(), sample_images(0)))

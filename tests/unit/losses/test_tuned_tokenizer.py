@@ -30,7 +30,8 @@ from tintype.tokenizers.part import TokenizerPart
 from tintype.tokenizers.small_vae import SmallVaeSettings
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
+from tintype.train.parts import build_model
+from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
 
@@ -119,7 +120,7 @@ def same_latents(run: Path, saved: TokenizerPart) -> None:
     z = parts.tokenizer.encode(image, draws)
     torch.testing.assert_close(tokenizer.encode(image, draws), z, rtol=1e-5, atol=1e-5)
     assert (tokenizer.decode(z).int() - parts.tokenizer.decode(z).int()).abs().max() <= 1
-    began = build_parts(parts.plan, training=False).tokenizer
+    began = build_model(parts.plan).tokenizer
     assert not torch.allclose(began.encode(image, draws), z, atol=1e-2)
 
 
@@ -169,7 +170,7 @@ def test_autoencoders_of_diffusers_are_tuned_and_saved_too(
 
 
 def test_every_weight_of_diffusers_network_is_trained() -> None:
-    parts = build_parts(flux_plan("flux1"))
+    parts = build_session(flux_plan("flux1"))
     parts.ready()
     assert parts.joint is not None
     update(parts, new_state(parts), Clock(CPU))
@@ -195,7 +196,7 @@ def test_a_frozen_networks_arithmetic_is_refused() -> None:
 
 
 def test_a_tuned_tokenizer_takes_images_that_its_latents_cover() -> None:
-    tokenizer = build_parts(tuned_plan(), training=False).tokenizer
+    tokenizer = build_model(tuned_plan()).tokenizer
     assert isinstance(tokenizer, TunedTokenizer)
     with pytest.raises(UserError, match="multiples of 4"):
         tokenizer.encode(torch.zeros(1, 3, 18, 16, dtype=torch.uint8))

@@ -10,12 +10,12 @@ from tintype.metrics.throughput import images_per_s, time_split
 from tintype.metrics.validation import TIMES, velocity_errors
 from tintype.runtime.clock import PARTS
 from tintype.seams import Draws
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 
 
 def test_the_untrained_model_has_the_loss_of_predicting_nothing() -> None:
     """Its velocity is zero, so the loss at each time is the mean square of noise - x."""
-    parts = build_parts(tiny_plan())
+    parts = build_session(tiny_plan())
     source = held_out(parts.plan.data, Protocol(count=8, reference_count=8, validation_count=6))
     error_TN = velocity_errors(parts, source, 6, 6, seed=3)
     x = parts.tokenizer.encode(source.images(range(6)), Draws(0, torch.arange(6)))
@@ -25,7 +25,7 @@ def test_the_untrained_model_has_the_loss_of_predicting_nothing() -> None:
 
 
 def test_it_does_not_depend_on_the_batch_size() -> None:
-    parts = build_parts(tiny_plan())
+    parts = build_session(tiny_plan())
     torch.manual_seed(0)
     for parameter in parts.modules.parameters():
         torch.nn.init.normal_(parameter, std=0.1)

@@ -23,7 +23,7 @@ from tintype.settings import ModelSettings, PrecisionSettings
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
 
@@ -141,7 +141,7 @@ def test_training_in_fp8_follows_training_in_bf16(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fp8, "runs_on", lambda device: True)  # slowly, but with the same numbers
     curves = []
     for plan in (fp8_plan("train.steps=8"), tiny_plan("train.steps=8", "precision.compute=bf16")):
-        parts = build_parts(plan)
+        parts = build_session(plan)
         state = new_state(parts)
         curves.append(torch.stack([update(parts, state, Clock(parts.device)).losses["loss"] for _ in range(8)]))
         assert {parameter.dtype for parameter in parts.modules.parameters()} == {torch.float32}
@@ -170,13 +170,13 @@ def test_it_compiles_without_a_break() -> None:
 
 def test_a_device_without_it_is_refused_before_the_first_step() -> None:
     with pytest.raises(UserError, match=r"precision.matmul is fp8, but cpu has no FP8 .*--set precision.matmul=plain"):
-        build_parts(fp8_plan())
+        build_session(fp8_plan())
 
 
 def test_a_run_of_fp8_is_sampled_on_a_cpu_in_bf16_with_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, plain = RunFolder(tmp_path), build_parts(tiny_plan("precision.compute=bf16"))
+    folder, plain = RunFolder(tmp_path), build_session(tiny_plan("precision.compute=bf16"))
     (tmp_path / "plan.yaml").write_text(fp8_plan().to_yaml())
     checkpoint.save(folder.checkpoints, new_state(plain), keep=2)
     parts, _ = load_run(tmp_path)

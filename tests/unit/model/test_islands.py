@@ -18,7 +18,8 @@ from tintype.plan import diff
 from tintype.runtime.clock import Clock
 from tintype.seams import TextTokens
 from tintype.settings import IslandSettings, ModelSettings, PrecisionSettings
-from tintype.train.parts import build_parts
+from tintype.train.parts import build_model
+from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
 
@@ -245,9 +246,9 @@ def test_training_and_sampling_have_the_islands_of_the_plan() -> None:
         "precision.islands.softmax": ("fused", "bf16"),
         "precision.islands.timestep": ("fp32", "bf16"),
     }
-    for training in (True, False):
-        assert build_parts(plan, training).denoiser.islands == plan.precision.islands
-    parts = build_parts(plan)
+    for build in (build_session, build_model):
+        assert build(plan).denoiser.islands == plan.precision.islands
+    parts = build_session(plan)
     assert update(parts, new_state(parts), Clock(parts.device)).finite
 
 

@@ -14,7 +14,7 @@ from tintype.plan import Plan
 from tintype.runtime.clock import Clock
 from tintype.seams import TextTokens
 from tintype.settings import IslandSettings, ModelSettings, PrecisionSettings
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
 
@@ -99,7 +99,7 @@ def test_twenty_steps_in_fp8_follow_those_in_bf16(compiled: str, techniques: lis
     sizes = ["model.width=128", "train.batch=16", "train.steps=20", "run.device=cuda", f"model.compile={compiled}"]
 
     def curve(plan: Plan) -> Tensor:
-        parts = build_parts(plan)
+        parts = build_session(plan)
         state = new_state(parts)
         return torch.stack([update(parts, state, Clock(parts.device)).losses["loss"] for _ in range(20)])
 

@@ -22,7 +22,7 @@ from tintype.plan import plan_from_document
 from tintype.runtime.interrupt import Interrupt
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 
 SHAPES = {"wide": (6, 14), "tall": (14, 6), "square": (8, 8), "wide too": (6, 14)}
 ADAMW = AdamWSettings(lr=3e-3, eps=1e-8, weight_decay=0.01)
@@ -171,7 +171,7 @@ def test_a_step_that_is_not_finite_moves_nothing_and_leaves_no_trace(weight_deca
 def taken(*options: str) -> set[str]:
     plan = tiny_plan(techniques=[":".join(["muon", ",".join(options)]).rstrip(":")])
     assert isinstance(plan.optimizer, MuonSettings)
-    return plan.optimizer.taken(dict(build_parts(plan).modules.named_parameters()))
+    return plan.optimizer.taken(dict(build_session(plan).modules.named_parameters()))
 
 
 def test_it_takes_the_matrices_of_the_blocks() -> None:
@@ -191,7 +191,7 @@ def test_the_run_says_which_tensors_it_took(tmp_path: Path) -> None:
     assert set(groups) == {"muon", "adamw"}
     assert set(groups["muon"]["names"]) == taken() and groups["muon"]["tensors"] == len(taken())
     assert "denoiser.final_layer.linear.weight" in groups["adamw"]["names"]
-    modules = build_parts(tiny_plan()).modules
+    modules = build_session(tiny_plan()).modules
     whole = sum(parameter.numel() for parameter in modules.parameters())
     assert groups["muon"]["parameters"] + groups["adamw"]["parameters"] == whole
 

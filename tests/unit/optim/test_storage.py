@@ -24,7 +24,8 @@ from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import LOSSES, build_parts
+from tintype.train.parts import LOSSES
+from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
 
@@ -153,7 +154,7 @@ def test_a_step_that_is_not_finite_leaves_every_bit(rounding: Rounding, settings
 
 
 def test_everything_trained_is_in_bf16_but_losses_and_averages() -> None:
-    parts = build_parts(tiny_plan(techniques=["bf16-storage", "ema", "repa:teacher=scenes,hidden=8", "sprint"]))
+    parts = build_session(tiny_plan(techniques=["bf16-storage", "ema", "repa:teacher=scenes,hidden=8", "sprint"]))
     kinds = {name: parameter.dtype for name, parameter in parts.modules.named_parameters()}
     assert {dtype for name, dtype in kinds.items() if name.startswith(LOSSES)} == {torch.float32}
     assert {dtype for name, dtype in kinds.items() if not name.startswith(LOSSES)} == {torch.bfloat16}
@@ -200,7 +201,7 @@ def test_what_cannot_be_is_refused(assignments: list[str], message: str) -> None
 
 def test_gradients_in_bf16_are_clipped_by_a_norm_in_fp32() -> None:
     plan = tiny_plan("train.clip_norm=0.5", techniques=["bf16-storage"])
-    state = new_state(build_parts(plan))
+    state = new_state(build_session(plan))
     for index, parameter in enumerate(state.modules.parameters()):
         parameter.grad = torch.randn(parameter.shape, generator=generator(index)).to(parameter.dtype)
     exact = torch.cat([p.grad.flatten().double() for p in state.modules.parameters() if p.grad is not None]).norm()
@@ -234,7 +235,7 @@ def test_an_optimizer_that_skips_a_step_leaves_such_a_weight_too(settings: AdamW
 
 
 def test_every_update_has_its_own_draws() -> None:
-    parts = build_parts(tiny_plan(techniques=["bf16-storage:rounding=stochastic"]))
+    parts = build_session(tiny_plan(techniques=["bf16-storage:rounding=stochastic"]))
     state, numbers = new_state(parts), []
     for _ in range(3):
         update(parts, state, Clock(parts.device))

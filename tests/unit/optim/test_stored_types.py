@@ -13,7 +13,7 @@ from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
 from tintype.optim import ema
 from tintype.plan import Plan
 from tintype.runtime.clock import Clock
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
 
@@ -44,7 +44,7 @@ def expected(plan: Plan, name: str) -> torch.dtype:
 
 def wrong_types(plan: Plan) -> dict[str, bool]:
     """For each tensor of the state after three steps, whether it has another type than expected."""
-    parts = build_parts(plan)
+    parts = build_session(plan)
     parts.ready()
     state = new_state(parts)
     for _ in range(3):

@@ -17,7 +17,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import Draws, TextTokens
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
+from tintype.train.parts import build_model
 from tintype.train.update import lr_factor
 
 PRX_TEXT_DIM = 2304
@@ -91,7 +91,7 @@ def test_scaled_down_it_trains(tmp_path: Path) -> None:
 
 def test_its_samples_follow_the_shifted_grid_and_the_clamp() -> None:
     """The integration written out. With 100 steps the last time but one, 0.03, is below the clamp."""
-    parts = build_parts(jit_1024(*SMALL, "precision.compute=fp32"), training=False)
+    parts = build_model(jit_1024(*SMALL, "precision.compute=fp32"))
     for parameter in parts.modules.parameters():
         nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(parameter.numel()))
     sampler = SamplerSettings(steps=100, guidance=ClassifierFreeSettings(scale=1.0))

@@ -16,7 +16,7 @@ from tintype.sampling.generate import SamplerSettings, generate
 from tintype.sampling.sample import sample_run
 from tintype.tokenizers.pixels import Pixels
 from tintype.train.loop import train
-from tintype.train.parts import Parts, build_parts
+from tintype.train.session import Session, build_session
 
 PROMPTS = [
     f"a {colour} {shape}" for colour in ("red", "blue", "green", "white") for shape in ("ball", "ring", "star", "cross")
@@ -25,9 +25,9 @@ SETTINGS = SamplerSettings(steps=8, guidance=ClassifierFreeSettings(scale=3.0))
 
 
 @pytest.fixture(scope="module")
-def parts() -> Parts:
+def parts() -> Session:
     """A model whose every weight matters."""
-    built = build_parts(tiny_plan())
+    built = build_session(tiny_plan())
     generator = torch.Generator().manual_seed(0)
     for parameter in built.modules.parameters():
         nn.init.normal_(parameter, std=0.15, generator=generator)
@@ -42,7 +42,7 @@ class FloatPixels(Pixels):
 
 
 @pytest.mark.parametrize("method", ["euler", "heun"])
-def test_image_seven_alone_and_in_a_batch_of_sixteen_agree(parts: Parts, method: str) -> None:
+def test_image_seven_alone_and_in_a_batch_of_sixteen_agree(parts: Session, method: str) -> None:
     from dataclasses import replace
 
     exact = replace(parts, tokenizer=FloatPixels())
@@ -54,13 +54,13 @@ def test_image_seven_alone_and_in_a_batch_of_sixteen_agree(parts: Parts, method:
 
 
 @pytest.mark.parametrize("batch", [1, 5, 16])
-def test_images_do_not_depend_on_the_batch_size(parts: Parts, batch: int) -> None:
+def test_images_do_not_depend_on_the_batch_size(parts: Session, batch: int) -> None:
     whole = generate(parts, PROMPTS, SETTINGS, seed=0, size_px=16)
     cut = generate(parts, PROMPTS, SETTINGS.model_copy(update={"batch": batch}), seed=0, size_px=16)
     assert int((whole.int() - cut.int()).abs().max()) <= 1
 
 
-def test_seed_prompt_and_guidance_each_matter(parts: Parts) -> None:
+def test_seed_prompt_and_guidance_each_matter(parts: Session) -> None:
     base = generate(parts, PROMPTS[:1], SETTINGS, seed=0, size_px=16)
     assert not torch.equal(base, generate(parts, PROMPTS[:1], SETTINGS, seed=1, size_px=16))
     assert not torch.equal(base, generate(parts, PROMPTS[5:6], SETTINGS, seed=0, size_px=16))
@@ -68,7 +68,7 @@ def test_seed_prompt_and_guidance_each_matter(parts: Parts) -> None:
     assert not torch.equal(base, generate(parts, PROMPTS[:1], plain, seed=0, size_px=16))
 
 
-def test_text_is_read_once_and_not_at_every_step(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_read_once_and_not_at_every_step(parts: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     original = Attention.read_text
 

@@ -29,7 +29,7 @@ from tintype.study.study import Study, load_study
 from tintype.terminal.studies import report_with_progress, run_with_progress
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
-from tintype.train.parts import Parts
+from tintype.train.session import Session
 
 STUDY = """
 question: Does it follow a benchmark's prompts?
@@ -173,7 +173,7 @@ def test_a_run_computes_with_the_threads_of_its_plan(tmp_path: Path) -> None:
     assert one.hash == three.hash, "it is housekeeping: a run may go on with another number"
     seen: list[int] = []
 
-    def probe(parts: Parts) -> dict[str, float]:
+    def probe(parts: Session) -> dict[str, float]:
         seen.append(torch.get_num_threads())
         return {}
 

@@ -25,7 +25,7 @@ from tintype.seams import Draws, Record
 from tintype.techniques.apply import apply_techniques
 from tintype.train.batch import read_batch
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 
 BOTH = {"long": "l", "short": "s"}
 GRID = [(index + 0.5) / 1000 for index in range(1000)]
@@ -40,7 +40,7 @@ def shares(plan: Plan, step: int = 0, count: int = 20_000) -> dict[str, float]:
 
 def read(plan: Plan, cuts: list[int]) -> list[str]:
     """The captions of the first positions, read in batches between these cuts; four positions are a step."""
-    parts = build_parts(plan)
+    parts = build_session(plan)
     batches = [read_batch(parts, one, other - one, one // 4, Clock(parts.device)) for one, other in pairwise(cuts)]
     return [caption for batch in batches for caption in batch.captions]
 
@@ -166,7 +166,7 @@ def test_a_curriculum_that_does_not_change_in_the_run_is_refused(schedule: str) 
 def test_a_column_that_the_data_lacks_is_refused_before_the_first_step(technique: str) -> None:
     plan = tiny_plan(techniques=[f"{technique}:weights.long=1,weights.tags=1"])
     with pytest.raises(UserError, match="no caption column 'tags'; it has long, short"):
-        build_parts(plan)
+        build_session(plan)
 
 
 def test_a_mistake_in_captions_names_its_key() -> None:

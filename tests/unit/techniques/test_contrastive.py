@@ -13,7 +13,7 @@ from tintype.losses.contrastive import Contrastive, ContrastiveSettings, negativ
 from tintype.runtime.clock import Clock
 from tintype.seams import Draws, Output, Sample, View
 from tintype.techniques.apply import apply_techniques
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.update import micro_batch_losses
 
 
@@ -113,7 +113,7 @@ def test_the_weight_of_the_objective_is_on_this_half_too() -> None:
 
 
 def test_the_training_step_subtracts_it_by_its_weight() -> None:
-    parts = build_parts(tiny_plan(techniques=["contrastive:weight=0.25"]))
+    parts = build_session(tiny_plan(techniques=["contrastive:weight=0.25"]))
     found = {key: value.item() for key, value in micro_batch_losses(parts, 0, 4, 0, Clock(parts.device)).parts.items()}
     assert found["contrastive"] < 0
     assert found["loss"] == pytest.approx(found["flow"] + 0.25 * found["contrastive"])

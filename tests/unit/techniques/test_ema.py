@@ -32,7 +32,7 @@ from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import update
 
@@ -104,12 +104,12 @@ def test_a_resumed_run_has_the_same_average_bit_for_bit(techniques: list[str], t
 
     states = []
     for stop in (False, True):
-        parts = build_parts(tiny_plan(techniques=techniques))
+        parts = build_session(tiny_plan(techniques=techniques))
         state = new_state(parts)
         advance(state, 3)
         if stop:
             checkpoint.save(tmp_path, state, keep=2)
-            parts = build_parts(tiny_plan(techniques=techniques))
+            parts = build_session(tiny_plan(techniques=techniques))
             state = new_state(parts)
             assert checkpoint.restore(tmp_path, state, lambda path, reason: None)
         advance(state, 3)

@@ -15,7 +15,7 @@ from tintype.losses.irepa import IrepaSettings, IrepaTerm, spatially_normalised
 from tintype.plan import Plan
 from tintype.seams import Draws, Route
 from tintype.settings import ModelSettings
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.vision.teachers import SceneTeacherSettings
 
 
@@ -130,7 +130,7 @@ def routed_losses(plan: Plan, step: int) -> dict[str, Tensor]:
     from tintype.runtime.clock import Clock
     from tintype.train.update import micro_batch_losses
 
-    parts = build_parts(plan)
+    parts = build_session(plan)
     for one in parts.terms:
         one.part.ready()
     return micro_batch_losses(parts, 0, 4, step, Clock(parts.device)).parts
@@ -149,7 +149,7 @@ def test_a_route_that_comes_over_it_later_is_refused_at_that_step() -> None:
 
 def test_a_single_token_is_refused() -> None:
     with pytest.raises(UserError, match=r"irepa: a denoiser with a single token .* model\.patch"):
-        build_parts(tiny_plan("model.patch=16", techniques=["irepa:teacher=scenes"]))
+        build_session(tiny_plan("model.patch=16", techniques=["irepa:teacher=scenes"]))
 
 
 def test_defaults_are_the_authors_command_and_repas_weight() -> None:

@@ -13,7 +13,7 @@ from tintype.flow.x_prediction import XPrediction
 from tintype.runtime.clock import Clock
 from tintype.seams import Draws, Objective, Weighting
 from tintype.techniques.apply import apply_techniques
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.update import micro_batch_losses
 
 CLAMP, GAMMA = 0.05, 5.0
@@ -90,13 +90,13 @@ def test_normalised_the_mean_weight_of_the_drawn_times_is_one(time: TimePart, na
 
 def test_the_training_step_weights_each_sample_by_its_own_time() -> None:
     plan = tiny_plan(techniques=["min-snr:gamma=2"])
-    parts = build_parts(plan)
+    parts = build_session(plan)
     found = micro_batch_losses(parts, 0, 4, 0, Clock(parts.device))
     t = plan.time.draw(Draws(plan.seed, torch.arange(4)))
     weighting = MinSnrSettings(gamma=2.0).build(plan.time, parts.objective)
     each = []
     for position in range(4):
-        alone = micro_batch_losses(build_parts(tiny_plan()), position, 1, 0, Clock(parts.device))
+        alone = micro_batch_losses(build_session(tiny_plan()), position, 1, 0, Clock(parts.device))
         each.append(float(weighting(t)[position]) * alone.parts["flow"].item())
     assert found.parts["flow"].item() == pytest.approx(sum(each) / 4, rel=1e-5)
 

@@ -18,7 +18,7 @@ from tintype.optim.power_ema import PowerEma, PowerEmaSettings
 from tintype.optim.power_function import exponent
 from tintype.plan import plan_from_yaml
 from tintype.techniques.apply import apply_techniques
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
 
@@ -98,7 +98,7 @@ def test_an_update_asks_the_device_for_nothing() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_non_finite_step_never_reaches_the_averages(bad: float) -> None:
-    parts = build_parts(tiny_plan(techniques=["power-ema"]))
+    parts = build_session(tiny_plan(techniques=["power-ema"]))
     state = new_state(parts)
     poisoned = replace(parts, objective=Poisoned(parts.objective, bad))
     for _ in range(2):  # the first before there is any average

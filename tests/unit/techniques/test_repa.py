@@ -9,7 +9,8 @@ from tintype.losses.repa import RepaSettings
 from tintype.plan import Plan, plan_from_yaml
 from tintype.techniques import TECHNIQUES
 from tintype.techniques.apply import apply_techniques
-from tintype.train.parts import build_parts
+from tintype.train.parts import build_model
+from tintype.train.session import Session, build_session
 from tintype.vision.teachers import Dinov2TeacherSettings, TransformersTeacherSettings
 
 
@@ -23,7 +24,7 @@ def test_the_middle_block_is_aligned_by_default(depth: int, block: int) -> None:
 
 
 def test_blocks_are_counted_from_one() -> None:
-    parts = build_parts(tiny_plan(techniques=["repa:block=1,teacher=scenes,hidden=8"]))
+    parts = build_session(tiny_plan(techniques=["repa:block=1,teacher=scenes,hidden=8"]))
     assert parts.terms[0].part.taps == {0}
 
 
@@ -51,13 +52,13 @@ def test_the_same_part_cannot_be_added_twice() -> None:
 
 
 def test_an_arm_leaves_the_weights_of_the_denoiser_alone() -> None:
-    baseline = build_parts(tiny_plan()).denoiser.state_dict()
-    arm = build_parts(tiny_plan(techniques=["repa:teacher=scenes,hidden=8"])).denoiser.state_dict()
+    baseline = build_session(tiny_plan()).denoiser.state_dict()
+    arm = build_session(tiny_plan(techniques=["repa:teacher=scenes,hidden=8"])).denoiser.state_dict()
     assert all(torch.equal(baseline[name], arm[name]) for name in baseline)
 
 
 def test_sampling_needs_no_teacher_at_all() -> None:
     plan: Plan = tiny_plan(techniques=["repa:teacher.kind=dinov2,teacher.source=/no/such/folder"])
-    assert build_parts(plan, training=False).terms == ()
+    assert not isinstance(build_model(plan), Session)
     with pytest.raises(UserError, match="there is no folder /no/such/folder"):
-        build_parts(plan)
+        build_session(plan)

@@ -51,8 +51,9 @@ from tintype.train.batch import read_batch
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import TOKENIZER, Parts, build_parts
+from tintype.train.parts import TOKENIZER, build_model
 from tintype.train.reconstruct import try_reconstruction
+from tintype.train.session import Session, build_session
 from tintype.train.state import new_state
 from tintype.train.update import micro_batch_losses, update
 
@@ -86,7 +87,7 @@ def test_the_autoencoders_losses_reach_all_of_it_and_nothing_else(techniques: li
     assert all(p.requires_grad for p in parts.modules.parameters())  # they hold still for the time of it only
 
 
-def oracle(parts: Parts, tuning: RepaE, weight: float) -> dict[str, Tensor]:
+def oracle(parts: Session, tuning: RepaE, weight: float) -> dict[str, Tensor]:
     """The gradients of the autoencoder, in float64, from the formulas: no early exit, nothing frozen."""
     settings, network = tuning.settings, copy.deepcopy(tuning.tokenizer.network)
     assert isinstance(network, Vae)
@@ -159,7 +160,7 @@ class Given(Pixels):
         return self.z_BCHW
 
 
-def with_latents_of(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> tuple[Parts, Parts, list[float]]:
+def with_latents_of(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> tuple[Session, Session, list[float]]:
     """A step of the plan, and one of the same plan without tuning on the same latents; the norms of both."""
     seen: list[Tensor] = []
 
@@ -172,7 +173,7 @@ def with_latents_of(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> tuple[Parts,
     monkeypatch.setattr(RepaEStep, "latents", recorded)
     parts, _ = ready(plan)
     norms = [update(parts, new_state(parts), clock()).grad_norm]
-    frozen = build_parts(plan.model_copy(update={"tuning": None}))
+    frozen = build_session(plan.model_copy(update={"tuning": None}))
     frozen.ready()
     frozen = replace(frozen, tokenizer=Given(seen[0]))
     norms.append(update(frozen, new_state(frozen), clock()).grad_norm)
@@ -417,7 +418,7 @@ def test_the_first_latents_are_normal(run: Path) -> None:
 def test_a_loaded_run_has_its_own_autoencoder_and_statistics(run: Path) -> None:
     parts, step = load_run(run)
     stored, _ = checkpoint.read(run / "checkpoints" / f"step-{step:09d}")
-    fresh = build_parts(parts.plan, training=False)
+    fresh = build_model(parts.plan)
     tokenizer = parts.tokenizer
     assert isinstance(tokenizer, TunedTokenizer) and isinstance(fresh.tokenizer, TunedTokenizer)
     for name, tensor in tokenizer.state_dict().items():
@@ -445,7 +446,7 @@ def test_decoding_undoes_the_norm_with_the_eps_under_the_root(run: Path) -> None
 
 def test_the_bias_of_the_velocity_is_that_of_the_latents_as_they_are_now() -> None:
     """Others keep it by their plan, which does not say what became of a tuned tokenizer."""
-    parts = build_parts(tuned_plan(techniques=[NO_PERCEPTUAL, "contrastive"]), training=False)
+    parts = build_model(tuned_plan(techniques=[NO_PERCEPTUAL, "contrastive"]))
     tokenizer = parts.tokenizer
     assert isinstance(tokenizer, TunedTokenizer)
     before = velocity_bias(parts, 16)
@@ -492,7 +493,7 @@ def test_the_paper_is_the_default() -> None:
 
 def test_lpips_without_its_weights_names_the_way_out(tmp_path: Path) -> None:
     missing = f"perceptual.kind=lpips,perceptual.weights={tmp_path / 'none.safetensors'}"
-    parts = build_parts(tuned_plan(techniques=[f"repa-e:teacher=scenes,hidden=32,{missing}"]))
+    parts = build_session(tuned_plan(techniques=[f"repa-e:teacher=scenes,hidden=32,{missing}"]))
     with pytest.raises(UserError, match=r"repa-e:perceptual=none \(or scenes\)"):
         parts.ready()
 

@@ -37,7 +37,8 @@ from tintype.train.batch import read_batch
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import JOINT_ONLY, TOKENIZER, Parts, build_parts
+from tintype.train.parts import JOINT_ONLY, TOKENIZER
+from tintype.train.session import Session, build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
 
@@ -59,14 +60,14 @@ def judge_of(tuning: RepaE) -> Discriminator:
     return tuning.discriminator
 
 
-def after_tuning(techniques: Sequence[str], step: int = 0) -> tuple[Parts, RepaE, dict[str, Tensor]]:
+def after_tuning(techniques: Sequence[str], step: int = 0) -> tuple[Session, RepaE, dict[str, Tensor]]:
     """With the gradients of a first micro-batch, and its losses."""
     parts, tuning = ready(judged_plan(techniques=techniques))
     _, losses = step_of(parts, tuning).tune(read_batch(parts, 0, 4, step, clock()), last=True)
     return parts, tuning, losses
 
 
-def seen_and_true(parts: Parts, tuning: RepaE) -> tuple[Tensor, Tensor]:
+def seen_and_true(parts: Session, tuning: RepaE) -> tuple[Tensor, Tensor]:
     batch = read_batch(parts, 0, 4, 0, clock())
     assert batch.image_BCHW is not None
     x = to_floats(batch.image_BCHW)
@@ -258,7 +259,7 @@ def test_the_log_has_its_losses_from_its_first_step_on(whole: tuple[Plan, Path])
 
 def test_it_moves_and_sampling_does_without_it(whole: tuple[Plan, Path]) -> None:
     plan, folder = whole
-    stored, fresh = last_state(folder), build_parts(plan).modules["adversary"]
+    stored, fresh = last_state(folder), build_session(plan).modules["adversary"]
     *inner, _ = fresh.named_parameters()  # the last bias moves both logits alike, and none is beyond its hinge yet
     for name, parameter in inner:
         assert not torch.equal(parameter, stored[f"modules/{JOINT_ONLY}{name}"]), name

@@ -27,8 +27,8 @@ from tintype.train import checkpoint
 from tintype.train.batch import read_batch
 from tintype.train.latents import measure_latents
 from tintype.train.loop import train
-from tintype.train.parts import Parts, build_parts
 from tintype.train.prepare import prepare_images
+from tintype.train.session import Session, build_session
 from tintype.train.state import new_state
 from tintype.train.update import update
 
@@ -63,14 +63,14 @@ def staged(data: Sequence[str] = (), *more: str, techniques: Sequence[str] = (TH
     return tiny_plan(*data, LARGE, *more, techniques=techniques)
 
 
-def batch_at(parts: Parts, step: int) -> tuple[Tensor, Sequence[int], Sequence[str]]:
+def batch_at(parts: Session, step: int) -> tuple[Tensor, Sequence[int], Sequence[str]]:
     batch = read_batch(parts, step * 4, 4, step, Clock(CPU))
     assert batch.image_BCHW is not None
     return batch.image_BCHW, batch.ids, batch.captions
 
 
 def test_each_step_sees_the_images_of_its_size_of_the_records_that_it_would_see_without(data: list[str]) -> None:
-    parts, whole = build_parts(staged(data)), build_parts(staged(data, techniques=()))
+    parts, whole = build_session(staged(data)), build_session(staged(data, techniques=()))
     for step, size_px in enumerate(SIZES):
         image_BCHW, ids, captions = batch_at(parts, step)
         _, other_ids, other_captions = batch_at(whole, step)
@@ -81,7 +81,7 @@ def test_each_step_sees_the_images_of_its_size_of_the_records_that_it_would_see_
 
 @pytest.mark.parametrize("techniques", [[], ["tread", "resolution-aware", "contrastive"]], ids=" ".join)
 def test_the_denoiser_trains_on_each_size_in_every_micro_batch(data: list[str], techniques: list[str]) -> None:
-    parts = build_parts(staged(data, "train.accumulate=2", techniques=[THREE, *techniques]))
+    parts = build_session(staged(data, "train.accumulate=2", techniques=[THREE, *techniques]))
     state, seen = new_state(parts), []
     parts.denoiser.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
     for _ in SIZES:
@@ -93,7 +93,7 @@ def test_images_are_made_ready_in_the_sizes_that_the_steps_ask_for() -> None:
     plan = staged()
     for step, sizes in ((0, [16, 24, 32]), (2, [24, 32]), (4, [32])):
         forget_sources()
-        parts = build_parts(plan)
+        parts = build_session(plan)
         prepare_images(parts, step * 4, Interrupt())
         for size_px in (16, 24, 32):
             source = open_source(plan.data.at_size(size_px), "train", CPU)
@@ -107,7 +107,7 @@ def test_pictures_of_the_next_stage_are_decoded_ahead_in_their_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_source, "_MOST_CACHED_BYTES", {})
-    parts = build_parts(staged(data_of("store", tmp_path), "train.accumulate=2"))
+    parts = build_session(staged(data_of("store", tmp_path), "train.accumulate=2"))
     begun, take = [], Prefetch.take
 
     def watched(self: Prefetch, ids: Sequence[int]) -> Tensor:
@@ -135,7 +135,7 @@ def test_two_ranks_train_what_one_does(tmp_path: Path) -> None:
 
 
 def test_latents_and_mean_velocity_are_those_of_the_last_stage() -> None:
-    parts, whole = build_parts(staged()), build_parts(staged(techniques=()))
+    parts, whole = build_session(staged()), build_session(staged(techniques=()))
     for one, other in zip(measure_latents(parts)[:2], measure_latents(whole)[:2], strict=True):
         assert torch.equal(one, other)
     assert torch.equal(mean_target(parts), mean_target(whole))

@@ -21,7 +21,7 @@ from tintype.seams import Draws, Output, Route
 from tintype.settings import ModelSettings
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import Parts, build_parts
+from tintype.train.session import Session, build_session
 from tintype.train.update import micro_batch_losses
 
 WIDTH = 32
@@ -33,23 +33,23 @@ def sprint(**changes: object) -> Sprint:
     return Sprint(SprintSettings(**{"share": 0.75, "first": 2, "last": 2, **changes}), WIDTH)  # type: ignore[arg-type]
 
 
-def sprint_parts(*options: str, assignments: tuple[str, ...] = ()) -> Parts:
+def sprint_parts(*options: str, assignments: tuple[str, ...] = ()) -> Session:
     """Every weight random, so that nothing is hidden behind a zero."""
-    parts = build_parts(tiny_plan(*assignments, techniques=[":".join(["sprint", ",".join(options)]).rstrip(":")]))
+    parts = build_session(tiny_plan(*assignments, techniques=[":".join(["sprint", ",".join(options)]).rstrip(":")]))
     generator = torch.Generator().manual_seed(0)
     for parameter in parts.modules.parameters():
         nn.init.normal_(parameter, std=0.2, generator=generator)
     return parts
 
 
-def predict(parts: Parts, route: Route | None, taps: tuple[int, ...] = ()) -> Output:
+def predict(parts: Session, route: Route | None, taps: tuple[int, ...] = ()) -> Output:
     text = parts.text.encode(["a red ball", "a blue ring"])
     x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     output: Output = parts.denoiser(x, torch.tensor([0.3, 0.7]), text, route=route, taps=taps)
     return output
 
 
-def routed(parts: Parts, step: int = 0, count: int = 2) -> Route:
+def routed(parts: Session, step: int = 0, count: int = 2) -> Route:
     route = parts.router.plan((4, 4), step, Draws(0, torch.arange(count)))
     assert route is not None
     return route
@@ -102,7 +102,7 @@ def test_fusion_is_the_linear_layer_on_deep_and_shallow() -> None:
             assert torch.allclose(fused[sample, token], part.fusion.weight @ joined + part.fusion.bias, atol=1e-14)
 
 
-def set_fusion(parts: Parts, deep: float, shallow: float) -> None:
+def set_fusion(parts: Session, deep: float, shallow: float) -> None:
     assert isinstance(parts.router, Sprint)
     identity = torch.eye(WIDTH)
     with torch.no_grad():
@@ -138,7 +138,7 @@ def test_both_streams_carry_gradient_and_missing_tokens_only_the_shallow_one() -
 # Path-drop
 
 
-def dropped(parts: Parts, count: int, step: int = 0) -> Tensor:
+def dropped(parts: Session, count: int, step: int = 0) -> Tensor:
     """Which samples of a step have no deep stream: their kept tokens get no gradient."""
     router = parts.router
     assert isinstance(router, Sprint)
@@ -203,7 +203,7 @@ def test_the_average_of_a_run_is_the_whole_network(tmp_path: Path, mask: str) ->
     names = {name for name in parts.modules.state_dict() if name.startswith("router.")}
     assert names == {"router.fusion.weight", "router.fusion.bias", "router.mask_D"}
     assert isinstance(parts.router, Sprint)
-    started = build_parts(plan).router
+    started = build_session(plan).router
     assert isinstance(started, Sprint)
     assert not torch.equal(parts.router.fusion.weight, started.fusion.weight)
     assert torch.equal(parts.router.mask_D, started.mask_D) == (mask == "fixed")
@@ -213,8 +213,8 @@ def test_the_mask_is_drawn_once_or_learned_from_zero() -> None:
     fixed, learned = sprint().mask_D, sprint(mask="learned").mask_D
     assert not isinstance(fixed, nn.Parameter) and 0.01 < float(fixed.std()) < 0.03
     assert isinstance(learned, nn.Parameter) and not learned.any()
-    parts = build_parts(tiny_plan(techniques=["sprint"]))
-    other = build_parts(tiny_plan("seed=1", techniques=["sprint"]))
+    parts = build_session(tiny_plan(techniques=["sprint"]))
+    other = build_session(tiny_plan("seed=1", techniques=["sprint"]))
     assert isinstance(parts.router, Sprint) and isinstance(other.router, Sprint)
     assert not torch.equal(parts.router.mask_D, other.router.mask_D)
 
@@ -226,14 +226,14 @@ def test_the_fusion_starts_as_the_papers() -> None:
 
 
 def test_the_fusion_leaves_the_other_weights_as_the_baselines() -> None:
-    dense = build_parts(tiny_plan()).modules.state_dict()
-    fused = build_parts(tiny_plan(techniques=["sprint"])).modules.state_dict()
+    dense = build_session(tiny_plan()).modules.state_dict()
+    fused = build_session(tiny_plan(techniques=["sprint"])).modules.state_dict()
     assert all(torch.equal(fused[name], tensor) for name, tensor in dense.items())
 
 
 def test_alignment_sees_the_kept_tokens_and_then_all() -> None:
     plan = tiny_plan(techniques=["sprint:dense=0.5", "repa:teacher=scenes,hidden=8,block=2"])
-    parts = build_parts(plan)
+    parts = build_session(plan)
     for term in parts.terms:
         term.part.ready()
     for step in (0, 5):

@@ -16,7 +16,7 @@ from tintype.losses.alignment import AlignmentTerm
 from tintype.runtime.clock import Clock
 from tintype.schedule import Schedule
 from tintype.seams import Draws, Route
-from tintype.train.parts import Term, build_parts
+from tintype.train.session import Term, build_session
 from tintype.train.update import micro_batch_losses
 
 GRID = (4, 5)
@@ -76,7 +76,7 @@ def test_one_sparse_step_is_enough() -> None:
 
 def test_the_last_steps_can_be_dense() -> None:
     plan = tiny_plan("train.steps=10", techniques=["tread:dense=0.3"])
-    router = build_parts(plan).router
+    router = build_session(plan).router
     draws = Draws(0, torch.arange(2))
     assert [router.plan((4, 4), step, draws) is None for step in (0, 6, 7, 9)] == [False, False, True, True]
 
@@ -131,7 +131,7 @@ class Recorder(AlignmentTerm):
 
 
 def test_alignment_compares_the_kept_tokens() -> None:
-    parts = build_parts(tiny_plan(techniques=["tread", "repa:teacher=scenes,hidden=8"]))
+    parts = build_session(tiny_plan(techniques=["tread", "repa:teacher=scenes,hidden=8"]))
     (term,) = parts.terms
     assert isinstance(term.part, AlignmentTerm)
     recorder = Recorder(term.part._settings, term.part._place, term.part.projector)

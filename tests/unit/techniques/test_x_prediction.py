@@ -18,7 +18,7 @@ from tintype.flow.x_prediction import XPrediction
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import Draws
 from tintype.tokenizers.pixels import Pixels
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 
 CLAMP = 0.05
 
@@ -82,7 +82,7 @@ def test_latents_of_sixteen_channels_take_the_same_trajectory_as_with_the_veloci
 
 def test_the_sampler_divides_by_the_clamp_that_the_loss_divides_by() -> None:
     """With x̂ = 0 an Euler step multiplies x_t by 1 - dt / max(t, clamp); without the clamp the last gives zero."""
-    parts = replace(build_parts(tiny_plan(techniques=["x-prediction:clamp=0.3"])), tokenizer=AsItIs())
+    parts = replace(build_session(tiny_plan(techniques=["x-prediction:clamp=0.3"])), tokenizer=AsItIs())
     for parameter in parts.modules.parameters():
         torch.nn.init.zeros_(parameter)
     settings = SamplerSettings(steps=10, guidance=ClassifierFreeSettings(scale=2.0))

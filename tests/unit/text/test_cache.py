@@ -32,8 +32,8 @@ from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
 from tintype.train.prepare import prepare_text
+from tintype.train.session import build_session
 
 CPU = torch.device("cpu")
 CAPTIONS = ["a red ball", "", "two cubes on the grass", "a red ball"]
@@ -135,17 +135,17 @@ def test_all_captions_of_an_epoch_are_there_before_the_first_step(
 
 def test_ranks_share_the_work_and_the_folder(asked: list[str]) -> None:
     for rank in (0, 1):
-        parts = build_parts(plan_of("disk", "captions.dropout=0"))
+        parts = build_session(plan_of("disk", "captions.dropout=0"))
         prepare_text(replace(parts, layout=Layout(World(rank, 2))), 0, 24)
     both = list(asked)
     assert len(both) == len(set(both)) == 24
     asked.clear()
-    prepare_text(build_parts(plan_of("disk", "captions.dropout=0")), 0, 24)
+    prepare_text(build_session(plan_of("disk", "captions.dropout=0")), 0, 24)
     assert asked == []
 
 
 def test_a_trained_encoder_does_without() -> None:
-    assert isinstance(build_parts(tiny_plan("run.text_embeddings=disk")).text, WordsEncoder)
+    assert isinstance(build_session(tiny_plan("run.text_embeddings=disk")).text, WordsEncoder)
 
 
 def test_stop_and_resume_are_exact_and_nothing_of_the_encoder_is_saved(tmp_path: Path) -> None:

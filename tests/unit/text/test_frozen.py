@@ -24,7 +24,7 @@ from tintype.text import PARTS
 from tintype.text.frozen import FrozenTextEncoder, FrozenTextPart
 from tintype.text.packing import alone, by_length, evenly, spread
 from tintype.text.published import ClipSettings, MiniLmSettings, T5GemmaSettings, T5Settings, TransformersSettings
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 
 CPU = torch.device("cpu")
 KINDS = list(tiny_text.MODELS)
@@ -252,7 +252,7 @@ def test_cleaned_captions_are_read_cleaned() -> None:
 def test_the_denoiser_does_not_see_the_padding() -> None:
     folder = write_text_encoder("minilm")
     text = f'text={{"kind":"minilm","weights":"{folder}","max_tokens":%d}}'
-    short, long = (build_parts(tiny_plan(text % length)) for length in (8, MAX_TOKENS))
+    short, long = (build_session(tiny_plan(text % length)) for length in (8, MAX_TOKENS))
     x_BCHW, t_B = torch.randn(2, 3, 16, 16), torch.tensor([0.3, 0.8])
     with torch.no_grad():
         for block in (*short.denoiser.modules(), *long.denoiser.modules()):  # gates that begin at zero hide the text
@@ -270,7 +270,7 @@ def test_the_denoiser_does_not_see_the_padding() -> None:
 
 
 def test_it_is_no_part_of_what_is_trained() -> None:
-    parts = build_parts(tiny_plan(techniques=[option_of("minilm")]))
+    parts = build_session(tiny_plan(techniques=[option_of("minilm")]))
     assert set(parts.modules) == {"denoiser"}
     assert parts.denoiser.txt_in.in_features == WIDTH
     assert not parts.text.encode(["a red ball"]).tokens_BLC.requires_grad

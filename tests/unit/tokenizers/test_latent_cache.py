@@ -40,8 +40,9 @@ from tintype.tokenizers.latent_cache import HEADER_NAME, ROWS_NAME, LatentCache,
 from tintype.tokenizers.small_vae import SmallVae, SmallVaeShape, Vae
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
+from tintype.train.parts import build_model
 from tintype.train.prepare import prepare_ids, prepare_images
+from tintype.train.session import build_session
 
 CPU = torch.device("cpu")
 KINDS = ("small-vae", "flux1", "flux1-sampled")
@@ -144,7 +145,7 @@ def test_on_a_cpu_moments_are_of_the_image_alone(which: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_encode_is_the_draw_from_the_moments(kind: str, vae: Path) -> None:
-    parts = build_parts(plan_of(kind, vae, disk=False))
+    parts = build_session(plan_of(kind, vae, disk=False))
     images, draws = parts.source.images(range(5)), Draws(3, torch.arange(5))
     moments = parts.tokenizer.moments(images)
     encoded = parts.tokenizer.encode(images, draws)
@@ -172,7 +173,7 @@ def test_without_a_cache_every_step_encodes(vae: Path, tmp_path: Path, calls: Co
 
 def test_latents_are_there_before_the_first_step(vae: Path) -> None:
     """Else the first arm of a study would pay for all of them in its steps."""
-    parts = build_parts(plan_of("small-vae", vae, "train.steps=5"))
+    parts = build_session(plan_of("small-vae", vae, "train.steps=5"))
     assert parts.kept is not None and len(parts.kept.missing(range(24))) == 24
     prepare_images(parts, 0, Interrupt())
     assert len(parts.kept.missing(range(24))) == 24 - 5 * 4
@@ -182,7 +183,7 @@ def test_latents_are_there_before_the_first_step(vae: Path) -> None:
 
 def test_a_signal_is_heard_while_latents_are_made_ready(vae: Path, calls: Counter[str]) -> None:
     plan = plan_of("small-vae", vae, "data.count=60", "train.steps=15")
-    parts, interrupt, chunks = build_parts(plan), Interrupt(), Counter[str]()
+    parts, interrupt, chunks = build_session(plan), Interrupt(), Counter[str]()
     calls.clear()
 
     def stop() -> None:
@@ -349,7 +350,7 @@ def test_a_folder_of_the_users_is_checked_against_its_header(vae: Path, tmp_path
         (plan_of("flux1", vae, given), r"tokenizer\.kind: small-vae there, flux1 here"),
     ):
         with pytest.raises(UserError, match=rf"mine holds latents .*{what}.*delete .*mine and run `tintype tok"):
-            build_parts(plan)
+            build_session(plan)
         with pytest.raises(UserError, match=what):
             filled(plan)
 
@@ -359,28 +360,28 @@ def test_a_cache_that_was_renamed_edited_or_mixed_up_is_refused(vae: Path, tmp_p
     one, two = filled(first).folder, filled(second).folder
     (two / ROWS_NAME).replace(one / ROWS_NAME)
     with pytest.raises(UserError, match=r"latents\.rows holds the latents of something else; delete it"):
-        build_parts(first)
+        build_session(first)
     shutil.rmtree(one)
     two.replace(one)
     with pytest.raises(UserError, match=r"data\.seed: 1 there, 0 here"):
-        build_parts(first)
+        build_session(first)
     (one / HEADER_NAME).write_text("{")
     with pytest.raises(UserError, match=r"latents\.json is damaged .*delete"):
-        build_parts(first)
+        build_session(first)
     (one / HEADER_NAME).write_text('{"format": 99, "made_of": {}}')
     with pytest.raises(UserError, match=r"is of format 99; this version of tintype has 2.*tintype tokenizer cache"):
-        build_parts(first)
+        build_session(first)
     (one / HEADER_NAME).unlink()
     (one / ROWS_NAME).touch()
     with pytest.raises(UserError, match=r"has files but no latents\.json, so it is not known"):
-        build_parts(first)
+        build_session(first)
 
 
 def test_nobody_is_told_to_remove_a_folder_of_something_else(vae: Path, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "dog.jpg").touch()
     with pytest.raises(UserError, match=r"photos is no cache of latents.*to a new folder") as caught:
-        build_parts(plan_of("small-vae", vae, f"run.latents_folder={tmp_path / 'photos'}"))
+        build_session(plan_of("small-vae", vae, f"run.latents_folder={tmp_path / 'photos'}"))
     assert "delete" not in str(caught.value)
 
 
@@ -406,14 +407,14 @@ def test_pixels_and_tuned_tokenizers_do_without_a_cache(tmp_path: Path) -> None:
         (tiny_plan("run.latents=disk"), "'pixels' has no latents to cache: "),
         (tuned_plan("run.latents=disk"), "'repa-e' trains the tokenizer: "),
     ):
-        assert build_parts(plan).kept is None
+        assert build_session(plan).kept is None
         with pytest.raises(UserError, match=reason):
             filled(plan)
     assert not (tmp_path / "cache" / "latents").exists()
 
 
 def test_sampling_and_scoring_open_no_cache(vae: Path, tmp_path: Path) -> None:
-    assert build_parts(plan_of("small-vae", vae), training=False).kept is None
+    build_model(plan_of("small-vae", vae))
     assert not (tmp_path / "cache" / "latents").exists()
 
 
@@ -445,7 +446,7 @@ def test_ranks_that_train_fill_it_together(vae: Path, tmp_path: Path) -> None:
 
 
 def _prepare_as_rank(plan: Plan) -> list[int]:
-    parts, written = build_parts(plan), list[int]()
+    parts, written = build_session(plan), list[int]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LatentCache, "write", lambda kept, ids, image_MCHW: written.extend(ids))
         prepare_ids(parts, range(24), parts.source)

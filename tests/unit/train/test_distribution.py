@@ -36,8 +36,8 @@ from tintype.train import checkpoint
 from tintype.train import parts as parts_module
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
 from tintype.train.resume import resume
+from tintype.train.session import build_session
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import update
 
@@ -146,7 +146,7 @@ def test_ranks_train_what_one_process_trains(launch: Launch, alone: Path) -> Non
 
 
 def parts_and_state(settings: Sequence[str], techniques: Sequence[str]) -> TrainState:
-    return new_state(build_parts(tiny(settings, techniques)))
+    return new_state(build_session(tiny(settings, techniques)))
 
 
 def give_gradients(state: TrainState, step: int) -> None:
@@ -208,7 +208,7 @@ def count_gathers(settings: list[str]) -> list[tuple[int, int]]:
 
 def test_each_matrix_is_gathered_once_a_step_and_the_work_is_shared() -> None:
     plan = tiny(techniques=OPTIMIZERS["whole"])
-    modules = build_parts(plan).modules
+    modules = build_session(plan).modules
     assert isinstance(plan.optimizer, MuonSettings)
     taken = plan.optimizer.taken(dict(modules.named_parameters()))
     numbers = sum(parameter.numel() for name, parameter in modules.named_parameters() if name in taken)
@@ -377,7 +377,7 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_loses_nothing(tmp_path: 
 
 
 def norms(settings: list[str]) -> tuple[float, float]:
-    parts = build_parts(tiny(settings))
+    parts = build_session(tiny(settings))
     state = new_state(parts)
     give_gradients(state, 0)
     before = float(clip(state.parameters, 0.5, parts.layout))
@@ -394,7 +394,7 @@ def test_the_norm_is_that_of_all_pieces_and_is_clipped_once(launch: Launch) -> N
 def rounded_replicas() -> dict[str, Tensor]:
     """What every rank has a copy of, after stochastic rounding."""
     plan = tiny(["kind=fsdp"], ["bf16-storage:rounding=stochastic", "muon:lr=0.01", "sprint:share=0.5"])
-    state = new_state(build_parts(plan))
+    state = new_state(build_session(plan))
     for step in range(2):
         give_gradients(state, step)
         state.optimizer.update_number = step  # type: ignore[attr-defined]
@@ -462,7 +462,7 @@ MUONS, CUT, COPIED = "denoiser.blocks.0.gate_proj.weight", "denoiser.img_in.weig
 
 def rounded_at_random(settings: list[str]) -> tuple[int, dict[str, Tensor]]:
     """The piece of this rank, and what it holds of weights whose numbers all begin alike and have the same step."""
-    parts = build_parts(tiny(settings, ["bf16-storage:rounding=stochastic", "muon:lr=0.01"]))
+    parts = build_session(tiny(settings, ["bf16-storage:rounding=stochastic", "muon:lr=0.01"]))
     state = new_state(parts)
     give_gradients(state, 0)
     held = {name: parts.modules.get_parameter(name) for name in (MUONS, CUT, COPIED)}
@@ -483,7 +483,7 @@ def test_copies_are_rounded_alike_and_pieces_each_with_its_own_numbers(launch: L
 
 
 def what_is_cut(settings: list[str]) -> dict[str, bool]:
-    state = new_state(build_parts(tiny(settings, ["ema"])))
+    state = new_state(build_session(tiny(settings, ["ema"])))
     give_gradients(state, 0)
     state.optimizer.step()
     return {name: is_cut(tensor) for name, tensor in state.tensors().items()}
@@ -501,7 +501,7 @@ def types_inside(many: list[list[str]]) -> list[dict[str, str]]:
 
 
 def _types_inside(settings: list[str]) -> dict[str, str]:
-    parts = build_parts(tiny_plan(BATCH, "precision.compute=bf16", *settings))
+    parts = build_session(tiny_plan(BATCH, "precision.compute=bf16", *settings))
     seen: dict[str, str] = {}
     block = parts.denoiser.blocks[0]
     block.register_forward_pre_hook(lambda module, args: seen.update(weight=str(module.up_proj.weight.dtype)))
@@ -527,25 +527,25 @@ def first_weights() -> dict[str, Tensor]:
     """Of a rank whose seeds are its own, as if another processor had drawn them."""
     true = rng.seeded
     setattr(parts_module, "seeded", lambda seed, name: true(seed + current().rank, name))  # noqa: B010
-    return {name: tensor.clone() for name, tensor in build_parts(tiny()).modules.state_dict().items()}
+    return {name: tensor.clone() for name, tensor in build_session(tiny()).modules.state_dict().items()}
 
 
 def test_all_ranks_begin_with_the_weights_of_the_first() -> None:
     first, second = run_ranks(2, first_weights)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    expected = build_parts(tiny()).modules.state_dict()
+    expected = build_session(tiny()).modules.state_dict()
     assert all(torch.equal(first[name], expected[name]) for name in first)
 
 
 def gathered_in_bf16() -> float:
-    parts = build_parts(tiny(["kind=fsdp"], more=["precision.compute=bf16", "precision.gather=bf16"]))
+    parts = build_session(tiny(["kind=fsdp"], more=["precision.compute=bf16", "precision.gather=bf16"]))
     state = new_state(parts)
     return [float(update(parts, state, Clock(parts.device)).losses["loss"]) for _ in range(3)][-1]
 
 
 def test_weights_gathered_in_bf16_give_nearly_the_same() -> None:
     plan = tiny(more=["precision.compute=bf16"])
-    parts = build_parts(plan)
+    parts = build_session(plan)
     state = new_state(parts)
     expected = [float(update(parts, state, Clock(parts.device)).losses["loss"]) for _ in range(3)][-1]
     assert sum(run_ranks(2, gathered_in_bf16)) / 2 == pytest.approx(expected, rel=0.01)
@@ -595,4 +595,4 @@ def test_a_mesh_that_does_not_fit_is_refused(settings: list[str], more: list[str
 
 
 def build_only(settings: list[str], more: list[str]) -> None:
-    build_parts(tiny(settings, more=more))
+    build_session(tiny(settings, more=more))

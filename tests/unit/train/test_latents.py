@@ -30,7 +30,8 @@ from tintype.train.folder import RunFolder
 from tintype.train.latents import MOST_IMAGES
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
+from tintype.train.parts import build_model
+from tintype.train.session import build_session
 
 
 def latent_plan(kind: str = "flux1", *assignments: str, options: str = "") -> Plan:
@@ -65,7 +66,7 @@ def test_a_latent_run_trains_resumes_bit_exactly_and_samples(posterior: str, tmp
 
 
 def test_validation_sees_the_same_latents_in_any_batches(tmp_path: Path) -> None:
-    parts = build_parts(latent_plan("flux2", options=",to.posterior=sample"), training=False)
+    parts = build_model(latent_plan("flux2", options=",to.posterior=sample"))
     source = held_out(parts.plan.data, Protocol())
     whole, cut = (velocity_errors(parts, source, 6, batch, seed=0) for batch in (6, 4))
     assert torch.allclose(whole, cut, rtol=1e-4)
@@ -74,7 +75,7 @@ def test_validation_sees_the_same_latents_in_any_batches(tmp_path: Path) -> None
 def test_the_latents_are_measured_as_training_sees_them(tmp_path: Path) -> None:
     plan = latent_plan("taef1", "data.count=300", "train.batch=50")
     train(plan, tmp_path / "run", Interrupt())
-    parts = build_parts(plan)
+    parts = build_session(plan)
     ids = ids_at(plan.seed, 0, MOST_IMAGES, 300).tolist()
     z = parts.tokenizer.encode(parts.source.images(ids), Draws(plan.seed, torch.arange(MOST_IMAGES))).double()
     found = latents_of(tmp_path / "run")
@@ -107,7 +108,7 @@ def test_latents_far_from_mean_0_and_deviation_1_are_refused_with_the_numbers_th
 
 
 def test_one_bad_channel_is_found_though_all_together_are_good() -> None:
-    tokenizer = build_parts(latent_plan("flux1")).tokenizer
+    tokenizer = build_session(latent_plan("flux1")).tokenizer
     assert tokenizer.judge(torch.zeros(4), torch.tensor([1.0, 1.0, 1.0, 0.5])) is None
     said = tokenizer.judge(torch.zeros(4), torch.tensor([1.0, 1.0, 1.0, 0.05]))
     assert said is not None and "1 of 4 channels" in said and "channel 3 has 0 and 0.05" in said
@@ -116,7 +117,7 @@ def test_one_bad_channel_is_found_though_all_together_are_good() -> None:
 
 
 def test_values_that_are_not_numbers_are_refused() -> None:
-    tokenizer = build_parts(latent_plan("flux1")).tokenizer
+    tokenizer = build_session(latent_plan("flux1")).tokenizer
     nan = torch.full((4,), float("nan"))
     assert tokenizer.judge(nan, nan) is not None
 

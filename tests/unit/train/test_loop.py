@@ -22,8 +22,8 @@ from tintype.train import checkpoint, loop
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
 from tintype.train.prepare import prepare_images
+from tintype.train.session import Session, build_session
 from tintype.train.steps import Progress
 
 
@@ -55,7 +55,7 @@ def test_no_step_pays_for_the_making_of_images(tmp_path: Path, monkeypatch: pyte
     made.clear()
     later = before[:]
     longer = tiny_plan("data.seed=77", "train.steps=6")
-    parts = build_parts(longer)
+    parts = build_session(longer)
     prepare_images(parts, 12, Interrupt(), lambda: later.append(0))
     assert sorted(made) == sorted(ids_at(longer.seed, 12, 12, 24).tolist()) and len(later) == len(before) + 1
     scene_source.cache_clear()
@@ -109,7 +109,7 @@ def test_a_loss_that_starts_late_resumes_bit_exactly(stop: int, tmp_path: Path) 
 def test_sampling_builds_no_loss_and_loads_none_of_its_parameters(tmp_path: Path) -> None:
     train(tiny_plan(techniques=[LATE]), tmp_path / "run", Interrupt())
     parts, _ = load_run(tmp_path / "run")
-    assert parts.terms == () and parts.trained_steps == 6
+    assert not isinstance(parts, Session) and parts.trained_steps == 6
     assert {name.split(".")[0] for name in parts.modules.state_dict()} == {"denoiser", "text"}
 
 

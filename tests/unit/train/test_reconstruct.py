@@ -21,8 +21,8 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint, reconstruct
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
 from tintype.train.reconstruct import reconstruction, try_reconstruction
+from tintype.train.session import build_session
 from tintype.train.snapshots import read_snapshots, take_snapshot
 from tintype.train.state import new_state
 from tintype.train.update import update
@@ -49,7 +49,7 @@ class Recorded:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """A tiny run of which sixteen steps were skipped, so that its updates are not its steps."""
     run = tmp_path_factory.mktemp("recorded")
-    parts, kept = build_parts(PLAN), list[dict[str, Tensor]]()
+    parts, kept = build_session(PLAN), list[dict[str, Tensor]]()
     state = new_state(parts)
     poisoned = replace(parts, objective=Poisoned(parts.objective, torch.nan))
     for step in range(STEPS):

@@ -22,7 +22,7 @@ from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.snapshots import read_snapshots, take_snapshot
 from tintype.train.state import new_state
 from tintype.train.update import update
@@ -87,7 +87,7 @@ def test_sampling_loads_the_first_length_by_default(tmp_path: Path) -> None:
 
 def test_before_the_first_update_the_weights_themselves_are_loaded_and_no_snapshot_is_written(tmp_path: Path) -> None:
     plan = tiny_plan(techniques=["power-ema"])
-    parts = build_parts(plan)
+    parts = build_session(plan)
     state = new_state(parts)
     update(replace(parts, objective=Poisoned(parts.objective, torch.nan)), state, clock())
     take_snapshot(tmp_path / "snapshots", plan, state)

@@ -21,7 +21,7 @@ from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.parts import build_parts
+from tintype.train.session import build_session
 from tintype.train.start import begin, identity
 from tintype.train.state import TrainState, new_state
 
@@ -36,7 +36,7 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def begun(plan: Plan, folder: Path) -> TrainState:
-    parts = build_parts(plan)
+    parts = build_session(plan)
     folder.mkdir(exist_ok=True)
     return begin(RunFolder(folder), parts, new_state(parts))
 

@@ -19,7 +19,7 @@ from tintype.optim.ema import Ema
 from tintype.runtime.clock import PARTS, Clock
 from tintype.schedule import Schedule
 from tintype.seams import Draws, LossTerm, Sample, View
-from tintype.train.parts import Parts, Term, build_parts
+from tintype.train.session import Session, Term, build_session
 from tintype.train.state import new_state
 from tintype.train.update import TIME_BINS, lr_factor, micro_batch_losses, update
 
@@ -28,7 +28,7 @@ def clock() -> Clock:
     return Clock(torch.device("cpu"))
 
 
-def weights(parts: Parts) -> list[Tensor]:
+def weights(parts: Session) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in parts.modules.parameters()]
 
 
@@ -37,7 +37,7 @@ def same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 
 def test_training_lowers_the_loss() -> None:
-    parts = build_parts(tiny_plan("train.steps=60", "optimizer.lr=3e-3"))
+    parts = build_session(tiny_plan("train.steps=60", "optimizer.lr=3e-3"))
     state = new_state(parts)
     losses = [float(update(parts, state, clock()).losses["loss"]) for _ in range(60)]
     assert sum(losses[-10:]) < 0.6 * sum(losses[:10])
@@ -46,7 +46,7 @@ def test_training_lowers_the_loss() -> None:
 def test_accumulated_micro_batches_give_the_gradient_of_the_whole_batch() -> None:
     gradients = []
     for accumulate in (1, 4):
-        parts = build_parts(tiny_plan(f"train.accumulate={accumulate}", "train.clip_norm=null"))
+        parts = build_session(tiny_plan(f"train.accumulate={accumulate}", "train.clip_norm=null"))
         for parameter in parts.modules.parameters():
             nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(0))
         update(parts, new_state(parts), clock())
@@ -78,7 +78,7 @@ class Poisoned:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_non_finite_step_never_reaches_weights_optimizer_or_average(bad: float) -> None:
-    parts = build_parts(tiny_plan(techniques=["ema"]))
+    parts = build_session(tiny_plan(techniques=["ema"]))
     state = new_state(parts)
     update(parts, state, clock())
     before, tensors = weights(parts), {k: v.clone() for k, v in state.tensors().items()}
@@ -94,7 +94,7 @@ def test_a_non_finite_step_never_reaches_weights_optimizer_or_average(bad: float
 def test_arms_of_one_seed_see_the_same_images_noise_and_times() -> None:
     seen = []
     for techniques in ([], ["short-captions"], ["x-prediction"]):
-        parts = build_parts(tiny_plan(techniques=techniques))
+        parts = build_session(tiny_plan(techniques=techniques))
         spy = Spy(parts.objective)
         update(replace(parts, objective=spy), new_state(parts), clock())
         seen.append(spy.samples[0])
@@ -136,7 +136,7 @@ class FeatureNorm(nn.Module, LossTerm):
 
 
 def test_a_loss_term_sees_the_routed_tokens_and_its_weight_follows_the_step() -> None:
-    parts = build_parts(tiny_plan(techniques=["tread"]))
+    parts = build_session(tiny_plan(techniques=["tread"]))
     term = FeatureNorm()
     settings = FeatureNormSettings(weight=2.0, schedule=Schedule(kind="until", end=1))
     routed = replace(parts, terms=(Term(settings, term),))
@@ -152,7 +152,7 @@ def test_a_loss_term_sees_the_routed_tokens_and_its_weight_follows_the_step() ->
 
 @pytest.mark.parametrize(("kind", "factors"), [("ramp", [0.25, 0.5, 0.75, 1.0]), ("cosine", [1.0, 0.853553, 0.5])])
 def test_the_weight_of_a_term_follows_its_schedule(kind: Literal["ramp", "cosine"], factors: list[float]) -> None:
-    parts = build_parts(tiny_plan())
+    parts = build_session(tiny_plan())
     settings = FeatureNormSettings(weight=2.0, schedule=Schedule(kind=kind, end=4))
     with_term = replace(parts, terms=(Term(settings, FeatureNorm()),))
     for step, factor in enumerate(factors):
@@ -164,13 +164,13 @@ def test_the_weight_of_a_term_follows_its_schedule(kind: Literal["ramp", "cosine
 def test_a_term_is_told_all_settings_of_its_data() -> None:
     for data in ("data.seed=0", "data.seed=1", "data.max_objects=1"):
         plan = tiny_plan(data, techniques=["repa:teacher=scenes,hidden=8"])
-        term = build_parts(plan).terms[0].part
+        term = build_session(plan).terms[0].part
         assert isinstance(term, AlignmentTerm)
         assert ScenesSettings.model_validate_json(term._place.data_key) == plan.data
 
 
 def test_errors_by_time_are_those_of_the_velocity_and_not_weighted() -> None:
-    plain, weighted = (build_parts(tiny_plan(techniques=names)) for names in ([], ["min-snr"]))
+    plain, weighted = (build_session(tiny_plan(techniques=names)) for names in ([], ["min-snr"]))
     spy = Spy(plain.objective)
     found = micro_batch_losses(replace(plain, objective=spy), 0, 4, 0, clock())
     sample = spy.samples[0]
@@ -195,7 +195,7 @@ def test_learning_rate_schedule() -> None:
 
 
 def test_clipping_bounds_the_gradient() -> None:
-    parts = build_parts(tiny_plan("train.clip_norm=0.01"))
+    parts = build_session(tiny_plan("train.clip_norm=0.01"))
     result = update(parts, new_state(parts), clock())
     clipped = torch.cat([p.grad.flatten() for p in parts.modules.parameters() if p.grad is not None]).norm()
     assert result.grad_norm > 0.01 and float(clipped) == pytest.approx(0.01, rel=1e-3)
@@ -224,7 +224,7 @@ class Counting(TorchDispatchMode):
 
 
 def test_the_clock_accounts_for_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = build_parts(tiny_plan())
+    parts = build_session(tiny_plan())
     state = new_state(parts)
     with Counting() as operations:  # type: ignore[no-untyped-call]
         monkeypatch.setattr("tintype.runtime.clock.time", SimpleNamespace(perf_counter=lambda: operations.count))
@@ -237,7 +237,7 @@ def test_the_clock_accounts_for_every_part(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_storage_is_fp32_under_bf16_compute() -> None:
-    parts = build_parts(tiny_plan("precision.compute=bf16", techniques=["ema"]))
+    parts = build_session(tiny_plan("precision.compute=bf16", techniques=["ema"]))
     state = new_state(parts)
     for _ in range(3):
         assert update(parts, state, clock()).finite
@@ -249,7 +249,7 @@ def test_a_loss_scale_of_a_power_of_two_changes_no_bit(techniques: list[str]) ->
     """Exponents have room for it, in fp32 and in bf16 alike: that is why neither needs one."""
     found = []
     for scale in (1, 1024, 2**-10):
-        parts = build_parts(
+        parts = build_session(
             tiny_plan(
                 f"precision.loss_scale={scale}", "train.accumulate=2", "train.clip_norm=0.05", techniques=techniques
             )
@@ -262,7 +262,7 @@ def test_a_loss_scale_of_a_power_of_two_changes_no_bit(techniques: list[str]) ->
 
 
 def test_a_loss_scale_that_overflows_is_a_skipped_step() -> None:
-    parts = build_parts(tiny_plan("precision.loss_scale=1e38"))
+    parts = build_session(tiny_plan("precision.loss_scale=1e38"))
     state = new_state(parts)
     for parameter in parts.denoiser.final_layer.parameters():
         nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))

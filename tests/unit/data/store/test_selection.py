@@ -24,7 +24,7 @@ from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
-from tintype.train.parts import _data_key
+from tintype.train.session import _data_key
 
 CPU = torch.device("cpu")
 

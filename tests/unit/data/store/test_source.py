@@ -21,7 +21,7 @@ from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
 from tintype.tokenizer_lab.images import TrainingPictures, measured_images
-from tintype.train.parts import _data_key
+from tintype.train.session import _data_key
 
 CPU = torch.device("cpu")
 

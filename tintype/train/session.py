@@ -1,0 +1,203 @@
+"""A session that trains a plan: its model, data, loss terms and layout over the ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tintype.data.mixture.source import columns_by_part
+from tintype.data.mixture.source import identities as of_data
+from tintype.data.sources import LaterSource, open_order, open_source
+from tintype.errors import UserError
+from tintype.losses import LossPart
+from tintype.plan import Plan
+from tintype.rng import seeded
+from tintype.runtime import dist as world
+from tintype.runtime.dist import World
+from tintype.runtime.gradients import GradientMean
+from tintype.runtime.layout import Layout, as_the_leader_has_it, cut_into_pieces, lay_out, share_of_batch
+from tintype.runtime.transfer import send
+from tintype.seams import (
+    CaptionPolicy,
+    Draws,
+    ImageSource,
+    JointTraining,
+    LossTerm,
+    Place,
+    Weighting,
+)
+from tintype.settings import DataPart
+from tintype.tokenizers.latent_cache import LatentCache, open_latent_cache, why_uncacheable
+from tintype.train.parts import JOINT, LOSSES, Model, build_networks, choose_device, lacks_fp8, register, storage_dtype
+
+
+@dataclass(frozen=True)
+class Term:
+    """A loss term with its settings, which hold its weight."""
+
+    settings: LossPart
+    part: LossTerm
+
+    @property
+    def name(self) -> str:
+        return self.settings.kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session(Model):
+    captions: CaptionPolicy
+    weighting: Weighting | None
+    terms: tuple[Term, ...]
+    layout: Layout
+    gradients: GradientMean
+    joint: JointTraining | None
+    """Where the tokenizer is trained too."""
+    kept: LatentCache | None
+    """The latents on the disk, where `run.latents` asks for them."""
+    sources_by_size: Mapping[int, ImageSource]
+    """The same images, by the same ids, in the sizes of the plan's stages; `source` has those of the last one."""
+
+    @property
+    def world(self) -> World:
+        return self.layout.world
+
+    @property
+    def identities(self) -> dict[str, str | None]:
+        """What was loaded and is not trained, losses aside: a run goes on with the same."""
+        return {**of_data(self.source), "tokenizer": self.tokenizer.identity, "text": self.text.identity}
+
+    def source_at(self, step: int) -> ImageSource:
+        """The images in the size of this step."""
+        return self.sources_by_size.get(self.plan.size_px_at(step), self.source)
+
+    def terms_at(self, step: int) -> list[Term]:
+        """The terms that have a weight at this step."""
+        return [term for term in self.terms if term.settings.weight_at(step)]
+
+    def release_losses(self, step: int) -> list[str]:
+        """Release what the losses that are just over had loaded, and return their names: a teacher leaves memory."""
+        ended = [term for term in self.terms if (over := term.settings.schedule.over)(step) and not over(step - 1)]
+        for term in ended:
+            term.part.release()
+        return [term.name for term in ended]
+
+    def wants_images(self, terms: Sequence[Term]) -> bool:
+        """Whether steps with these terms need the images themselves."""
+        return self.kept is None or any(term.part.needs_images for term in terms)
+
+    def latents(self, ids: Sequence[int], image_BCHW: Tensor | None, draws: Draws) -> Tensor:
+        """The latents of the images, on the device; those that are kept need no images."""
+        if self.kept is not None:
+            return self.kept(ids, draws)
+        if image_BCHW is None:
+            image_BCHW = send(self.source.images(ids), self.device)
+        return self.tokenizer.encode(image_BCHW, draws)
+
+    def optimized(self) -> dict[str, list[str]]:
+        """Which parameters are optimized how, by name."""
+        named = dict(self.modules.named_parameters())
+        groups = self.plan.optimizer.groups({name: one for name, one in named.items() if not name.startswith(JOINT)})
+        for group in self.joint.groups if self.joint else ():
+            groups[group.name] = [name for name in named if name.startswith(group.prefix)]
+        return groups
+
+    def ready(self, step: int = 0) -> dict[str, str | None]:
+        """Loads what the losses compare with from this step on, and gives the identities."""
+        running = [term for term in self.terms if not term.settings.schedule.over(step)]
+        identities = {term.name: term.part.ready() for term in running}
+        return identities | (self.joint.ready() if self.joint else {})
+
+
+def build_session(plan: Plan) -> Session:
+    """Build all that training needs, sharded or replicated over the ranks."""
+    device = choose_device(plan.run.device)
+    layout = lay_out(plan.run.distribution, world.current(), device)
+    share = share_of_batch(plan.train.batch, plan.train.accumulate, layout.world)  # refuses before anything is built
+    if lacking := lacks_fp8(plan.precision, device):
+        raise UserError(f"precision.matmul is fp8, but {lacking}; use such a GPU, or --set precision.matmul=plain")
+    networks = build_networks(plan, device, plan.precision)
+    tokenizer = networks.tokenizer
+    source = open_source(plan.data, "train", device)
+    check_columns(plan, source)
+    order = open_order(plan.seed, plan.data, plan.train, source, device)
+    kept: LatentCache | None = None
+    if plan.run.latents == "disk" and why_uncacheable(plan.tokenizer, plan.tuning) is None:
+        kept = open_latent_cache(
+            plan.tokenizer.kind, tokenizer, plan.data, source, device, batch=share, folder=plan.run.latents_folder
+        )
+    objective = plan.objective.build(plan.time)
+    terms = _build_terms(plan, source, device)
+    joint = plan.tuning.build(plan, plan.seed, tokenizer) if plan.tuning else None
+    of_losses = {LOSSES + term.name: term.part for term in terms}
+    modules = register({**vars(networks), **of_losses, **(joint.modules if joint else {})})
+    for name, parameter in modules.named_parameters():
+        parameter.data = parameter.data.to(storage_dtype(plan, name))
+    modules = modules.to(device)
+    if joint:
+        joint.begin(source, order, plan.seed, plan.train.steps * plan.train.batch)
+    if layout.world.size > 1:
+        layout.world.agree({"tokenizer": tokenizer.identity, "text": networks.text.identity, **of_data(source)})
+    as_the_leader_has_it(modules, layout.world)
+    if layout.mesh is not None:
+        gather = torch.bfloat16 if plan.precision.gather == "bf16" else None
+        cut_into_pieces(networks.denoiser, plan.run.distribution, layout, gather)
+    others = [parameter for name, parameter in modules.named_parameters() if not name.startswith(JOINT)]
+    if joint:
+        joint.attach({term.name: term.part for term in terms}, others, layout)
+    return Session(
+        plan=plan,
+        device=device,
+        source=source,
+        order=order,
+        captions=plan.captions.build(),
+        text=networks.text,
+        tokenizer=tokenizer,
+        denoiser=networks.denoiser,
+        objective=objective,
+        weighting=plan.weighting.build(plan.time, objective) if plan.weighting else None,
+        router=networks.router,
+        terms=terms,
+        modules=modules,
+        layout=layout,
+        gradients=GradientMean(others, layout),
+        joint=joint,
+        kept=kept,
+        sources_by_size={
+            stage.size_px: LaterSource(plan.data.at_size(stage.size_px), "train", device) for stage in plan.train.stages
+        },
+    )
+
+
+def _losses(plan: Plan) -> tuple[LossPart, ...]:
+    """The plan's, and the one that trains a projector for the tuning where no other does."""
+    probe = plan.tuning.probe(plan) if plan.tuning is not None else None
+    return plan.losses if probe is None else (*plan.losses, probe)
+
+
+def _build_terms(plan: Plan, source: ImageSource, device: torch.device) -> tuple[Term, ...]:
+    place = Place(plan.model.width, plan.token_grid, device, source, _data_key(plan.data, source))
+    return tuple(_build_term(plan, settings, place) for settings in _losses(plan))
+
+
+def _build_term(plan: Plan, settings: LossPart, place: Place) -> Term:
+    with seeded(plan.seed, f"losses.{settings.kind}"):
+        return Term(settings, settings.build(place))
+
+
+def check_columns(plan: Plan, source: ImageSource) -> None:
+    """Refuses data without the captions that the plan reads."""
+    for what, columns in columns_by_part(source).items():
+        for column in plan.captions.columns():
+            if column not in columns:
+                there = ", ".join(sorted(columns))
+                raise UserError(f"captions: {what} has no caption column '{column}'; it has {there}")
+
+
+def _data_key(data: DataPart, source: ImageSource) -> str:
+    """The settings; and the content, wherever it lies, where they do not say all."""
+    content = json.dumps(data.content(), separators=(",", ":"), ensure_ascii=False)
+    return content if source.identity is None else f"{source.identity} {content}"
