@@ -49,9 +49,9 @@ from tintype.text.cache import CachedText
 from tintype.text.frozen import FrozenTextEncoder
 from tintype.text.published import MiniLmSettings
 from tintype.tokenizers.latent_cache import open_latent_cache
-from tintype.vision.encoders import scene_features
+from tintype.vision.part import Teacher
+from tintype.vision.scenes import SceneTeacherSettings, scene_features
 from tintype.vision.teacher_cache import open_teacher_cache
-from tintype.vision.teachers import SceneTeacherSettings, Teacher
 
 CPU = torch.device("cpu")
 WHAT_TO_DO = ("delete", "remove", "again", "anew", "`tintype ")

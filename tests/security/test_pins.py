@@ -28,8 +28,8 @@ from tintype.pretrained.hub import KNOWN_COMMITS, Checkpoint
 from tintype.pretrained.weights import Known, Url, fetch
 from tintype.text.published import MiniLmSettings
 from tintype.tokenizers.small_vae import SmallVaeSettings
-from tintype.vision.encoders import ClipSettings
-from tintype.vision.teachers import Dinov2TeacherSettings
+from tintype.vision.clip import ClipSettings
+from tintype.vision.dino import Dinov2TeacherSettings
 
 transformers = pytest.importorskip("transformers")
 huggingface_hub = pytest.importorskip("huggingface_hub")

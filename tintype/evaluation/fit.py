@@ -14,7 +14,8 @@ from tintype.evaluation.prompts import CAPTIONS, is_caption
 from tintype.evaluation.protocol import FEWEST, Protocol
 from tintype.seams import ImageSource, TextImageEncoder
 from tintype.settings import DataPart
-from tintype.vision.encoders import SceneEncoderSettings, general_encoder
+from tintype.vision.encoders import general_encoder
+from tintype.vision.scenes import SceneEncoderSettings
 
 FEWEST_SAMPLES = 2
 _LARGER_SPLIT = (

@@ -27,8 +27,11 @@ from tintype.metrics.table import (
 from tintype.sampling.generate import SamplerSettings
 from tintype.seams import Direction, Range
 from tintype.settings import NamesFile, Settings, plain
-from tintype.vision.encoders import EncoderChoice, EncoderPart, InceptionSettings, SceneEncoderSettings
+from tintype.vision.encoders import EncoderChoice
+from tintype.vision.inception import InceptionSettings
+from tintype.vision.part import EncoderPart
 from tintype.vision.scene_encoder import scene_encoder_record
+from tintype.vision.scenes import SceneEncoderSettings
 
 MetricKind = Annotated[str, Field(description="One of " + ", ".join(FEATURE_METRICS))]
 FEWEST = 8

@@ -35,7 +35,7 @@ from tintype.runtime.files import damaged, write_bytes
 from tintype.sampling.generate import cut
 from tintype.seams import Encoder, ImageSource
 from tintype.settings import DataPart
-from tintype.vision.encoders import feature_matrix
+from tintype.vision.features import feature_matrix
 
 _PROBES = 16
 _DIGESTS, _OF_ALL = "digests", "content_sha256"

@@ -31,8 +31,9 @@ from tintype.sampling.generate import cut
 from tintype.seams import Encoder, TextImageEncoder
 from tintype.settings import DataPart
 from tintype.train.parts import Model
-from tintype.vision.encoders import READ_TOGETHER, EncoderPart, scene_features
+from tintype.vision.part import EncoderPart
 from tintype.vision.scene_encoder import SceneReading
+from tintype.vision.scenes import READ_TOGETHER, scene_features
 
 _FEATURE = "feature"
 

@@ -19,8 +19,10 @@ from torch.nn.functional import cosine_similarity
 from tintype.losses.part import LossPart, PlanView
 from tintype.seams import LossTerm, Output, Place, Tapped, View
 from tintype.settings import Settings
+from tintype.vision.dino import Dinov2TeacherSettings
+from tintype.vision.part import Teacher
 from tintype.vision.teacher_cache import CacheKind, TeacherCache, forget_teacher_cache, open_teacher_cache
-from tintype.vision.teachers import Dinov2TeacherSettings, Teacher, TeacherChoice
+from tintype.vision.teachers import TeacherChoice
 
 
 class AlignmentOptions(Settings):

@@ -18,10 +18,11 @@ from torch.nn.functional import cosine_similarity
 
 from tintype.errors import UserError
 from tintype.losses.perceptual import PerceptualPart, resized
-from tintype.pretrained.hub import DINOV2, Checkpoint
+from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.image_processor import IMAGENET_MEAN, IMAGENET_STD
 from tintype.pretrained.weights import digest
 from tintype.settings import PathText
+from tintype.vision.dino import DINOV2
 
 
 class PerceptualDinoSettings(PerceptualPart):

@@ -1,4 +1,4 @@
-"""What all frozen image encoders share: how an identity is made, and arithmetic that nothing around it changes.
+"""Frozen image encoders: how an identity is made, and arithmetic that nothing around it changes.
 
 B: images. C: channels. H, W: rows, columns. L: tokens. D: their width. F: size of the feature vector.
 """
@@ -9,19 +9,22 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from tintype.pretrained.packages import Untyped
 from tintype.pretrained.preprocess import Preparation
+from tintype.seams import Encoder
 
 Arithmetic = Literal["fp32", "tf32"]
 
 
 @contextmanager
 def frozen_arithmetic(device: torch.device, arithmetic: Arithmetic = "fp32") -> Iterator[None]:
-    """No gradient, no autocast, TF32 only where asked: a feature must not depend on how training computes."""
+    """Switch gradients and autocast off, TF32 too unless asked for: features do not depend on how training computes."""
     before = torch.get_float32_matmul_precision()
     fast = arithmetic == "tf32"
     torch.set_float32_matmul_precision("high" if fast else "highest")
@@ -34,43 +37,42 @@ def frozen_arithmetic(device: torch.device, arithmetic: Arithmetic = "fp32") -> 
 
 
 def encode_evenly(encode: Callable[[Tensor], Tensor], input_BCHW: Tensor, size: int) -> Tensor:
-    """Encodes any number of inputs, one at least, in batches of exactly that size."""
+    """Encode any number of inputs, one at least, in batches of exactly that size."""
     return torch.cat([encode_filled(encode, some_BCHW, size) for some_BCHW in input_BCHW.split(size)])
 
 
 def encode_filled(encode: Callable[[Tensor], Tensor], input_BCHW: Tensor, size: int) -> Tensor:
-    """Encodes up to `size` inputs as a batch of exactly that size: kernels round by the batch's size."""
+    """Encode up to `size` inputs as a batch of exactly that size: kernels round by the batch's size."""
     filling_BCHW = input_BCHW[-1:].expand(size - len(input_BCHW), -1, -1, -1)
     return encode(torch.cat([input_BCHW, filling_BCHW]))[: len(input_BCHW)]
 
 
-class FrozenEncoder:
-    """A network with its preprocessing. Subclasses say how a feature is taken from it.
+@dataclass(frozen=True)
+class FrozenNetwork:
+    """A network, how images are brought to its input, and which of its outputs is the feature.
 
-    `words` names the network for people. `output` says which of its outputs is the feature; with the digest of the
-    weights and the preprocessing it makes the identity, so that a copy of the weights elsewhere has the same.
+    `words` names it for people. All else makes the identity, so that a copy of the weights elsewhere has the same.
     """
 
-    def __init__(
-        self,
-        name: str,
-        network: nn.Module,
-        preprocess: Preparation,
-        device: torch.device,
-        *,
-        words: str,
-        output: str,
-        weights_digest: str,
-        arithmetic: Arithmetic = "fp32",
-    ) -> None:
+    module: nn.Module
+    preprocess: Preparation
+    words: str
+    output: str
+    weights_digest: str
+    arithmetic: Arithmetic = "fp32"
+
+
+class FrozenEncoder:
+    """A frozen network as a source of features. Subclasses say how a feature is taken from it."""
+
+    def __init__(self, name: str, network: FrozenNetwork, device: torch.device) -> None:
         self.name = name
-        self.preprocess = preprocess
-        self.arithmetic = arithmetic
-        self.definition = f"{output} of {words}; input {preprocess.definition}; {arithmetic}"
-        content = json.dumps([weights_digest, preprocess.hash_input, output, arithmetic])
-        self.identity = hashlib.sha256(content.encode()).hexdigest()
+        self.preprocess, self.arithmetic = network.preprocess, network.arithmetic
+        self.definition = f"{network.output} of {network.words}; input {self.preprocess.definition}; {self.arithmetic}"
+        content = [network.weights_digest, self.preprocess.hash_input, network.output, self.arithmetic]
+        self.identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         self._device = device
-        self._network: Any = network.eval().requires_grad_(False).to(device)
+        self._network: Untyped = network.module.eval().requires_grad_(False).to(device)
 
     def prepare(self, image_BCHW: Tensor) -> Tensor:
         return self.preprocess(image_BCHW.to(self._device))
@@ -81,3 +83,6 @@ class FrozenEncoder:
 
     def _features(self, input_BCHW: Tensor) -> Tensor:
         raise NotImplementedError
+
+
+_IS_ENCODER: type[Encoder] = FrozenEncoder  # checked by mypy

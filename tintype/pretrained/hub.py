@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
 
 import torch
 from pydantic import ValidationError
@@ -23,16 +22,9 @@ from tintype.errors import UserError
 from tintype.pretrained import first_use
 from tintype.pretrained.frozen import Arithmetic
 from tintype.pretrained.image_processor import ImageProcessor
-from tintype.pretrained.packages import diffusers_package, transformers_package
+from tintype.pretrained.packages import Untyped, diffusers_package, transformers_package
 from tintype.pretrained.weights import digest
 from tintype.runtime.files import sha256_of
-
-Foreign: TypeAlias = Any
-"""A network, config or tokenizer of a class that transformers or diffusers picks when it runs."""
-
-DINOV2 = {"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel"}
-DINOV3 = {"dinov3_vit": "DINOv3ViTModel"}
-"""Model types of transformers, and their classes."""
 
 _TOKENIZERS = (
     ("tokenizer.json",),
@@ -99,7 +91,7 @@ class Checkpoint:
         """Return the revision that is loaded; None for the newest one."""
         return self.revision or (KNOWN_COMMITS.get(self.source) if self.folder is None else None)
 
-    def config(self) -> Foreign:
+    def config(self) -> Untyped:
         """Return what the checkpoint says of its network, without loading the weights.
 
         Read by the class that transformers has for its type: `AutoConfig` would offer to run code of the checkpoint.
@@ -111,7 +103,7 @@ class Checkpoint:
                 raise ValueError(f"transformers {transformers.__version__} has no model of the type '{model_type}'")
             return transformers.CONFIG_MAPPING[model_type].from_pretrained(**self.arguments)
 
-    def stated_config(self, what: str) -> dict[str, Any]:
+    def stated_config(self, what: str) -> dict[str, Untyped]:
         """Return its config.json. `what` says in an error what the checkpoint should be."""
         self.check_folder()
         file = self.file("config.json")
@@ -124,8 +116,8 @@ class Checkpoint:
         classes: Mapping[str, str] | None = None,
         unused: Collection[str] = (),
         dtype: torch.dtype = torch.float32,
-        **options: Foreign,
-    ) -> Foreign:
+        **options: Untyped,
+    ) -> Untyped:
         """Load a network of transformers, in fp32 unless `dtype` says otherwise.
 
         `classes` has the class of transformers for each model type that will do; without it, any type will, as the
@@ -145,7 +137,7 @@ class Checkpoint:
         with _quiet(transformers):
             return self._load(network, unused, dtype=dtype, **options)
 
-    def image_text_model(self, dtype: torch.dtype) -> Foreign:
+    def image_text_model(self, dtype: torch.dtype) -> Untyped:
         """Load a network that answers an image and a text with a text."""
         config = self.config()
         self._check_weights()
@@ -154,7 +146,7 @@ class Checkpoint:
             raise UserError(f"{self.words} is a '{config.model_type}', which does not write about images")
         return self._load(classes[type(config)], dtype=dtype)
 
-    def image_text_processor(self) -> Foreign:
+    def image_text_processor(self) -> Untyped:
         """Load what brings images and texts to the input of such a network, by the class that transformers has."""
         config = self.config()
         self._check_tokenizer_files()
@@ -166,7 +158,7 @@ class Checkpoint:
         self._hold_files(*_TOKENIZER_FILES, *_PREPROCESSORS, "chat_template.jinja", "chat_template.json")
         return processor
 
-    def autoencoder(self, class_name: str) -> tuple[Foreign, dict[str, Any]]:
+    def autoencoder(self, class_name: str) -> tuple[Untyped, dict[str, Untyped]]:
         """Load an autoencoder of this class of diffusers in fp32. Return it with what its config.json states."""
         diffusers = diffusers_package()
         stated = self.stated_config("an autoencoder of diffusers")
@@ -175,7 +167,7 @@ class Checkpoint:
         network = getattr(diffusers, class_name)
         return self._load(network, torch_dtype=torch.float32, low_cpu_mem_usage=False), stated
 
-    def tokenizer(self, vocabulary: int) -> Foreign:
+    def tokenizer(self, vocabulary: int) -> Untyped:
         """Load the tokenizer of a text network with a table of `vocabulary` tokens.
 
         Where files are missing, transformers builds one of nothing but its special tokens, to which all texts are the
@@ -245,7 +237,7 @@ class Checkpoint:
         if self.folder is not None and not self.folder.is_dir():
             raise UserError(f"there is no folder {self.folder}; name a folder with a model, or a repository of the hub")
 
-    def _load(self, network_class: Foreign, unused: Collection[str] = (), **options: Foreign) -> Foreign:
+    def _load(self, network_class: Untyped, unused: Collection[str] = (), **options: Untyped) -> Untyped:
         """Load the weights into a network; refuse a checkpoint that lacks some, and one that has changed on the hub.
 
         Weights are known by their files; where transformers has converted others, by the tensors but for missing ones.
@@ -315,7 +307,7 @@ def _check_json(folder: Path, *names: str) -> None:
             json_object(folder / name)
 
 
-def json_object(file: Path) -> dict[str, Any]:
+def json_object(file: Path) -> dict[str, Untyped]:
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

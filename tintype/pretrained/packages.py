@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import Any, TypeAlias
 
 from tintype.errors import UserError
+
+Untyped: TypeAlias = Any
+"""A network, config or tokenizer of a class that transformers or diffusers picks when it runs."""
 
 
 def optional_package(name: str, extra: str, user: str) -> ModuleType:

@@ -32,7 +32,7 @@ from tintype.techniques import TECHNIQUES
 from tintype.techniques.apply import Application, apply_techniques, check_arm
 from tintype.tokenizers.part import NONE_KNOWN, Known
 from tintype.train.session import check_columns
-from tintype.vision.encoders import forget_encoders
+from tintype.vision.part import forget_encoders
 
 BASELINE, CONTROL = "baseline", "control"
 Seed = Annotated[int, Field(ge=0)]

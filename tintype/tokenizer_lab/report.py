@@ -41,7 +41,10 @@ from tintype.tokenizers.part import TokenizerPart
 from tintype.tokenizers.pixels import PixelsSettings
 from tintype.tokenizers.small_vae import SmallVaeSettings, read_record
 from tintype.vision import inception, lpips
-from tintype.vision.encoders import EncoderChoice, InceptionSettings, SceneEncoderSettings, feature_matrix
+from tintype.vision.encoders import EncoderChoice
+from tintype.vision.features import feature_matrix
+from tintype.vision.inception import InceptionSettings
+from tintype.vision.scenes import SceneEncoderSettings
 
 FAR_MEAN, FAR_STD = 0.25, 1.5
 """Latents with a mean further from 0, or a deviation further from 1 (as a ratio), are pointed out."""

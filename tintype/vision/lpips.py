@@ -1,6 +1,6 @@
 """LPIPS: the learned perceptual distance of two images (Zhang et al. 2018, arXiv 1801.03924, eq. 1), version 0.1.
 
-The trunk of VGG16 serves by itself as well: its last map, conv5_3, is a teacher for alignment.
+The trunk of VGG16 serves by itself as well (`vgg.py`).
 
 B: images. C: channels. H, W: rows, columns.
 """
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d
 
 from tintype.errors import UserError
-from tintype.pretrained.frozen import FrozenEncoder, frozen_arithmetic
+from tintype.pretrained.frozen import frozen_arithmetic
 from tintype.pretrained.pickles import read_arrays, read_state_dict
-from tintype.pretrained.preprocess import Preprocess, Resampling, check_bytes
-from tintype.pretrained.weights import Known, Packaged, Tensors, digest, fetch, fill
+from tintype.pretrained.preprocess import check_bytes
+from tintype.pretrained.weights import Known, Packaged, Tensors, fetch, fill
 
 Net = Literal["vgg16", "alexnet"]
 
@@ -31,8 +31,6 @@ SMALLEST_PX: dict[Net, int] = {"vgg16": 16, "alexnet": 31}
 SHIFT = (-0.030, -0.088, -0.188)
 SCALE = (0.458, 0.448, 0.450)
 """LPIPS's own: close to ImageNet's mean and deviation on the scale of [-1, 1]."""
-
-VGG_WORDS = "VGG16 (ImageNet, as in LPIPS)"
 
 _NORM_EPSILON = 1e-10
 _TORCH_CONVOLUTIONS = {"vgg16": (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28), "alexnet": (0, 3, 6, 8, 10)}
@@ -168,26 +166,6 @@ def lpips(a_BCHW: Tensor, b_BCHW: Tensor, device: torch.device | str = "cpu", ne
 @lru_cache(maxsize=4)
 def _loaded(net: Net, device: torch.device) -> Lpips:
     return load_lpips(net, device)
-
-
-class VggEncoder(FrozenEncoder):
-    """The mean of VGG16's last map, conv5_3. As a teacher it stands in `teachers.py`."""
-
-    def __init__(self, name: str, size_px: int, device: torch.device) -> None:
-        trunk = load_lpips("vgg16").trunk
-        super().__init__(
-            name,
-            trunk,
-            Preprocess(size_px, Resampling("bicubic"), scale=1.0 / 127.5, mean=(1.0,) * 3),
-            device,
-            words=VGG_WORDS,
-            output="mean of conv5_3 after its ReLU (512 numbers)",
-            weights_digest=digest(trunk.state_dict().values()),
-        )
-
-    def _features(self, input_BCHW: Tensor) -> Tensor:
-        maps: list[Tensor] = self._network(input_BCHW)
-        return maps[-1].mean(dim=(2, 3))
 
 
 def from_jax(net: Net, arrays: Mapping[str, Tensor]) -> Tensors:

@@ -24,7 +24,7 @@ from tintype.runtime.cache import cache_folder
 from tintype.runtime.rows import Content, DiskRows, fingerprint, gigabytes
 from tintype.runtime.transfer import send
 from tintype.seams import ImageSource
-from tintype.vision.teachers import Teacher
+from tintype.vision.part import Teacher
 
 CacheKind = Literal["none", "memory", "disk"]
 

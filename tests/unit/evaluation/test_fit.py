@@ -28,7 +28,10 @@ from tintype.sampling.generate import SamplerSettings
 from tintype.study.study import StudySettings, check_study, read_settings, resolve
 from tintype.train.loop import train
 from tintype.vision import encoders
-from tintype.vision.encoders import ClipSettings, InceptionSettings, VggSettings, general_encoder
+from tintype.vision.clip import ClipSettings
+from tintype.vision.encoders import general_encoder
+from tintype.vision.inception import InceptionSettings
+from tintype.vision.vgg import VggSettings
 
 QUICK = SamplerSettings(steps=1, batch=16)
 

@@ -20,7 +20,8 @@ from tintype.evaluation.images import evaluate_images, image_definitions
 from tintype.evaluation.protocol import ImageProtocol
 from tintype.metrics.table import FEATURE_METRICS
 from tintype.sampling.images import save_png
-from tintype.vision.encoders import InceptionSettings, SceneEncoderSettings
+from tintype.vision.inception import InceptionSettings
+from tintype.vision.scenes import SceneEncoderSettings
 
 CPU = torch.device("cpu")
 SCENES = ImageProtocol(encoders=(SceneEncoderSettings(),))

@@ -10,7 +10,10 @@ from tintype.evaluation.prompts import read_prompts
 from tintype.evaluation.protocol import Protocol, definitions, metric_label
 from tintype.metrics.discrepancy import MMD_PUBLISHED
 from tintype.metrics.frechet_distance import FD
-from tintype.vision.encoders import ClipSettings, Dinov2Settings, InceptionSettings, SceneEncoderSettings
+from tintype.vision.clip import ClipSettings
+from tintype.vision.dino import Dinov2Settings
+from tintype.vision.inception import InceptionSettings
+from tintype.vision.scenes import SceneEncoderSettings
 
 
 def protocol(text: str) -> Protocol:

@@ -20,7 +20,8 @@ from tintype.evaluation.reference import (
     refuse_other_encoder,
     write_reference,
 )
-from tintype.vision.encoders import feature_matrix, scene_features
+from tintype.vision.features import feature_matrix
+from tintype.vision.scenes import scene_features
 
 CPU = torch.device("cpu")
 PROTOCOL = Protocol(count=8, also=(), reference_count=24, validation_count=2)

@@ -29,7 +29,7 @@ from tintype.metrics.metric import Measured
 from tintype.runtime.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.session import Session
-from tintype.vision.encoders import forget_encoders
+from tintype.vision.part import forget_encoders
 
 GENEVAL = """{"tag": "single_object", "prompt": "a red ball"}
 {"tag": "colors", "prompt": "blue grass"}

@@ -29,7 +29,8 @@ from tintype.train.state import new_state
 from tintype.train.steps import Progress
 from tintype.train.update import update
 from tintype.vision import teacher_cache
-from tintype.vision.teachers import Dinov2TeacherSettings, SceneTeacherSettings
+from tintype.vision.dino import Dinov2TeacherSettings
+from tintype.vision.scenes import SceneTeacherSettings
 
 
 def term(**changes: Any) -> AlignmentTerm:

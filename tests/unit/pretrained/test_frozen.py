@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from tests.tiny_clip import write_clip
-from tintype.vision.encoders import ClipSettings, InceptionSettings, feature_matrix
+from tintype.vision.clip import ClipSettings
+from tintype.vision.features import feature_matrix
+from tintype.vision.inception import InceptionSettings
 
 
 def test_fast_arithmetic_is_another_encoder(tmp_path_factory: pytest.TempPathFactory) -> None:

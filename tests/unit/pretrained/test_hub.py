@@ -18,7 +18,9 @@ from tests.tiny_clip import PATCH, PROCESSOR, SIZE_PX, TOWER, VISION, text_tower
 from tintype.errors import UserError
 from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.image_processor import IMAGENET_MEAN, IMAGENET_STD
-from tintype.vision.encoders import ClipSettings, Dinov2Settings, Dinov3Settings, SiglipSettings, feature_matrix
+from tintype.vision.clip import ClipSettings, SiglipSettings
+from tintype.vision.dino import Dinov2Settings, Dinov3Settings
+from tintype.vision.features import feature_matrix
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")

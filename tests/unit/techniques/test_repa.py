@@ -11,7 +11,8 @@ from tintype.techniques import TECHNIQUES
 from tintype.techniques.apply import apply_techniques
 from tintype.train.parts import build_model
 from tintype.train.session import Session, build_session
-from tintype.vision.teachers import Dinov2TeacherSettings, TransformersTeacherSettings
+from tintype.vision.dino import Dinov2TeacherSettings
+from tintype.vision.transformers_teacher import TransformersTeacherSettings
 
 
 @pytest.mark.parametrize(("depth", "block"), [(16, 8), (12, 6), (3, 2), (1, 1)])

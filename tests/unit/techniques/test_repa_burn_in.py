@@ -21,7 +21,8 @@ from tintype.schedule import Schedule
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
 from tintype.train.steps import Progress
-from tintype.vision.teachers import SceneTeacherSettings, Teacher
+from tintype.vision.part import Teacher
+from tintype.vision.scenes import SceneTeacherSettings
 
 SPEC = "repa-burn-in:teacher=scenes,hidden=32"
 

@@ -21,7 +21,8 @@ from tintype.tokenizer_lab.images import measured_images
 from tintype.tokenizer_lab.report import ReportSettings, report_tokenizers, round_trip
 from tintype.tokenizers.pixels import Pixels, PixelsSettings
 from tintype.tokenizers.small_vae import SmallVae, SmallVaeSettings, SmallVaeShape, Vae, read_vae, write_vae
-from tintype.vision.encoders import feature_matrix, scene_features
+from tintype.vision.features import feature_matrix
+from tintype.vision.scenes import scene_features
 
 CPU = torch.device("cpu")
 SETTINGS = {"size_px": 16, "count": 6, "batch": 4, "shown": 2, "encoders": ["scenes"]}

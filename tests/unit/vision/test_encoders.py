@@ -9,19 +9,14 @@ from torch import Tensor
 from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.settings import Settings, plain
-from tintype.vision.encoders import (
-    ClipSettings,
-    Dinov2Settings,
-    Dinov3Settings,
-    EncoderChoice,
-    EncoderPart,
-    InceptionSettings,
-    SceneEncoderSettings,
-    SiglipSettings,
-    VggSettings,
-    feature_matrix,
-    scene_features,
-)
+from tintype.vision.clip import ClipSettings, SiglipSettings
+from tintype.vision.dino import Dinov2Settings, Dinov3Settings
+from tintype.vision.encoders import EncoderChoice
+from tintype.vision.features import feature_matrix
+from tintype.vision.inception import InceptionSettings
+from tintype.vision.part import EncoderPart
+from tintype.vision.scenes import SceneEncoderSettings, scene_features
+from tintype.vision.vgg import VggSettings
 
 CPU = torch.device("cpu")
 
@@ -154,7 +149,7 @@ def test_images_are_counted_as_they_are_done() -> None:
 def test_a_feature_that_is_no_number_is_named_with_its_image() -> None:
     images = sample_images(30).clamp(min=8)
     images[21, :, 0, 0] = 7
-    with pytest.raises(UserError, match="the encoder 'broken' gave a feature that is no finite number for image 21"):
+    with pytest.raises(UserError, match=r"'broken' .*not finite for image 21"):
         feature_matrix(Broken(), [images])
 
 

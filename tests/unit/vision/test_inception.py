@@ -21,8 +21,8 @@ from tintype.errors import UserError
 from tintype.pretrained.pickles import read_torchscript
 from tintype.pretrained.weights import Weights, digest, fill
 from tintype.vision import inception
-from tintype.vision.encoders import InceptionSettings, feature_matrix
-from tintype.vision.inception import UNITS, WEIGHTS, Inception, from_state_dict, from_torchscript
+from tintype.vision.features import feature_matrix
+from tintype.vision.inception import UNITS, WEIGHTS, Inception, InceptionSettings, from_state_dict, from_torchscript
 
 CPU = torch.device("cpu")
 

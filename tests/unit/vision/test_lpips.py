@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.pretrained.weights import Weights, fill
-from tintype.vision.encoders import VggSettings
 from tintype.vision.lpips import (
     SCALE,
     SHIFT,
@@ -25,6 +24,7 @@ from tintype.vision.lpips import (
     lpips,
     lpips_from_files,
 )
+from tintype.vision.vgg import VggSettings
 
 CPU = torch.device("cpu")
 NETS: tuple[Net, ...] = get_args(Net)

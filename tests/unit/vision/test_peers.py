@@ -16,7 +16,8 @@ from tintype.metrics.pair import FeaturePair
 from tintype.metrics.table import FEATURE_METRICS
 from tintype.pretrained.weights import fetch
 from tintype.vision import inception
-from tintype.vision.encoders import InceptionSettings, feature_matrix
+from tintype.vision.features import feature_matrix
+from tintype.vision.inception import InceptionSettings
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

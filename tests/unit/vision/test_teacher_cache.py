@@ -20,8 +20,10 @@ from tintype.data.scenes.source import SceneSource
 from tintype.errors import UserError
 from tintype.seams import ImageSource
 from tintype.vision import teacher_cache
+from tintype.vision.dino import Dinov2TeacherSettings
+from tintype.vision.part import Teacher
+from tintype.vision.scenes import SceneTeacherSettings
 from tintype.vision.teacher_cache import TeacherCache, forget_teacher_cache, open_teacher_cache
-from tintype.vision.teachers import Dinov2TeacherSettings, SceneTeacherSettings, Teacher
 
 CPU = torch.device("cpu")
 HEAD_BYTES = 32

@@ -17,21 +17,18 @@ from torch.nn.functional import interpolate
 from tests.tiny_clip import TOWER, VISION, text_tower, write
 from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
+from tintype.pretrained.frozen import FrozenNetwork
 from tintype.pretrained.image_processor import IMAGENET_MEAN, IMAGENET_STD
 from tintype.pretrained.preprocess import Resampling, Stretch
 from tintype.settings import Settings, plain
+from tintype.vision.dino import Dinov2TeacherSettings, Dinov3TeacherSettings
 from tintype.vision.lpips import Lpips
+from tintype.vision.part import TeacherPart
 from tintype.vision.scene_encoder import load_scene_encoder, prepared
-from tintype.vision.teachers import (
-    Dinov2TeacherSettings,
-    Dinov3TeacherSettings,
-    SceneTeacherSettings,
-    TeacherChoice,
-    TeacherPart,
-    TransformersTeacherSettings,
-    VggTeacherSettings,
-    _TransformersTeacher,
-)
+from tintype.vision.scenes import SceneTeacherSettings
+from tintype.vision.teachers import TeacherChoice
+from tintype.vision.transformers_teacher import TransformersTeacher, TransformersTeacherSettings
+from tintype.vision.vgg import VggTeacherSettings
 
 transformers = pytest.importorskip("transformers")
 
@@ -310,17 +307,8 @@ def test_a_network_of_one_size_serves_its_own_grid(tmp_path: Path) -> None:
 
 
 def test_tokens_of_another_width_than_the_configs_are_refused() -> None:
-    teacher = _TransformersTeacher(
-        "transformers",
-        vit(),
-        Stretch(42, 28, Resampling("bicubic")),
-        CPU,
-        GRID,
-        17,
-        words="a test",
-        tokens="",
-        weights_digest="",
-    )
+    network = FrozenNetwork(vit(), Stretch(42, 28, Resampling("bicubic")), words="a test", output="", weights_digest="")
+    teacher = TransformersTeacher("transformers", network, CPU, GRID, 17)
     with pytest.raises(UserError, match=r"a test cannot be .* of the width 16, where 6 tokens of the width 17"):
         teacher.check()
 

@@ -1,0 +1,155 @@
+"""`clip`, `siglip`: embeddings of images and texts in one space.
+
+B: images or texts. C: channels. H, W: rows, columns. L: tokens. D: their width. F: size of the feature vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.pretrained.frozen import frozen_arithmetic
+from tintype.pretrained.hub import Checkpoint
+from tintype.pretrained.packages import Untyped
+from tintype.pretrained.preprocess import Preprocess, Resampling
+from tintype.seams import Encoder, TextImageEncoder
+from tintype.vision.part import HubEncoderPart, HubSource
+from tintype.vision.transformers_encoder import TransformersEncoder
+
+_TEXT_BATCH = 64
+_PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 50)
+"""Texts that show case, marks, padding and truncation."""
+_OUTPUT = "{} image embedding, not normalised,"
+
+
+class ClipSettings(HubEncoderPart):
+    """CLIP's projected embeddings of images and texts; the default is the network of CMMD.
+
+    The forms differ on images that are not square. `cmmd` is the paper's own preprocessing, and that of its PyTorch
+    port (arXiv 2401.09603, cmmd/io_util.py); `processor` is the checkpoint's, with which PRX measures CMMD.
+    """
+
+    reads_text: ClassVar[bool] = True
+
+    kind: Literal["clip"] = "clip"
+    source: HubSource = "openai/clip-vit-large-patch14-336"
+    form: Literal["processor", "cmmd"] = Field(
+        "processor", description="processor: the short side resized, then cut; cmmd: the middle cut out, then resized"
+    )
+
+    @property
+    def published(self) -> dict[str, str]:
+        if Path(self.source).name != "clip-vit-large-patch14-336":
+            return {}
+        return {"mmd_published": {"cmmd": "CMMD", "processor": "CMMD (processor's crop)"}[self.form]}
+
+    def _make(self, device: torch.device) -> Encoder:
+        checkpoint = self._checkpoint(self.source)
+        model = checkpoint.model({"clip": "CLIPModel"})
+        how = _stated_preprocess(checkpoint, model.config.vision_config.image_size, "short-side")
+        if self.form == "cmmd":
+            how = replace(how, fit="crop-first", resampling=Resampling("bicubic", quantise=True), scale=1.0 / 255.0)
+        return _ClipEncoder(self.title, checkpoint, model, how, _OUTPUT.format("projected"), device)
+
+
+class SiglipSettings(HubEncoderPart):
+    """SigLIP's embeddings of images and texts."""
+
+    reads_text: ClassVar[bool] = True
+
+    kind: Literal["siglip"] = "siglip"
+    source: HubSource = "google/siglip-so400m-patch14-384"
+
+    def _make(self, device: torch.device) -> Encoder:
+        checkpoint = self._checkpoint(self.source)
+        model = checkpoint.model({"siglip": "SiglipModel"})
+        how = _stated_preprocess(checkpoint, model.config.vision_config.image_size, "squash")
+        return _SiglipEncoder(self.title, checkpoint, model, how, _OUTPUT.format("pooled"), device)
+
+
+class _TextImageEncoder(TransformersEncoder):
+    def encode_text(self, prompts: Sequence[str]) -> Tensor:
+        """Return one row for each text, truncated to the length that the model was trained for."""
+        rows = [self._texts(list(prompts[i : i + _TEXT_BATCH])) for i in range(0, len(prompts), _TEXT_BATCH)]
+        return torch.cat(rows)
+
+    @cached_property
+    def text_identity(self) -> str:
+        """Return the SHA-256 over the vocabulary, the length that texts are truncated to, and tokens of a few texts.
+
+        A vocabulary alone does not say whether capitals are kept or on which side a text is truncated.
+        """
+        vocabulary = sorted(self._tokenizer.get_vocab().items())
+        content = json.dumps([vocabulary, self._max_tokens, self._encoded(list(_PROBES))["input_ids"].tolist()])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    @property
+    def _max_tokens(self) -> int:
+        return int(self._network.config.text_config.max_position_embeddings)
+
+    def _encoded(self, prompts: list[str]) -> Untyped:
+        return self._tokenizer(
+            prompts, padding="max_length", truncation=True, max_length=self._max_tokens, return_tensors="pt"
+        )
+
+    def _texts(self, prompts: list[str]) -> Tensor:
+        encoded = self._encoded(prompts).to(self._device)
+        with frozen_arithmetic(self._device, self.arithmetic):
+            return self._text_features(encoded["input_ids"], encoded.get("attention_mask")).to(torch.float32)
+
+    def _text_features(self, ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def _pooled(self, input_BCHW: Tensor) -> Tensor:
+        feature_BF: Tensor = self._network.vision_model(pixel_values=input_BCHW).pooler_output
+        return feature_BF
+
+    @cached_property
+    def _tokenizer(self) -> Untyped:
+        return self._checkpoint.tokenizer(self._network.config.text_config.vocab_size)
+
+
+_IS_ENCODER: type[TextImageEncoder] = _TextImageEncoder  # checked by mypy
+
+
+class _ClipEncoder(_TextImageEncoder):
+    """Embeddings are not normalised: a metric that needs unit vectors makes them."""
+
+    def _features(self, input_BCHW: Tensor) -> Tensor:
+        feature_BF: Tensor = self._network.visual_projection(self._pooled(input_BCHW))
+        return feature_BF
+
+    def _text_features(self, ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
+        pooled_BD = self._network.text_model(input_ids=ids_BL, attention_mask=mask_BL).pooler_output
+        feature_BF: Tensor = self._network.text_projection(pooled_BD)
+        return feature_BF
+
+
+class _SiglipEncoder(_TextImageEncoder):
+    """The text tower was trained on padded texts without a mask."""
+
+    def _features(self, input_BCHW: Tensor) -> Tensor:
+        return self._pooled(input_BCHW)
+
+    def _text_features(self, ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
+        feature_BF: Tensor = self._network.text_model(input_ids=ids_BL).pooler_output
+        return feature_BF
+
+
+def _stated_preprocess(checkpoint: Checkpoint, size_px: int, fit: Literal["short-side", "squash"]) -> Preprocess:
+    """Return the preprocessing of the checkpoint's own processor, which resizes images of bytes with Pillow."""
+    said = checkpoint.image_processor()
+    if other := said.other_sides(size_px):
+        raise UserError(f"{checkpoint.words}: its preprocessor asks for {other} px, its network for {size_px} px")
+    resampling = Resampling(said.resize_filter(checkpoint.words), quantise=True)
+    return Preprocess(size_px, resampling, fit, *said.normalisation)

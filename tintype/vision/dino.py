@@ -1,0 +1,115 @@
+"""`dinov2`, `dinov3`: class tokens as features, tokens of patches as a teacher's.
+
+B: images. C: channels. H, W: rows, columns. F: size of the feature vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tintype.pretrained.image_processor import IMAGENET_MEAN, IMAGENET_STD
+from tintype.pretrained.preprocess import Preprocess, Resampling, Triple
+from tintype.seams import Encoder
+from tintype.vision.part import HubEncoderPart, HubSource
+from tintype.vision.transformers_encoder import TransformersEncoder
+from tintype.vision.transformers_teacher import HubTeacherPart
+
+DINOV2 = {"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel"}
+DINOV3 = {"dinov3_vit": "DINOv3ViTModel"}
+"""Model types of transformers, and their classes."""
+_DINOV3_SOURCE = "facebook/dinov3-vitl16-pretrain-lvd1689m"
+_OUTPUT = "class token after the last norm"
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A published definition."""
+
+    source: str
+    size_px: int
+    resampling: Resampling
+    metric: dict[str, str]
+
+
+_FORMS = {
+    "fd": _Form("facebook/dinov2-large", 224, Resampling("bicubic", quantise=True), {"fd": "FD-DINOv2"}),
+    "prx": _Form(
+        "facebook/dinov2-with-registers-large",
+        518,
+        Resampling("bicubic-0.75", antialias=False, clip=False),
+        {"mmd_published": "DINO-MMD"},
+    ),
+}
+"""fd: dgm-eval's FD-DINOv2 (arXiv 2306.04675). prx: PRX's DINO-MMD, resized without antialiasing."""
+
+
+class _ClassTokenEncoder(TransformersEncoder):
+    def _features(self, input_BCHW: Tensor) -> Tensor:
+        feature_BF: Tensor = self._network(pixel_values=input_BCHW).last_hidden_state[:, 0]
+        return feature_BF
+
+
+class Dinov2Settings(HubEncoderPart):
+    """DINOv2's class token. `fd` is FD-DINOv2's definition, `prx` that of PRX's DINO-MMD."""
+
+    kind: Literal["dinov2"] = "dinov2"
+    form: Literal["fd", "prx"] = "fd"
+    source: HubSource | None = Field(None, description="Repository or local folder; by default the form's")
+    size_px: int | None = Field(None, ge=14, description="The input; by default 224 for fd and 518 for prx")
+
+    @property
+    def published(self) -> dict[str, str]:
+        form = _FORMS[self.form]
+        theirs = Path(self.source or form.source).name == Path(form.source).name
+        return form.metric if theirs and self.size_px in (None, form.size_px) else {}
+
+    def _make(self, device: torch.device) -> Encoder:
+        form = _FORMS[self.form]
+        checkpoint = self._checkpoint(self.source or form.source)
+        how = Preprocess(self.size_px or form.size_px, form.resampling, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+        return _ClassTokenEncoder(self.title, checkpoint, checkpoint.model(DINOV2), how, _OUTPUT, device)
+
+
+class Dinov3Settings(HubEncoderPart):
+    """DINOv3's class token. Images are squashed in floats, as the checkpoint's own processor does."""
+
+    kind: Literal["dinov3"] = "dinov3"
+    source: HubSource = _DINOV3_SOURCE
+    size_px: int = Field(224, ge=16, description="The input")
+
+    def _make(self, device: torch.device) -> Encoder:
+        checkpoint = self._checkpoint(self.source)
+        model = checkpoint.model(DINOV3)
+        said = checkpoint.image_processor()  # satellite models have other means
+        resampling = Resampling(said.resize_filter(checkpoint.words))
+        how = Preprocess(self.size_px, resampling, "squash", *said.normalisation)
+        return _ClassTokenEncoder(self.title, checkpoint, model, how, _OUTPUT, device)
+
+
+class Dinov2TeacherSettings(HubTeacherPart):
+    """DINOv2 with or without registers, after its last norm: REPA's own teacher (x_norm_patchtokens)."""
+
+    classes: ClassVar[Mapping[str, str] | None] = DINOV2
+
+    kind: Literal["dinov2"] = "dinov2"
+    source: HubSource = "facebook/dinov2-base"
+
+    def _normalisation(self) -> tuple[float, Triple, Triple]:
+        said = self._checkpoint.stated_image_processor()
+        return (1.0 / 255.0, IMAGENET_MEAN, IMAGENET_STD) if said is None else said.normalisation
+
+
+class Dinov3TeacherSettings(HubTeacherPart):
+    """DINOv3 after its last norm. Its weights are gated and have a licence of their own."""
+
+    classes: ClassVar[Mapping[str, str] | None] = DINOV3
+
+    kind: Literal["dinov3"] = "dinov3"
+    source: HubSource = _DINOV3_SOURCE

