@@ -1,6 +1,6 @@
 """A metric over the length of the weight average: each length of one run is scored by the same protocol.
 
-Every score is kept in the run's folder as any other evaluation is: what was interrupted goes on with the next length.
+Every score is stored in the run's folder like any other evaluation: an interrupted curve resumes with the next length.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from tintype.config.strict import nearest
 from tintype.errors import UserError
@@ -21,7 +20,7 @@ from tintype.train.reconstruct import MOST_RESIDUAL, Reconstruction, reconstruct
 
 @dataclass(frozen=True)
 class Point:
-    """A length, what the snapshots miss of its profile, and its evaluation, if that is little enough."""
+    """A length, the residual of its profile over the snapshots, and its evaluation where that is small enough."""
 
     length: float
     residual: float
@@ -56,7 +55,7 @@ class Curve:
         scored = [(value, point) for point in self.points if (value := point.value(self.metric)) is not None]
         return max(scored, key=lambda pair: sign * pair[0])[1] if scored else None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "run": str(self.run),
             "step": self.step,
@@ -92,7 +91,7 @@ def score_lengths(
     curve.step = found[0].step
     if all(one.residual > MOST_RESIDUAL for one in found):
         nearest_one = min(found, key=lambda one: one.residual)
-        reconstruction(curve.run, nearest_one.length)  # says why not
+        reconstruction(curve.run, nearest_one.length)  # raises with the reason
     for index, average in enumerate(found):
 
         def report(now: Scoring, index: int = index, average: Reconstruction = average) -> None:
@@ -104,7 +103,7 @@ def score_lengths(
 
 
 def check_metric(protocol: Protocol, name: str | None, of_scenes: bool = True) -> str:
-    """The metric's name, or that of the most important one."""
+    """Return the metric's name, or that of the most important one; refuse one that is not measured."""
     names = list(definitions(protocol, of_scenes))
     if name is not None and name not in names:
         raise UserError(f"--metric {name}: the protocol does not measure it; {nearest(name, names)}")
@@ -112,7 +111,7 @@ def check_metric(protocol: Protocol, name: str | None, of_scenes: bool = True) -
 
 
 def read_lengths(text: str) -> list[float]:
-    """`0.05,0.1` as numbers, each once."""
+    """Return the numbers of `0.05,0.1`, each once."""
     try:
         return list(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:

@@ -1,10 +1,10 @@
-"""Fit a protocol to the data of a run, and list what of it cannot work, before anything is trained or sampled."""
+"""Fit a protocol to the data of a run, and list its problems before anything is trained or sampled."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -15,6 +15,7 @@ from tintype.evaluation.protocol import FEWEST, Protocol
 from tintype.seams import ImageSource, TextImageEncoder
 from tintype.settings import DataPart
 from tintype.vision.encoders import general_encoder
+from tintype.vision.part import EncoderPart
 from tintype.vision.scenes import SceneEncoderSettings
 
 FEWEST_SAMPLES = 2
@@ -49,7 +50,7 @@ def fit_protocol(protocol: Protocol, data: DataPart) -> Fitted:
     """Choose each setting that was not given so that it works on this data. On scenes, return the protocol unchanged.
 
     On a store: captions that it has, no more images than it holds out, and an encoder for any kind of image. What was
-    given stays; `data_problems` says whether it works.
+    given stays; `data_problems` lists what of it does not work.
     """
     unset = {"prompts", "count", "also", "reference_count", "validation_count", "encoders"} - protocol.model_fields_set
     if data.of_scenes or not unset or not data.at_hand:
@@ -58,7 +59,7 @@ def fit_protocol(protocol: Protocol, data: DataPart) -> Fitted:
     given = (protocol.encoders, "", ())
     encoders, note, problems = _encoders(len(source)) if "encoders" in unset else given
     most = max(len(source), FEWEST if encoders else FEWEST_SAMPLES)  # fewer are refused by `data_problems`
-    chosen: dict[str, Any] = {
+    chosen: dict[str, object] = {
         "prompts": _caption(source),
         "count": min(protocol.count, most),
         "also": (),
@@ -75,7 +76,7 @@ def _caption(source: ImageSource) -> str:
     return next((name for name in CAPTIONS if name in source.columns), min(source.columns, default=CAPTIONS[0]))
 
 
-def _encoders(held_out: int) -> tuple[tuple[Any, ...], str, tuple[Problem, ...]]:
+def _encoders(held_out: int) -> tuple[tuple[EncoderPart, ...], str, tuple[Problem, ...]]:
     """Return the encoders for this many held-out images, a note, and why there is none."""
     if held_out < FEWEST:
         return (), _no_distances(held_out), ()
@@ -94,7 +95,7 @@ def _no_distances(held_out: int) -> str:
 
 
 def held_out_note(count: int) -> str:
-    """Say what this many held-out images are too few for, or ''."""
+    """Return a note on what this many held-out images are too few for, or ''."""
     if count < FEWEST_SAMPLES:
         return _too_few(count)
     return _no_distances(count) if count < FEWEST else ""

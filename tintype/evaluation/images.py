@@ -1,6 +1,6 @@
-"""Scores any set of pictures against another, without a run: `tintype evaluate --images A --reference B`.
+"""Score any set of images against another, without a run: `tintype evaluate --images A --reference B`.
 
-N: pictures, F: size of a feature vector.
+N: images, F: size of a feature vector.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tintype.evaluation.protocol import (
 )
 from tintype.evaluation.reference import (
     ImageFeatures,
-    picture_features,
     read_reference,
     refuse_other_encoder,
+    set_features,
     write_reference,
 )
 from tintype.evaluation.results import EncoderInfo, ImageSet, ImageSetResult, numbers_of
@@ -40,7 +40,7 @@ from tintype.seams import Encoder
 from tintype.vision.lpips import SMALLEST_PX
 
 OnImages = Callable[[str, int, int | None], None]
-"""Progress passed to the callback: what is done, how many images it has seen, and of how many, where that is known."""
+"""Progress passed to the callback: the part under way, its images so far, and of how many, where that is known."""
 
 
 def image_definitions(protocol: ImageProtocol) -> dict[str, Definition]:
@@ -63,7 +63,7 @@ def evaluate_images(
     on_images: OnImages = lambda doing, done, total: None,
     follow_links: bool = False,
 ) -> ImageSetResult:
-    """The metrics of the pictures in `images` against those in `reference`, or against a saved reference."""
+    """Measure the images in `images` against those in `reference`, or against a saved reference."""
     began = time.perf_counter()
     saved = reference.suffix == ".safetensors"
     _refuse_conflicts(protocol, saved, save_reference)
@@ -79,7 +79,7 @@ def evaluate_images(
         encoder = settings.build(device)
         found = _reference(reference, real, encoder, on_images)
         encoding = _progress(on_images, f"encoding {images} with {encoder.name}", fake.fingerprint()[1])
-        made = picture_features(fake, encoder, encoding, keep=False)
+        made = set_features(fake, encoder, encoding, cache=False)
         if save_reference:
             write_reference(save_reference, found)
         on_images(f"comparing ({encoder.name})", 0, None)
@@ -106,10 +106,10 @@ def evaluate_images(
     )
 
 
-def _reference(path: Path, pictures: Images | None, encoder: Encoder, on_images: OnImages) -> ImageFeatures:
-    if pictures is not None:
-        encoding = _progress(on_images, f"encoding {path} with {encoder.name}", pictures.fingerprint()[1])
-        return picture_features(pictures, encoder, encoding)
+def _reference(path: Path, images: Images | None, encoder: Encoder, on_images: OnImages) -> ImageFeatures:
+    if images is not None:
+        encoding = _progress(on_images, f"encoding {path} with {encoder.name}", images.fingerprint()[1])
+        return set_features(images, encoder, encoding)
     found = read_reference(path)
     refuse_other_encoder(found.about, encoder, path)
     return found
@@ -133,13 +133,13 @@ def _progress(on_images: OnImages, doing: str, total: int | None = None) -> Call
 
 
 def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path | None) -> None:
-    """What cannot work is said before hours of reading."""
+    """Refuse what cannot work before hours of reading."""
     if len(protocol.encoders) > 1 and (saved or save_reference):
         raise UserError("a reference file holds the features of one encoder; score one encoder at a time with it")
     if saved and protocol.paired:
-        raise UserError("paired pictures need the reference's pictures; a reference file has their features only")
+        raise UserError("paired images need the reference's images; a reference file has their features only")
     if saved and protocol.limit:
-        raise UserError("limit takes the first pictures of both sets; a reference file is used as it is")
+        raise UserError("limit takes the first images of both sets; a reference file is used as it is")
     if save_reference and save_reference.suffix != ".safetensors":
         raise UserError(f"--save-reference {save_reference}: name it with the ending .safetensors")
     if save_reference and not save_reference.parent.is_dir():
@@ -153,7 +153,7 @@ def reconstruction(
     copy_N: Tensor | None = None,
     on_pairs: Callable[[int], None] = lambda pairs: None,
 ) -> dict[str, Measured]:
-    """PSNR, SSIM and LPIPS of image i against reference i. `copy_N` numbers the pairs by their content."""
+    """Measure image i against reference i. `copy_N` numbers the pairs by their content."""
     values: list[list[Tensor]] = [[] for _ in PAIR_METRICS]
     for index, (first, second) in enumerate(_pairs(fake, real)):
         if first.shape != second.shape or min(first.shape[1:]) < SMALLEST_PX["vgg16"]:
@@ -175,11 +175,11 @@ def reconstruction(
 def _pairs(fake: Images, real: Images) -> Iterator[Sequence[Tensor]]:
     for index, (first, second) in enumerate(zip_longest(fake.named(), real.named())):
         if first is None or second is None:
-            raise UserError(f"{fake.path} and {real.path} hold different numbers of pictures; pairs need the same")
+            raise UserError(f"{fake.path} and {real.path} hold different numbers of images; pairs need the same")
         names = [one.stem for one, _ in (first, second)]
         if None not in names and names[0] != names[1]:
             raise UserError(
-                f"pair {index} is {first[0].name} and {second[0].name}: pictures are paired in order, and these have "
+                f"pair {index} is {first[0].name} and {second[0].name}: images are paired in order, and these have "
                 "different names. Name both alike, in the same order"
             )
         yield first[1], second[1]

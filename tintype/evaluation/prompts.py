@@ -1,8 +1,8 @@
-"""What a model is asked for: captions of held-out images, or the prompts of a benchmark's file.
+"""Prompts: captions of held-out images, or the prompts of a benchmark's file.
 
 GenEval's `.jsonl` (a prompt and a tag on each line) and PartiPrompts' `.tsv` (Prompt, Category, Challenge) are read as
-they are published; so are plain text files with a prompt on each line. What a file says of its prompts besides their
-text groups the scores.
+they are published; so are plain text files with a prompt on each line. Tags and categories
+of a file's prompts group the scores.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from tintype.errors import UserError
 
@@ -34,7 +33,7 @@ class PromptFile:
     prompts: tuple[str, ...]
     sha256: str
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What each prompt belongs to, for each way of grouping that the file has."""
+    """The group of each prompt, for each way of grouping that the file has."""
 
 
 @lru_cache(maxsize=8)
@@ -52,10 +51,10 @@ def read_prompts(path: Path) -> PromptFile:
     groups = {
         group: tuple(str(row[group] or "–") for row in rows) for group in _GROUPS if all(group in row for row in rows)
     }
-    return PromptFile(tuple(row["prompt"] for row in rows), hashlib.sha256(raw).hexdigest(), groups)
+    return PromptFile(tuple(str(row["prompt"]) for row in rows), hashlib.sha256(raw).hexdigest(), groups)
 
 
-def _rows(text: str, path: Path) -> list[dict[str, Any]]:
+def _rows(text: str, path: Path) -> list[dict[str, object]]:
     suffix = path.suffix.lower()
     lines = [(number, line.strip()) for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1)]
     if suffix == ".jsonl":
@@ -65,7 +64,7 @@ def _rows(text: str, path: Path) -> list[dict[str, Any]]:
     return [{"prompt": line} for _, line in lines if line]
 
 
-def _json_row(line: str, where: str) -> dict[str, Any]:
+def _json_row(line: str, where: str) -> dict[str, object]:
     try:
         row = json.loads(line)
     except ValueError as error:
@@ -77,8 +76,8 @@ def _json_row(line: str, where: str) -> dict[str, Any]:
     return row
 
 
-def _table_rows(text: str, path: Path, tabs: bool) -> list[dict[str, Any]]:
-    """With tabs, a quotation mark is a part of the prompt."""
+def _table_rows(text: str, path: Path, tabs: bool) -> list[dict[str, object]]:
+    """Read a table with a header. Between tabs, a quotation mark is a part of the prompt."""
     lines = io.StringIO(text)
     reader = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.DictReader(lines)
     try:

@@ -1,4 +1,4 @@
-"""The protocol of an evaluation, as the user writes it: what is sampled, with which settings, and how it is scored."""
+"""The protocol of an evaluation, as the user writes it: the samplings, their settings, and the metrics."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ DEFAULT_METRICS = ("fd", "kid", "mmd", "precision", "recall")
 
 
 class Condition(Settings):
-    """One more sampling of the model beside the main one. What is not said is as in the main one.
+    """One more sampling of the model beside the main one. Settings that are not given are those of the main one.
 
-    A guidance is said as a whole: of its own settings, those that are not said have their defaults.
+    A guidance is given as a whole: settings of it that are not given have their defaults.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Stands after the metrics' names")
@@ -62,14 +62,14 @@ class Condition(Settings):
     def _consistent(self) -> Condition:
         if is_caption(self.prompts):
             if self.per_prompt != 1:
-                raise ValueError("per_prompt is for a prompt file; each caption is asked once")
+                raise ValueError("per_prompt is for a prompt file; each caption is used once")
         elif self.count is not None:
-            raise ValueError("count is for captions; of a prompt file every prompt is asked")
+            raise ValueError("count is for captions; of a prompt file every prompt is used")
         return self
 
 
 class Protocol(Settings):
-    """How every arm is scored: the same prompts, noises and reference for all.
+    """Settings by which every arm is scored: the same prompts, noises and reference for all.
 
     The defaults are those of scenes. On a store, `fit.fit_protocol` replaces each setting that was not given.
     """
@@ -135,7 +135,7 @@ class Protocol(Settings):
 
     @property
     def held_out_count(self) -> int:
-        """How many held-out images are needed for all of it."""
+        """The number of held-out images that it needs."""
         return max(self.reference_count, self.validation_count, *(sampling.count or 0 for sampling in self.conditions))
 
     @property
@@ -148,7 +148,7 @@ class Protocol(Settings):
         return [encoder for encoder in self.encoders if sampling.distances or encoder.reads_text]
 
     def with_prompts_in(self, folder: Path) -> Protocol:
-        """The protocol with relative paths of prompt files taken from a folder."""
+        """Return the protocol with relative paths of prompt files taken from a folder."""
         found = [
             condition
             if is_caption(condition.prompts)
@@ -159,25 +159,25 @@ class Protocol(Settings):
 
     @property
     def hash(self) -> str:
-        """Names the evaluation: all that decides its numbers, and what the packaged encoder and prompt files hold."""
+        """A hash of all that decides the numbers, the contents of the packaged encoder and of prompt files included."""
         content: dict[str, Any] = {**plain(self), "scene_encoder": scene_encoder_record()["sha256"]}
         content["sampler"].pop("batch")
         if changed := revisions(self.metrics, self.reference_count):
             content["revisions"] = changed
         if content["prompts"] == CAPTIONS[0]:
-            del content["prompts"]  # results that are older than this setting keep their names
+            del content["prompts"]  # so that older results have the same names
         for condition, sampling in zip(content["also"], self.conditions[1:], strict=True):
             condition["prompts"] = sampling.prompts_sha256  # a file counts by its content, wherever it lies
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 class ImageProtocol(Settings):
-    """How two sets of pictures are compared."""
+    """Settings of a comparison of two sets of images."""
 
     encoders: tuple[EncoderChoice, ...] = Field((InceptionSettings(),), min_length=1)
     metrics: tuple[MetricKind, ...] = Field(tuple(FEATURE_METRICS), min_length=1)
-    limit: int | None = Field(None, ge=2, description="Only the first so many pictures of each set")
-    paired: bool = Field(False, description="Picture i is a reconstruction of reference i: PSNR, SSIM and LPIPS too")
+    limit: int | None = Field(None, ge=2, description="Only this many first images of each set")
+    paired: bool = Field(False, description="Image i is a reconstruction of reference i: PSNR, SSIM and LPIPS too")
 
     @model_validator(mode="after")
     def _known(self) -> ImageProtocol:
@@ -187,7 +187,7 @@ class ImageProtocol(Settings):
 
 @dataclass(frozen=True)
 class Sampling:
-    """A condition with nothing left open. `count` is None where a prompt file decides it."""
+    """A condition with every default resolved. `count` is None where a prompt file decides it."""
 
     name: str
     prompts: str
@@ -207,14 +207,16 @@ class Sampling:
         return file.sha256 if (file := self.prompt_file) else self.prompts
 
     def metric(self, name: str) -> str:
-        """A metric's name under this condition."""
+        """Return a metric's name under this condition."""
         return f"{name}_{self.name}" if self.name else name
 
     @property
     def words(self) -> str:
-        """How it differs from nothing said: for the definition of its metrics."""
-        asked = f"{self.prompts} captions" if is_caption(self.prompts) else f"the prompts of {Path(self.prompts).name}"
-        return f"{asked}, {self.sampler.method}, {self.sampler.steps} steps, {self.sampler.guidance.words}"
+        """The sampling in words, for the definition of its metrics."""
+        prompts = (
+            f"{self.prompts} captions" if is_caption(self.prompts) else f"the prompts of {Path(self.prompts).name}"
+        )
+        return f"{prompts}, {self.sampler.method}, {self.sampler.steps} steps, {self.sampler.guidance.words}"
 
 
 @dataclass(frozen=True)
@@ -285,7 +287,7 @@ def _on_samples(
 
 
 def warnings_of(measured: Mapping[str, Measured], meanings: Mapping[str, Definition]) -> list[str]:
-    """Each warning once, after the metrics that it is about."""
+    """Return each warning once, after the labels of its metrics."""
     about: dict[str, list[str]] = {}
     for name, one in measured.items():
         for text in one.warnings:

@@ -1,6 +1,6 @@
 """The real images that generated ones are compared with, as features of one encoder.
 
-Features are kept on disk under a hash of their content: the encoder's weights and preprocessing, and the pictures. So
+Features are cached on disk under a hash of their content: the encoder's weights and preprocessing, and the images. So
 every arm of every study reads the same reference, and one made in another way is refused by name.
 
 M: real images, F: size of a feature vector.
@@ -32,7 +32,7 @@ from tintype.metrics.pair import Reference
 from tintype.runtime.cache import cache_folder
 from tintype.runtime.dist import current
 from tintype.runtime.files import damaged, write_bytes
-from tintype.sampling.generate import cut
+from tintype.sampling.generate import spans
 from tintype.seams import Encoder, ImageSource
 from tintype.settings import DataPart
 from tintype.vision.features import feature_matrix
@@ -46,7 +46,7 @@ BLOCK = 64
 
 @dataclass(frozen=True)
 class About:
-    """What reference features were made of."""
+    """The encoder and the images of reference features."""
 
     encoder: str
     identity: str
@@ -61,8 +61,10 @@ class About:
 
 
 def held_out(data: DataPart, protocol: Protocol) -> ImageSource:
-    """Pictures that training never sees: the first are the prompts and the reference. Refuses data that the protocol
-    does not fit."""
+    """Return images that training never sees; the first are the prompts and the reference.
+
+    Refuse data that the protocol does not fit.
+    """
     source = open_held_out(data, protocol.held_out_count, torch.device("cpu"))
     check_data(data, source, protocol)
     return source
@@ -70,24 +72,26 @@ def held_out(data: DataPart, protocol: Protocol) -> ImageSource:
 
 @lru_cache(maxsize=8)
 def data_reference(data: DataPart, protocol: Protocol, encoder: Encoder, device: torch.device) -> Reference | None:
-    """The reference of a run: held-out images of its data. Ranks share the work; the first has the reference."""
+    """Return the reference of a run: held-out images of its data. Ranks share the work; the first has the reference."""
     source, count = held_out(data, protocol), protocol.reference_count
     data = data.scored
     about = About(
         encoder.name,
         encoder.identity,
         encoder.definition,
-        "held-out scenes" if data.of_scenes else f"held-out pictures of the store {str(source.identity)[:12]}",
+        "held-out scenes" if data.of_scenes else f"held-out images of the store {str(source.identity)[:12]}",
         _data_fingerprint(data, source),
         count,
     )
     world, file = current(), _file(about)
     if world.any(world.leads and not file.exists()):
-        features = shared_features(encoder, cut(0, count, BLOCK), lambda first, last: source.images(range(first, last)))
+        features = shared_features(
+            encoder, spans(0, count, BLOCK), lambda first, last: source.images(range(first, last))
+        )
         if features is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_reference(file, ImageFeatures(features, about, None))
-    return Reference(_kept(file, encoder, about), device) if world.leads else None
+    return Reference(_cached(file, encoder, about).feature_MF, device) if world.leads else None
 
 
 def shared_features(
@@ -96,7 +100,7 @@ def shared_features(
     images: Callable[[int, int], Tensor],
     on_images: Callable[[int], None] = lambda images: None,
 ) -> Tensor | None:
-    """Features of all images, on the first rank. Ranks take blocks in turn, each a batch of the encoder."""
+    """Return the features of all images, on the first rank. Ranks take blocks in turn, each a batch of the encoder."""
 
     def encode(block: tuple[int, int]) -> Tensor:
         return feature_matrix(encoder, [images(*block)], BLOCK, on_images, first_index=block[0])
@@ -116,13 +120,13 @@ class ImageFeatures:
     digests: tuple[bytes, ...] | None
 
 
-def picture_features(
-    pictures: Images, encoder: Encoder, on_images: Callable[[int], None] = lambda images: None, keep: bool = True
+def set_features(
+    images: Images, encoder: Encoder, on_images: Callable[[int], None] = lambda images: None, cache: bool = True
 ) -> ImageFeatures:
-    """Features of a set of images; cached for the next time where it may be a reference again."""
-    fingerprint, count = pictures.fingerprint()
-    about = About(encoder.name, encoder.identity, encoder.definition, str(pictures.path), fingerprint, count)
-    return (cached_features if keep else _features)(about, encoder, pictures, on_images)
+    """Return the features of a set of images, cached where it may be a reference again."""
+    fingerprint, count = images.fingerprint()
+    about = About(encoder.name, encoder.identity, encoder.definition, str(images.path), fingerprint, count)
+    return (cached_features if cache else _features)(about, encoder, images, on_images)
 
 
 def _features(
@@ -143,9 +147,7 @@ def cached_features(
     on_images: Callable[[int], None] = lambda images: None,
 ) -> ImageFeatures:
     file = _file(about)
-    if file.exists() and (found := read_reference(file)).digests is not None:
-        refuse_other_encoder(found.about, encoder, file)
-        _refuse_other_images(found.about, about, file)
+    if file.exists() and (found := _cached(file, encoder, about)).digests is not None:
         on_images(len(found.feature_MF))
         return found
     found = _features(about, encoder, images, on_images)
@@ -158,17 +160,13 @@ def _file(about: About) -> Path:
     return cache_folder() / "features" / f"{about.key}.safetensors"
 
 
-def _kept(file: Path, encoder: Encoder, about: About) -> Tensor:
+def _cached(file: Path, encoder: Encoder, about: About) -> ImageFeatures:
+    """Read a file of the cache. It is named by its content, but another one may have been put there."""
     found = read_reference(file)
     refuse_other_encoder(found.about, encoder, file)
-    _refuse_other_images(found.about, about, file)
-    return found.feature_MF
-
-
-def _refuse_other_images(found: About, wanted: About, file: Path) -> None:
-    """A file of the cache is named by its content; another one may have been put in its place."""
-    if found.key != wanted.key:
+    if found.about.key != about.key:
         raise UserError(f"{file} holds the features of other images; remove it, and they will be computed again")
+    return found
 
 
 def write_reference(path: Path, found: ImageFeatures) -> None:
@@ -195,19 +193,19 @@ def read_reference(path: Path) -> ImageFeatures:
         raise DamagedFileError(
             f"{path} is no reference that tintype wrote, or is damaged ({error}); {_REMAKE}"
         ) from None
-    of_all = _content_sha256(metadata, digests)
-    if not whole or metadata.get(_OF_ALL, of_all) != of_all:  # earlier versions took the features' alone
+    expected = _content_sha256(metadata, digests)
+    if not whole or metadata.get(_OF_ALL, expected) != expected:  # earlier versions hashed the features alone
         raise damaged(path, "it does not match its checksum", _REMAKE)
     return ImageFeatures(features, about, digests)
 
 
 def _content_sha256(metadata: Mapping[str, str], digests: Sequence[bytes] | None) -> str:
-    """SHA-256 over the features' own, what they were made of, and the digests of the images."""
+    """Return the SHA-256 over that of the features, what they were made of, and the digests of the images."""
     return _sha256(f"{metadata['sha256']} {metadata['about']} {b''.join(digests or ()).hex()}")
 
 
 def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
-    """Features of other weights or another preprocessing give a number that means nothing."""
+    """Refuse features of other weights or another preprocessing: distances to them mean nothing."""
     if about.identity != encoder.identity:
         raise UserError(
             f"{path} was made with the encoder '{about.encoder}' {about.identity[:12]} ({about.definition}), but the "
@@ -217,8 +215,8 @@ def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
 
 
 def _data_fingerprint(data: DataPart, source: ImageSource) -> str:
-    """The settings and the content, wherever it lies; and the pixels of a few images: a changed renderer or resize
-    makes another reference."""
+    """Return a hash of the settings, of the content wherever it lies, and of the pixels of a few images: a changed
+    renderer or resize makes another reference."""
     settings = {key: value for key, value in data.content().items() if key != data.count_key}
     if source.identity is not None:
         settings["identity"] = source.identity

@@ -1,7 +1,7 @@
-"""Generated images, kept in shards of the run's folder: a metric that is added later needs no new sampling.
+"""Generated images, stored in shards in the run's folder: a metric that is added later needs no new sampling.
 
 The folder is named by what decides the images (prompts, noise, sampler, step) and not by how many there are or how they
-are scored. A larger count adds shards; an interrupted sampling goes on after the last whole one.
+are scored. A larger count adds shards; an interrupted sampling resumes after the last whole one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tintype.evaluation.protocol import Protocol, Sampling
 from tintype.evaluation.reference import held_out
 from tintype.runtime.dist import current
 from tintype.runtime.files import write_json
-from tintype.sampling.generate import cut, generate
+from tintype.sampling.generate import generate, spans
 from tintype.settings import DataPart, plain
 from tintype.train.parts import Model
 
@@ -30,7 +30,7 @@ SHARD_IMAGES = 256
 
 @dataclass(frozen=True)
 class Samples:
-    """The images of one condition, whether made or not yet, and what they are asked to show."""
+    """The images of one condition, whether made or not yet, and their prompts."""
 
     folder: Path
     sampling: Sampling
@@ -42,15 +42,15 @@ class Samples:
         return len(self.prompts)
 
     def missing(self) -> list[tuple[int, int]]:
-        """The spans (first image, behind the last) of which no shard has images of these prompts."""
+        """Return the spans (first image, one past the last) of which no shard has images of these prompts."""
         return [
             (first, last)
-            for first, last in _spans(len(self.prompts))
+            for first, last in spans(0, len(self), SHARD_IMAGES)
             if prompt_digests(_shard(self.folder, first))[: last - first] != digests(self.prompts[first:last])
         ]
 
     def make(self, parts: Model, on_step: Callable[[int], None] = lambda images: None) -> None:
-        """Makes what is missing. `on_step` is told the number of images at each step of the sampler.
+        """Generate what is missing. `on_step` gets the number of images at each step of the sampler.
 
         Conditions that differ in their number of images only share a folder: the larger has all of the smaller.
         Ranks make batches in turn, the same ones as a process alone; the first rank writes the shards.
@@ -61,7 +61,7 @@ class Samples:
             about = {"seed": self.seed, "size_px": self.size_px, "sampler": plain(sampler)}
             write_json(self.folder / "samples.json", about)
         missing = [(first, last) for first, last in world.lead(self.missing() if world.leads else None)]
-        batches = [batch for span in missing for batch in cut(*span, sampler.batch)]
+        batches = [batch for span in missing for batch in spans(*span, sampler.batch)]
         starts = {last: first for first, last in missing}
         made: list[Tensor] = []
         for some in (batches[at : at + world.size] for at in range(0, len(batches), world.size)):
@@ -78,23 +78,22 @@ class Samples:
         world.wait()
 
     def _generate(self, parts: Model, first: int, last: int, on_step: Callable[[int], None]) -> Tensor:
-        asked, sampler = self.prompts[first:last], self.sampling.sampler
-        place = {"seed": self.seed, "size_px": self.size_px, "first_index": first}
-        return generate(parts, asked, sampler, **place, on_step=on_step)
+        noise = {"seed": self.seed, "size_px": self.size_px, "first_index": first}
+        return generate(parts, self.prompts[first:last], self.sampling.sampler, **noise, on_step=on_step)
 
     def shards(self) -> Iterator[Tensor]:
-        """The images in order: uint8 [n, 3, H, W]. Checksums are taken."""
+        """Yield the images in order: uint8 [n, 3, H, W]. Checksums are checked."""
         self._refuse_gaps()
-        for first, last in _spans(len(self.prompts)):
+        for first, last in spans(0, len(self), SHARD_IMAGES):
             yield read_shard(_shard(self.folder, first))[: last - first]
 
     def blocks(self, size: int) -> list[tuple[int, int]]:
-        """Spans of at most `size` images, each in one shard, that together are all images."""
+        """Return spans of at most `size` images, each in one shard, that together are all images."""
         self._refuse_gaps()
-        return [block for span in _spans(len(self.prompts)) for block in cut(*span, size)]
+        return [block for span in spans(0, len(self), SHARD_IMAGES) for block in spans(*span, size)]
 
     def read(self, first: int, last: int) -> Tensor:
-        """The images of a block, whose shard an earlier pass has checked."""
+        """Return the images of a block, whose shard an earlier pass has checked."""
         start = first - first % SHARD_IMAGES
         return read_unchecked(_shard(self.folder, start), first - start, last - start)
 
@@ -102,14 +101,11 @@ class Samples:
         if self.missing():
             raise UserError(f"{self.folder} lacks images that were there before; run the same command again")
 
-    def images(self) -> Tensor:
-        return torch.cat(list(self.shards()))
-
 
 def samples_of(
     folder: Path, step: int, sampling: Sampling, prompts: Sequence[str], seed: int, size_px: int, weights: str = ""
 ) -> Samples:
-    """The samples of a run's step under a condition; `folder` holds those of all conditions.
+    """Return the samples of a run's step under a condition; `folder` holds those of all conditions.
 
     `weights` names those that are not the run's usual ones.
     """
@@ -131,20 +127,16 @@ def repeat(values: Sequence[str], times: int) -> list[str]:
 
 
 def step_name(step: int, weights: str = "") -> str:
-    """Stands in the names of all that is made with a run's weights."""
+    """Name a run's weights, for the names of files that are made with them."""
     return f"step-{step:09d}-{weights}" if weights else f"step-{step:09d}"
 
 
 def samples_hash(sampling: Sampling, seed: int, size_px: int) -> str:
-    """Names the images by how they are made. What each was asked for stands in its shard."""
+    """Return a hash of how images are made. The prompts of each are in its shard."""
     sampler = plain(sampling.sampler)
     sampler.pop("batch")
     content = [sampling.prompts_sha256, sampling.per_prompt, seed, size_px, sampler]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _spans(count: int) -> list[tuple[int, int]]:
-    return cut(0, count, SHARD_IMAGES)
 
 
 def _shard(folder: Path, first: int) -> Path:

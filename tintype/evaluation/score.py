@@ -27,7 +27,7 @@ from tintype.metrics.pair import FeaturePair
 from tintype.metrics.scene_accuracy import ReadScenes
 from tintype.metrics.table import FEATURE_METRICS, HELD_OUT_METRICS, SCENE_METRICS, TEXT_METRICS
 from tintype.runtime.dist import current
-from tintype.sampling.generate import cut
+from tintype.sampling.generate import spans
 from tintype.seams import Encoder, TextImageEncoder
 from tintype.settings import DataPart
 from tintype.train.parts import Model
@@ -119,7 +119,7 @@ def _real_accuracy(
 ) -> dict[str, float] | None:
     """Return the scene encoder's score on the real images of the prompts."""
     source = held_out(data, protocol)
-    reading = _read(cut(0, count, READ_TOGETHER), lambda first, last: source.images(range(first, last)), device)
+    reading = _read(spans(0, count, READ_TOGETHER), lambda first, last: source.images(range(first, last)), device)
     if reading is None:
         return None
     scores = _read_scenes(reading, data, protocol, kind, count).scores
@@ -146,7 +146,7 @@ def _read_scenes(reading: SceneReading, data: DataPart, protocol: Protocol, kind
 
 def _score_held_out(card: Scorecard, parts: Model, protocol: Protocol) -> None:
     source = held_out(parts.plan.data, protocol)
-    batches = validation.batches(protocol.validation_count, protocol.sampler.batch)
+    batches = [range(*span) for span in spans(0, protocol.validation_count, protocol.sampler.batch)]
     error_NT = current().share(
         batches, lambda ids: validation.batch_errors(parts, source, ids, protocol.seed, protocol.prompts).T
     )

@@ -1,1 +1,1 @@
-"""Numbers that say how good generated pictures are."""
+"""Metrics: numbers from arrays, each with its error of sampling."""

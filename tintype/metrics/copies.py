@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def pixel_digest(image_CHW: Tensor) -> bytes:
-    """SHA-256 of an image's size and pixels."""
+    """Return the SHA-256 of an image's size and pixels."""
     total = hashlib.sha256(repr(tuple(image_CHW.shape)).encode())
     total.update(image_CHW.contiguous().numpy().data)
     return total.digest()
@@ -30,9 +30,9 @@ def copy_numbers(digests: Sequence[bytes | tuple[bytes, bytes]]) -> Tensor | Non
     return torch.tensor([numbers[one] for one in digests]) if len(numbers) < len(digests) else None
 
 
-def without_others(copy_N: Tensor | None, kept_N: Tensor) -> Tensor | None:
-    """The numbers of the images that are kept, from 0 again."""
-    return None if copy_N is None else copy_N[kept_N.to(copy_N.device)].unique(return_inverse=True)[1]
+def without_others(copy_N: Tensor | None, selected_N: Tensor) -> Tensor | None:
+    """Return the numbers of the selected images, counted from 0 again."""
+    return None if copy_N is None else copy_N[selected_N.to(copy_N.device)].unique(return_inverse=True)[1]
 
 
 def copy_notes(images: Sequence[bytes], reference: Sequence[bytes] | None = None) -> list[str]:

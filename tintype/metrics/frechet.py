@@ -19,7 +19,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ReferenceSpread:
-    """What the distance needs of the real features, once their mean is known."""
+    """The covariance of the real features, factored."""
 
     factor_FK: Tensor
     trace: float
@@ -34,7 +34,7 @@ def reference_spread(centred_MF: Tensor) -> ReferenceSpread:
 
 
 def _factor(centred_MF: Tensor) -> Tensor:
-    """B with B Bᵀ the covariance: the rows themselves when they are few, else Cholesky's, else the eigenvectors'."""
+    """Return B with B Bᵀ the covariance: the rows where they are few, else Cholesky's, else the eigenvectors'."""
     count, size = centred_MF.shape
     if count <= size:
         return centred_MF.T / math.sqrt(count - 1)
@@ -48,7 +48,7 @@ def _factor(centred_MF: Tensor) -> Tensor:
 
 
 def distance(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -> float:
-    """The distance of fake features, given as their offsets from the reference's mean and as those offsets times B."""
+    """Return the distance of fake features, given as offsets from the reference's mean and as those offsets times B."""
     shift_F = offset_NF.mean(0)
     trace = float((offset_NF - shift_F).square().sum()) / (len(offset_NF) - 1)
     root = float(_eigenvalues(projected_NK, spread).sqrt().sum())
@@ -56,7 +56,7 @@ def distance(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -
 
 
 def _eigenvalues(projected_NK: Tensor, spread: ReferenceSpread) -> Tensor:
-    """The eigenvalues of Bᵀ S_x B that can differ from zero; roots of rounding errors would add up otherwise."""
+    """Return the eigenvalues of Bᵀ S_x B that can differ from zero; roots of rounding errors would add up otherwise."""
     wide_NK = projected_NK - projected_NK.mean(0)
     count, size = wide_NK.shape
     gram = (wide_NK @ wide_NK.T if count < size else wide_NK.T @ wide_NK) / (count - 1)
@@ -76,7 +76,7 @@ class FrechetFit:
 
 
 def fit(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -> FrechetFit:
-    """For more images than features, where the root of the covariances' product can be differentiated.
+    """Fit more images than features, where the root of the covariances' product can be differentiated.
 
     d tr (BᵀSB)^½ = ½ tr ((BᵀSB)^-½ Bᵀ dS B), so an image at x from the fakes' mean adds 2 (m_x - m_y)·x + |x|² -
     |(BᵀSB)^-¼ Bᵀx|² less its mean.
@@ -97,7 +97,7 @@ def fit(offset_NF: Tensor, projected_NK: Tensor, spread: ReferenceSpread) -> Fre
 
 
 def _bias_times_count(variance_K: Tensor) -> float:
-    """N times the distance of N samples from their own Gaussian, to first order in 1/N.
+    """Return N times the distance of N samples from their own Gaussian, to first order in 1/N.
 
     The mean errs by tr S / N. The covariance errs by s_i s_j (1 + δ_ij) / N in the mean square, at a cost of
     ½ |dS_ij|² / (s_i + s_j), the metric of Bures.
@@ -109,7 +109,7 @@ def _bias_times_count(variance_K: Tensor) -> float:
 
 
 def intercept(inverse_count: Sequence[float], value: Sequence[float]) -> float:
-    """The value at 1/n = 0 of the least-squares line through (1/n, value)."""
+    """Return the value at 1/n = 0 of the least-squares line through (1/n, value)."""
     x, y = torch.tensor(inverse_count, dtype=torch.float64), torch.tensor(value, dtype=torch.float64)
     off = x - x.mean()
     return float(y.mean() - x.mean() * (off @ y) / off.square().sum())

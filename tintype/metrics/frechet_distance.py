@@ -32,7 +32,7 @@ def _whole_fd(pair: FeaturePair) -> float:
 
 
 def _differentiable(pair: FeaturePair) -> bool:
-    """With few more images than features one image weighs too much for a derivative to say what it is worth."""
+    """Return whether there are enough images that one changes the distance little, so that a derivative is accurate."""
     return pair.different >= 2 * min(pair.size, pair.reals)
 
 
@@ -67,22 +67,22 @@ def _fd_inf(pair: FeaturePair) -> Measured:
     """Extrapolate through the whole set, its halves and its quarters.
 
     Each image is in one half and one quarter of each split. So it weighs in the intercept as in the distance of the
-    whole set, and to first order the error is the same. The spread about the line says less: it is that of the small
-    sets.
+    whole set, and to first order the error is the same. The spread about the line is that of the small sets
+    and says less.
     """
     if pair.fakes < 8:
         raise UserError(f"fd_inf takes quarters of the fake images and needs 8 of them; there are {pair.fakes}")
     inverse_count, values = [1 / pair.fakes], [_whole_fd(pair)]
-    for pieces in (2, 4):
-        inverse_count.append(pieces / pair.fakes)
-        values.append(fmean(fmean(_fd_of_parts(pair, pieces, f"fd_inf {split}")) for split in range(_SPLITS)))
+    for count in (2, 4):
+        inverse_count.append(count / pair.fakes)
+        values.append(fmean(fmean(_fd_of_parts(pair, count, f"fd_inf {split}")) for split in range(_SPLITS)))
     error, method = _fd_error(pair)
     return Measured(frechet.intercept(inverse_count, values), error, method, _fd_inf_warnings(pair))
 
 
-def _fd_of_parts(pair: FeaturePair, pieces: int, stream: str) -> list[float]:
-    part_N = pair.parts(pieces, stream)
-    return [pair.frechet_of((part_N == part).nonzero()[:, 0]) for part in range(pieces)]
+def _fd_of_parts(pair: FeaturePair, count: int, stream: str) -> list[float]:
+    part_N = pair.parts(count, stream)
+    return [pair.frechet_of((part_N == part).nonzero()[:, 0]) for part in range(count)]
 
 
 def _fd_inf_warnings(pair: FeaturePair) -> tuple[str, ...]:

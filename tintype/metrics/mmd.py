@@ -1,4 +1,4 @@
-"""Squared maximum mean discrepancies from sums of kernel values, and what they are without each image.
+"""Squared maximum mean discrepancies from sums of kernel values, with each image left out in turn.
 
 The unbiased estimate is near zero, and may be a little below it, when both sets come from one distribution.
 
@@ -20,18 +20,18 @@ UNIT_SIGMA = 10.0
 
 
 def polynomial(dot_RM: Tensor, size: int) -> Tensor:
-    """KID's kernel (arXiv 1801.01401), (x·y / F + 1)³ - 1."""
+    """Return KID's kernel (arXiv 1801.01401), (x·y / F + 1)³ - 1."""
     a_RM = dot_RM / size
     return (a_RM + 3).mul_(a_RM).add_(3).mul_(a_RM)
 
 
 def gaussian(distance2_RM: Tensor, sigma2: Tensor | float) -> Tensor:
-    """exp(-|x - y|² / 2σ²) - 1."""
+    """Return exp(-|x - y|² / 2σ²) - 1."""
     return (distance2_RM / (-2 * sigma2)).expm1_()
 
 
 def unit_gaussian(cosine_RM: Tensor) -> Tensor:
-    """CMMD's kernel (arXiv 2401.09603): the Gaussian one of rows at unit length, where |x - y|² = 2 - 2 x·y."""
+    """Return CMMD's kernel (arXiv 2401.09603): the Gaussian one of rows at unit length, where |x - y|² = 2 - 2 x·y."""
     return (cosine_RM - 1).div_(UNIT_SIGMA**2).expm1_()
 
 
@@ -47,18 +47,18 @@ class KernelSums:
     real_count: int
 
     def unbiased(self) -> float:
-        """E k(x, x') + E k(y, y') - 2 E k(x, y), no image paired with itself."""
+        """Return E k(x, x') + E k(y, y') - 2 E k(x, y), no image paired with itself."""
         n, m = len(self.within_N), self.real_count
         own = float(self.within_N.sum()) / (n * (n - 1)) + self.real_sum / (m * (m - 1))
         return own - 2 * float(self.between_N.mean())
 
     def biased(self) -> float:
-        """With each image paired with itself too, for kernels that are zero there."""
+        """Return the estimate with each image paired with itself too, for kernels that are zero there."""
         n, m = len(self.within_N), self.real_count
         return float(self.within_N.sum()) / n**2 + self.real_sum / m**2 - 2 * float(self.between_N.mean())
 
     def unbiased_left_out(self) -> Tensor:
-        """The unbiased estimate without each fake image: its pairs are taken from the sums."""
+        """Return the unbiased estimate without each fake image: its pairs are subtracted from the sums."""
         n, m = len(self.within_N), self.real_count
         own_N = (self.within_N.sum() - 2 * self.within_N) / ((n - 1) * (n - 2))
         return own_N + self.real_sum / (m * (m - 1)) - 2 * self._between_left_out()

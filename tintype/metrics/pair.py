@@ -27,7 +27,7 @@ MEDIAN_IMAGES = 10_000
 
 
 class Reference:
-    """Real features with what the metrics need of them alone. One value serves all the sets that are scored on it."""
+    """Real features, and what depends on them alone. One value serves all sets that are scored on it."""
 
     def __init__(
         self, real_MF: Tensor, device: torch.device | str | None = None, block_rows: int | None = None
@@ -54,8 +54,8 @@ class Reference:
         """Squared median distance between different real images; the lower one of two middle values."""
         points = self.points
         if len(self) > MEDIAN_IMAGES:
-            place = torch.linspace(0, len(self) - 1, MEDIAN_IMAGES, dtype=torch.float64, device=self.device)
-            points = points[canonical_order(points.offset_NF)[place.round().long()]]
+            rank = torch.linspace(0, len(self) - 1, MEDIAN_IMAGES, dtype=torch.float64, device=self.device)
+            points = points[canonical_order(points.offset_NF)[rank.round().long()]]
         distance2 = torch.cat([_pairs_from(points, rows) for rows in self._slices(points, points)])
         return float(distance2.kthvalue((len(distance2) + 1) // 2).values)
 
@@ -103,7 +103,7 @@ class FeaturePair:
 
     @cached_property
     def different(self) -> int:
-        """How many fake images differ."""
+        """The number of fake images that differ."""
         return self.fakes if self.copy_N is None else int(self.copy_N.max()) + 1
 
     @property
@@ -120,7 +120,7 @@ class FeaturePair:
         return self.points.offset_NF @ self.reference.spread.factor_FK
 
     def frechet_of(self, rows: Tensor) -> float:
-        """The Fréchet distance of some of the fake images."""
+        """Return the Fréchet distance of some of the fake images."""
         return frechet.distance(self.points.offset_NF[rows], self.projected[rows], self.reference.spread)
 
     @cached_property
@@ -133,24 +133,24 @@ class FeaturePair:
         return self.parts(GROUPS, "jackknife") if self.different >= 2 * GROUPS else None
 
     def parts(self, count: int, stream: str) -> Tensor:
-        """The part of each fake image when they are dealt at random into equal parts, whatever their order.
+        """Deal the fake images at random into equal parts, whatever their order; return the part of each.
 
         Copies of an image are in one part, unless too few images differ.
         """
-        place_N = self._place
+        rank_N = self._rank
         if self.copy_N is not None and self.different >= 2 * count:
-            first_C = torch.full_like(place_N[: self.different], self.fakes)
-            place_N = first_C.scatter_reduce(0, self.copy_N, place_N, "amin").argsort().argsort()[self.copy_N]
-        return group_of(int(place_N.max()) + 1, stream, self.reference.device, count)[place_N]
+            first_C = torch.full_like(rank_N[: self.different], self.fakes)
+            rank_N = first_C.scatter_reduce(0, self.copy_N, rank_N, "amin").argsort().argsort()[self.copy_N]
+        return group_of(int(rank_N.max()) + 1, stream, self.reference.device, count)[rank_N]
 
     @cached_property
-    def _place(self) -> Tensor:
-        """The place of each fake image in their canonical order."""
+    def _rank(self) -> Tensor:
+        """The rank of each fake image in their canonical order."""
         return canonical_order(self.points.offset_NF).argsort()
 
     @cached_property
     def _own(self) -> tuple[Tensor, prdc.Neighbours]:
-        return _own(self.reference, self.points, prdc.NEIGHBOURS_KEPT)
+        return _own(self.reference, self.points, prdc.NEAREST)
 
     @cached_property
     def _between(self) -> tuple[Tensor, prdc.Membership]:
@@ -174,7 +174,7 @@ class FeaturePair:
 
 
 def _own(reference: Reference, points: Points, neighbours: int) -> tuple[Tensor, prdc.Neighbours]:
-    """For each image of a set: the sum of each kernel over the other images, and the nearest of them."""
+    """Return for each image of a set the sum of each kernel over the other images, and the nearest of them."""
     sums, values, indices = [], [], []
     for block in reference.blocks(points, points):
         distance2_RN = block.distance2()
@@ -222,20 +222,20 @@ class Block:
         return distance2_RM.masked_fill_(distance2_RM < length2_RM.mul_(_SAME), 0.0)
 
     def kernels(self, distance2_RM: Tensor, sigma2: float) -> Iterator[Tensor]:
-        """In the order of the numbers in `mmd`."""
+        """Yield the kernels' values in the order of their numbers in `mmd`."""
         dot_RM = (self._product_RM + self._left.along_N[self.rows, None]).add_(self._right.along_N)
         yield mmd.polynomial(dot_RM, self._left.offset_NF.shape[1])
         yield mmd.gaussian(distance2_RM, sigma2)
         yield mmd.unit_gaussian(dot_RM.div_(self._left.norm_N[self.rows, None]).div_(self._right.norm_N))
 
     def without_self(self, value_RN: Tensor, instead: float) -> Tensor:
-        """For a set against itself."""
+        """Replace the values of images with themselves, in a block of a set against itself."""
         value_RN.diagonal(self.rows.start).fill_(instead)
         return value_RN
 
 
 def _pairs_from(points: Points, rows: slice) -> Tensor:
-    """Squared distances of some images to those after them, so that each pair of a set comes once."""
+    """Return squared distances of some images to those after them, so that each pair of a set comes once."""
     distance2_RN = Block(slice(None), points[rows], points[rows.start :]).distance2()
     return distance2_RN[torch.ones_like(distance2_RN, dtype=torch.bool).triu_(1)]
 
@@ -249,7 +249,7 @@ def _checked(which: str, feature_NF: Tensor, device: torch.device) -> Tensor:
     bad_N = ~wide_NF.isfinite().all(1)
     if bad_N.any():
         raise UserError(
-            f"{int(bad_N.sum())} of the {len(bad_N)} {which} images have features that are no finite numbers; "
+            f"{int(bad_N.sum())} of the {len(bad_N)} {which} images have features that are not finite; "
             f"the first is row {int(bad_N.double().argmax())}"
         )
     return wide_NF

@@ -1,10 +1,10 @@
-"""Who lies in whose balls: improved precision and recall (arXiv 1904.06991), density and coverage (arXiv 2002.09797).
+"""Balls of nearest neighbours: precision and recall (arXiv 1904.06991), density and coverage (arXiv 2002.09797).
 
 The ball of an image reaches to its k-th nearest neighbour in its own set. Precision and recall count an image on the
 edge as inside, as their paper and its code do; density and coverage do not, as theirs. Distances that differ by
 rounding only are ties: otherwise the order of the images or the size of a block could decide.
 
-N: fake images, M: real images, R: rows of a block (real images), K: neighbours kept, G: groups left out.
+N: fake images, M: real images, R: rows of a block (real images), K: nearest neighbours, G: groups left out.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 
 PRECISION_NEIGHBOURS = 3
 COVERAGE_NEIGHBOURS = 5
-NEIGHBOURS_KEPT = 16
-"""So many of a fake image's neighbours are remembered that its third is still known when a group is left out."""
+NEAREST = 16
+"""Neighbours stored of a fake image: enough that its third is still known when a group is left out."""
 _TIE = 1e-10
 
 
@@ -32,13 +32,13 @@ class Neighbours:
         return self.distance2_NK[:, min(k, self.distance2_NK.shape[1]) - 1]
 
     def radius2_without(self, k: int, group_N: Tensor, group: int) -> Tensor:
-        """Radii when a group of images is gone. Those of the group itself are below zero: their balls hold nothing.
+        """Return the radii without a group of images. Those of the group are below zero: their balls hold nothing.
 
-        Where fewer than k of the neighbours that are kept stay, the radius is that of the farthest one kept.
+        Where fewer than k of the stored neighbours remain, the radius is that of the farthest stored one.
         """
-        stays_NK = group_N[self.index_NK] != group
-        known_N = stays_NK.sum(1) >= k
-        kth_N = (stays_NK & (stays_NK.cumsum(1) == k)).double().argmax(1).where(known_N, self.index_NK.shape[1] - 1)
+        remains_NK = group_N[self.index_NK] != group
+        known_N = remains_NK.sum(1) >= k
+        kth_N = (remains_NK & (remains_NK.cumsum(1) == k)).double().argmax(1).where(known_N, self.index_NK.shape[1] - 1)
         radius2_N = self.distance2_NK.gather(1, kth_N[:, None])[:, 0]
         return radius2_N.masked_fill(group_N == group, -1.0)
 
@@ -49,7 +49,7 @@ def nearest(distance2_RN: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def within(distance2: Tensor, radius2: Tensor) -> Tensor:
-    """Inside or on the edge."""
+    """Return whether a distance lies inside a ball or on its edge."""
     return distance2 <= radius2 * (1 + _TIE)
 
 
@@ -59,7 +59,7 @@ def strictly_within(distance2: Tensor, radius2: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Membership:
-    """For each fake image: is it in some real ball, and in how many. Shares of real images with the fakes' support."""
+    """For each fake image, whether it is in a real ball and in how many; shares of real images near fake ones."""
 
     inside_N: Tensor
     """In at least one real ball of k = 3."""
@@ -74,7 +74,7 @@ class Membership:
 
 
 class MembershipCount:
-    """Gathers a Membership from blocks of the distances of some real images to all fake ones."""
+    """Build a Membership from blocks of the distances of some real images to all fake ones."""
 
     def __init__(self, real: Neighbours, fake: Neighbours, group_N: Tensor | None, groups: int) -> None:
         count, device = len(fake.distance2_NK), fake.distance2_NK.device
@@ -104,7 +104,7 @@ class MembershipCount:
             self._covered[1:] += self._covered_without(in_ball_RN, self._group_N)
 
     def _covered_without(self, in_ball_RN: Tensor, group_N: Tensor) -> Tensor:
-        """How many balls still hold a fake image when each group is gone."""
+        """Count the balls that still hold a fake image without each group."""
         row, column = in_ball_RN.nonzero(as_tuple=True)
         count_RG = torch.zeros(len(in_ball_RN), self._groups, dtype=torch.float64, device=in_ball_RN.device)
         count_RG.index_put_((row, group_N[column]), torch.ones_like(row, dtype=torch.float64), accumulate=True)

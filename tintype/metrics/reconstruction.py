@@ -26,13 +26,13 @@ _C1, _C2 = (0.01 * _RANGE) ** 2, (0.03 * _RANGE) ** 2
 
 
 def psnr(image_BCHW: Tensor, other_BCHW: Tensor) -> Tensor:
-    """float64 [B], in dB."""
+    """Return the PSNR of each pair in dB: float64 [B]."""
     first, second = _checked(image_BCHW, other_BCHW)
     return 10 * torch.log10(_RANGE**2 / (first - second).square().mean((1, 2, 3)))
 
 
 def ssim(image_BCHW: Tensor, other_BCHW: Tensor) -> Tensor:
-    """float64 [B]."""
+    """Return the SSIM of each pair: float64 [B]."""
     x, y = _checked(image_BCHW, other_BCHW)
     if min(x.shape[2:]) < _WINDOW:
         raise UserError(f"SSIM needs images of {_WINDOW} px or more on each side; these are {tuple(x.shape[2:])}")
@@ -45,9 +45,9 @@ def ssim(image_BCHW: Tensor, other_BCHW: Tensor) -> Tensor:
 
 
 def _windowed(x_BCHW: Tensor) -> Tensor:
-    """Gaussian mean about each pixel whose window lies inside; along rows, then along columns."""
-    place = torch.arange(_WINDOW, dtype=x_BCHW.dtype, device=x_BCHW.device) - _WINDOW // 2
-    weight = torch.exp(-place.square() / (2 * _SIGMA**2))
+    """Return the Gaussian mean about each pixel whose window lies inside: along rows, then along columns."""
+    offset = torch.arange(_WINDOW, dtype=x_BCHW.dtype, device=x_BCHW.device) - _WINDOW // 2
+    weight = torch.exp(-offset.square() / (2 * _SIGMA**2))
     weight = weight / weight.sum()
     rows, columns = x_BCHW.shape[2:]
     x = x_BCHW.reshape(-1, 1, rows, columns)

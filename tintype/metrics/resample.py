@@ -1,4 +1,4 @@
-"""How far a number would move with other images: jackknife and bootstrap, from stateless randomness.
+"""Errors of sampling by jackknife and bootstrap, from stateless randomness.
 
 The images that were generated are resampled; the reference stays as it is. So the error says what other noises would
 have given with the same model and the same reference. It does not say what another training seed would give.
@@ -27,7 +27,7 @@ _CHUNK = 1 << 22
 
 
 def canonical_order(row_NF: Tensor) -> Tensor:
-    """An order of the rows that depends on their content alone: by the first number, then by the second, and so on.
+    """Return an order of the rows that depends on their content alone: by the first number, then the second, and so on.
 
     Numbers that rounding moves a little change places with their nearest neighbours only.
     """
@@ -44,7 +44,7 @@ def canonical_order(row_NF: Tensor) -> Tensor:
 
 
 def mean_error(value_N: Tensor, copy_N: Tensor | None = None) -> float | None:
-    """Standard error of the mean of independent values; None where fewer than two images differ."""
+    """Return the standard error of the mean of independent values; None where fewer than two images differ."""
     count = len(value_N)
     offset_C = _summed(value_N.double() - value_N.double().mean(), copy_N)
     if len(offset_C) < 2:
@@ -53,14 +53,14 @@ def mean_error(value_N: Tensor, copy_N: Tensor | None = None) -> float | None:
 
 
 def _summed(value_N: Tensor, copy_N: Tensor | None) -> Tensor:
-    """The sum over the copies of each image that differs."""
+    """Return the sum over the copies of each image that differs."""
     if copy_N is None:
         return value_N
     return value_N.new_zeros(int(copy_N.max()) + 1).index_add(0, copy_N, value_N)
 
 
 def jackknife_error(left_out_G: Tensor, copy_G: Tensor | None = None) -> float | None:
-    """Standard error from the values that are found without each image, or without each of G equal groups.
+    """Return the standard error from the values without each image, or without each of G equal groups.
 
     It is the error of the mean of the pseudo-values G whole - (G - 1) left_out (Efron and Tibshirani 1993, chapter 11).
     """
@@ -68,12 +68,12 @@ def jackknife_error(left_out_G: Tensor, copy_G: Tensor | None = None) -> float |
 
 
 def shuffled(count: int, stream: str, device: torch.device | None = None) -> Tensor:
-    """A random order of `count` images, the same in every process and on every device."""
+    """Return a random order of `count` images, the same in every process and on every device."""
     return rng.bits(SEED, stream, torch.arange(count), 1)[:, 0].argsort().to(device or "cpu")
 
 
 def group_of(count: int, stream: str, device: torch.device | None = None, groups: int = GROUPS) -> Tensor:
-    """The group of each image. The groups are drawn at random and their sizes differ by one at most."""
+    """Return the group of each image. The groups are drawn at random and their sizes differ by one at most."""
     group_N = torch.empty(count, dtype=torch.int64, device=device or "cpu")
     group_N[shuffled(count, stream, device)] = torch.arange(count, device=device or "cpu") % groups
     return group_N
@@ -82,7 +82,7 @@ def group_of(count: int, stream: str, device: torch.device | None = None, groups
 def bootstrap_means(
     value_N: Tensor, draws: int = DRAWS, stream: str = "bootstrap", copy_N: Tensor | None = None
 ) -> Tensor:
-    """The mean of each of `draws` resamples with replacement."""
+    """Return the mean of each of `draws` resamples with replacement."""
     value_N = value_N.double().cpu()
     copy_N = None if copy_N is None else copy_N.cpu()
     table_C2 = torch.stack([_summed(value_N, copy_N), _summed(torch.ones_like(value_N), copy_N)], 1)
@@ -93,20 +93,13 @@ def bootstrap_means(
 
 
 def bootstrap_error(value_N: Tensor, draws: int = DRAWS, copy_N: Tensor | None = None) -> float | None:
-    """Standard error of a mean over images; None where fewer than two images differ."""
+    """Return the standard error of a mean over images; None where fewer than two images differ."""
     different = len(value_N) if copy_N is None else int(copy_N.max()) + 1
     return float(bootstrap_means(value_N, draws, copy_N=copy_N).std()) if different > 1 else None
 
 
-def bootstrap_interval(value_N: Tensor, level: float = 0.95, draws: int = DRAWS) -> tuple[float, float]:
-    """Percentile interval of a mean over images."""
-    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    low, high = bootstrap_means(value_N, draws).quantile(ends).tolist()
-    return low, high
-
-
 def mean_with_error(value_N: Tensor, copy_N: Tensor | None = None) -> Measured:
-    """The mean of one number for each image."""
+    """Return the mean of one number for each image."""
     error = bootstrap_error(value_N, copy_N=copy_N)
     method = "" if error is None else f"bootstrap over the images, {DRAWS} draws"
     return Measured(float(value_N.double().mean()), error, method)

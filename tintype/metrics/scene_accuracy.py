@@ -33,9 +33,9 @@ class Scores:
     """Shares of right answers."""
 
     by_attribute: dict[str, float]
-    """The share of right answers for each attribute asked."""
+    """The share of right answers for each attribute checked."""
     per_image: list[float]
-    """The share of right answers for each image of which anything was asked."""
+    """The share of right answers for each image with anything to check."""
 
     @property
     def overall(self) -> float:
@@ -99,15 +99,15 @@ def _in_words(reading: SceneReading) -> Iterator[_ReadScene]:
     index = {name: reading.logits[name].argmax(dim=-1).tolist() for name in (*OBJECT_VOCABULARY, *SCENE_VOCABULARY)}
     for row, standing in enumerate(present):
         objects = {
-            position: {name: words[index[name][row][place]] for name, words in OBJECT_VOCABULARY.items()}
-            for place, position in enumerate(POSITIONS)
-            if standing[place]
+            position: {name: words[index[name][row][slot]] for name, words in OBJECT_VOCABULARY.items()}
+            for slot, position in enumerate(POSITIONS)
+            if standing[slot]
         }
         yield _ReadScene(objects, {name: words[index[name][row]] for name, words in SCENE_VOCABULARY.items()})
 
 
 def _answers(read: _ReadScene, scene: Scene, kind: CaptionKind, visible: frozenset[str]) -> Iterator[tuple[str, bool]]:
-    """(attribute, whether it is right) for everything that was stated and can be seen."""
+    """Yield (attribute, whether it is right) for everything that is stated and visible."""
     for slot, attribute in asked_attributes(scene, kind):
         needed = {"shape", "colour", "presence"} if attribute == "object" else {attribute}
         if not needed <= visible:

@@ -1,4 +1,4 @@
-"""How long each metric on features takes."""
+"""Time each metric on features."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def time_feature_metrics(
     device: torch.device | str,
     on_part: Callable[[str, int, int], None] = lambda part, done, total: None,
 ) -> dict[str, float]:
-    """Seconds for each metric with its error, on n fake and n real images of f features.
+    """Return the seconds of each metric with its error, on n fake and n real images of f features.
 
-    The metrics are timed one after another on one pair, as an evaluation takes them: a part that several share is paid
-    for by `reference` (all that depends on the real images alone) or by the first metric that needs it.
+    The metrics are timed one after another on one pair, as an evaluation takes them: a part that several share counts
+    for `reference` (all that depends on the real images alone) or for the first metric that needs it.
     """
     device, total = torch.device(device), 1 + len(FEATURE_METRICS)
     on_part(f"reference, {f} features", 0, total)
@@ -44,7 +44,7 @@ def time_feature_metrics(
 
 
 def _features(count: int, size: int, device: torch.device, seed: int) -> Tensor:
-    """Gaussian features whose variances fall off as those of real encoders do."""
+    """Return Gaussian features whose variances fall off as those of real encoders do."""
     generator = torch.Generator().manual_seed(seed)
     scale_F = torch.arange(1, size + 1) ** -0.5
     return (torch.randn(count, size, generator=generator) * scale_F).to(device)

@@ -46,7 +46,7 @@ def _parts_s(line: Line) -> float:
 
 
 def time_split(lines: Sequence[Line]) -> dict[str, float]:
-    """Share of the time spent in each part; `other` is what no part accounts for.
+    """Return the share of the time spent in each part; `other` is what no part accounts for.
 
     The host's share, `data`, can run while the GPU works; then the parts are shares of their sum.
     """
@@ -57,7 +57,7 @@ def time_split(lines: Sequence[Line]) -> dict[str, float]:
 
 
 def tokenizer_words(share: float | None, tuned: bool = False) -> str:
-    """Says of a tokenizer that takes much of a step what to do; empty where it does not.
+    """Return advice on a tokenizer that takes much of a step; empty where it does not.
 
     One that is trained has no latents to cache: its time is that of its training too.
     """

@@ -1,7 +1,7 @@
 """Validation loss: the error of the velocity on unseen images at fixed noise and eight fixed times.
 
-It is taken on velocities whatever the arm's objective, so that arms compare, and in the latents of the run's own
-tokenizer, so that arms with other tokenizers do not. Every arm reads the same kind of caption here.
+It is taken on velocities whatever the arm's objective, so that arms can be compared, and in the latents of the run's
+own tokenizer, so that arms with other tokenizers cannot. Every arm reads the same kind of caption here.
 
 B: images of a batch, N: all images, T: times.
 """
@@ -18,6 +18,7 @@ from tintype.flow.objective import mean_square
 from tintype.flow.path import interpolate, velocity
 from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
 from tintype.metrics.resample import mean_with_error
+from tintype.sampling.generate import spans
 from tintype.seams import Draws, ImageSource
 from tintype.train.parts import Model
 
@@ -47,18 +48,14 @@ METRIC = Metric(
 def velocity_errors(
     parts: Model, source: ImageSource, count: int, batch: int, seed: int, caption: str = "long"
 ) -> Tensor:
-    """[T, N]: the squared error of each image's velocity at each time. Its mean is the validation loss."""
-    return torch.cat([batch_errors(parts, source, ids, seed, caption) for ids in batches(count, batch)], dim=1)
-
-
-def batches(count: int, batch: int) -> list[range]:
-    """The images that are looked at together."""
-    return [range(first, min(first + batch, count)) for first in range(0, count, batch)]
+    """Return the squared error of each image's velocity at each time: [T, N]. Its mean is the validation loss."""
+    batches = [range(*span) for span in spans(0, count, batch)]
+    return torch.cat([batch_errors(parts, source, ids, seed, caption) for ids in batches], dim=1)
 
 
 @torch.no_grad()
 def batch_errors(parts: Model, source: ImageSource, ids: Sequence[int], seed: int, caption: str = "long") -> Tensor:
-    """[T, B]: as `velocity_errors`, of these images."""
+    """Return the errors of one batch, as `velocity_errors` does: [T, B]."""
     draws = Draws(seed, torch.tensor(ids, device=parts.device))
     x_BCHW = parts.tokenizer.encode(source.images(ids).to(parts.device), draws)
     noise_BCHW = draws.normal("validation", tuple(x_BCHW.shape[1:]))

@@ -45,16 +45,16 @@ def generate(
     first_index: int = 0,
     on_step: Callable[[int], None] = lambda images: None,
 ) -> Tensor:
-    """One image for each caption: uint8 [N, 3, size, size]. `on_step` is told the size of each batch at each step."""
+    """Return one image for each caption: uint8 [N, 3, size, size]. `on_step` gets each batch's size at each step."""
     batches = []
-    for first, last in cut(0, len(captions), settings.batch):
+    for first, last in spans(0, len(captions), settings.batch):
         index_B = torch.arange(first, last, device=parts.device) + first_index
         batches.append(_generate_batch(parts, captions[first:last], settings, Draws(seed, index_B), size_px, on_step))
     return torch.cat(batches)
 
 
-def cut(first: int, last: int, size: int) -> list[tuple[int, int]]:
-    """The span from `first` to behind `last` in pieces of at most `size`."""
+def spans(first: int, last: int, size: int) -> list[tuple[int, int]]:
+    """Split the range from `first` to `last` into spans of at most `size`."""
     return [(start, min(start + size, last)) for start in range(first, last, size)]
 
 
@@ -80,7 +80,7 @@ def sample_latents(
     size_px: int,
     on_step: Callable[[int], None] = lambda images: None,
 ) -> Tensor:
-    """What the tokenizer decodes to the images of one batch."""
+    """Return the latents of the images of one batch."""
     noise_BCHW = first_noise(parts, draws, size_px)
     side = noise_BCHW.shape[-1]
     with parts.compute():
@@ -94,7 +94,7 @@ def sample_latents(
 
 
 def first_noise(parts: Model, draws: Draws, size_px: int) -> Tensor:
-    """Where sampling begins."""
+    """Return the noise that sampling starts from."""
     side = size_px // parts.tokenizer.stride_px
     return draws.normal("sample", (parts.tokenizer.channels, side, side))
 

@@ -24,7 +24,7 @@ def save_png(image_CHW: Tensor, path: Path, metadata: Mapping[str, str] | None =
 
 
 def contact_sheet(image_NCHW: Tensor, gap_px: int = 2) -> Tensor:
-    """All images on one sheet, nearly square: uint8 [3, height, width]."""
+    """Put all images on one sheet, nearly square: uint8 [3, height, width]."""
     count, channels, height, width = image_NCHW.shape
     columns = math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)

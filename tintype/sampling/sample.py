@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from tintype.data.image_file import open_image, read_file
 from tintype.errors import UserError
 from tintype.runtime.dist import current, refuse_other_steps
 from tintype.runtime.watchdog import watch_ranks
-from tintype.sampling.generate import SamplerSettings, cut, generate
+from tintype.sampling.generate import SamplerSettings, generate, spans
 from tintype.sampling.images import contact_sheet, save_png
 from tintype.settings import plain
 from tintype.train.agreement import agree_on_plan
@@ -77,22 +76,22 @@ def sample_run(
 
     def make(batch: tuple[int, int]) -> Tensor:
         first, last = batch
-        place = {"seed": seed, "size_px": size_px, "first_index": first}
-        images = generate(parts, repeated[first:last], settings, **place, on_step=count_step)
+        noise = {"seed": seed, "size_px": size_px, "first_index": first}
+        images = generate(parts, repeated[first:last], settings, **noise, on_step=count_step)
         for index, image in enumerate(images, first):
             save_png(image, written[index], {"prompt": repeated[index], "tintype": json.dumps(abouts[index])})
         return images
 
     with watch_ranks(current(), parts.plan.run.watchdog):
-        images = current().share(cut(0, len(repeated), settings.batch), make)
+        images = current().share(spans(0, len(repeated), settings.batch), make)
     sheet = out / f"contact-sheet{f'-{first_number:04d}' if first_number else ''}{ending}"
     if images is not None:
         save_png(contact_sheet(images), sheet)
     return [*written, sheet]
 
 
-Made = tuple[str, dict[str, Any]]
-"""What an image was made from: its prompt, and all that decides it."""
+Made = tuple[str, dict[str, object]]
+"""The prompt of an image, and all other inputs that decide it."""
 
 
 def _first_number(out: Path, ending: str, images: Sequence[Made]) -> int:

@@ -19,12 +19,12 @@ MOST_IMAGES = 1024
 """The mean is taken over this many training images, or over all where there are fewer."""
 _BATCH = 64
 _DECIDE = {"seed", "data", "tokenizer", "objective", "time", "precision"}
-_kept: dict[tuple[str, int, torch.device], Tensor] = {}
+_cached: dict[tuple[str, int, torch.device], Tensor] = {}
 """Mean velocities by the sections of the plan that decide them: a study samples one run many times."""
 
 
 def velocity_bias(parts: Model, size_px: int) -> VelocityBias | None:
-    """What guidance must undo for this run, or None. Where a weight follows a schedule it is that of the last step."""
+    """Return the bias that guidance must undo for this run, or None. Scheduled weights are those of the last step."""
     plan = parts.plan
     strength = sum(loss.velocity_bias(_trained_steps(parts) - 1) for loss in plan.losses)
     if not strength:
@@ -39,9 +39,9 @@ def velocity_bias(parts: Model, size_px: int) -> VelocityBias | None:
     if plan.tuning is not None:  # then the latents are this run's alone, and of this step
         return VelocityBias(strength, mean_target(parts))
     key = plan.model_dump_json(include=_DECIDE), _first(parts), parts.device
-    if key not in _kept:
-        _kept[key] = mean_target(parts)
-    return VelocityBias(strength, _kept[key])
+    if key not in _cached:
+        _cached[key] = mean_target(parts)
+    return VelocityBias(strength, _cached[key])
 
 
 def _trained_steps(parts: Model) -> int:
@@ -49,7 +49,7 @@ def _trained_steps(parts: Model) -> int:
 
 
 def _first(parts: Model) -> int:
-    """The position of the first image that the mean is taken over."""
+    """Return the position of the first image that the mean is taken over."""
     if not isinstance(parts.plan.data, MixtureSettings):
         return 0
     return max(0, _trained_steps(parts) * parts.plan.train.batch - min(MOST_IMAGES, len(parts.source)))
@@ -57,8 +57,9 @@ def _first(parts: Model) -> int:
 
 @torch.no_grad()
 def mean_target(parts: Model) -> Tensor:
-    """The mean of the target velocity over the first images of training, or the last of a mixture, whose shares may
-    have changed; at their times: float32 [C, H, W].
+    """Return the mean of the target velocity over the first images of training, at their times: float32 [C, H, W].
+
+    Of a mixture, whose shares may have changed, the last images are taken.
 
     The target is linear in the noise, whose mean is zero: so it is left out, and adds no error of its own.
     """
@@ -72,7 +73,7 @@ def mean_target(parts: Model) -> Tensor:
             draws = Draws(seed, position_B.to(parts.device))
             x_BCHW = parts.tokenizer.encode(parts.source.images(ids).to(parts.device), draws)
             t_B = parts.objective.draw(x_BCHW, draws).t_B
-            still_BCHW = torch.zeros_like(x_BCHW)
-            sample = Sample(x_BCHW, still_BCHW, t_B, interpolate(x_BCHW, still_BCHW, t_B))
+            zero_BCHW = torch.zeros_like(x_BCHW)
+            sample = Sample(x_BCHW, zero_BCHW, t_B, interpolate(x_BCHW, zero_BCHW, t_B))
             sums.append(parts.objective.target(sample).double().sum(0))
     return (torch.stack(sums).sum(0) / count).float()

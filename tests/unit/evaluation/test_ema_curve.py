@@ -104,7 +104,7 @@ def test_the_curve_has_its_best_point(run: Path) -> None:
     curve = scored(run, 0.05, 0.1, 0.2)
     values = {point.length: point.value("validation_loss") for point in curve.points}
     assert curve.best is not None and values[curve.best.length] == min(v for v in values.values() if v is not None)
-    told = curve.as_json()
+    told: Any = curve.as_json()
     assert told["best"] == curve.best.length and told["direction"] == "lower" and told["finished"]
     assert [point["length"] for point in told["points"]] == [0.05, 0.1, 0.2]
     higher = Curve(run, curve.lengths, PROTOCOL, "scene_accuracy", curve.points)

@@ -107,7 +107,7 @@ def test_pairs_of_different_numbers_or_sizes_are_refused(sets: Path, tmp_path: P
     few.mkdir()
     for file in sorted((sets / "a").iterdir())[:10]:
         (few / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(UserError, match="hold different numbers of pictures"):
+    with pytest.raises(UserError, match="hold different numbers of images"):
         evaluate_images(few, sets / "a", protocol, CPU)
     Image.new("RGB", (40, 32)).save(few / "000.png")
     with pytest.raises(UserError, match="pair 0: 40 × 32 against 32 × 32 pixels"):

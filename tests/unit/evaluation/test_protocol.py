@@ -32,7 +32,7 @@ def protocol(text: str) -> Protocol:
         ("also: [{name: 'a b'}]", "should match pattern"),
         ("also: [{name: parti, prompts: parti.tsv}]", "needs an encoder that reads text"),
         ("also: [{name: a, per_prompt: 4}]", "per_prompt is for a prompt file"),
-        ("also: [{name: a, prompts: p.txt, count: 4}]", "of a prompt file every prompt is asked"),
+        ("also: [{name: a, prompts: p.txt, count: 4}]", "count is for captions"),
         ("also: [{name: a, guidance: {scale: -1}}]", "greater than or equal to 0"),
     ],
 )

@@ -39,10 +39,14 @@ def samples(folder: Path, count: int = 10, batch: int = 4, prompts: list[str] = 
     return samples_of(folder, step, sampling, prompts[:count], 0, 16)
 
 
+def images_of(one: Samples) -> torch.Tensor:
+    return torch.cat(list(one.shards()))
+
+
 def made(folder: Path, parts: Session, **settings: Any) -> torch.Tensor:
     one = samples(folder, **settings)
     one.make(parts)
-    return one.images()
+    return images_of(one)
 
 
 def test_the_images_do_not_depend_on_the_batch(parts: Session, tmp_path: Path) -> None:
@@ -55,7 +59,7 @@ def test_no_noise_is_used_twice(parts: Session, tmp_path: Path) -> None:
     """One seed for every batch, as in published code, would make images 0, 4 and 8 of one prompt the same."""
     one = samples(tmp_path, prompts=["the same"] * 10)
     one.make(parts)
-    assert len({image.numpy().tobytes() for image in one.images()}) == 10
+    assert len({image.numpy().tobytes() for image in images_of(one)}) == 10
     noise = Draws(0, torch.arange(64)).normal("sample", (3, 4, 4)).flatten(1)
     correlation = torch.corrcoef(noise).fill_diagonal_(0)
     assert correlation.abs().max() < 0.6, "48 numbers: chance stays below 0.6"
@@ -72,21 +76,21 @@ def test_a_larger_count_adds_images_and_keeps_the_first(parts: Session, tmp_path
     one = samples(tmp_path, 10)
     assert one.missing() == [(4, 8), (8, 10)]
     one.make(parts)
-    assert torch.equal(one.images()[:4], few) and not one.missing()
+    assert torch.equal(images_of(one)[:4], few) and not one.missing()
 
 
 def test_a_smaller_count_keeps_what_is_there(parts: Session, tmp_path: Path) -> None:
     many = made(tmp_path, parts, count=10)
     few = made(tmp_path, parts, count=2)
     assert torch.equal(few, many[:2]) and not samples(tmp_path, 10).missing()
-    assert torch.equal(samples(tmp_path, 10).images(), many)
+    assert torch.equal(images_of(samples(tmp_path, 10)), many)
 
 
 def test_images_that_went_missing_are_not_scored_as_if_they_were_there(parts: Session, tmp_path: Path) -> None:
     made(tmp_path, parts)
     sorted(samples(tmp_path).folder.glob("*.safetensors"))[1].unlink()
     with pytest.raises(UserError, match="lacks images that were there before"):
-        samples(tmp_path).images()
+        images_of(samples(tmp_path))
 
 
 def test_sampling_goes_on_after_the_last_whole_shard(parts: Session, tmp_path: Path) -> None:
@@ -105,7 +109,7 @@ def test_sampling_goes_on_after_the_last_whole_shard(parts: Session, tmp_path: P
         cut.make(parts, stop)
     assert cut.missing() == [(4, 8), (8, 10)]
     cut.make(parts)
-    assert torch.equal(cut.images(), whole)
+    assert torch.equal(images_of(cut), whole)
 
 
 def test_other_prompts_are_sampled_anew(parts: Session, tmp_path: Path) -> None:
@@ -130,7 +134,7 @@ def test_a_damaged_shard_is_named(parts: Session, tmp_path: Path) -> None:
     content[-1] ^= 1
     shard.write_bytes(content)
     with pytest.raises(UserError, match=rf"{shard.name} is damaged .* remove it"):
-        one.images()
+        images_of(one)
 
 
 def test_a_condition_has_its_own_guidance_and_steps() -> None:

@@ -7,7 +7,6 @@ import torch
 
 from tintype.metrics.resample import (
     bootstrap_error,
-    bootstrap_interval,
     canonical_order,
     group_of,
     jackknife_error,
@@ -26,17 +25,6 @@ def test_three_ways_to_the_error_of_a_mean() -> None:
     assert jackknife_error(left_out) == pytest.approx(float(x.std()) / math.sqrt(300))
     assert mean_error(x) == pytest.approx(float(x.std()) / math.sqrt(300))
     assert bootstrap_error(x) == pytest.approx(float(x.std()) / math.sqrt(300), rel=0.08)
-
-
-def test_bootstrap_interval() -> None:
-    x = draws(400)
-    low, high = bootstrap_interval(x)
-    error = float(x.std()) / 20
-    assert low == pytest.approx(float(x.mean()) - 1.96 * error, abs=0.25 * error)
-    assert high == pytest.approx(float(x.mean()) + 1.96 * error, abs=0.25 * error)
-    inner_low, inner_high = bootstrap_interval(x, level=0.5)
-    assert low < inner_low < inner_high < high
-    assert bootstrap_interval(x) == (low, high), "nothing global is drawn from"
 
 
 def test_the_error_of_a_mean_does_not_depend_on_the_order() -> None:

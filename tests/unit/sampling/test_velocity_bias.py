@@ -130,7 +130,7 @@ def test_the_mean_is_taken_once_for_all_that_share_it(monkeypatch: pytest.Monkey
         return mean_target(parts)
 
     monkeypatch.setattr(module, "mean_target", counted)
-    monkeypatch.setattr(module, "_kept", {})
+    monkeypatch.setattr(module, "_cached", {})
     plan = tiny_plan(techniques=["contrastive"])
     others = [
         tiny_plan("seed=1", techniques=["contrastive"]),
