@@ -296,7 +296,10 @@ def _values(name: str, encoding: str, content: bytes) -> Mapping[str, object]:
     if encoding != "json":
         return {name: text_of(content, f"its column {name}")}
     if content[:1] == b'"':
-        return {name: _json_string(name, content)}
+        try:
+            return {name: str(json.loads(content))}
+        except ValueError as error:
+            raise UnreadableError(f"its column {name} cannot be read as JSON: {error}") from None
     entries = entries_of(content, f"its column {name}")
     return {f"{name}.{key}": value for key, value in entries.items()}
 
@@ -306,13 +309,6 @@ def _scalar(name: str, encoding: str, content: bytes) -> float:
         raise UnreadableError(f"its column {name} has {len(content)} bytes, and {encoding} has another number of them")
     value: float = np.frombuffer(content, _SCALARS[encoding])[0].item()
     return value
-
-
-def _json_string(name: str, content: bytes) -> str:
-    try:
-        return str(json.loads(content))
-    except ValueError as error:
-        raise UnreadableError(f"its column {name} cannot be read as JSON: {error}") from None
 
 
 def _file_of_raw(content: bytes) -> bytes:

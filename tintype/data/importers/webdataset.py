@@ -23,18 +23,12 @@ from tintype.data.store.attributes import add_kinds
 _JSON = "json"
 
 
-@dataclass(frozen=True)
-class _Member:
-    start: int
-    size: int
-
-
 @dataclass
 class _Sample:
     tar: Path
     name: str
-    members: dict[str, _Member] = field(default_factory=dict)
-    """By what follows the first dot."""
+    members: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Start and size of each member, by what follows the first dot."""
     problem: str = ""
 
     @property
@@ -112,7 +106,7 @@ def _take(samples: dict[str, _Sample], path: Path, member: tarfile.TarInfo) -> N
     sample = samples.setdefault(key, _Sample(path, key))
     if ending in sample.members:
         sample.problem = f"it has two members .{ending}"
-    sample.members[ending] = _Member(member.offset_data, member.size)
+    sample.members[ending] = (member.offset_data, member.size)
 
 
 def _refusal(member: tarfile.TarInfo) -> str:
@@ -142,7 +136,7 @@ def _entries(samples: Sequence[_Sample]) -> dict[str, set[str]]:
 
 
 def _read(sample: _Sample, ending: str, most: int) -> bytes:
-    member = sample.members[ending]
-    if member.size > most:
-        raise UnreadableError(too_large(ending, member.size, most))
-    return tar_file.content(sample.tar, member.start, member.size)
+    start, size = sample.members[ending]
+    if size > most:
+        raise UnreadableError(too_large(ending, size, most))
+    return tar_file.content(sample.tar, start, size)

@@ -168,23 +168,25 @@ def _store(
     if isinstance(image, Refused):
         writer.refuse(item.source, image.reason, image.bad)
         return
+    try:
+        texts, known = _texts(item, captions), _fitted(item, attributes)
+        writer.add(Record(image, item.source, splitter.split_of(item, image), texts, known))
+    except _RefusedError as reason:
+        writer.refuse(item.source, str(reason))
+
+
+class _RefusedError(Exception):
+    """A record that cannot be stored; the message says why."""
+
+
+def _texts(item: Item, captions: Mapping[str, str]) -> dict[str, str]:
     texts = {name: _text(item, column) for name, column in captions.items()}
     if lacking := [f"{name} (column {captions[name]})" for name, text in texts.items() if not text]:
-        writer.refuse(item.source, f"it has no caption {', '.join(lacking)}")
-        return
+        raise _RefusedError(f"it has no caption {', '.join(lacking)}")
     for name, text in texts.items():
         if reason := unfit(text):
-            writer.refuse(item.source, f"its caption {name} (column {captions[name]}) {reason}")
-            return
-    known = _fitted(item, attributes)
-    if isinstance(known, Refused):
-        writer.refuse(item.source, known.reason)
-        return
-    split = splitter.split_of(item, image)
-    if isinstance(split, Refused):
-        writer.refuse(item.source, split.reason)
-        return
-    writer.add(Record(image, item.source, split, texts, known))
+            raise _RefusedError(f"its caption {name} (column {captions[name]}) {reason}")
+    return texts
 
 
 def _text(item: Item, column: str) -> str:
@@ -192,13 +194,14 @@ def _text(item: Item, column: str) -> str:
     return value.strip() if isinstance(value, str) else ""
 
 
-def _fitted(item: Item, attributes: Mapping[str, Settled]) -> dict[str, Value] | Refused:
+def _fitted(item: Item, attributes: Mapping[str, Settled]) -> dict[str, Value]:
     found = {}
     for name, asked in attributes.items():
         try:
             found[name] = fit(item.values[asked.column], asked.kind)
         except MisfitError as value:
-            return Refused(f"its attribute {name} (column {asked.column}) is not of the kind {asked.kind}: {value}")
+            its = f"its attribute {name} (column {asked.column})"
+            raise _RefusedError(f"{its} is not of the kind {asked.kind}: {value}") from None
     return found
 
 
@@ -209,22 +212,20 @@ class Splitter:
         self._options, self._seen = options, first_seen
         self._names = {**_SPLIT_NAMES, **{name.lower(): split for name, split in options.splits.items()}}
 
-    def split_of(self, item: Item, image: Prepared) -> Split | Refused:
+    def split_of(self, item: Item, image: Prepared) -> Split:
         split = self._asked(item, image)
-        if isinstance(split, Refused):
-            return split
         there, first = self._seen.setdefault(image.pixels, (split, item.source))
         if there != split:
-            return Refused(f"it is the same image as {first}, which is in the split {there}, not {split}")
+            raise _RefusedError(f"it is the same image as {first}, which is in the split {there}, not {split}")
         return split
 
-    def _asked(self, item: Item, image: Prepared) -> Split | Refused:
+    def _asked(self, item: Item, image: Prepared) -> Split:
         column = self._options.split_column
         if column is None:
             return "eval" if int(image.pixels[:16], 16) < self._options.eval_share * 2**64 else "train"
         value = _text(item, column)
         if not value:
-            return Refused(f"its column {column} is empty, so that its split is not known")
+            raise _RefusedError(f"its column {column} is empty, so that its split is not known")
         if value.lower() not in self._names:
             raise UserError(
                 f"{item.source}: the column {column} says '{value}', which is neither train nor evaluation "
