@@ -243,7 +243,7 @@ print(json.dumps(codes))
 
 
 @pytest.mark.slow
-def test_a_full_disk_a_signal_and_a_kill_leave_no_store_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_a_full_disk_a_signal_and_a_kill_leave_no_store_and_the_same_command_resumes(tmp_path: Path) -> None:
     """With real processes. The system itself refuses to write on, in the middle of the third shard."""
     images = [image_file(index, (24, 20) if index < 9 else (300, 200), "bmp") for index in range(14)]
     images[5] = b"broken"

@@ -36,7 +36,7 @@ class CaptionsPart(Part):
 
     @property
     def common(self) -> dict[str, Any]:
-        """What a plan keeps when its captions become those of another kind."""
+        """Return the settings that stay when the captions become those of another kind."""
         return {key: getattr(self, key) for key in CaptionsPart.model_fields if key != "kind"}
 
     def check(self, plan: PlanView) -> None:
@@ -117,7 +117,7 @@ class Captions:
     texts: list[str]
     """One for each sample."""
     lacking: int
-    """How many images have no caption to pick. They are read with the null caption, dropped or not."""
+    """Number of images without a caption to pick. They are read with the null caption, dropped or not."""
 
 
 def captions_of(

@@ -43,7 +43,7 @@ _OF_BROKEN_FILES = (
     Image.DecompressionBombError,
     Image.DecompressionBombWarning,
 )
-"""What Pillow's readers raise when the bytes are not what they expect."""
+"""Errors that Pillow's readers raise when the bytes are not what they expect."""
 
 # `open_image` has a stricter limit, and says which image exceeds it.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)

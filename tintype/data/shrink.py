@@ -51,7 +51,7 @@ class _Block:
 class _Axis:
     blocks: tuple[_Block, ...]
     exact_O: Tensor
-    """Where all weights are multiples of 2^-16: such sums of bytes, along both axes, are exact in any order."""
+    """True where all weights are multiples of 2^-16: such sums of bytes, along both axes, are exact in any order."""
 
     @property
     def seen(self) -> tuple[int, int]:

@@ -105,7 +105,7 @@ def test_an_image_is_cut_to_the_nearest_shape(store: Path) -> None:
         assert torch.equal(image_BCHW[0], covering(whole_CHW, *expected[id_ % 5]))
 
 
-def test_a_run_trains_on_every_shape_and_goes_on_where_it_stopped(store: Path, tmp_path: Path) -> None:
+def test_a_run_trains_on_every_shape_and_resumes_where_it_stopped(store: Path, tmp_path: Path) -> None:
     plan = bucketed(store, "model.resolution_embeds=true", techniques=["tread"])
     parts = build_session(plan)
     state, shapes_seen = new_state(parts), set()

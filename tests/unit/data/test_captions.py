@@ -105,7 +105,7 @@ def test_a_caption_without_parts_stays() -> None:
     assert keep_some(["", "one"], 0.01, Draws(0, torch.arange(2))) == ["", "one"]
 
 
-def test_a_caption_is_cut_behind_its_words_as_they_are_written() -> None:
+def test_a_caption_is_truncated_after_its_words_as_they_are_written() -> None:
     assert first_words("a  red, ball on", 3) == "a  red, ball"
     assert first_words(" a red ball ", 3) == " a red ball "
     assert first_words("", 1) == ""

@@ -88,7 +88,7 @@ def test_every_importer_can_be_entered_at_any_place(tmp_path: Path, form: str) -
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "metadata.parquet"])
-def test_a_row_without_its_file_and_a_file_without_its_row_are_told_of(tmp_path: Path, form: str) -> None:
+def test_a_row_without_its_file_and_a_file_without_its_row_are_reported(tmp_path: Path, form: str) -> None:
     some = sets.entries()
     lost = [sets.Entry(name, b"", some[0].texts) for name in ("gone.png", "../out.png", "/etc/passwd", "  ")]
     (tmp_path / "out.png").write_bytes(image_file(9))
@@ -116,7 +116,7 @@ def test_metadata_lies_in_the_folders_of_splits_too(tmp_path: Path) -> None:
         open_importer(tmp_path / "set")
 
 
-def test_lines_that_are_no_rows_are_told_of(tmp_path: Path) -> None:
+def test_lines_that_are_no_rows_are_reported(tmp_path: Path) -> None:
     folder = sets.jsonl_folder(tmp_path / "set", sets.entries(2))
     whole = (folder / "metadata.jsonl").read_bytes()
     bad = (
@@ -140,7 +140,7 @@ def test_lines_that_are_no_rows_are_told_of(tmp_path: Path) -> None:
     assert "has 150,000 characters" in reasons["p1.jpg"]
 
 
-def test_names_that_no_file_can_have_are_told_of(tmp_path: Path) -> None:
+def test_names_that_no_file_can_have_are_reported(tmp_path: Path) -> None:
     folder = sets.jsonl_folder(tmp_path / "set", sets.entries(2))
     odd = [sets.Entry(name, b"", {"long": "a", "short": "b"}) for name in ("x" * 5000, "a\0b", ".", "\udcff.png")]
     sets.write_metadata(folder / "metadata.jsonl", [*sets.entries(2), *odd])
@@ -167,7 +167,7 @@ def test_json_beside_an_image_gives_its_strings_and_bad_json_its_reason(tmp_path
         open_importer(folder)
 
 
-def test_unsafe_members_of_a_tar_are_told_of_and_nothing_is_unpacked(tmp_path: Path) -> None:
+def test_unsafe_members_of_a_tar_are_reported_and_nothing_is_unpacked(tmp_path: Path) -> None:
     def special(name: str, kind: bytes, target: str = "") -> tuple[tarfile.TarInfo, bytes]:
         info = tarfile.TarInfo(name)
         info.type, info.linkname = kind, target
@@ -359,7 +359,7 @@ def test_damaged_mds_shards_are_refused(tmp_path: Path) -> None:
             open_importer(source)
 
 
-def test_a_stopped_import_goes_on_through_any_importer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_import_resumes_through_any_importer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "SHARD_ROWS", 2)
     for form, (write, options) in sets.FORMS.items():
         source, out = write(tmp_path / form, sets.entries(7)), tmp_path / f"{form}-store"

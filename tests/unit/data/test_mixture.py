@@ -237,7 +237,7 @@ def test_every_source_must_have_the_captions(tmp_path: Path) -> None:
         check_columns(plan, open_source(plan.data, "train", CPU))
 
 
-def test_kept_latents_change_nothing_and_serve_all_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_latents_change_nothing_and_serve_all_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "cache"))
     vae = write_tiny_vae(tmp_path / "vae")
     latents = (*TWO, f'tokenizer={{"kind":"small-vae","folder":"{vae}"}}', "model.patch=1")

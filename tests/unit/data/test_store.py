@@ -191,7 +191,7 @@ class _DiedError(Exception):
 
 
 @pytest.mark.parametrize("way", ["signal", "death"])
-def test_an_import_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_an_import_that_was_stopped_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     monkeypatch.setattr(writer, "SHARD_ROWS", 3)
     images = [image_file(index) if index % 5 else b"broken" for index in range(24)]
     texts = [f"number {index}" for index in range(24)]
@@ -231,7 +231,7 @@ def test_an_import_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("file", "kept"), [("shard-00002.arrow", 8), ("progress.json", 4)])
-def test_a_full_disk_leaves_no_half_store_and_can_be_gone_on_from(
+def test_a_full_disk_leaves_no_half_store_and_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, kept: int
 ) -> None:
     monkeypatch.setattr(writer, "SHARD_ROWS", 3)

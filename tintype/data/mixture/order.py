@@ -31,7 +31,7 @@ class Mixed:
     batch: int
     steps: int
     sizes: Callable[[], Mapping[str, int]]
-    """Of the sources in `data.read`; asked when ids are, since a run can be sampled where its data is not."""
+    """Sizes of the sources in `data.read`, read with the first ids: a run can be sampled where its data is not."""
 
     def ids(self, first: int, count: int) -> list[int]:
         begin, end = first // self.batch, -(-(first + count) // self.batch)  # whole steps

@@ -141,7 +141,7 @@ class MixtureSettings(DataPart):
 
     @property
     def of_scenes(self) -> bool:
-        """What is scored are images for the captions of that source."""
+        """Whether the scored source has the captions of scenes."""
         return self.scored.of_scenes
 
     @property
@@ -204,7 +204,7 @@ class MixtureSettings(DataPart):
 
     @property
     def shares(self) -> tuple[MixedSource, ...]:
-        """Of the sources in `read`."""
+        """The sources in `read`, in their order."""
         return tuple(self.sources[name] for name in self.read)
 
 

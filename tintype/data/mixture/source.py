@@ -28,7 +28,7 @@ class MixtureSource:
 
     @property
     def identity(self) -> str | None:
-        """Of all its sources; None where the settings say all of each."""
+        """A hash of the identities of all sources; None where the settings define each."""
         return identity_of_parts({name: part.identity for name, part in self.parts.items()})
 
     def __len__(self) -> int:

@@ -55,7 +55,7 @@ Pull = Callable[[], Question | None]
 class Captioner(Protocol):
     @property
     def where(self) -> str:
-        """Where it runs, on which the answers do not depend."""
+        """The place where it runs, on which the answers do not depend."""
         ...
 
     def identity(self) -> dict[str, str]:

@@ -19,7 +19,7 @@ from tintype.seams import Record
 Split = Literal["train", "eval"]
 _MOST_CACHED_BYTES = 1 << 30
 _FIRST_INDEX: dict[Split, int] = {"train": 0, "eval": 1 << 40}
-"""Where a split's scenes begin, so that no two splits share jitter, texture or noise."""
+"""The first index of a split, so that no two splits share jitter, texture or noise."""
 
 
 class SceneSource:

@@ -19,7 +19,7 @@ _BANDS, _BAND_BITS = 4, 16
 MOST_BITS = 11
 """With more, too many parts of hashes would be looked up."""
 _MOST_COLOUR, _MOST_BRIGHTNESS = 14.0, 40.0
-"""Of 255: the mean differences up to which images can be the same. Hashes see neither colours nor brightness."""
+"""Largest mean differences, of 255, of equal images. Hashes see neither colours nor brightness."""
 _PAIRS_TOGETHER = 1 << 22
 
 

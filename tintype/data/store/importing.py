@@ -46,12 +46,12 @@ class ImportOptions:
     split_column: str | None = None
     """By default the image's hash decides."""
     splits: Mapping[str, Split] = field(default_factory=dict)
-    """What further values of that column mean."""
+    """Further values of that column, and their splits."""
     eval_share: float = 0.1
     limit: int | None = None
     sizing: Sizing = field(default_factory=Sizing)
     limits: Limits = LIMITS
-    """Of an image as it lies in the source."""
+    """Limits of an image as it lies in the source."""
     most_pixels_at_once: int = MOST_PIXELS_AT_ONCE
     """Decoded by all threads at a time."""
     most_bad: float = 0.05

@@ -85,7 +85,7 @@ class AddedPart(BaseModel):
     name: str
     bytes: int
     sha256: str
-    """Of the file."""
+    """SHA-256 of the file."""
 
 
 class AddedColumn(BaseModel):

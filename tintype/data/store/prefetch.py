@@ -17,7 +17,7 @@ from tintype.data.shapes import Shape
 
 _MOST_PREFETCHED_BYTES = 1 << 30
 _TASKS_PER_THREAD = 4
-"""Of a batch: enough that no thread waits long for another, few enough that handing them out takes no time."""
+"""Tasks of a batch per thread: enough that no thread waits long, few enough that handing them out takes no time."""
 
 
 @dataclass(frozen=True)

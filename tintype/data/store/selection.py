@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 
 from tintype.config.pins import Pin, check_pin
 from tintype.data.parquet_file import check_pages, open_bounded
+from tintype.data.store.layout import Split, Store
 from tintype.data.store.where import kept_by
 from tintype.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow
-
-    from tintype.data.store.layout import Split, Store
 
 REPEATS = "repeats"
 _ENTRY = re.compile(rf"([0-9a-f]{{64}})(?:\s+({REPEATS}))?")

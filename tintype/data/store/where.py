@@ -18,18 +18,16 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tintype.config.strict import nearest
 from tintype.data.store.attributes import Kind
+from tintype.data.store.layout import Store
 from tintype.data.store.where_values import FUNCTIONS, Columns, Type, Value, compared, same_text, same_truth, truth
 from tintype.errors import UserError
-
-if TYPE_CHECKING:
-    from tintype.data.store.layout import Store
 
 Compute: TypeAlias = Callable[[Columns], Value]
 Join: TypeAlias = Callable[[Value, Value], Value]

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tintype.data.store.layout import Store
 from tintype.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow
-
-    from tintype.data.store.layout import Store
 
 Type = Literal["number", "text", "truth"]
 Value: TypeAlias = Any

@@ -79,7 +79,7 @@ def test_an_image_at_which_every_process_ends_is_named(monkeypatch: pytest.Monke
         Decoders(1).cover(image(48, 32), out())
 
 
-def test_a_process_that_cannot_be_started_is_told_of_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_be_started_is_reported_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Decoders(1)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(UserError, match="cannot be started: No such file or directory; allow more processes"):

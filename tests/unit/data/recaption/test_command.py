@@ -45,7 +45,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return Shell(monkeypatch, capsys)
 
 
-def test_captions_are_added_and_told(shell: Shell, store: Path, server: CaptionServer) -> None:
+def test_captions_are_added_and_reported(shell: Shell, store: Path, server: CaptionServer) -> None:
     keys = open_store(store).texts("sha256")
     server.reply = lambda key, body: "I can't." if key == keys[0] else "Caption: A dog."
     prices = ("--price-per-million-input", 1, "--price-per-million-output", 2)
@@ -71,7 +71,7 @@ def test_a_prompt_is_shown(shell: Shell, tmp_path: Path) -> None:
     assert out == "Was ist zu sehen?\n"
 
 
-def test_mistakes_are_told_with_a_way_out(shell: Shell, store: Path, server: CaptionServer, tmp_path: Path) -> None:
+def test_mistakes_are_reported_with_a_way_out(shell: Shell, store: Path, server: CaptionServer, tmp_path: Path) -> None:
     empty, latin = tmp_path / "empty.txt", tmp_path / "latin.txt"
     empty.write_text(" \n")
     latin.write_bytes("für".encode("latin-1"))

@@ -92,7 +92,7 @@ def test_what_may_pass_is_asked_again(server: CaptionServer, deed: Deed) -> None
         (endless, "more than 4 MiB"),
     ],
 )
-def test_what_does_not_pass_is_told(server: CaptionServer, deed: Deed, reason: str) -> None:
+def test_what_does_not_pass_is_reported(server: CaptionServer, deed: Deed, reason: str) -> None:
     server.always = deed
     (reply,) = ask(to(server, patience=HASTY if deed in TOO_SLOW else FAST))
     assert reply.failure is not None and "failed 3 times" in reply.failure and reason in reply.failure
@@ -114,7 +114,7 @@ def test_a_busy_server_is_left_alone_as_long_as_it_asks_by_all_threads(server: C
     assert len(later) == 20 and sum(moment - first < 0.5 for moment in later) <= 10  # what was on its way by then
 
 
-def test_a_wait_may_be_told_as_a_date() -> None:
+def test_a_wait_may_be_given_as_a_date() -> None:
     date = formatdate(time.time() + 20, usegmt=True)
     wait_s = server_module._asked_wait_s({"retry-after": date}, "there")
     assert wait_s is not None and 18 <= wait_s <= 20
@@ -189,7 +189,7 @@ def test_a_key_that_cannot_be_sent_is_refused_without_showing_it(monkeypatch: py
     assert read_key(None) is None  # a key for another server is not sent to this one
 
 
-def test_no_server_is_told_with_its_url_and_what_to_start() -> None:
+def test_no_server_is_reported_with_its_url_and_what_to_start() -> None:
     with caption_server() as gone:
         client = to(gone)
     with pytest.raises(UserError, match=rf"no server answers at {gone.url}/v1 \(Connection refused\).*vllm serve m"):

@@ -168,7 +168,7 @@ def test_answers_that_were_cut_off_are_shortened_and_counted(store: Path, server
     assert set(captions(store)) == {"A dog."} and added(store)["counts"]["shortened"] == COUNT
 
 
-def test_a_signal_stops_it_and_the_same_command_goes_on(store: Path, server: CaptionServer) -> None:
+def test_a_signal_stops_it_and_the_same_command_resumes(store: Path, server: CaptionServer) -> None:
     interrupt = Interrupt()
     first = recaption(store, TASK, to(server), interrupt, stopping_after(4, interrupt))
     assert first.about is None and 4 <= first.progress.done < COUNT
@@ -343,7 +343,7 @@ def test_a_column_that_cannot_be_written_leaves_the_store_as_it_was(
     assert set(server.images.values()) == {1}
 
 
-def test_a_trial_shows_answers_and_is_gone_on_from(store: Path, server: CaptionServer) -> None:
+def test_a_trial_shows_answers_and_is_resumed(store: Path, server: CaptionServer) -> None:
     trial = recaption(store, replace(TASK, choice=Choice(limit=2)), to(server), Interrupt())
     assert trial.about is None and trial.progress.total == 2 and len(trial.examples) == 2
     assert Store(store).captions == ["long", "short"] and len(server.images) == 2
@@ -351,7 +351,7 @@ def test_a_trial_shows_answers_and_is_gone_on_from(store: Path, server: CaptionS
     assert set(server.images.values()) == {1}
 
 
-def test_of_one_split_the_others_are_empty_and_told(store: Path, server: CaptionServer) -> None:
+def test_of_one_split_the_others_are_empty_and_reported(store: Path, server: CaptionServer) -> None:
     recaption(store, replace(TASK, choice=Choice(split="train")), to(server), Interrupt())
     opened = open_store(store)
     train = set(opened.rows("train").tolist())

@@ -207,7 +207,7 @@ def test_mistakes_are_named(tmp_path: Path, name: str, asked: str, problem: str)
     assert not (tmp_path / "store").exists()
 
 
-def test_a_stopped_import_goes_on_with_its_attributes(
+def test_a_stopped_import_resumes_with_its_attributes(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, interrupt = sets.tars(tmp_path / "set", known()), Interrupt()
@@ -222,7 +222,7 @@ def test_a_stopped_import_goes_on_with_its_attributes(
     assert imported(source, tmp_path / "store", options).identity == store.identity
 
 
-def test_a_stopped_import_goes_on_with_the_same_options_in_another_order(
+def test_a_stopped_import_resumes_with_the_same_options_in_another_order(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "SHARD_ROWS", 2)

@@ -69,7 +69,7 @@ def leaky(folder: Path) -> Path:
     return folder / "store"
 
 
-def test_counts_sizes_and_captions_are_told(tmp_path: Path) -> None:
+def test_counts_sizes_and_captions_are_reported(tmp_path: Path) -> None:
     sizes = [(80, 64), (64, 64), (100, 200), (640, 64)]
     images = [
         image_file(index, size, form) for index, (size, form) in enumerate(zip(sizes, ("png", "jpeg") * 2, strict=True))
@@ -252,7 +252,7 @@ def test_empty_splits_and_many_records_set_aside_are_problems(tmp_path: Path) ->
     assert [problem["severity"] for problem in result["problems"]] == ["alarm", "notice"]
 
 
-def test_a_stopped_inspection_goes_on_and_a_second_one_decodes_nothing(
+def test_a_stopped_inspection_resumes_and_a_second_one_decodes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "cache"))

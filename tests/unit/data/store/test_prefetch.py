@@ -62,7 +62,7 @@ def test_no_more_is_begun_than_memory_is_lent(monkeypatch: pytest.MonkeyPatch) -
     assert list(ahead._begun) == [(3,), (4,)]
 
 
-def test_a_damaged_image_is_told_of_when_its_batch_is_asked_for() -> None:
+def test_a_damaged_image_is_reported_when_its_batch_is_asked_for() -> None:
     ahead = counting([])
     ahead.expect([1, 99])
     with pytest.raises(UserError, match="99 is damaged"):

@@ -111,7 +111,7 @@ def test_what_is_left_names_the_data(tmp_path: Path) -> None:
     assert keys[0] == keys[1] != _data_key(plain, StoreSource(plain, "train", CPU))
 
 
-def test_a_run_does_not_go_on_with_another_skip_list(tmp_path: Path) -> None:
+def test_a_run_does_not_resume_with_another_skip_list(tmp_path: Path) -> None:
     store = tiny_store(tmp_path)
     some, skip = hashes(open_store(store)), tmp_path / "skip.txt"
     as_text(skip, some[:3])
@@ -166,7 +166,7 @@ def test_nothing_left_is_an_error_with_counts(tmp_path: Path) -> None:
         opened(store, "eval", where="split == 'train'")
 
 
-def test_hashes_that_no_record_has_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hashes_that_no_record_has_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = tiny_store(tmp_path, 20)
     skip = as_text(tmp_path / "skip", ["a" * 64, "b" * 64 + " repeats", hashes(open_store(store))[0]])
     assert len(opened(store, skip=str(skip))) == open_store(store).about.counts["train"] - 1

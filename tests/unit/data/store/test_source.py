@@ -32,7 +32,7 @@ def expected(store: Path, split: str, ids: list[int], size_px: int = 16) -> Tens
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_images_are_the_squares_of_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
+def test_images_are_the_squares_of_the_originals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
     monkeypatch.setattr(module, "_MOST_CACHED_BYTES", {"cpu": 1 << 30} if kept else {})
     monkeypatch.setattr(module, "_MOST_CACHED_RECORDS", 1 << 18 if kept else 0)
     store = tiny_store(tmp_path)
@@ -46,7 +46,9 @@ def test_images_are_the_squares_of_the_images(tmp_path: Path, monkeypatch: pytes
         assert source.records(ids)[0].captions["short"] == f"number {row}"
 
 
-def test_what_is_kept_is_decoded_once_and_what_is_not_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_decoded_once_and_what_is_not_is_prefetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[int] = []
     write = StoreSource._write
 
@@ -129,7 +131,7 @@ def test_one_seam_opens_every_kind_once(tmp_path: Path) -> None:
     forget_sources()
 
 
-def test_a_teachers_tokens_are_kept_by_the_content_of_a_store_wherever_it_lies(tmp_path: Path) -> None:
+def test_a_teachers_tokens_are_cached_by_the_content_of_a_store_wherever_it_lies(tmp_path: Path) -> None:
     first, other = tiny_store(tmp_path, 20), tiny_store(tmp_path, 20, "other", eval_share=0.5)
     shutil.copytree(first, tmp_path / "moved")
 
