@@ -28,7 +28,7 @@ from tintype.data.arrow_rows import parquet_rows
 from tintype.data.decoding.threads import PixelBudget
 from tintype.data.folders import files_in
 from tintype.data.image_file import BadImageError, Encoded, Limits, open_image, pixels_stated, read_file
-from tintype.data.image_sets import decode, map_ahead, open_images
+from tintype.data.image_sets import decode, map_prefetched, open_images
 from tintype.data.importers import open_importer
 from tintype.data.importers.importer import Item, Reading
 from tintype.data.recaption.server import data_url
@@ -411,19 +411,19 @@ def four_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pixels_under_way_are_bounded_and_the_order_stays(four_threads: None) -> None:
     """Decode images of many sizes in four threads, and count the pixels at a time."""
     sizes, watched = [60, 60, 30, 30, 30, 300, 10, 10, 60] * 3, Watched()
-    assert list(map_ahead(watched.work, sizes, lambda size: size, 100)) == sizes
+    assert list(map_prefetched(watched.work, sizes, lambda size: size, 100)) == sizes
     assert watched.most == 300, "a single one may have more"
     watched = Watched()
     small = [size for size in sizes if size <= 100]
-    assert list(map_ahead(watched.work, small, lambda size: size, 100)) == small and watched.most <= 100
-    assert list(map_ahead(watched.work, [], lambda size: size, 100)) == []
+    assert list(map_prefetched(watched.work, small, lambda size: size, 100)) == small and watched.most <= 100
+    assert list(map_prefetched(watched.work, [], lambda size: size, 100)) == []
 
 
 @pytest.mark.promise(13, control="no count of pixels")
 def test_control_without_counting_more_is_under_way(four_threads: None) -> None:
     """Decode them without counting."""
     watched = Watched()
-    list(map_ahead(watched.work, [60] * 12))
+    list(map_prefetched(watched.work, [60] * 12))
     assert watched.most > 100
 
 

@@ -42,7 +42,7 @@ from tintype.errors import UserError
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".bmp", ".ppm", ".tif", ".tiff", ".gif")
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "YCbCr")
 """Kinds of pixels that have an exact meaning in eight bits."""
-_AHEAD = 16
+_PREFETCHED = 16
 _STRIP_PIXELS = 1 << 22
 _END: Final = object()
 
@@ -77,7 +77,7 @@ class Images:
 
     def named(self) -> Iterator[tuple[Encoded, Tensor]]:
         encoded = islice(self.encoded(), self.limit)
-        return map_ahead(lambda one: (one, decode(one)), encoded, lambda one: pixels_stated(one.content))
+        return map_prefetched(lambda one: (one, decode(one)), encoded, lambda one: pixels_stated(one.content))
 
 
 def open_images(path: Path, limit: int | None = None, follow_links: bool = False) -> Images:
@@ -189,13 +189,13 @@ def _channels_first(image: Image.Image) -> Tensor:
     return torch.from_numpy(pixels_CHW)
 
 
-def map_ahead(
+def map_prefetched(
     function: Callable[[A], B],
     items: Iterable[A],
     pixels: Callable[[A], int] = lambda item: 0,
     most_pixels: int = MOST_PIXELS_AT_ONCE,
 ) -> Iterator[B]:
-    """Map in order, a few items ahead in threads.
+    """Map in order, and prefetch a few items in threads.
 
     `pixels` says how many pixels are decoded for an item. From when an item is begun until its result is asked for they
     count; no item is begun that would bring them above `most_pixels`, unless it is the only one.
@@ -205,7 +205,7 @@ def map_ahead(
         begun: deque[tuple[Future[B], int]] = deque()
         waiting = next(source, _END)
         while begun or waiting is not _END:
-            while waiting is not _END and len(begun) < _AHEAD:
+            while waiting is not _END and len(begun) < _PREFETCHED:
                 size = pixels(cast("A", waiting))
                 if begun and size + sum(other for _, other in begun) > most_pixels:
                     break

@@ -22,7 +22,7 @@ from torch import Tensor
 from tintype import rng
 from tintype.data.fit import crop, refuse_small, shrunk, square
 from tintype.data.image_file import Encoded, pixels_stated
-from tintype.data.image_sets import decode, map_ahead, open_images
+from tintype.data.image_sets import decode, map_prefetched, open_images
 from tintype.data.order import ids_at
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.scenes.source import SceneSource, Split
@@ -128,7 +128,7 @@ class TrainingPictures:
             crops = [self._crop(self._own[id_], *place) for id_, place in zip(ids, place_B2.tolist(), strict=True)]
             return position_B, torch.stack(crops)
 
-        for position_B, image_BCHW in map_ahead(make, range(first_step, steps)):
+        for position_B, image_BCHW in map_prefetched(make, range(first_step, steps)):
             yield position_B, send(image_BCHW, self._device)
 
     def held_out_images(self) -> Tensor:
@@ -202,7 +202,7 @@ def measured_images(
 
     found: dict[int, Tensor] = {}
     wanted = ((index, one) for index, one in enumerate(encoded()) if index in chosen)
-    cut = map_ahead(lambda item: (item[0], middle(item[1])), wanted, lambda item: pixels_stated(item[1].content))
+    cut = map_prefetched(lambda item: (item[0], middle(item[1])), wanted, lambda item: pixels_stated(item[1].content))
     for index, image_CHW in cut:
         found[chosen[index]] = image_CHW
         on_images("reading", len(found), len(chosen))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tintype.data.image_file import BadImageError, Encoded, open_image
-from tintype.data.image_sets import map_ahead
+from tintype.data.image_sets import map_prefetched
 from tintype.data.store.layout import Store
 from tintype.runtime.cache import cache_folder
 from tintype.runtime.rows import Content, DiskRows
@@ -61,7 +61,7 @@ def look_at(
     done = len(rows) - len(missing)
     on_progress(done, len(rows))
     new: list[NDArray[np.uint8]] = []
-    for at, one in enumerate(map_ahead(lambda row: look(store.encoded(row)), missing, store.pixels), 1):
+    for at, one in enumerate(map_prefetched(lambda row: look(store.encoded(row)), missing, store.pixels), 1):
         new.append(one)
         on_progress(done + at, len(rows))
         stop = stopped() and at < len(missing)

@@ -18,7 +18,7 @@ from typing import Any
 
 from tintype.config.strict import nearest
 from tintype.data.image_file import LIMITS, MOST_PIXELS_AT_ONCE, Limits, pixels_stated
-from tintype.data.image_sets import map_ahead
+from tintype.data.image_sets import map_prefetched
 from tintype.data.importers import open_importer
 from tintype.data.importers.importer import Importer, Item, Reading
 from tintype.data.store.attributes import Attribute, MisfitError, Settled, Value, check_names, fit, settle
@@ -132,7 +132,7 @@ def _prepared(items: Iterator[Item], options: ImportOptions) -> Iterator[tuple[I
         content = item.content or b""
         return max(pixels_stated(content), len(content))
 
-    return map_ahead(
+    return map_prefetched(
         lambda item: (item, prepare(item, options.sizing, options.limits)), items, cost, options.most_pixels_at_once
     )
 

@@ -18,7 +18,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from tintype.data.image_file import Encoded, open_image
-from tintype.data.image_sets import map_ahead
+from tintype.data.image_sets import map_prefetched
 from tintype.data.store.attributes import Value
 from tintype.data.store.duplicates import Group
 from tintype.data.store.inspect import Inspection
@@ -108,7 +108,7 @@ def _said(value: Value) -> str:
 
 
 def _thumbnails(store: Store, rows: list[int]) -> dict[int, str]:
-    return dict(zip(rows, map_ahead(lambda row: _uri(store.encoded(row)), rows, store.pixels), strict=True))
+    return dict(zip(rows, map_prefetched(lambda row: _uri(store.encoded(row)), rows, store.pixels), strict=True))
 
 
 def _uri(one: Encoded) -> str:

@@ -5,7 +5,6 @@ B: images. C: channels. H, W: rows, columns.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +26,7 @@ from tintype.data.store.prefetch import Prefetch
 from tintype.data.store.selection import refuse_empty, select
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
+from tintype.runtime.files import note_once
 from tintype.runtime.transfer import send
 from tintype.seams import Record
 
@@ -56,12 +56,13 @@ class StoreSource:
     ) -> None:
         self._shapes, self._device = settings.shapes, device
         self._store = open_store(Path(settings.path).expanduser())
-        _check_identity(self._store, settings)
+        what = f"the store in {self._store.path}"
+        check_pin("data.sha256", settings.sha256, what, self._store.identity, "give the right path")
         skip = None if settings.skip is None else Path(settings.skip)
         selection = select(self._store, settings.where, skip, settings.skip_sha256)
         refuse_empty(self._store, selection, split)
         if selection.note:
-            sys.stderr.write(f"note: {selection.note}\n")
+            note_once(selection.note, selection.note)
         self._rows = torch.from_numpy(selection.rows(self._store, split))
         if split == "eval" and len(self._rows):
             self._rows = self._rows[ids_at(_EVAL_ORDER, 0, len(self._rows), len(self._rows))]
@@ -133,10 +134,6 @@ def store_source(settings: StoreSettings, split: Split, device: torch.device) ->
 def _buckets(store: Store, row_N: Tensor, settings: StoreSettings) -> Tensor:
     width_N, height_N = (torch.from_numpy(side)[row_N] for side in store.sizes())
     return nearest_shape(height_N, width_N, settings.buckets)
-
-
-def _check_identity(store: Store, settings: StoreSettings) -> None:
-    check_pin("data.sha256", settings.sha256, f"the store in {store.path}", store.identity, "give the right path")
 
 
 def _refuse_small(store: Store, row_N: Tensor, size_px: int) -> None:
