@@ -21,7 +21,7 @@ _KINDS: dict[str, type[DataPart]] = {
 _PINS = {"path": "sha256", "skip": "skip_sha256"}
 
 
-def like(data: DataPart, given: Mapping[str, Any], where: str) -> DataPart:
+def like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
     """Return `data` with the given settings; of another kind, only the size stays. `where` precedes errors."""
     kind = str(given.get("kind", data.kind))
     if kind not in _KINDS:
@@ -30,7 +30,7 @@ def like(data: DataPart, given: Mapping[str, Any], where: str) -> DataPart:
     return parse(_KINDS[kind], Document(where, _over(same, given)))
 
 
-def source_like(data: DataPart, given: Mapping[str, Any], where: str) -> DataPart:
+def source_like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
     """Return `like` for a source of a mixture, which is no mixture itself."""
     if given.get("kind") == MixtureSettings.model_fields["kind"].default:
         raise UserError(f"{where}: a source of a mixture is no mixture itself; name the sources one by one")

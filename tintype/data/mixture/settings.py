@@ -28,7 +28,7 @@ SIZE = "size_px"
 _USUAL = "scenes"
 
 
-def _kind(value: Any) -> Any:
+def _kind(value: object) -> object:
     return value.get("kind", _USUAL) if isinstance(value, Mapping) else getattr(value, "kind", None)
 
 
@@ -96,7 +96,7 @@ class MixtureSettings(DataPart):
 
     @model_validator(mode="before")
     @classmethod
-    def _complete(cls, given: Any) -> Any:
+    def _complete(cls, given: object) -> object:
         """Evaluate the last source by default, and hand the size down."""
         if not isinstance(given, Mapping) or not isinstance(given.get("sources"), Mapping):
             return given
@@ -220,7 +220,7 @@ def _without(content: dict[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in content.items() if name != key}
 
 
-def _sized(name: str, source: Any, size_px: Any) -> Any:
+def _sized(name: str, source: object, size_px: object) -> object:
     if not isinstance(source, Mapping):
         return source
     data = kind_alone(source.get("data", {}))
@@ -231,7 +231,7 @@ def _sized(name: str, source: Any, size_px: Any) -> Any:
     return {**source, "data": {**data, SIZE: size_px}}
 
 
-def _two_sizes(name: str, own_px: Any, size_px: Any) -> str:
+def _two_sizes(name: str, own_px: object, size_px: object) -> str:
     return (
         f"sources.{name}: its size_px is {own_px} and the mixture's is {size_px}; all sources have the mixture's, so "
         "leave it out there"
