@@ -1,4 +1,4 @@
-"""The command line. A user's mistake is one message and exit code 2, a diverged run one and 3.
+"""The command line. A user error prints one message and exits with 2, a diverged run with 3.
 
 An interrupted command exits with 130 or 143.
 """
@@ -67,7 +67,7 @@ def _run_command() -> None:
 
 
 def _run_as_rank() -> None:
-    """Of several processes the first talks. Torch is imported before a command needs it: they meet to speak as one."""
+    """Run the command as one of several ranks, of which the first prints. Torch is imported early, to join them."""
     from tintype.runtime import dist as world
 
     with world.joined() as ranks:
@@ -108,6 +108,8 @@ def _show_version(asked: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version")
+    ] = False,
 ) -> None:
     pass

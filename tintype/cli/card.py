@@ -1,4 +1,4 @@
-"""The command that writes a model's card."""
+"""The command that writes a model card."""
 
 from __future__ import annotations
 
@@ -23,29 +23,34 @@ def card(
     arm: Arm = None,
     arm_seed: ArmSeed = None,
     out: Annotated[
-        Path | None, typer.Option(help="File to write, with its samples beside it; by default the card is printed")
+        Path | None, typer.Option(help="File to write, with the samples beside it; by default the card is printed")
     ] = None,
     license_: Annotated[
         str | None,
-        typer.Option("--license", help="The hub's identifier: apache-2.0; without, it is said to be unknown"),
+        typer.Option(
+            "--license", help="Licence as the hub names it: apache-2.0. Without it the card says that it is unknown"
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The model's name; by default made of its data and its plan")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the model; by default from its data and plan")] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="A recipe, plan file or run to list the changes against; by default its study's")
+        str | None,
+        typer.Option(help="Recipe, plan file or run to list the changes against; by default the baseline of the study"),
     ] = None,
     library: Annotated[
-        str, typer.Option(help="What loads the model: tintype (the run), or diffusers (an export)")
+        str, typer.Option(help="Library that loads the model: tintype (the run) or diffusers (an export)")
     ] = "tintype",
-    repo: Annotated[str | None, typer.Option(help="OWNER/NAME of the hub, for the example of its use")] = None,
-    dataset: Annotated[list[str], typer.Option(help="Data set of the hub that it was trained on (repeatable)")] = [],  # noqa: B006
-    base_model: Annotated[str | None, typer.Option(help="Model of the hub that the training started from")] = None,
+    repo: Annotated[str | None, typer.Option(help="OWNER/NAME on the hub, for the usage example")] = None,
+    dataset: Annotated[
+        list[str], typer.Option(help="Data set on the hub that the model was trained on (repeatable)")
+    ] = [],  # noqa: B006
+    base_model: Annotated[str | None, typer.Option(help="Model on the hub that the training started from")] = None,
     with_captions: Annotated[
         bool, typer.Option("--with-captions", help="Show captions of your own data beside the samples")
     ] = False,
     ema_length: EmaLength = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a card that is there")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing card")] = False,
 ) -> None:
-    """Write a model's card, as the hub shows it, from the record of its run."""
+    """Write the model card of a run, as the hub shows it."""
     from tintype.export.model_card import CardOptions, make_card, write_card
     from tintype.runtime.dist import alone
 

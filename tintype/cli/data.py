@@ -1,4 +1,4 @@
-"""Commands on pictures of one's own."""
+"""Commands on stores of images."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from tintype.cli.shared import (
 )
 from tintype.errors import UserError
 
-data_app = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Pictures of one's own: bring them into a store, and look at it."
-)
+data_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Import your own images into a store, and inspect it.")
 app.add_typer(data_app, name="data")
 
 
@@ -28,45 +26,47 @@ app.add_typer(data_app, name="data")
 def data_import(
     source: Annotated[
         Path,
-        typer.Argument(help="A set of pictures: .parquet, .tar, MDS, a saved data set, a folder; or scenes:count=1000"),
+        typer.Argument(help="Images: a folder, .parquet, .tar, MDS, a saved data set; or scenes:count=1000"),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder of the new store")],
     caption: Annotated[
-        list[str], typer.Option("--caption", help="NAME=COLUMN: a kind of caption and where it is (repeatable)")
+        list[str], typer.Option("--caption", help="NAME=COLUMN: name of a caption and its column (repeatable)")
     ] = [],  # noqa: B006
     attribute: Annotated[
         list[str],
         typer.Option(
-            "--attribute", help="NAME=COLUMN or NAME=COLUMN:KIND (text, int, float, bool): for data.where (repeatable)"
+            "--attribute", help="NAME=COLUMN or NAME=COLUMN:KIND (text, int, float, bool), for data.where (repeatable)"
         ),
     ] = [],  # noqa: B006
     split_column: Annotated[
-        str | None, typer.Option(help="The column that says train or eval; by default the picture's hash decides")
+        str | None, typer.Option(help="Column that says train or eval; by default the hash of the image decides")
     ] = None,
     split: Annotated[
-        list[str], typer.Option("--split", help="VALUE=train or VALUE=eval: what a value of it means (repeatable)")
+        list[str],
+        typer.Option("--split", help="VALUE=train or VALUE=eval: meaning of a value of --split-column (repeatable)"),
     ] = [],  # noqa: B006
     eval_share: Annotated[
-        float | None, typer.Option(min=0, max=1, help="The share of held-out pictures, without a split column [0.1]")
+        float | None, typer.Option(min=0, max=1, help="Fraction of held-out images, without --split-column [0.1]")
     ] = None,
-    short_px: Annotated[int | None, typer.Option(min=1, help="Shrink pictures to this short side, as JPEG")] = None,
-    min_px: Annotated[int | None, typer.Option(min=1, help="Set pictures with a smaller short side aside")] = None,
-    quality: Annotated[int, typer.Option(min=1, max=100, help="Of the JPEG of pictures that are changed")] = 95,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many records")] = None,
+    short_px: Annotated[int | None, typer.Option(min=1, help="Shrink images to this short side, as JPEG")] = None,
+    min_px: Annotated[int | None, typer.Option(min=1, help="Set aside images with a smaller short side")] = None,
+    quality: Annotated[int, typer.Option(min=1, max=100, help="JPEG quality of images that are changed")] = 95,
+    limit: Annotated[int | None, typer.Option(min=1, help="Import only the first N records")] = None,
     most_bad: Annotated[
-        str, typer.Option(help="The share of records that may be bad; with more the import is refused")
+        str, typer.Option(help="Largest fraction of bad records; with more the import is refused")
     ] = "5%",
-    most_bytes: Annotated[int, typer.Option(min=1, help="Of an image file; a larger one is bad")] = 64 << 20,
-    most_pixels: Annotated[int, typer.Option(min=1, max=178_956_970, help="Of an image; a larger one is bad")] = 1
-    << 26,
+    most_bytes: Annotated[int, typer.Option(min=1, help="Largest image file; a larger one counts as bad")] = 64 << 20,
+    most_pixels: Annotated[
+        int, typer.Option(min=1, max=178_956_970, help="Largest image; a larger one counts as bad")
+    ] = 1 << 26,
     most_pixels_at_once: Annotated[
-        int, typer.Option(min=1, help="Decoded at a time, 12 bytes of memory each; large images wait for each other")
+        int, typer.Option(min=1, help="Largest number of pixels decoded at a time, 12 bytes of memory each")
     ] = 100_000_000,
     follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Read what symbolic links lead to outside the folder")
+        bool, typer.Option("--follow-links", help="Follow symbolic links out of the folder")
     ] = False,
 ) -> None:
-    """Bring images, captions and attributes into a store. Running it again resumes, or says that it is done."""
+    """Import images, captions and attributes into a store. Running it again resumes, or says that it is done."""
     from tintype.data.image_file import Limits
     from tintype.data.store.attributes import read_attributes
     from tintype.data.store.encode import Sizing
@@ -99,10 +99,10 @@ def data_import(
 def data_export(
     store: Annotated[Path, typer.Argument(help="Folder of a store")],
     to: Annotated[str, typer.Option("--to", help="webdataset or parquet")],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the new files")],
-    split: Annotated[str | None, typer.Option("--split", help="Only train or eval; by default both")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder to write to")],
+    split: Annotated[str | None, typer.Option("--split", help="Export only train or eval; by default both")] = None,
 ) -> None:
-    """Write a store's pictures, captions and attributes as WebDataset tars or Parquet files."""
+    """Export the images, captions and attributes of a store as WebDataset tars or Parquet files."""
     from tintype.data.store.export import read_form, read_split
     from tintype.runtime.dist import alone
     from tintype.terminal.data import export_with_progress
@@ -111,50 +111,55 @@ def data_export(
     export_with_progress(store, read_form(to), out, read_split(split), console)
 
 
-Where = Annotated[
-    str | None, typer.Option("--where", help='Only records of which this holds, as in data.where: "width >= 256"')
-]
+Where = Annotated[str | None, typer.Option("--where", help='Only records that match, as in data.where: "width >= 256"')]
 Skip = Annotated[
-    Path | None, typer.Option("--skip", help="A list of the hashes of records that are left out, as in data.skip")
+    Path | None, typer.Option("--skip", help="File with the hashes of records to leave out, as in data.skip")
 ]
 
 
 @data_app.command("recaption")
 def data_recaption(
     store: Annotated[Path | None, typer.Argument(help="Folder of a store")] = None,
-    column: Annotated[str | None, typer.Option(help="Name of the new captions")] = None,
+    column: Annotated[str | None, typer.Option(help="Name of the new caption column")] = None,
     model: Annotated[
-        str | None, typer.Option(help="The server's name of a model; without --server a folder or a hub repository")
+        str | None,
+        typer.Option(help="Name of the model on the server; without --server a folder or a repository of the hub"),
     ] = None,
     server: Annotated[
         str | None, typer.Option(help="URL of an OpenAI-compatible server: vLLM, llama.cpp, Ollama, …")
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Commit of a hub repository")] = None,
-    prompt: Annotated[str | None, typer.Option(help="long or short: a prompt that is built in [long]")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="A file with a prompt of your own")] = None,
-    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the prompt, and do nothing else")] = False,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="The most of an answer [long 512, short 96]")] = None,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="0: the most likely words")] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws at a temperature above 0")] = 0,
-    tries: Annotated[int, typer.Option(min=1, help="Of a picture with an empty answer or a refusal")] = 3,
-    split: Annotated[str | None, typer.Option(help="Only train or eval; the others get an empty caption")] = None,
+    revision: Annotated[str | None, typer.Option(help="Commit of the repository")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Built-in prompt: long or short [long]")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="File with your own prompt")] = None,
+    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the prompt and exit")] = False,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Largest length of an answer [long 512, short 96]")
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="Sampling temperature; 0 takes the most likely words")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws at a temperature above 0")] = 0,
+    tries: Annotated[int, typer.Option(min=1, help="Tries per image that gets an empty answer or a refusal")] = 3,
+    split: Annotated[
+        str | None, typer.Option(help="Caption only train or eval; the others get an empty caption")
+    ] = None,
     only_empty: Annotated[
-        str | None, typer.Option(help="A kind of caption: ask where it is empty, keep it elsewhere")
+        str | None, typer.Option(help="Caption only images for which this column is empty; copy it elsewhere")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="A trial on so many pictures; adds no captions yet")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Pictures at a time, without --server")] = 8,
+    limit: Annotated[int | None, typer.Option(min=1, help="Try on N images; adds no captions yet")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images per batch, without --server")] = 8,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N, without --server")] = "auto",
-    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Questions at a time to the server")] = 8,
-    timeout_s: Annotated[float, typer.Option(min=0.01, help="For one answer of the server")] = 120.0,
-    server_tries: Annotated[int, typer.Option(min=1, help="Of one question to a server that fails or is busy")] = 6,
-    backoff_s: Annotated[float, typer.Option(min=0, help="The first wait after a failure; doubles each time")] = 1.0,
+    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Parallel requests to the server")] = 8,
+    timeout_s: Annotated[float, typer.Option(min=0.01, help="Timeout of one request")] = 120.0,
+    server_tries: Annotated[int, typer.Option(min=1, help="Tries per request to a server that fails or is busy")] = 6,
+    backoff_s: Annotated[float, typer.Option(min=0, help="First wait after a failure; doubles each time")] = 1.0,
     key_variable: Annotated[
-        str | None, typer.Option(help="Environment variable with the server's key [TINTYPE_API_KEY]")
+        str | None, typer.Option(help="Environment variable with the API key [TINTYPE_API_KEY]")
     ] = None,
-    price_per_million_input: Annotated[float | None, typer.Option(min=0, help="To tell the cost")] = None,
-    price_per_million_output: Annotated[float | None, typer.Option(min=0, help="To tell the cost")] = None,
+    price_per_million_input: Annotated[float | None, typer.Option(min=0, help="Price, to report the cost")] = None,
+    price_per_million_output: Annotated[float | None, typer.Option(min=0, help="Price, to report the cost")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace captions that were added before")] = False,
-    anew: Annotated[bool, typer.Option("--anew", help="Forget the answers of a stopped command")] = False,
+    anew: Annotated[bool, typer.Option("--anew", help="Discard the answers of a stopped command")] = False,
 ) -> None:
     """Add captions that a vision-language model writes. Running it again resumes."""
     from tintype.data.recaption.prompts import MAX_TOKENS, find_prompt
@@ -179,11 +184,11 @@ def data_recaption(
         from tintype.data.recaption.server import Patience, Server, read_key, read_place
 
         if revision is not None:
-            raise UserError("--revision is of a model that runs here; with --server the server has it")
+            raise UserError("--revision is for a model that runs here; leave it out with --server")
         patience = Patience(timeout_s, server_tries, backoff_s)
         key, place = read_key(key_variable), read_place(server)
         if key is not None and not place.secure and not place.is_near:
-            text = f"note: the key goes to {place.url} unencrypted; others on the way can read it"
+            text = f"note: the key goes to {place.url} unencrypted; use https"
             console.print(text, style="yellow", soft_wrap=True, highlight=False, markup=False)
         captioner = Server(place, model, asking, concurrency, patience, key)
     else:
@@ -204,9 +209,9 @@ def data_recaption(
 def data_shapes(
     size: Annotated[int, typer.Option(min=16, max=1024, help="data.size_px of the plan")] = 256,
     unit: Annotated[int, typer.Option(min=1, help="Tokenizer stride × model.patch of the plan")] = 16,
-    ratio: Annotated[float, typer.Option(min=1, help="The most that a side is longer than the other")] = 2.0,
+    ratio: Annotated[float, typer.Option(min=1, help="Largest ratio of the longer to the shorter side")] = 2.0,
 ) -> None:
-    """Print shapes of about equal area as the setting data.buckets, for training on pictures that are not square."""
+    """Print shapes of about equal area as the setting data.buckets, to train on images that are not square."""
     from tintype.data.shapes import shapes
 
     if size % unit:
@@ -218,12 +223,12 @@ def data_shapes(
 @data_app.command("show")
 def data_show(
     store: Annotated[Path, typer.Argument(help="Folder of a store")],
-    check: Annotated[bool, typer.Option("--check", help="Read everything, and compare it with its checksums")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Read everything and compare it with its checksums")] = False,
     where: Where = None,
     skip: Skip = None,
     json_: Json = False,
 ) -> None:
-    """Say what a store holds; with --check whether it is as it was written, with --where and --skip what is left."""
+    """Show what a store holds; with --check verify it, with --where and --skip count the records that are left."""
     from tintype.data.store.layout import SPLITS, open_store
     from tintype.data.store.selection import select
     from tintype.terminal.data import check_with_progress
@@ -262,7 +267,7 @@ def data_show(
 
 @data_app.command("upgrade")
 def data_upgrade(store: Annotated[Path, typer.Argument(help="Folder of a store")]) -> None:
-    """Check a store that an earlier version imported, and add checksums of all its columns."""
+    """Check a store of an earlier version, and add checksums of all its columns."""
     from tintype.runtime.dist import alone
     from tintype.terminal.data import upgrade_with_progress
 
@@ -284,15 +289,13 @@ def _made_by(made_by: Mapping[str, Any]) -> str:
 def data_inspect(
     store: Annotated[Path, typer.Argument(help="Folder of a store")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="The page to write [STORE-inspect.html in this folder]")
+        Path | None, typer.Option("--out", help="HTML file to write [STORE-inspect.html in this folder]")
     ] = None,
     where: Where = None,
     skip: Skip = None,
-    write_skip: Annotated[
-        Path | None, typer.Option(help="Write a skip list of all copies but the first of each, for data.skip")
-    ] = None,
+    write_skip: Annotated[Path | None, typer.Option(help="Write a skip list of duplicates, for data.skip")] = None,
     distance: Annotated[
-        int, typer.Option(min=0, max=11, help="Bits of 64 in which perceptual hashes of copies may differ")
+        int, typer.Option(min=0, max=11, help="Perceptual hashes of duplicates differ in at most this many of 64 bits")
     ] = 4,
     samples: Annotated[int, typer.Option(min=1, max=500, help="Records to show")] = 24,
     seed: Annotated[int, typer.Option(min=0, help="Which records are shown")] = 0,

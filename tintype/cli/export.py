@@ -1,4 +1,4 @@
-"""Commands between forms of a model: export a run, import a model."""
+"""Commands that export a run and import a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tintype.errors import UserError
 from tintype.terminal.progress import Progress
 
 _NOTHING_WRITTEN = "nothing was written; run the same command again"
-_WEIGHTS = "raw or average; by default the average, where there is one"
+_WEIGHTS = "raw or average; by default the average if there is one"
 
 
 @app.command("export")
@@ -22,8 +22,8 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            help="diffusers (a pipeline's folder), tintype (a folder that tintype opens; any run) or safetensors (the "
-            "denoiser in one file)"
+            help="diffusers (folder of a pipeline), tintype (folder that tintype opens, for any run) or safetensors "
+            "(the denoiser in one file)"
         ),
     ],
     out: Out,
@@ -31,29 +31,27 @@ def export(
     arm_seed: ArmSeed = None,
     weights: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
     ema_length: EmaLength = None,
-    dtype: Annotated[str, typer.Option(help="fp32 or bf16: the type of all weights")] = "fp32",
+    dtype: Annotated[str, typer.Option(help="fp32 or bf16: type of all weights")] = "fp32",
     check: Annotated[
-        bool, typer.Option("--check", help="Sample with both and print the largest difference (diffusers only)")
+        bool, typer.Option("--check", help="Sample with tintype and with diffusers, and print the largest difference")
     ] = False,
     license_: Annotated[
-        str | None, typer.Option("--license", help="For the card, as the hub knows it: apache-2.0")
+        str | None, typer.Option("--license", help="Licence for the card, as the hub names it: apache-2.0")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The model's name, for the card")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the model, for the card")] = None,
     base_model: Annotated[
-        str | None, typer.Option(help="Model of the hub that the training started from, for the card")
+        str | None, typer.Option(help="Model on the hub that the training started from, for the card")
     ] = None,
     with_captions: Annotated[
         bool, typer.Option("--with-captions", help="Show captions of your own data in the card")
     ] = False,
-    push: Annotated[str | None, typer.Option(help="OWNER/NAME on the hub: send it there, after asking")] = None,
-    private: Annotated[
-        bool, typer.Option("--private", help="With --push: a new repository is seen by its owner alone")
-    ] = False,
+    push: Annotated[str | None, typer.Option(help="OWNER/NAME on the hub: ask, then upload it there")] = None,
+    private: Annotated[bool, typer.Option("--private", help="With --push: make a new repository private")] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="With --push: do not ask; what is sent is shown all the same")
+        bool, typer.Option("--yes", help="With --push: do not ask; the list of files is shown all the same")
     ] = False,
 ) -> None:
-    """Write a run with its card as diffusers' PRX pipeline or as a folder for tintype, or its denoiser as one file."""
+    """Export a run: as a PRX pipeline of diffusers, as a folder for tintype, or its denoiser as one file."""
     from tintype.export.model_card import CardOptions
     from tintype.export.model_folder import export_model
     from tintype.export.pipeline_folder import export_pipeline
@@ -73,7 +71,7 @@ def export(
             "that you put it in, and `tintype push` sends that"
         )
     if push is None and (private or yes):
-        raise UserError(f"{'--private' if private else '--yes'} is for --push; say where to")
+        raise UserError(f"{'--private' if private else '--yes'} is for --push; give --push OWNER/NAME too")
     kind, chosen = cast(Literal["fp32", "bf16"], dtype), _weights(weights)
     card = CardOptions(license=license_, name=name, repo=push, base_model=base_model, with_captions=with_captions)
     run = run_of(run, arm, arm_seed)
@@ -99,21 +97,21 @@ def export(
             figures = measure(fresh.parts, out, about)
         for figure in figures:
             _say(
-                f"guidance {figure.guidance:g}: latents differ by {figure.latents:.2g} at most, pictures in [0, 1] by "
-                f"{figure.pictures:.2g}"
+                f"guidance {figure.guidance:g}: latents differ by {figure.latents:.2g} at most, images in [0, 1] by "
+                f"{figure.images:.2g}"
             )
     if push is not None:
         _push(out, push, private, yes)
 
 
 def _check_push(repo: str, private: bool, yes: bool) -> None:
-    """Before gigabytes are written: whether somebody can be asked, is logged in, and may see the repository so."""
+    """Check before gigabytes are written that the user can be asked, is logged in, and may write to the repository."""
     from tintype.cli.push import refuse_unasked
     from tintype.export.push import check_name, open_door
 
     check_name(repo)
     refuse_unasked(yes)
-    with Progress(f"looking at {repo}", kept=_NOTHING_WRITTEN):
+    with Progress(f"checking {repo}", kept=_NOTHING_WRITTEN):
         open_door(repo, private=private)
 
 
@@ -146,13 +144,13 @@ def _say(text: str) -> None:
 @app.command("import")
 def import_(
     source: Annotated[
-        Path, typer.Argument(help="A folder of diffusers (pipeline or transformer) or a .safetensors file")
+        Path, typer.Argument(help="Folder of diffusers (pipeline or transformer), or a .safetensors file")
     ],
     out: Out,
     set_: Set = [],  # noqa: B006
-    weights: Annotated[str | None, typer.Option(help=_WEIGHTS + ", of a file that has both")] = None,
+    weights: Annotated[str | None, typer.Option(help=_WEIGHTS + ", for a file that has both")] = None,
 ) -> None:
-    """Make a PRX model of diffusers, or of PRX's training, a run: to sample, to score, to train on."""
+    """Import a PRX model, of diffusers or of PRX's training, as a run that can be sampled, scored and trained."""
     from tintype.export.import_run import import_model
     from tintype.runtime.dist import alone
 
@@ -162,4 +160,4 @@ def import_(
     _say(f"{out}: a run of plan {imported.plan.hash} at step 0")
     for note in imported.notes:
         _say(f"note: {note}")
-    _say(f"`tintype train {quote(str(out / 'plan.yaml'))} --out {quote(str(out))}` trains it on")
+    _say(f"`tintype train {quote(str(out / 'plan.yaml'))} --out {quote(str(out))}` continues its training")

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 @app.command()
 def bench(
     recipe: Annotated[
-        str, typer.Option(help="The plan to measure: a recipe's name or a path", autocompletion=complete.recipe_names)
+        str,
+        typer.Option(
+            help="Plan to measure: name of a recipe, or path of a plan file", autocompletion=complete.recipe_names
+        ),
     ] = "pocket",
     steps: Annotated[int, typer.Option(min=2, help="Training steps to time")] = 40,
     set_: Set = [],  # noqa: B006
@@ -42,27 +45,25 @@ def bench(
         list[str],
         typer.Option(
             "--technique",
-            help="Measure training alone, without and with this (repeatable)",
+            help="Measure training without and with this technique (repeatable)",
             autocompletion=complete.technique_names,
         ),
     ] = [],  # noqa: B006
     tokens: Annotated[
-        str | None, typer.Option(help="Measure training alone, at these numbers of image tokens: 256,1024")
+        str | None, typer.Option(help="Measure training at these numbers of image tokens: 256,1024")
     ] = None,
-    batch: Annotated[
-        str | None, typer.Option(help="Measure training alone, with so many images a step: 32,256")
-    ] = None,
-    metrics: Annotated[bool, typer.Option("--metrics", help="Time the metrics on 10,000 pictures instead")] = False,
+    batch: Annotated[str | None, typer.Option(help="Measure training at these batch sizes: 32,256")] = None,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Time the metrics on 10,000 images")] = False,
     data: Annotated[
-        bool, typer.Option("--data", help="Measure how fast a store's pictures are decoded, and whether training waits")
+        bool,
+        typer.Option(
+            "--data", help="Measure how fast the images of a store are decoded, and how long training waits for them"
+        ),
     ] = False,
-    import_: Annotated[
-        Path | None, typer.Option("--import", help="Measure the import of this set of pictures instead")
-    ] = None,
+    import_: Annotated[Path | None, typer.Option("--import", help="Measure the import of these images")] = None,
     json_: Json = False,
 ) -> None:
-    """Measure training, sampling and rendering speed, with the time split by part; or what techniques do to the speed
-    of training; or the speed of the metrics; or that of decoding pictures."""
+    """Measure the speed of training, sampling and rendering; with options that of techniques, metrics or decoding."""
     from tintype.bench.run import measure
     from tintype.metrics.speed import time_feature_metrics
     from tintype.runtime.dist import alone
@@ -110,7 +111,7 @@ def _measuring() -> Progress:
 
 
 def _whole_numbers(option: str, value: str | None, example: str) -> list[int]:
-    """Those of an option like --tokens 256,1024; none where it was not given."""
+    """Parse an option like --tokens 256,1024; return none where it was not given."""
     numbers = value.split(",") if value is not None else []
     for number in numbers:
         if not number.strip().isdecimal() or not int(number):
@@ -156,13 +157,13 @@ def audit(
     target: AnyPlan,
     arm: Arm = None,
     arm_seed: ArmSeed = None,
-    steps: Annotated[int, typer.Option(min=1, help="Real steps to watch")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps to observe")] = 4,
     set_: Set = [],  # noqa: B006
     technique: Techniques = [],  # noqa: B006
     device: Device = None,
     json_: Json = False,
 ) -> None:
-    """Find what silently loses precision: runs a few steps, changes nothing; exit code 1 where something does."""
+    """Run a few steps to find where precision is lost silently. Nothing is written; exit code 1 if it is lost."""
     from tintype.audit.report import as_json
     from tintype.audit.run import audit_plan, audit_run
     from tintype.terminal.audit import show_audit

@@ -1,4 +1,4 @@
-"""Commands on plans and techniques: what there is, and what differs."""
+"""Commands that list, show and compare plans and techniques."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def list_studies(json_: Json = False) -> None:
 
 @app.command()
 def techniques(json_: Json = False) -> None:
-    """List the techniques."""
+    """List the techniques with their options and papers."""
     from tintype.techniques import TECHNIQUES
 
     rows = [
@@ -84,7 +84,7 @@ def techniques(json_: Json = False) -> None:
 
 
 def _options(options: type[Settings]) -> str:
-    """Each option with its default, where it has one."""
+    """List the options, each with its default if it has one."""
     from tintype.settings import Settings, plain
 
     shown = []
@@ -123,14 +123,14 @@ def plan_diff(
     second: Annotated[
         str | None,
         typer.Argument(
-            help="Another one; by default, with a study, its baseline is compared with --arm",
+            help="The second plan; without it, --arm of a study is compared with its baseline",
             autocompletion=complete.recipe_names,
         ),
     ] = None,
     arm: Arm = None,
     arm_seed: ArmSeed = None,
     all_: Annotated[
-        bool, typer.Option("--all", help="Every setting, also the defaults of parts that only one plan has")
+        bool, typer.Option("--all", help="Show every setting, also defaults of parts that only one of the plans has")
     ] = False,
 ) -> None:
     """Compare two plans: recipes, plan files, runs, or arms of studies."""
@@ -147,7 +147,7 @@ def plan_diff(
     for key, (before, after) in changes.items():
         sys.stdout.write(f"{key}: {before} -> {after}\n")
     if not changes:
-        sys.stdout.write("the same, but for the seed and housekeeping at most\n")
+        sys.stdout.write("no difference, except perhaps the seed and the section run\n")
 
 
 def _arms(study: Path) -> str:
@@ -170,7 +170,7 @@ def _refuse_arm_without_study(names: Sequence[str], arm: str | None, seed: int |
 
 @plan_app.command("schema")
 def plan_schema() -> None:
-    """Print the JSON schema of plans, for editors that complete."""
+    """Print the JSON schema of plans, for completion in editors."""
     from tintype.plan import Plan
 
     print_json(Plan.model_json_schema())

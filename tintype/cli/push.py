@@ -1,4 +1,4 @@
-"""The command that sends an exported model to the hub."""
+"""The command that uploads an exported model to the hub."""
 
 from __future__ import annotations
 
@@ -24,20 +24,18 @@ if TYPE_CHECKING:
 
 @app.command()
 def push(
-    folder: Annotated[Path, typer.Argument(help="A folder with a model and its card, as `tintype export` writes it")],
-    repo: Annotated[str, typer.Option(help="OWNER/NAME on the hub; it is made if it is not there")],
-    private: Annotated[
-        bool, typer.Option("--private", help="Make the repository so that only its owner sees it")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; what is sent is shown all the same")] = False,
+    folder: Annotated[Path, typer.Argument(help="Folder with a model and its card, as `tintype export` writes it")],
+    repo: Annotated[str, typer.Option(help="OWNER/NAME on the hub; created if it does not exist")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; the list of files is shown all the same")] = False,
 ) -> None:
-    """Send a model with its card to the hub, after showing what goes where. Running it again resumes."""
+    """Upload a model with its card to the hub, after showing the files. Running it again resumes."""
     push_folder(folder, repo, private, yes)
 
 
 def refuse_unasked(yes: bool) -> None:
     if not yes and not sys.stdin.isatty():
-        raise UserError("there is nobody to ask whether this may be published; use --yes to say so beforehand")
+        raise UserError("stdin is no terminal, so nobody can confirm the upload; pass --yes to confirm it beforehand")
 
 
 def push_folder(folder: Path, repo: str, private: bool, yes: bool) -> None:
@@ -49,7 +47,7 @@ def push_folder(folder: Path, repo: str, private: bool, yes: bool) -> None:
 
     def consent(upload: Upload, destination: Destination) -> bool:
         _show(upload, destination)
-        return yes or typer.confirm("Send it?", default=False)
+        return yes or typer.confirm("Upload it?", default=False)
 
     begin_work()
     # On a terminal the hub draws bars of its own.
@@ -71,7 +69,7 @@ def _show(upload: Upload, destination: Destination) -> None:
     from tintype.export.push import file_rows, total_size
 
     seen = "private" if destination.private else "public"
-    state = f"a {seen} repository that is there" if destination.exists else f"a new {seen} repository"
+    state = f"an existing {seen} repository" if destination.exists else f"a new {seen} repository"
     where = f"to {destination.url}, {state}, as {destination.account}:"
     console.print(where, soft_wrap=True, highlight=False, markup=False)
     table = Table("file", "size")

@@ -48,25 +48,27 @@ def sample(
     run: RunFolder,
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts")] = None,
     out: Out = Path("samples"),
-    prompt_file: Annotated[Path | None, typer.Option(help="A text file with one prompt on each line")] = None,
-    count: Annotated[int, typer.Option(min=1, help="Images for each prompt")] = 1,
-    steps: Annotated[int, typer.Option(min=1)] = 50,
-    guidance: Annotated[float, typer.Option(min=0, help="Scale of the guidance; 1 switches it off")] = 3.5,
+    prompt_file: Annotated[Path | None, typer.Option(help="Text file with one prompt per line")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Images per prompt")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Sampling steps")] = 50,
+    guidance: Annotated[float, typer.Option(min=0, help="Guidance scale; 1 switches guidance off")] = 3.5,
     guidance_kind: Annotated[str, typer.Option(help="classifier-free, self or path-drop")] = "classifier-free",
     guidance_interval: Annotated[
-        tuple[float, float], typer.Option(help="The times t between which guidance is used; t = 1 is noise")
+        tuple[float, float], typer.Option(help="Interval of t in which guidance is used; t = 1 is noise")
     ] = (0.0, 1.0),
-    unbias: Annotated[bool, typer.Option(help="Undo the bias of the run's own contrastive loss")] = False,
+    unbias: Annotated[bool, typer.Option(help="Undo the bias of the run's contrastive loss")] = False,
     method: Annotated[str, typer.Option(help="euler or heun")] = "euler",
     arm: Arm = None,
     arm_seed: ArmSeed = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the noise; --arm-seed is the run's")] = 0,
-    size: Annotated[int | None, typer.Option(min=1, help="Width and height in pixels; by default as trained")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images made at a time")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the noise (--arm-seed is the seed of the run)")] = 0,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Width and height in pixels; by default as in training")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images per batch")] = 16,
     ema_length: EmaLength = None,
     device: Device = None,
 ) -> None:
-    """Generate images from prompts: PNGs with their settings inside, and a contact sheet."""
+    """Generate images from prompts: PNGs that contain their settings, and a contact sheet."""
     from tintype.config.strict import Document, KeyPath, parse
     from tintype.sampling.generate import SamplerSettings
     from tintype.sampling.sample import sample_run
@@ -100,19 +102,19 @@ def evaluate(
     run: Annotated[Path | None, typer.Argument(help="Folder of a run, or of a study with --arm")] = None,
     arm: Arm = None,
     arm_seed: ArmSeed = None,
-    images: Annotated[Path | None, typer.Option(help="Score these pictures instead of a run")] = None,
+    images: Annotated[Path | None, typer.Option(help="Score these images instead of a run")] = None,
     reference: Annotated[
-        Path | None, typer.Option(help="What --images are compared with: pictures, or a file of --save-reference")
+        Path | None, typer.Option(help="Images to compare --images with, or a file written by --save-reference")
     ] = None,
     save_reference: Annotated[
-        Path | None, typer.Option(help="Keep the reference's features as FILE.safetensors")
+        Path | None, typer.Option(help="Save the features of the reference as FILE.safetensors")
     ] = None,
     set_: Annotated[
         list[str], typer.Option("--set", help='Override the protocol: count=256, sampler.steps=20, "encoders=[clip]"')
     ] = [],  # noqa: B006
     ema_length: EmaLength = None,
     follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Read what symbolic links lead to outside the folder of --images")
+        bool, typer.Option("--follow-links", help="Follow symbolic links out of the folder of --images")
     ] = False,
     device: Device = None,
     threads: Threads = None,
@@ -128,7 +130,7 @@ def evaluate(
     if run is None and ema_length is not None:
         raise UserError("--ema-length chooses among the weights of a run; --images have none")
     if run is not None and follow_links:
-        raise UserError("--follow-links is of the folders of --images and --reference; a run has none")
+        raise UserError("--follow-links is for the folders of --images and --reference; leave it out for a run")
     if run is None and threads is not None:
         raise UserError("--threads goes with a run; for --images set OMP_NUM_THREADS")
     if images is not None and reference is not None:
@@ -190,21 +192,21 @@ def _evaluate_images(
     if json_:
         print_json(result.dump())
         return
-    counts = f"{result.images.count:,} against {result.reference.count:,} pictures"
+    counts = f"{result.images.count:,} against {result.reference.count:,} images"
     show_evaluation(f"{images} against {reference}: {counts}", result, image_definitions(protocol), console)
 
 
 @app.command()
 def ema(
-    run: Annotated[
-        Path, typer.Argument(help="Folder of a run that was trained with power-ema, or of a study with --arm")
-    ],
+    run: Annotated[Path, typer.Argument(help="Folder of a run trained with power-ema, or of a study with --arm")],
     arm: Arm = None,
     arm_seed: ArmSeed = None,
     lengths: Annotated[
-        str, typer.Option(help="Lengths of the weight average, as shares of the training")
+        str, typer.Option(help="Lengths of the weight average, as fractions of the training")
     ] = "0.03,0.05,0.075,0.1,0.15,0.2,0.25",
-    metric: Annotated[str | None, typer.Option(help="What the curve shows; by default the protocol's first")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Metric of the curve; by default the first of the protocol")
+    ] = None,
     set_: Annotated[
         list[str], typer.Option("--set", help='Override the protocol: count=256, sampler.steps=20, "encoders=[clip]"')
     ] = [],  # noqa: B006

@@ -1,4 +1,4 @@
-"""What all commands share: the application, the consoles, and options of one meaning."""
+"""The application, the consoles, and the options that several commands have."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its markup would eat the brackets of encoders=[clip]
-    help="Trains text-to-image models from scratch and says which training decisions are worth it.",
+    help="Train text-to-image models from scratch and measure which training decisions are worth it.",
 )
 
-console = EncodedConsole(emoji=False)  # `a:b:` is no picture of a letter
+console = EncodedConsole(emoji=False)  # `a:b:` is not an emoji
 
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to")]
 Set = Annotated[list[str], typer.Option("--set", help="Override a setting: key.path=value (repeatable)")]
@@ -52,27 +52,31 @@ Techniques = Annotated[
     ),
 ]
 Recipe = Annotated[
-    str, typer.Argument(help="A recipe's name or the path of a plan", autocompletion=complete.recipe_names)
+    str, typer.Argument(help="Name of a recipe, or path of a plan file", autocompletion=complete.recipe_names)
 ]
 AnyPlan = Annotated[
     str,
     typer.Argument(
-        help="A recipe's name, the path of a plan, or the folder of a run or, with --arm, a study",
+        help="Name of a recipe, path of a plan file, folder of a run, or folder of a study with --arm",
         autocompletion=complete.recipe_names,
     ),
 ]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; by default as the run's plan says")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; by default the device in the run's plan")]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Threads on a CPU; by default the run's (run.threads). Others move last bits")
+    int | None,
+    typer.Option(min=1, help="CPU threads; by default run.threads. Another number changes last bits"),
 ]
 EmaLength = Annotated[
     float | None,
-    typer.Option(help="Use the weight average of this length, made of the snapshots of a run with power-ema"),
+    typer.Option(
+        help="Use the weight average of this length, reconstructed from the snapshots of a run with power-ema"
+    ),
 ]
 RunFolder = Annotated[Path, typer.Argument(help="Folder of a run, or of a study with --arm")]
-Arm = Annotated[str | None, typer.Option("--arm", help="With the folder of a study: the run of this arm")]
+Arm = Annotated[str | None, typer.Option("--arm", help="In the folder of a study: take the run of this arm")]
 ArmSeed = Annotated[
-    int | None, typer.Option("--arm-seed", min=0, help="With --arm: the run of this seed; by default the arm's first")
+    int | None,
+    typer.Option("--arm-seed", min=0, help="With --arm: take the run of this seed; by default the first of the arm"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 

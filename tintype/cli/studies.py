@@ -22,10 +22,10 @@ from tintype.cli.shared import (
 def ablate(
     study: Annotated[
         str,
-        typer.Argument(help="A study's name or the path of a study file", autocompletion=complete.study_names),
+        typer.Argument(help="Name of a study, or path of a study file", autocompletion=complete.study_names),
     ],
     out: Out,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs in parallel")] = 1,
     set_: Annotated[
         list[str], typer.Option("--set", help='Override the study: "seeds=[0,1]" or "set=[optimizer.lr=2e-4]"')
     ] = [],  # noqa: B006
@@ -53,10 +53,10 @@ def report(
     folder: Annotated[Path, typer.Argument(help="Folder of a study")],
     without_data: Annotated[
         bool,
-        typer.Option("--without-data", help="Leave out images and captions of the data, and paths of this machine"),
+        typer.Option("--without-data", help="Leave out images and captions of the data, and local paths"),
     ] = False,
 ) -> None:
-    """Write a study's report again from the files of its runs."""
+    """Write the report of a study again, from its files."""
     from tintype.runtime.dist import alone
     from tintype.terminal.studies import report_with_progress
 
@@ -67,16 +67,20 @@ def report(
 @app.command()
 def power(
     studies: Annotated[list[Path] | None, typer.Argument(help="Folders or results.json of past studies")] = None,
-    effect: Annotated[str, typer.Option(help="The change worth finding: 5% of the baseline's value, or 0.02")] = "5%",
-    seeds: Annotated[int, typer.Option(min=2, help="Seeds of each arm in the new study")] = 3,
+    effect: Annotated[
+        str, typer.Option(help="Smallest change worth finding: 5% of the baseline's value, or 0.02")
+    ] = "5%",
+    seeds: Annotated[int, typer.Option(min=2, help="Seeds per arm in the new study")] = 3,
     metric: Annotated[str | None, typer.Option(help="Only this metric")] = None,
     arms: Annotated[int, typer.Option(min=1, help="Arms of the new study, its control included")] = 3,
     control: Annotated[bool, typer.Option(help="Whether one of the arms is the control")] = True,
     resolutions: Annotated[int, typer.Option(min=1, help="Resolutions of the new study")] = 1,
-    without: Annotated[list[str], typer.Option(help="Leave this arm out of the measured spread (repeatable)")] = [],  # noqa: B006
+    without: Annotated[
+        list[str], typer.Option(help="Leave this arm out of the measured seed spread (repeatable)")
+    ] = [],  # noqa: B006
     json_: Json = False,
 ) -> None:
-    """How many seeds a study needs, from the spread that past studies measured."""
+    """Compute how many seeds a study needs, from the seed spread of past studies."""
     from pydantic import TypeAdapter
 
     from tintype.study.power import PowerPlan, plan_power

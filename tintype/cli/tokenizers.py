@@ -27,7 +27,7 @@ from tintype.cli.shared import (
 )
 from tintype.terminal.lines import say
 
-encoder_app = typer.Typer(cls=Commands, no_args_is_help=True, help="The packaged scene encoder.")
+encoder_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Train the scene encoder that comes with tintype.")
 app.add_typer(encoder_app, name="encoder")
 tokenizer_app = typer.Typer(
     cls=Commands,
@@ -40,10 +40,10 @@ app.add_typer(tokenizer_app, name="tokenizer")
 @encoder_app.command("train")
 def encoder_train(
     out: Out,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    steps: Annotated[int, typer.Option(min=1)] = 8000,
-    batch: Annotated[int, typer.Option(min=1)] = 512,
-    device: Annotated[str, typer.Option()] = "cpu",
+    seed: Annotated[int, typer.Option(min=0, help="Training seed")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps")] = 8000,
+    batch: Annotated[int, typer.Option(min=1, help="Images per step")] = 512,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "cpu",
 ) -> None:
     """Train the scene encoder anew and measure it. Running it again resumes."""
     from tintype.evaluation.train_scene_encoder import SceneEncoderTraining
@@ -60,7 +60,7 @@ def encoder_train(
 def tokenizer_train(
     out: Out,
     data: Annotated[
-        str | None, typer.Option(help="scenes (by default), or a folder, .tar, .parquet file or store of pictures")
+        str | None, typer.Option(help="scenes (default), or a folder, .tar, .parquet file or store of images")
     ] = None,
     set_: Annotated[
         list[str], typer.Option("--set", help="Override a setting: steps=2000, vae.channels=8, perceptual.kind=lpips")
@@ -88,7 +88,7 @@ def tokenizer_cache(
         bool, typer.Option("--verify", help="Hash all images again and encode those that have changed")
     ] = False,
 ) -> None:
-    """Encode all training images of a plan once, for all runs with run.latents=disk. Running it again resumes."""
+    """Encode all training images of a plan, for runs with run.latents=disk. Running it again resumes."""
     from tintype.terminal.tokenizers import cache_with_progress
 
     cache_with_progress(plan_of(recipe, set_, technique), verify, console)
@@ -106,7 +106,7 @@ def tokenizer_save(
     device: Device = None,
     json_: Json = False,
 ) -> None:
-    """Write the autoencoder that a run has tuned as a frozen tokenizer, with its statistics, for any other plan."""
+    """Save the autoencoder that a run has tuned as a frozen tokenizer, for other plans."""
     from dataclasses import asdict
 
     from tintype.runtime.dist import alone
@@ -131,17 +131,17 @@ def tokenizer_save(
 def tokenizer_report(
     tokenizers: Annotated[
         list[str],
-        typer.Argument(help="Each a kind (pixels, or small-vae:folder=DIR) or a folder of a trained small-vae"),
+        typer.Argument(help="Kinds (pixels, small-vae:folder=DIR) or folders of trained small-vaes"),
     ],
     out: Out,
-    data: Annotated[str, typer.Option(help="scenes, or a folder, .tar, .parquet file or store of pictures")] = "scenes",
+    data: Annotated[str, typer.Option(help="scenes, or a folder, .tar, .parquet file or store of images")] = "scenes",
     set_: Annotated[
         list[str], typer.Option("--set", help='Override a setting: size_px=256, count=512, "encoders=[inception]"')
     ] = [],  # noqa: B006
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
     json_: Json = False,
 ) -> None:
-    """Compare tokenizers on any pictures: quality, compression, speed, latents and pictures, in one HTML file."""
+    """Compare tokenizers on any images in one HTML file: quality, compression, speed and latents."""
     from tintype.runtime.dist import alone
     from tintype.terminal.progress import Progress
     from tintype.terminal.tokenizers import show_tokenizers

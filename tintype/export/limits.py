@@ -25,7 +25,7 @@ def limits(record: RunRecord) -> Iterator[str]:
     yield from record.plan.text.limits()
     yield from _of_scores(record)
     yield (
-        "No filter of prompts or pictures is part of the model, and whether it repeats training pictures was not "
+        "No filter of prompts or images is part of the model, and whether it repeats training images was not "
         "looked for."
     )
 
@@ -59,7 +59,7 @@ def _of_sizes(record: RunRecord) -> Iterator[str]:
     plan, size_px = record.plan, record.plan.data.size_px
     stages = plan.train.stages
     if stages and record.step <= stages[-1].until:
-        yield f"It has not seen {size_px} × {size_px} pixels yet: training ended in a stage of smaller pictures."
+        yield f"It has not seen {size_px} × {size_px} pixels yet: training ended in a stage of smaller images."
         return
     only = "" if record.origin is None else " in this training"
     last = " in its last stage" if stages else only
@@ -85,7 +85,7 @@ def _of_data(record: RunRecord) -> Iterator[str]:
 
 def _of_scores(record: RunRecord) -> Iterator[str]:
     if not record.evaluations:
-        yield "It was not evaluated: nothing is known of how good its pictures are."
+        yield "It was not evaluated: nothing is known of how good its images are."
         return
     for one in record.evaluations:
         if one.step != (now := record.weights_step):

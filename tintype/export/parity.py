@@ -1,4 +1,4 @@
-"""How far a pipeline's pictures are from tintype's: same noise, same steps, same prompts.
+"""How far a pipeline's images are from tintype's: same noise, same steps, same prompts.
 
 The prompts go to the pipeline as embeddings, made with its own tokenizer and text encoder as it makes them: how it
 cleans texts is no part of the model. One image at a time, since the pipelines cannot guide more.
@@ -32,11 +32,11 @@ STEPS = 8
 
 @dataclass(frozen=True)
 class Figure:
-    """The largest differences over all prompts: of latents (about deviation 1), and of pictures in [0, 1]."""
+    """The largest differences over all prompts: of latents (about deviation 1), and of images in [0, 1]."""
 
     guidance: float
     latents: float
-    pictures: float
+    images: float
 
 
 def open_pipeline(folder: Path, about: dict[str, Any]) -> Any:
@@ -78,11 +78,11 @@ def _figure(
             "use_resolution_binning": False,
         }
         theirs_BCHW = pipe(**arguments, output_type="latent").images
-        picture_BHWC = torch.from_numpy(pipe(**arguments, output_type="np").images)
+        image_BHWC = torch.from_numpy(pipe(**arguments, output_type="np").images)
         ours_in_0_1 = (parts.tokenizer.decode_float(ours_BCHW) / 2 + 0.5).clamp(0, 1)
         latents = float((ours_BCHW - theirs_BCHW).abs().max())
-        pictures = float((ours_in_0_1 - picture_BHWC.movedim(-1, 1)).abs().max())
-        worst = Figure(guidance, max(worst.latents, latents), max(worst.pictures, pictures))
+        images = float((ours_in_0_1 - image_BHWC.movedim(-1, 1)).abs().max())
+        worst = Figure(guidance, max(worst.latents, latents), max(worst.images, images))
     return worst
 
 

@@ -49,7 +49,7 @@ call = json.loads(pathlib.Path(folder, "{about}").read_text())["call"]
 pipe = {pipeline}.from_pretrained(folder, torch_dtype={dtype})
 generator = torch.Generator().manual_seed(0)
 image = pipe({prompt}, guidance_scale={guidance}, generator=generator, **call).images[0]
-image.save("picture.png")
+image.save("image.png")
 """
 
 

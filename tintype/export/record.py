@@ -27,7 +27,7 @@ _OF_THE_ORIGIN = ("started-from", "imported")
 
 @dataclass(frozen=True)
 class Source:
-    """One source of training pictures."""
+    """One source of training images."""
 
     data: DataPart
     share: str
@@ -99,7 +99,7 @@ class RunRecord:
 
     @property
     def images(self) -> int:
-        """Pictures that training has seen, repeats included."""
+        """Images that training has seen, repeats included."""
         return self.step * self.plan.train.batch
 
     @property
@@ -126,7 +126,7 @@ class RunRecord:
 
     @property
     def data_count(self) -> int | None:
-        """Training pictures; None where a store is not at hand to be asked."""
+        """Training images; None where a store is not at hand to be asked."""
         counts = [source.count for source in self.sources.values() if source.images is not None]
         return None if None in counts else sum(count for count in counts if count)
 

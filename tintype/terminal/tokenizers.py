@@ -40,7 +40,7 @@ def train_vae_with_progress(
         _leave_training(interrupt, outcome.step)
     trained = outcome.record.trained
     state = "was trained before" if outcome.already_done else f"trained {outcome.step} steps"
-    quality = f"PSNR {trained['psnr_db']:.2f} dB on {trained['held_out']} held-out pictures"
+    quality = f"PSNR {trained['psnr_db']:.2f} dB on {trained['held_out']} held-out images"
     say(console, f"{out}: {state}; {quality}")
     if dead := trained["dead_channels"]:
         text = f"note: {len(dead)} of {settings.vae.channels} channels carry nothing; lower kl_weight or vae.channels"

@@ -1,10 +1,10 @@
-"""Pictures to train and to measure tokenizers with: the embedded scenes, or any set of pictures on a disk.
+"""Images to train and to measure tokenizers with: the embedded scenes, or any set of images on a disk.
 
-Which pictures of a set on a disk are held out depends on their number alone: the first of a fixed random order. So a
+Which images of a set on a disk are held out depends on their number alone: the first of a fixed random order. So a
 report that asks for as many as training held out gets just those. Of a store, training sees the training split only
 (and holds some of it out), and a report the evaluation split.
 
-B: pictures. N: all pictures. C: channels. H, W: rows, columns.
+B: images. N: all images. C: channels. H, W: rows, columns.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ class SceneSettings(Settings):
 class TrainingSet(Protocol):
     @property
     def identity(self) -> str:
-        """Names the pictures and all that decides their pixels."""
+        """Names the images and all that decides their pixels."""
 
     @property
     def held_out(self) -> int: ...
 
     def batches(self, first_step: int, steps: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Positions (int64 [B]) and uint8 pictures of each step, on the device."""
+        """Positions (int64 [B]) and uint8 images of each step, on the device."""
 
     def held_out_images(self) -> Tensor:
-        """Pictures that training never sees."""
+        """Images that training never sees."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class TrainingScenes:
         return scene_images(self.settings, self.size_px, self.held_out, self.device)
 
 
-class TrainingPictures:
+class TrainingImages:
     """Random crops. The files' bytes are held in memory, and decoded ahead of the step that needs them."""
 
     def __init__(
@@ -107,7 +107,7 @@ class TrainingPictures:
         self._encoded = _read_all(path, limit)
         count = len(self._encoded)
         if count < 2:
-            raise UserError(f"{path} holds {count} pictures; one is held out, so training needs at least two")
+            raise UserError(f"{path} holds {count} images; one is held out, so training needs at least two")
         self.held_out = min(held_out, max(1, count // _HELD_OUT_SHARE))
         self._held = held_out_ids(self.held_out, count)
         self._own = sorted(set(range(count)) - set(self._held))
@@ -118,7 +118,7 @@ class TrainingPictures:
         total = hashlib.sha256()
         for one in self._encoded:
             total.update(hashlib.sha256(one.content).digest())
-        return f"{len(self._encoded)} pictures, SHA-256 {total.hexdigest()}"
+        return f"{len(self._encoded)} pictures, SHA-256 {total.hexdigest()}"  # as checkpoints have it
 
     def batches(self, first_step: int, steps: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         def make(step: int) -> tuple[Tensor, Tensor]:
@@ -135,7 +135,7 @@ class TrainingPictures:
         return torch.stack([self._crop(id_, 0.5, 0.5) for id_ in self._held])
 
     def _crop(self, id_: int, down: float, right: float) -> Tensor:
-        """A square of a picture; (0.5, 0.5) is its middle."""
+        """A square of an image; (0.5, 0.5) is its middle."""
         image_CHW = decode(self._encoded[id_])
         short_px = self._short_px
         refuse_small(self._encoded[id_].name, image_CHW, max(self._size_px, short_px or 0))
@@ -147,22 +147,22 @@ class TrainingPictures:
 def _read_all(path: Path, limit: int | None) -> list[Encoded]:
     found: list[Encoded] = []
     total = 0
-    pictures = open_store(path).all_encoded("train") if is_store(path) else open_images(path).encoded()
-    for one in pictures:
+    images = open_store(path).all_encoded("train") if is_store(path) else open_images(path).encoded()
+    for one in images:
         if len(found) == limit:
             break
         found.append(one)
         total += len(one.content)
         if total > _MOST_BYTES:
             raise UserError(
-                f"{path}: the first {len(found):,} pictures take more than {_MOST_BYTES >> 30} GiB of memory as files; "
+                f"{path}: the first {len(found):,} images take more than {_MOST_BYTES >> 30} GiB of memory as files; "
                 f"use the first so many: --set limit={len(found) // 2:d}"
             )
     return found
 
 
 def _measured(path: Path) -> Callable[[], Iterator[Encoded]]:
-    """The pictures of which some are measured: of a store those that no training sees."""
+    """The images of which some are measured: of a store those that no training sees."""
     if is_store(path):
         return lambda: open_store(path).all_encoded("eval")
     return open_images(path).encoded
@@ -183,7 +183,7 @@ def scene_images(settings: SceneSettings, size_px: int, count: int, device: torc
 def measured_images(
     data: str, size_px: int, count: int, device: torch.device, on_images: OnImages = lambda doing, done, total: None
 ) -> tuple[Tensor, int]:
-    """At most so many pictures, uint8 [N, 3, size, size] on the CPU, and how many the set holds.
+    """At most so many images, uint8 [N, 3, size, size] on the CPU, and how many the set holds.
 
     Those on a disk are brought to the size by their short side, and their middle is cut out.
     """
@@ -207,5 +207,5 @@ def measured_images(
         found[chosen[index]] = image_CHW
         on_images("reading", len(found), len(chosen))
     if len(found) < 2:
-        raise UserError(f"{data} holds {len(found)} pictures; a report needs at least two")
+        raise UserError(f"{data} holds {len(found)} images; a report needs at least two")
     return torch.stack([found[place] for place in range(len(found))]), total

@@ -1,8 +1,8 @@
-"""What tokenizers do to pictures: how near the way back comes, at which size, how fast, and what latents look like.
+"""What tokenizers do to images: how near the way back comes, at which size, how fast, and what latents look like.
 
-`tintype tokenizer report` writes `results.json` and one HTML file. All tokenizers see the same pictures.
+`tintype tokenizer report` writes `results.json` and one HTML file. All tokenizers see the same images.
 
-N: pictures. B: pictures of a batch. C: channels. H, W: rows, columns. F: size of a feature vector.
+N: images. B: images of a batch. C: channels. H, W: rows, columns. F: size of a feature vector.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ FAR_MEAN, FAR_STD = 0.25, 1.5
 class ReportSettings(Settings):
     """What is measured, and on what."""
 
-    data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of pictures")
+    data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of images")
     size_px: int = Field(
-        64, ge=lpips.SMALLEST_PX["vgg16"], le=4096, description="Side of the pictures, which are never enlarged"
+        64, ge=lpips.SMALLEST_PX["vgg16"], le=4096, description="Side of the images, which are never enlarged"
     )
-    count: int = Field(256, ge=2, description="At most so many pictures")
-    batch: int = Field(16, ge=1, description="Pictures at a time; speed depends on it")
+    count: int = Field(256, ge=2, description="At most so many images")
+    batch: int = Field(16, ge=1, description="Images at a time; speed depends on it")
     encoders: tuple[EncoderChoice, ...] | None = Field(
         None, description="Of the Fréchet distances; by default scenes, and inception where its weights are at hand"
     )
-    shown: int = Field(8, ge=1, le=64, description="Pictures side by side")
+    shown: int = Field(8, ge=1, le=64, description="Images side by side")
 
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """What one tokenizer made of all the pictures."""
+    """What one tokenizer made of all the images."""
 
     image_NCHW: Tensor
     latent_mean_C: Tensor
@@ -163,7 +163,7 @@ def _now(device: torch.device) -> float:
 
 
 class Judge:
-    """Holds reconstructions against the pictures; what it needs of these is found once."""
+    """Holds reconstructions against the images; what it needs of these is found once."""
 
     def __init__(self, image_NCHW: Tensor, settings: ReportSettings, device: torch.device) -> None:
         self._image_NCHW, self._batch, self._device = image_NCHW, settings.batch, device
@@ -183,7 +183,7 @@ class Judge:
         self.definitions[_fd_name(encoder)] = f"{fd}; reconstructions against their originals; {encoder.definition}"
         if len(reference) <= reference.size:
             self.notes.append(
-                f"{len(reference)} pictures give no full covariance of {reference.size} features ({encoder.name}); "
+                f"{len(reference)} images give no full covariance of {reference.size} features ({encoder.name}); "
                 "compare its Fréchet distance at equal counts only"
             )
 
@@ -209,7 +209,7 @@ class Judge:
             found[pair_name(metric)] = metric.measure(PairValues(value_N, self._copy_N))
         for encoder, reference in zip(self._encoders, self._references, strict=True):
             pair = FeaturePair(feature_matrix(encoder, [seen_NCHW]), reference, copy_N=self._copy_N)
-            one = FD.measure(pair)  # its notes on bias are for sets that share no pictures
+            one = FD.measure(pair)  # its notes on bias are for sets that share no images
             found[_fd_name(encoder)] = Measured(one.value, one.error, one.method)
         return found
 
@@ -265,7 +265,7 @@ def _latent_notes(part: TokenizerPart, trip: RoundTrip) -> list[str]:
 
 
 def _seen_in_training(part: TokenizerPart, settings: ReportSettings, total: int) -> list[str]:
-    """Of a small-vae: whether it was trained on some of these pictures."""
+    """Of a small-vae: whether it was trained on some of these images."""
     if not isinstance(part, SmallVaeSettings) or settings.data == SCENES or is_store(Path(settings.data).expanduser()):
         return []  # scenes and stores have an evaluation split, which no training sees
     trained = read_record(Path(part.folder).expanduser()).trained
@@ -274,10 +274,10 @@ def _seen_in_training(part: TokenizerPart, settings: ReportSettings, total: int)
         return []
     count, held_out = min(settings.count, total), int(trained["held_out"])
     if (limit := trained["settings"]["limit"]) is not None:
-        return [f"it was trained on the first {limit} pictures of this set, and may have seen some of those here"]
+        return [f"it was trained on the first {limit} images of this set, and may have seen some of those here"]
     if count <= held_out:
         return []
     return [
-        f"it was trained on this set, and held only {held_out} pictures out: some of those here it has seen. "
+        f"it was trained on this set, and held only {held_out} images out: some of those here it has seen. "
         f"Measure on those alone with count={held_out}, or on another set"
     ]

@@ -1,6 +1,6 @@
-"""The page of `tintype tokenizer report`: one file with its style and pictures inside, and no script.
+"""The page of `tintype tokenizer report`: one file with its style and images inside, and no script.
 
-N: pictures. C: channels. H, W: rows, columns.
+N: images. C: channels. H, W: rows, columns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 38.0, 8.0, 12.0, 26.0
 
 
 def to_html(result: dict[str, Any], image_NCHW: Tensor, trips: Sequence[Tensor]) -> str:
-    """`trips` are the reconstructions of the pictures that are shown, one tensor for each tokenizer."""
+    """`trips` are the reconstructions of the images that are shown, one tensor for each tokenizer."""
     rows = result["tokenizers"]
     return _template().render(
         style=Markup(_file("tintype.page", "style.css")),
@@ -41,7 +41,7 @@ def to_html(result: dict[str, Any], image_NCHW: Tensor, trips: Sequence[Tensor])
         metrics=[_metric(name, rows) for name in rows[0]["metrics"]],
         label=_label,
         latent_charts=[_latent_chart(row, f"arm-{index % _COLOURS}") for index, row in enumerate(rows)],
-        pictures=_pictures(image_NCHW, [row["name"] for row in rows], trips),
+        images=_images(image_NCHW, [row["name"] for row in rows], trips),
         pixelated=result["images"]["size_px"] <= _PIXELATED_PX,
         compression=_compression,
     )
@@ -96,8 +96,8 @@ def _decimals(value: float | None) -> int:
     return min(4, numerals.decimals_showing(abs(value or 0.0)) + 1)
 
 
-def _pictures(image_NCHW: Tensor, names: Sequence[str], trips: Sequence[Tensor]) -> list[list[dict[str, Any]]]:
-    """For each picture the original and what every tokenizer made of it, with its PSNR."""
+def _images(image_NCHW: Tensor, names: Sequence[str], trips: Sequence[Tensor]) -> list[list[dict[str, Any]]]:
+    """For each image the original and what every tokenizer made of it, with its PSNR."""
     psnrs = [psnr(image_NCHW, seen_NCHW).tolist() for seen_NCHW in trips]
     rows = []
     for index, image_CHW in enumerate(image_NCHW):
@@ -110,10 +110,10 @@ def _pictures(image_NCHW: Tensor, names: Sequence[str], trips: Sequence[Tensor])
 
 
 def _uri(image_CHW: Tensor) -> str:
-    picture = Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy())
-    picture.thumbnail((_LARGEST_PX, _LARGEST_PX))
+    image = Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy())
+    image.thumbnail((_LARGEST_PX, _LARGEST_PX))
     content = io.BytesIO()
-    picture.save(content, "PNG")
+    image.save(content, "PNG")
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode("ascii")
 
 

@@ -3,7 +3,7 @@ and a discriminator.
 
 Every draw is a function of (seed, position), so a training that was stopped goes on as if it had not been.
 
-B: pictures. C: channels. H, W: rows, columns.
+B: images. C: channels. H, W: rows, columns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
 from tintype.runtime.transfer import send
 from tintype.settings import Settings, plain
-from tintype.tokenizer_lab.images import SCENES, SceneSettings, TrainingPictures, TrainingScenes, TrainingSet
+from tintype.tokenizer_lab.images import SCENES, SceneSettings, TrainingImages, TrainingScenes, TrainingSet
 from tintype.tokenizers.small_vae import (
     Record,
     SmallVae,
@@ -62,11 +62,11 @@ _STATISTICS_IMAGES = 256
 class Training(Settings):
     """All that decides what is learnt."""
 
-    data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of pictures")
+    data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of images")
     size_px: int = Field(64, ge=16, le=1024, description="Side of the crops")
-    short_px: int | None = Field(None, ge=16, description="Shrink pictures to this short side first; null: as they are")
-    limit: int | None = Field(None, ge=2, description="Only the first so many pictures")
-    held_out: int = Field(256, ge=1, description="Pictures kept out of training; at most a fifth of a set on a disk")
+    short_px: int | None = Field(None, ge=16, description="Shrink images to this short side first; null: as they are")
+    limit: int | None = Field(None, ge=2, description="Only the first so many images")
+    held_out: int = Field(256, ge=1, description="Images kept out of training; at most a fifth of a set on a disk")
     scenes: SceneSettings = SceneSettings()
     vae: SmallVaeShape = SmallVaeShape()
     reconstruction: Literal["l1", "charbonnier"] = "l1"
@@ -117,7 +117,7 @@ class Training(Settings):
         if self.data == SCENES:
             return TrainingScenes(self.scenes, self.size_px, self.held_out, self.seed, device)
         path = Path(self.data).expanduser()
-        return TrainingPictures(path, self.size_px, self.short_px, self.held_out, self.limit, self.seed, device)
+        return TrainingImages(path, self.size_px, self.short_px, self.held_out, self.limit, self.seed, device)
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _training(
     state: TrainState,
     interrupt: Interrupt,
 ) -> SimpleTraining:
-    """The discriminator learns from the same pictures as the autoencoder, at the same time."""
+    """The discriminator learns from the same images as the autoencoder, at the same time."""
     batches = data.batches(state.step, settings.steps, settings.batch)
 
     def losses() -> dict[str, Tensor]:
@@ -219,7 +219,7 @@ def losses_of(
     image_BCHW: Tensor,
     judge: Discriminator | None = None,
 ) -> dict[str, Tensor]:
-    """Each term, a mean over the pictures, and under "loss" the weighted sum of those of the autoencoder.
+    """Each term, a mean over the images, and under "loss" the weighted sum of those of the autoencoder.
 
     "discriminator" is the loss of the judge's own parameters.
     """
@@ -256,7 +256,7 @@ def reconstruction_loss(kind: Literal["l1", "charbonnier"], seen_BCHW: Tensor, x
 
 
 def _finish(out: Path, settings: Training, data: TrainingSet, network: Vae) -> Record:
-    """Measures the statistics of the latents on training pictures, and the quality on others."""
+    """Measures the statistics of the latents on training images, and the quality on others."""
     network.requires_grad_(False).eval()
     batches = data.batches(0, math.ceil(_STATISTICS_IMAGES / settings.batch), settings.batch)
     mean_C, std_C = latent_statistics(network, (image_BCHW for _, image_BCHW in batches))
@@ -281,7 +281,7 @@ def _finish(out: Path, settings: Training, data: TrainingSet, network: Vae) -> R
 
 @torch.no_grad()
 def latent_statistics(network: Vae, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel of the posterior's mean, over pictures and places: float32 [C]."""
+    """Mean and standard deviation of each channel of the posterior's mean, over images and places: float32 [C]."""
     total_C = square_C = torch.zeros(network.shape.channels, dtype=torch.float64)
     count = 0
     for image_BCHW in batches:

@@ -79,7 +79,7 @@ def test_what_is_pushed_is_the_export_with_its_card(hub: FakeHub, run: Path, tmp
 @pytest.mark.parametrize(
     ("token", "words", "message"),
     [
-        (TOKEN, ["--push", REPO], "nobody to ask"),
+        (TOKEN, ["--push", REPO], "pass --yes"),
         ("hf_wrong", ["--push", REPO, "--yes"], "does not accept the token"),
         ("", ["--push", REPO, "--yes"], "no token of the hub"),
     ],
@@ -128,7 +128,7 @@ def test_the_code_of_the_card_runs(space: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     with quiet_diffusers():
         exec(script[1], {})
-    assert (tmp_path / "picture.png").is_file()
+    assert (tmp_path / "image.png").is_file()
 
 
 @pytest.mark.parametrize("kind", ["sft", "mixture:add.other.data.style=photo", "resolution-stages", "caption-mix"])

@@ -28,7 +28,7 @@ def test_export_with_its_check_and_import(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", pixel_plan("t5"))
     said = invoke("export", run, "--to", "diffusers", "--out", tmp_path / "out", "--check")
     assert "raw weights of step 1 in fp32" in said
-    figures = [float(number) for number in re.findall(r"pictures in \[0, 1\] by (\S+)", said)]
+    figures = [float(number) for number in re.findall(r"images in \[0, 1\] by (\S+)", said)]
     assert len(figures) == 2
     assert max(figures) < 1e-3
     said = invoke("import", tmp_path / "out", "--out", tmp_path / "again", "--set", "run.device=cpu")

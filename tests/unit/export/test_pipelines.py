@@ -71,7 +71,7 @@ def test_the_pipeline_makes_tintypes_pictures(make: Any, text: str, tokenizer: s
     assert [figure.guidance for figure in figures] == [1.0, 3.5]
     for figure in figures:
         assert figure.latents < 1e-3
-        assert figure.pictures < 1e-3
+        assert figure.images < 1e-3
 
 
 @pytest.mark.parametrize(("text", "tokenizer"), COMBINATIONS)
@@ -208,4 +208,4 @@ def test_a_tuned_autoencoder_is_exported_with_its_running_statistics(tmp_path: P
     run = write_run(tmp_path / "run", plan)
     exported = export_pipeline(run, tmp_path / "out")
     figures = measure(load_trained(run, None).parts, exported.path, exported.about, steps=2)
-    assert max(figure.pictures for figure in figures) < 1e-3
+    assert max(figure.images for figure in figures) < 1e-3

@@ -34,7 +34,7 @@ def test_train_then_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     vae, out = str(tmp_path / "vae"), str(tmp_path / "out")
     said = ask("tokenizer", "train", "--out", vae, sets=TINY)
     assert "trained 3 steps; PSNR" in said
-    assert "dB on 4 held-out pictures" in said
+    assert "dB on 4 held-out images" in said
     assert "was trained before" in ask("tokenizer", "train", "--data", "scenes", "--out", vae, sets=TINY)
     said = ask("tokenizer", "report", "pixels", vae, "--out", out, sets=("size_px=16", "count=4", "shown=1"))
     assert "left out: lpips" in said
