@@ -1,21 +1,21 @@
-"""Gathers a study's results from the files of its runs, and compares each arm with the baseline of its resolution."""
+"""Collect a study's results from the files of its runs, and compare each arm with the baseline of its resolution."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.evaluation.reference import held_out
-from tintype.evaluation.results import EncoderInfo, EvaluationResult, read_result, result_file
+from tintype.evaluation.results import EvaluationResult, read_result, result_file
 from tintype.evaluation.run import PREVIEWS
 from tintype.evaluation.samples import sampling_prompts
 from tintype.metrics import validation
@@ -57,16 +57,16 @@ from tintype.study.verdicts import (
 from tintype.train.folder import RunFolder
 
 _CURVE_POINTS = 200
+LogLine: TypeAlias = Mapping[str, Any]
+"""A line of a run's metrics.jsonl, or another small record of a run."""
 COMMANDS_FILE = "commands.jsonl"
-"""In a study's folder: each command line that worked on it, oldest first."""
+"""File in a study's folder: each command line that worked on it, oldest first."""
 
 
 def collect(study: Study, out: Path) -> StudyResults:
     protocol, settings = study.settings.evaluation, study.settings
     runs = {arm.label: [read_run(plan, protocol, out) for plan in arm.plans] for arm in study.arms}
-    encoders = _same_encoders(runs)
-    _check_tokenizers(runs)
-    _check_texts(runs)
+    _check_identities(runs)
     meanings = definitions(protocol, study.of_scenes)
     resolutions = [_resolution(arms, protocol, out) for arms in study.by_resolution()]
     only = resolutions[0] if len(resolutions) == 1 else _NO_RESOLUTION
@@ -80,11 +80,21 @@ def collect(study: Study, out: Path) -> StudyResults:
         sketch=len(settings.seeds) == 1,
         confidence=stats.CONFIDENCE,
         method=_method(study, planned),
-        metrics=[_metric_info(name, meaning, name in settings.primary) for name, meaning in meanings.items()],
+        metrics=[
+            MetricInfo(
+                name=name,
+                label=meaning.label,
+                direction=meaning.direction,
+                definition=meaning.definition,
+                primary=name in settings.primary,
+                range=meaning.range,
+            )
+            for name, meaning in meanings.items()
+        ],
         arms=[_arm(arm, runs, rows, incomparable(study)) for arm in study.arms],
         plan=only.plan,
         protocol=plain(protocol),
-        encoders=encoders,
+        encoders={name: one for of_arm in runs.values() for run in of_arm for name, one in run.encoders.items()},
         warnings=_warnings(runs),
         prompts=only.prompts,
         real_previews=only.real_previews,
@@ -105,10 +115,10 @@ def read_commands(out: Path) -> list[Command]:
 
 
 def reported_commands(out: Path) -> list[Command]:
-    """The command lines of the last report: a copy of those in the study's folder."""
+    """Return the command lines of the last report: a copy of those in the study's folder."""
     try:
         return read_results_file(out / "results.json").commands
-    except UserError:  # there is none, or it is damaged: then it is no copy
+    except UserError:  # there is none, or it is damaged
         return []
 
 
@@ -132,7 +142,7 @@ def _resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path) -> Resol
 
 
 def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
-    """A run as its files tell it."""
+    """Read a run from its files."""
     path = out / "runs" / plan.hash
     folder = str(path.relative_to(out))
     stored = result_file(path, protocol, plan.train.steps)
@@ -151,29 +161,25 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
         )
     if result.plan not in ("", plan.hash):
         raise damaged(stored, f"it is the result of another plan, {result.plan}", remake_study(out))
-    files = RunFolder(path)
-    lines = files.metrics()
-    environment = files.read_record(files.environment_file)
     try:
-        return _done(plan, folder, result, files, lines, environment)
+        return _finished_run(plan, folder, result, RunFolder(path))
     except (ValidationError, KeyError, TypeError, AttributeError) as error:  # of files without a checksum
         raise damaged(path, f"{type(error).__name__}: {' '.join(str(error).split())}", remake_study(out)) from None
 
 
-def _done(
-    plan: Plan,
-    folder: str,
-    result: EvaluationResult,
-    files: RunFolder,
-    lines: Sequence[dict[str, Any]],
-    environment: dict[str, Any],
-) -> Run:
+def _finished_run(plan: Plan, folder: str, result: EvaluationResult, files: RunFolder) -> Run:
+    lines, environment = files.metrics(), files.read_record(files.environment_file)
+    loaded = files.read_record(files.loaded_file)
+    metrics = dict(result.metrics)
+    if lines:  # by today's definition, so that runs of several versions can be compared
+        metrics.pop(SPEED, None)
+        metrics[SPEED] = images_per_s(lines)
     return Run(
         seed=plan.seed,
         hash=plan.hash,
         folder=folder,
         state="done",
-        metrics=_metrics(result, lines),
+        metrics=metrics,
         errors=result.errors,
         warnings=list(result.warnings),
         encoders=result.encoders,
@@ -185,21 +191,21 @@ def _done(
         evaluate_s=result.seconds,
         events=files.events(),
         environment=environment,
-        tokenizer=_tokenizer(plan, files),
-        text=_text(plan, files),
+        tokenizer=_tokenizer(plan, loaded.get("tokenizer", ""), files.read_record(files.latents_file)),
+        text=_text(plan, loaded.get("text", "")),
         lineage=files.read_record(files.lineage_file) or None,
         previews=[f"{folder}/{name}" for name in result.previews],
     )
 
 
-def _tokenizer(plan: Plan, files: RunFolder) -> TokenizerInfo:
-    part, latents = plan.tokenizer, files.read_record(files.latents_file)
+def _tokenizer(plan: Plan, identity: str, latents: LogLine) -> TokenizerInfo:
+    part = plan.tokenizer
     return TokenizerInfo(
         kind=part.kind,
         settings=plain(part),
         channels=part.compression.channels,
         stride_px=part.compression.stride_px,
-        identity=files.read_record(files.loaded_file).get("tokenizer", ""),
+        identity=identity,
         tuned=plan.tuning is not None,
         images=latents.get("images", 0),
         mean=latents.get("mean", []),
@@ -207,71 +213,40 @@ def _tokenizer(plan: Plan, files: RunFolder) -> TokenizerInfo:
     )
 
 
-def _text(plan: Plan, files: RunFolder) -> TextInfo:
-    identity = files.read_record(files.loaded_file).get("text", "")
+def _text(plan: Plan, identity: str) -> TextInfo:
     return TextInfo(kind=plan.text.kind, settings=plain(plan.text), identity=identity)
 
 
-def _metrics(result: EvaluationResult, lines: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """As scored, but for the throughput: by today's definition, so that runs of several versions can be compared."""
-    scored = {name: value for name, value in result.metrics.items() if name != SPEED}
-    return {**scored, SPEED: images_per_s(lines)} if lines else scored
-
-
-def _same_encoders(runs: Mapping[str, Sequence[Run]]) -> dict[str, EncoderInfo]:
-    """What read the pictures; refuses a study whose runs were not all read by the same weights in the same way."""
-    found: dict[str, tuple[EncoderInfo, str]] = {}
+def _check_identities(runs: Mapping[str, Sequence[Run]]) -> None:
+    """Refuse a study in which one name or one setting stood for several weights: arms would not differ as declared."""
+    found: dict[str, tuple[str, str]] = {}
     for arm, run in ((arm, run) for arm, of_arm in runs.items() for run in of_arm):
-        who = f"'{arm}', seed {run.seed}"
-        for name, encoder in run.encoders.items():
-            first, by = found.setdefault(name, (encoder, who))
-            if (encoder.identity, encoder.text) != (first.identity, first.text):
+        for part, settings, identity, remedy in _identities(run):
+            who = f"'{arm}', seed {run.seed}"
+            first, by = found.setdefault(f"{part} {settings}", (identity, who))
+            if identity != first:
                 raise UserError(
-                    f"the encoder '{name}' was {first.identity[:12]} for {by} and {encoder.identity[:12]} for {who}: "
-                    "its weights or preprocessing changed in between. Remove the folder evaluation of the runs that "
-                    f"were scored by the wrong one ({run.folder}), then run the study again"
+                    f"{part} was {first[:12]} for {by} and {identity[:12]} for {who}: its weights or its preprocessing "
+                    f"changed in between. {remedy}, then run the study again"
                 )
-    return {name: encoder for name, (encoder, _) in found.items()}
 
 
-def _check_tokenizers(runs: Mapping[str, Sequence[Run]]) -> None:
-    """Refuses a study in which the same settings stood for several weights: its arms would not differ as declared."""
-    found: dict[str, tuple[str, str]] = {}
-    for arm, run in ((arm, run) for arm, of_arm in runs.items() for run in of_arm):
-        if run.tokenizer is None:
-            continue
-        who, identity = f"'{arm}', seed {run.seed}", run.tokenizer.identity
-        first, by = found.setdefault(_named(run.tokenizer), (identity, who))
-        if identity != first:
-            raise UserError(
-                f"the tokenizer '{run.tokenizer.kind}' was {first[:12]} for {by} and {identity[:12]} for {who}: its "
-                f"weights changed in between. Put the first ones back, remove {run.folder}, then run the study again"
-            )
-
-
-def _check_texts(runs: Mapping[str, Sequence[Run]]) -> None:
-    """The same of what read the captions."""
-    found: dict[str, tuple[str, str]] = {}
-    for arm, run in ((arm, run) for arm, of_arm in runs.items() for run in of_arm):
-        if run.text is None:
-            continue
-        who, identity = f"'{arm}', seed {run.seed}", run.text.identity
-        first, by = found.setdefault(json.dumps(run.text.settings, sort_keys=True), (identity, who))
-        if identity != first:
-            raise UserError(
-                f"the text encoder '{run.text.kind}' was {first[:12]} for {by} and {identity[:12]} for {who}: its "
-                "weights or its tokenizer changed in between. Put the first ones back, remove "
-                f"{run.folder}, then run the study again"
-            )
-
-
-def _named(tokenizer: TokenizerInfo) -> str:
-    """What must stand for the same weights in all runs; one that is trained carries another normalisation."""
-    return json.dumps([tokenizer.settings, tokenizer.tuned], sort_keys=True)
+def _identities(run: Run) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (part, settings, SHA-256, remedy) of each frozen network of a run."""
+    for name, encoder in run.encoders.items():
+        remedy = f"Remove the folder evaluation of the runs that were scored by the wrong one ({run.folder})"
+        yield f"the encoder '{name}'", "", encoder.identity + encoder.text, remedy
+    remedy = f"Put the first weights back, remove {run.folder}"
+    if run.tokenizer is not None:  # one that is trained with the run has another normalisation
+        settings = json.dumps([run.tokenizer.settings, run.tokenizer.tuned], sort_keys=True)
+        yield f"the tokenizer '{run.tokenizer.kind}'", settings, run.tokenizer.identity, remedy
+    if run.text is not None:
+        settings = json.dumps(run.text.settings, sort_keys=True)
+        yield f"the text encoder '{run.text.kind}'", settings, run.text.identity, remedy
 
 
 def _warnings(runs: Mapping[str, Sequence[Run]]) -> list[str]:
-    """Each warning of the evaluations with the number of runs that gave it, whatever numbers stand in it."""
+    """Return each warning of the evaluations once, with the number of runs that gave it; numbers in it may differ."""
     counted: dict[str, list[str]] = {}
     for run in (run for of_arm in runs.values() for run in of_arm):
         for text in run.warnings:
@@ -279,8 +254,8 @@ def _warnings(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     return [f"{texts[0]} ({len(texts)} runs)" if len(texts) > 1 else texts[0] for texts in counted.values()]
 
 
-def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
-    """A logged quantity, averaged into at most 200 points."""
+def _curve(lines: Sequence[LogLine], name: str) -> Curve:
+    """Return a logged quantity, averaged into at most 200 points."""
     known = [line for line in lines if line.get(name) is not None]
     size = max(1, -(-len(known) // _CURVE_POINTS))
     bins = [known[start : start + size] for start in range(0, len(known), size)]
@@ -288,25 +263,24 @@ def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
 
 
 def incomparable(study: Study) -> dict[Key, str]:
-    """Why an arm is not compared with its baseline on a metric, by the arm's label and the metric."""
+    """Return why arms are not compared with their baseline, by the arm's label and the metric."""
     meanings = definitions(study.settings.evaluation)
     found: dict[Key, str] = {}
-    for baseline, *others in study.by_resolution():
-        for arm in others:
-            if reason := another_space(arm.plans[0], baseline.plans[0]):
-                found |= {(arm.label, name): reason for name, meaning in meanings.items() if meaning.metric.in_latents}
+    for arm, baseline in study.compared():
+        if reason := another_space(arm.plans[0], baseline.plans[0]):
+            found |= {(arm.label, name): reason for name, meaning in meanings.items() if meaning.metric.in_latents}
     return found
 
 
 def planned_comparisons(study: Study, metrics: Mapping[str, Definition]) -> list[Key]:
-    """Every comparison that the study is to make, by the arm's label and the metric, trends by their `trend_key`.
+    """Return every planned comparison, by the arm's label and the metric, trends by their `trend_key`.
 
-    What cannot be compared takes nothing from the others: it is no part of what is corrected for.
+    What cannot be compared does not count in the correction.
     """
     resolutions, apart = study.by_resolution(), incomparable(study)
-    compared = [arm for _, *others in resolutions for arm in others]
     trended = [arm for arm in resolutions[0] if arm.role == "arm"] if len(resolutions) > 1 else []
-    return [(arm.label, metric) for arm in compared for metric in metrics if (arm.label, metric) not in apart] + [
+    planned = [(arm.label, metric) for arm, _ in study.compared() for metric in metrics]
+    return [key for key in planned if key not in apart] + [
         trend_key(arm.name, metric)
         for arm in trended
         for metric in trend_metrics(study.settings.primary)
@@ -315,7 +289,7 @@ def planned_comparisons(study: Study, metrics: Mapping[str, Definition]) -> list
 
 
 def _trend_apart(study: Study, name: str, metric: str) -> str:
-    """Why an arm has no relative effects on a metric; empty where it can have them."""
+    """Return why an arm has no relative effects on a metric; empty where it can have them."""
     apart = incomparable(study)
     labels = [arm.label for arm in study.arms if arm.name == name]
     return next((apart[label, metric] for label in labels if (label, metric) in apart), "")
@@ -328,44 +302,37 @@ def _compared(
     trends: Mapping[Key, Pair | str],
     planned: Sequence[Key],
 ) -> dict[Key, Comparison]:
-    """What is measured of the planned comparisons. All of them are corrected together, whatever their resolution."""
+    """Compare what is measured. All planned comparisons are corrected together, whatever their resolution."""
     pairs = {trend_key(*key): pair for key, pair in trends.items() if isinstance(pair, Pair)}
-    for baseline, *others in study.by_resolution():
-        for arm in others:
-            new, old = runs[arm.label], runs[baseline.label]
-            pairs |= {
-                (arm.label, metric): pair_runs(new, old, metric, arm.role == "arm")
-                for metric in meanings
-                if (arm.label, metric) in planned
-            }
+    errors: dict[Key, float | None] = {}
+    for arm, baseline in study.compared():
+        new, old = runs[arm.label], runs[baseline.label]
+        for key in ((arm.label, metric) for metric in meanings if (arm.label, metric) in planned):
+            pairs[key] = pair_runs(new, old, key[1], arm.role == "arm")
+            errors[key] = _sampling_error(new, old, key[1])
     measured = {key: pair for key, pair in pairs.items() if pair.new or pair.lost}
     rows = compare(measured, meanings, study.settings.primary, study.settings.analysis, planned)
-    for baseline, *others in study.by_resolution():
-        for arm, metric in ((arm, metric) for arm in others for metric in meanings if (arm.label, metric) in rows):
-            error = _sampling_error(runs[arm.label], runs[baseline.label], metric)
-            rows[arm.label, metric] = rows[arm.label, metric].model_copy(update={"sampling_error": error})
-    return rows
+    return {key: row.model_copy(update={"sampling_error": errors.get(key)}) for key, row in rows.items()}
 
 
 def _sampling_error(new: Sequence[Run], old: Sequence[Run], metric: str) -> float | None:
-    """The part of a mean difference's error that more images would remove, as if both were sampled independently."""
+    """Return the standard error of a mean difference that comes from sampling; both arms sample independently."""
     pairs = [(a.errors.get(metric), b.errors.get(metric)) for a, b in zip(new, old, strict=True)]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     return math.sqrt(sum(a * a + b * b for a, b in known)) / len(known) if known else None
 
 
 def _levels(study: Study, runs: Mapping[str, list[Run]], name: str) -> list[Level]:
-    """An arm's runs at each resolution, beside the baseline's there."""
+    """Return an arm's runs at each resolution with the baseline's."""
     return [
         Level(arm.resolution, runs[arm.label], runs[baseline.label])
-        for baseline, *others in study.by_resolution()
-        for arm in others
+        for arm, baseline in study.compared()
         if arm.name == name
     ]
 
 
 def _trend_pairs(study: Study, runs: Mapping[str, list[Run]]) -> dict[Key, Pair | str]:
-    """What is compared between the most and the fewest tokens, by the arm's name and the metric."""
+    """Pair the effects at the most and the fewest tokens, by arm and metric; or say why there are none."""
     resolutions = study.by_resolution()
     if len(resolutions) == 1:
         return {}
@@ -404,14 +371,13 @@ def _method(study: Study, planned: Sequence[Key]) -> str:
 
 
 def _not_compared(study: Study) -> list[str]:
-    """A sentence for each reason and metric."""
+    """Return a sentence for each reason and metric."""
     meanings = definitions(study.settings.evaluation)
     arms: dict[tuple[str, str], list[str]] = {}
     for (label, metric), reason in incomparable(study).items():
         arms.setdefault((metric, reason), []).append(label)
     return [
-        f"Not compared, nor counted among the comparisons, is the {meanings[metric].label} of {', '.join(labels)} "
-        f"({reason})."
+        f"The {meanings[metric].label} of {', '.join(labels)} is not compared, nor corrected for ({reason})."
         for (metric, reason), labels in arms.items()
     ]
 
@@ -434,33 +400,22 @@ def _arm(arm: ArmPlan, runs: Mapping[str, list[Run]], rows: Mapping[Key, Compari
     )
 
 
-def _metric_info(name: str, meaning: Definition, primary: bool) -> MetricInfo:
-    return MetricInfo(
-        name=name,
-        label=meaning.label,
-        direction=meaning.direction,
-        definition=meaning.definition,
-        primary=primary,
-        range=meaning.range,
-    )
-
-
 def real_folder(resolution: str) -> str:
-    """Of the real images that stand beside a resolution's pictures, relative to the study's folder."""
+    """Return the folder of a resolution's real images, relative to the study's."""
     return f"real/{resolution}" if resolution else "real"
 
 
 def _shown_before(resolution: str, out: Path) -> tuple[list[str], list[str]]:
-    """Prompts and real images of the last report: what a report shows where the data are not at hand."""
+    """Return prompts and real images of the last report, for a report where the data are not at hand."""
     stored = out / "results.json"
     if not stored.is_file():
         return [], []
     try:
         results = read_results_file(stored)
-    except DamagedFileError:
-        raise
-    except UserError:  # of another version: it is written anew
-        return [], []
+    except UserError as error:
+        if isinstance(error, DamagedFileError):
+            raise
+        return [], []  # of another version: it is written anew
     of = next((one for one in results.resolutions if one.name == resolution), results)
     return of.prompts, [name for name in of.real_previews if (out / name).is_file()]
 
@@ -477,7 +432,7 @@ def _real_previews(baseline: ArmPlan, protocol: Protocol, out: Path) -> list[str
 
 
 def _reference(arms: Sequence[ArmPlan], protocol: Protocol, out: Path) -> dict[str, dict[str, float]]:
-    """What the evaluations measured on real images: the same for every run of a resolution."""
+    """Return the metrics of real images: the same for every run of a resolution."""
     for plan in (plan for arm in arms for plan in arm.plans):
         stored = result_file(out / "runs" / plan.hash, protocol, plan.train.steps)
         if stored.exists():

@@ -1,22 +1,20 @@
-"""How many seeds a study needs: the spread that past studies measured, and what it lets a new study find.
+"""The number of seeds that a study needs, from the seed spread that past studies measured.
 
 A spread that comes from a few runs is itself uncertain, so every number is given with the range that the chi-square
-interval of the spread allows. Arms that share a baseline are no independent measurements, so together they are
-worth fewer degrees of freedom than their sum (see `pooled`); and a run counts once, however often it is given.
+interval of the spread allows. Arms that share a baseline are not independent, so together they have fewer degrees of
+freedom than their sum (see `pooled`); and a run counts once, however often it is given.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-import yaml
-
-from tintype.config.strict import nearest
+from tintype.config.strict import nearest, read_yaml
 from tintype.errors import UserError
 from tintype.study import stats
 from tintype.study.report import findings
@@ -25,7 +23,7 @@ from tintype.study.verdicts import Counts, confidence_of, count_comparisons
 
 MOST_SEEDS = 1_000
 FEW_DEGREES = 10
-"""Below this, the measured spread may be wrong by half as much again to either side."""
+"""Below this many degrees of freedom the measured spread may be wrong by half as much again to either side."""
 _UNLIKE = 3.0
 _SHARED = 0.25
 """The correlation of two arms' sample variances: the square of 1/2, that of their differences from one baseline."""
@@ -33,7 +31,7 @@ _SHARED = 0.25
 
 @dataclass(frozen=True)
 class Effect:
-    """The size of the change that is asked for: relative to the baseline's mean, or in the metric's own unit."""
+    """The size of the change to find: relative to the baseline's mean, or in the metric's unit."""
 
     size: float
     relative: bool
@@ -47,7 +45,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Spread:
-    """A standard deviation over seeds, pooled over arms and studies, with the degrees of freedom that it is worth."""
+    """A standard deviation over seeds, pooled over arms and studies, with its degrees of freedom."""
 
     deviation: float
     freedom: float
@@ -59,36 +57,38 @@ class Spread:
 
 @dataclass(frozen=True)
 class MetricPower:
-    """What the planned study can find on one metric; three values: at the measured, least and largest spread."""
+    """The power of the planned study on one metric; three values: at the measured, smallest and largest spread."""
 
     metric: MetricInfo
     baseline: float
     runs: Spread
-    """Of single runs of one plan."""
+    """The spread of single runs of one plan."""
     differences: Spread
-    """Of an arm's differences from the baseline at the same seed."""
+    """The spread of an arm's differences from the baseline at the same seed."""
     by_arm: dict[str, float]
     level: float
     power: Sequence[float] | None
-    """None where a relative effect means nothing, as the baseline's mean is zero."""
+    """None where the effect is relative and the baseline's mean is zero."""
     detectable: Sequence[float]
     seeds_needed: Sequence[int | None] | None
-    """None within it: more than a thousand."""
+    """A None within it means more than a thousand."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Studies of one baseline and one protocol: their spreads can be pooled."""
+    """Studies of one baseline and one protocol, whose spreads are pooled."""
 
     studies: list[str]
     comparisons: Counts
-    """Of the new study on these metrics; the levels are for so many."""
+    """Numbers of comparisons of the new study on these metrics; the levels are for these."""
     metrics: list[MetricPower]
     notes: list[str]
 
 
 @dataclass(frozen=True)
 class Question:
+    """A planned study, and the effect that it should find."""
+
     effect: Effect
     seeds: int
     arms: int
@@ -104,11 +104,11 @@ class Question:
 
 @dataclass(frozen=True)
 class PowerPlan(Question):
-    """The answer."""
+    """The power of a planned study, by groups of past studies."""
 
     groups: list[Group]
     skipped: list[str]
-    """Studies that told nothing, and why."""
+    """Studies from which no spread is known, and why."""
 
 
 def plan_power(
@@ -121,18 +121,15 @@ def plan_power(
     resolutions: int = 1,
     control: bool = True,
 ) -> PowerPlan:
-    """What `seeds` seeds would find of `effect` in a study of `arms` arms (the control counts), by past studies.
+    """Return what `seeds` seeds would find of `effect` in a study of `arms` arms (the control counts), by past studies.
 
     `paths` are results.json files, folders of a study, or folders of such folders. `without` names arms whose spread
     is left out.
     """
     wanted = parse_effect(effect)
-    if seeds < 2:
-        raise UserError(f"--seeds {seeds}: a comparison needs at least two seeds; give 2 or more")
-    if arms < 1:
-        raise UserError(f"--arms {arms}: a study compares at least one arm; give 1 or more")
-    if resolutions < 1:
-        raise UserError(f"--resolutions {resolutions}: a study has at least one resolution; give 1 or more")
+    for option, given, least in (("seeds", seeds, 2), ("arms", arms, 1), ("resolutions", resolutions, 1)):
+        if given < least:
+            raise UserError(f"--{option} {given}: give {least} or more")
     useful: list[StudyResults] = []
     skipped: list[str] = []
     for path in _files(paths):
@@ -148,13 +145,16 @@ def plan_power(
         )
     _check_names(useful, metric, without)
     question = Question(wanted, seeds, arms, control, resolutions)
-    groups = [_group(of_one, question, metric, without) for of_one in _alike(useful)]
+    alike: dict[str, list[StudyResults]] = {}
+    for results in useful:
+        alike.setdefault(_identity(results), []).append(results)
+    groups = [_group(of_one, question, metric, without) for of_one in alike.values()]
     groups = [group for group in groups if group.metrics]
     return PowerPlan(wanted, seeds, arms, control, resolutions, groups, skipped)
 
 
 def parse_effect(text: str) -> Effect:
-    """`5%` is relative to the baseline's mean, `0.02` is in the metric's unit."""
+    """Parse an effect: `5%` is relative to the baseline's mean, `0.02` is in the metric's unit."""
     number, percent = (text.strip()[:-1], True) if text.strip().endswith("%") else (text.strip(), False)
     try:
         size = float(number)
@@ -168,32 +168,26 @@ def parse_effect(text: str) -> Effect:
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    found: list[Path] = []
+    distinct: dict[Path, Path] = {}
     for path in paths:
-        if path.is_file():
-            found.append(path)
-        elif (path / "results.json").is_file():
-            found.append(path / "results.json")
-        elif path.is_dir() and (inside := sorted(path.glob("*/results.json"))):
-            found += inside
-        else:
+        found = [one for one in (path, path / "results.json") if one.is_file()] or sorted(path.glob("*/results.json"))
+        if not found:
             raise UserError(
                 f"{path}: no studies found. Give a results.json, a study's folder, or a folder of studies; "
                 "`tintype ablate STUDY --out DIR` makes one"
             )
-    distinct: dict[Path, Path] = {}
-    for path in found:
-        distinct.setdefault(path.resolve(), path)
+        for file in found:
+            distinct.setdefault(file.resolve(), file)
     return list(distinct.values())
 
 
 def _at_resolution(name: str, results: StudyResults) -> str:
-    """The study's name. Each of several resolutions has a baseline of its own, and so counts as a study."""
+    """Return the study's name with the resolution: each has a baseline of its own, and so counts as a study."""
     return arm_label(name, next((arm.resolution for arm in results.arms), ""))
 
 
 def _useless(results: StudyResults, without: Sequence[str]) -> str | None:
-    """Why a study tells nothing about the spread of differences; None if it does."""
+    """Return why a study has no spread of differences; None if it has one."""
     if len(results.seeds) == 1:
         return "one seed only, so its spread is not known"
     if not any(len(one.differences) > 1 for arm in _arms(results, without) for one in arm.comparisons.values()):
@@ -202,7 +196,7 @@ def _useless(results: StudyResults, without: Sequence[str]) -> str | None:
 
 
 def _repeated(results: StudyResults, others: Iterable[StudyResults]) -> str | None:
-    """Whether a study is a copy of another one; the same runs scored by another protocol are none."""
+    """Return why a study is a copy of another one, or None; the same runs scored by another protocol are no copy."""
     runs = [_hashes(arm) for arm in results.arms]
     for other in others:
         if runs == [_hashes(arm) for arm in other.arms] and _identity(results) == _identity(other):
@@ -228,26 +222,18 @@ def _check_names(studies: Sequence[StudyResults], metric: str | None, without: S
             raise UserError(f"unknown arm '{name}'; {nearest(name, arms)}")
 
 
-def _alike(studies: Iterable[StudyResults]) -> list[list[StudyResults]]:
-    groups: dict[str, list[StudyResults]] = {}
-    for results in studies:
-        groups.setdefault(_identity(results), []).append(results)
-    return list(groups.values())
-
-
 def _identity(results: StudyResults) -> str:
-    """The baseline's plan and the protocol, but for the seed and housekeeping, which change no result."""
-    plan: Any = yaml.safe_load(results.plan)
+    """Return the baseline's plan and the protocol, without the seed and housekeeping, which change no result."""
+    plan = read_yaml(results.plan, "the plan").data
     if isinstance(plan, dict):
         plan = {key: value for key, value in plan.items() if key not in ("seed", "run")}
     return repr((plan, results.protocol))
 
 
 def _group(studies: list[StudyResults], question: Question, metric: str | None, without: Sequence[str]) -> Group:
-    infos: dict[str, MetricInfo] = {}
-    for info in (info for results in studies for info in results.metrics):
-        infos.setdefault(info.name, info)
-    ordered = sorted(infos.values(), key=lambda info: not info.primary)
+    infos = {info.name: info for results in reversed(studies) for info in results.metrics}
+    names = dict.fromkeys(info.name for results in studies for info in results.metrics)
+    ordered = sorted((infos[name] for name in names), key=lambda info: not info.primary)
     counts = question.comparisons(ordered)
     rows = [
         row
@@ -264,10 +250,10 @@ def _metric_power(
     counts: Counts,
     without: Sequence[str],
 ) -> MetricPower | None:
-    """None where the metric was not measured, or where its seeds cannot be told apart."""
+    """Return None where the metric was not measured, or where its seeds do not differ."""
     seeds = question.seeds
     changed = _once(arm for results in studies for arm in _arms(results, without) if info.name in arm.comparisons)
-    differences = pooled([_differences(arms, info.name) for arms in _sharing(changed)])
+    differences = pooled([[arm.comparisons[info.name].differences for arm in arms] for arms in _sharing(changed)])
     unchanged = _once(arm for results in studies for arm in results.arms if arm.role != "arm")
     runs = pooled([[findings.metric_values(arm, info.name)] for arm in unchanged])
     baselines = _once(findings.baseline_of(results) for results in studies)
@@ -288,12 +274,12 @@ def _metric_power(
         level=1 - confidence,
         power=[power_of(target, spread, seeds, confidence) for spread in likely] if target else None,
         detectable=[reach * spread for spread in likely],
-        seeds_needed=[_seeds_needed(target, spread, confidence) for spread in likely] if target else None,
+        seeds_needed=[seeds_needed(target, spread, confidence) for spread in likely] if target else None,
     )
 
 
 def pooled(families: Iterable[Sequence[Sequence[float]]]) -> Spread | None:
-    """The standard deviation around each set's own mean; None where no set has two values.
+    """Return the standard deviation around each set's own mean; None where no set has two values.
 
     The sets of a family are differences from one shared baseline; families have nothing in common. Two differences
     from one baseline have a correlation of 1/2, so their sample variances have one of 1/4, and k sets of ν degrees of
@@ -312,7 +298,7 @@ def pooled(families: Iterable[Sequence[Sequence[float]]]) -> Spread | None:
 
 
 def _once(arms: Iterable[Arm]) -> list[Arm]:
-    """Without arms that share a run with one that has more: studies of one baseline often repeat runs."""
+    """Leave out arms that share a run with an arm that has more: studies of one baseline often repeat runs."""
     kept: list[Arm] = []
     counted: set[str] = set()
     for arm in sorted(arms, key=lambda arm: len(_hashes(arm)), reverse=True):
@@ -323,40 +309,38 @@ def _once(arms: Iterable[Arm]) -> list[Arm]:
 
 
 def _sharing(arms: Iterable[Arm]) -> list[list[Arm]]:
-    """Families of arms that share seeds, and so, as a group has one baseline, runs of the baseline."""
+    """Return families of arms that share seeds, and so, as a group has one baseline, runs of the baseline."""
     families: list[tuple[set[int], list[Arm]]] = []
     for arm in arms:
-        seeds = {run.seed for run in arm.runs}
-        family = next((one for one in families if one[0] & seeds), None)
-        if family is None:
-            families.append((seeds, [arm]))
-        else:
-            family[0].update(seeds)
-            family[1].append(arm)
+        own = {run.seed for run in arm.runs}
+        seeds, members = next((one for one in families if one[0] & own), (set[int](), list[Arm]()))
+        if not members:
+            families.append((seeds, members))
+        seeds |= own
+        members.append(arm)
     return [members for _, members in families]
 
 
-def _differences(arms: Iterable[Arm], metric: str) -> list[list[float]]:
-    return [arm.comparisons[metric].differences for arm in arms]
-
-
 def _by_arm(arms: Sequence[Arm], metric: str) -> dict[str, float]:
-    """The deviation of each arm, over all its studies."""
-    found = {}
-    for name in dict.fromkeys(arm.name for arm in arms):
-        one = pooled([_differences([arm], metric) for arm in arms if arm.name == name])
-        if one is not None:
-            found[name] = one.deviation
-    return found
+    """Return the deviation of each arm, over all its studies."""
+    names = dict.fromkeys(arm.name for arm in arms)
+    spreads = {
+        name: pooled([[arm.comparisons[metric].differences] for arm in arms if arm.name == name]) for name in names
+    }
+    return {name: spread.deviation for name, spread in spreads.items() if spread is not None}
 
 
 def power_of(effect: float, spread: float, seeds: int, confidence: float) -> float:
-    """How often the paired test finds the effect; `spread` is the deviation of the differences over seeds."""
+    """Return how often the paired test finds the effect; `spread` is the deviation of the differences over seeds."""
     return stats.t_power(effect * math.sqrt(seeds) / spread, seeds - 1, confidence)
 
 
-def _seeds_needed(effect: float, spread: float, confidence: float) -> int | None:
-    return stats.seeds_needed(lambda seeds: power_of(effect, spread, seeds, confidence), MOST_SEEDS)
+def seeds_needed(effect: float, spread: float, confidence: float) -> int | None:
+    """Return the fewest seeds, from two, that find the effect with a power of 80%; None if `MOST_SEEDS` are too few."""
+    if power_of(effect, spread, MOST_SEEDS, confidence) < stats.POWER:
+        return None
+    tried = range(2, MOST_SEEDS + 1)
+    return tried[bisect_left(tried, stats.POWER, key=lambda seeds: power_of(effect, spread, seeds, confidence))]
 
 
 def _notes(rows: Sequence[MetricPower], without: Sequence[str]) -> Iterator[str]:
@@ -370,17 +354,17 @@ def _notes(rows: Sequence[MetricPower], without: Sequence[str]) -> Iterator[str]
             f"{high:.1f} times the measured one. Plan with the pessimistic end of the ranges, or measure more seeds "
             "first."
         )
-    ruled: dict[str, list[str]] = {}
+    dominated: dict[str, list[str]] = {}
     for row in rows:
         largest = max(row.by_arm, key=lambda name: row.by_arm[name])
         others = [value for name, value in row.by_arm.items() if name != largest]
         if others and row.by_arm[largest] > _UNLIKE * max(others):
-            ruled.setdefault(largest, []).append(row.metric.name)
-    for arm, metrics in ruled.items():
+            dominated.setdefault(largest, []).append(row.metric.name)
+    for arm, metrics in dominated.items():
         yield (
-            f"'{arm}' scatters more than {_UNLIKE:g} times as much as every other arm on {', '.join(metrics)}, and so "
-            "rules the spread there. An arm that changes a metric a lot often does; to plan for a small change, leave "
-            f"it out with --without {arm}."
+            f"'{arm}' has more than {_UNLIKE:g} times the seed spread of every other arm on {', '.join(metrics)}, and "
+            "so dominates the pooled spread there. An arm that changes a metric a lot often does; to plan for a small "
+            f"change, leave it out with --without {arm}."
         )
 
 

@@ -10,7 +10,7 @@ P: patterns of a permutation test, or resamples of a bootstrap. N: values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -335,14 +335,3 @@ def deviation_range(deviation: float, freedom: float, confidence: float = CONFID
     tails = special.chdtri(freedom, [(1 - confidence) / 2, (1 + confidence) / 2])
     low, high = deviation * np.sqrt(freedom / tails)
     return float(low), float(high)
-
-
-def seeds_needed(power: Callable[[int], float], most: int) -> int | None:
-    """The fewest seeds from two on whose power is 80%; None if `most` are too few."""
-    if power(most) < POWER:
-        return None
-    low, high = 1, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if power(middle) >= POWER else (middle, high)
-    return high

@@ -234,6 +234,10 @@ class Study:
         names = dict.fromkeys(arm.resolution for arm in self.arms)
         return [[arm for arm in self.arms if arm.resolution == name] for name in names]
 
+    def compared(self) -> list[tuple[ArmPlan, ArmPlan]]:
+        """Return each arm and control with the baseline of its resolution."""
+        return [(arm, baseline) for baseline, *others in self.by_resolution() for arm in others]
+
     @property
     def of_scenes(self) -> bool:
         """Whether the data are scenes: so all metrics of scenes exist. All arms have the same data."""

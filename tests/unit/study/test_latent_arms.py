@@ -22,7 +22,7 @@ from tintype.evaluation.protocol import definitions
 from tintype.losses.repa_e.settings import TuningSettings
 from tintype.plan import plan_from_folder
 from tintype.runtime.files import read_json
-from tintype.study.compare import _check_tokenizers, _compared, _trend_pairs, incomparable, planned_comparisons
+from tintype.study.compare import _check_identities, _compared, _trend_pairs, incomparable, planned_comparisons
 from tintype.study.lab import _check_latents_folder, report_study
 from tintype.study.report import read_results
 from tintype.study.results import Run
@@ -152,10 +152,10 @@ def test_a_tuned_tokenizer_has_a_space_of_its_own() -> None:
 
 def test_a_tokenizer_that_changed_between_runs_is_refused(study: Path) -> None:
     baseline, latents = (arm.runs[0] for arm in read_results(study).arms)
-    _check_tokenizers({"baseline": [baseline], "one": [latents], "two": [latents]})
+    _check_identities({"baseline": [baseline], "one": [latents], "two": [latents]})
     runs = {"one": [latents], "two": [latents.model_copy(update={"tokenizer": _other_weights(latents)})]}
     with pytest.raises(UserError, match=r"the tokenizer 'flux1' was .* for 'one', seed 0 and cdcdcdcdcdcd for 'two'"):
-        _check_tokenizers(runs)
+        _check_identities(runs)
 
 
 def _other_weights(run: Run) -> Any:

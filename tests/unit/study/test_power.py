@@ -231,8 +231,8 @@ def test_a_baseline_of_zero_has_no_relative_effect(tmp_path: Path) -> None:
         ("-5%", 3, None, 3, "give a size above zero"),
         ("nan", 3, None, 3, "give a size above zero"),
         ("five", 3, None, 3, "write it as 5%"),
-        ("5%", 1, None, 3, "at least two seeds"),
-        ("5%", 3, None, 0, "at least one arm"),
+        ("5%", 1, None, 3, "--seeds 1: give 2 or more"),
+        ("5%", 3, None, 0, "--arms 0: give 1 or more"),
         ("5%", 3, "recal", 3, "unknown metric 'recal'; did you mean 'recall'"),
     ],
 )
