@@ -385,16 +385,25 @@ def log_percent(logarithm: float | None) -> str:
     return percent(None if logarithm is None else math.expm1(min(logarithm, _LARGEST_LOG)))
 
 
-def log_interval(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f"[{log_percent(low)}, {log_percent(high)}]"
+def log_interval(comparison: Comparison | None) -> str:
+    if comparison is None or comparison.low is None or comparison.high is None:
+        return ""
+    return f"[{log_percent(comparison.low)}, {log_percent(comparison.high)}]"
 
 
-def log_detectable(comparison: Comparison) -> str:
-    """Write the smallest change of an effect that the seeds would find; one that doubles it is more than can be hoped
-    for."""
+def log_detectable(comparison: Comparison | None) -> str:
+    """Write the smallest detectable change of an effect; where it would double the effect, the seeds are too few."""
+    if comparison is None:
+        return UNKNOWN
     if comparison.p is None or comparison.verdict in _FOUND or (comparison.detectable or math.inf) <= math.log(2):
         return log_percent(comparison.detectable)
     return TOO_FEW_SEEDS
+
+
+def undefined_trends(results: StudyResults) -> list[str]:
+    """Return why some arms have no relative effect."""
+    undefined = [one.undefined for one, _ in compared_trends(results) if trend_verdict(one) == "not defined"]
+    return list(dict.fromkeys(undefined))
 
 
 def effects_at_ends(trend: Trend) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from tintype.data.image_file import BadImageError, open_image, read_file
 from tintype.page import numerals
 from tintype.seams import ANY_VALUE
 from tintype.study.report import charts, findings
-from tintype.study.report.view import Column, TrendRow, View, columns_of, trend_rows
+from tintype.study.report.view import Column, View, columns_of
 from tintype.study.results import SPEED, Arm, MetricInfo, RelativeEffect, Run, StudyResults
 
 _LARGEST_PREVIEW_PX = 320
@@ -42,9 +42,9 @@ def to_html(results: StudyResults, folder: Path) -> str:
         confidence=f"{100 * results.confidence:g} %",
         colours=colours,
         part_colours=charts.PART_COLOURS,
-        facts=list(_facts(results)),
         views=[_HtmlView(one, columns, folder, colours) for one, columns in columns_of(results)],
-        tokens=_tokens(results, colours),
+        token_figures=_token_figures(results, colours),
+        speed_name=SPEED,
         link=_link,
     )
 
@@ -55,6 +55,7 @@ def _template() -> Template:
     environment.filters.update(
         share=numerals.share,
         fixed=numerals.fixed,
+        probability=numerals.probability,
         significant=numerals.significant,
         duration=numerals.duration,
         count=numerals.count,
@@ -152,10 +153,6 @@ class _HtmlView(View):
         return _Parts(label, figure, arms, reference, parts, decimals, findings.left_out(self.results, name))
 
     @cached_property
-    def costs(self) -> list[_Cost]:
-        return [cost for arm in self.everyone if (cost := _cost(arm)) is not None]
-
-    @cached_property
     def time_shares(self) -> list[tuple[Arm, dict[str, float]]]:
         return [(arm, shares) for arm in self.everyone if (shares := findings.time_shares(arm))]
 
@@ -188,48 +185,17 @@ class _HtmlView(View):
 
 
 def arm_colours(results: StudyResults) -> dict[str, str]:
-    """The style sheet's class for each arm. The study's order decides, so an arm keeps its colour in every figure."""
+    """Return the style sheet's class for each arm, by the study's order: an arm has one colour in all figures."""
     named = dict.fromkeys(arm.name for arm in results.arms if arm.role == "arm")
     colours = {name: f"arm-{index % _ARM_COLOURS}" for index, name in enumerate(named)}
     return {arm.name: colours.get(arm.name, f"arm-{arm.role}") for arm in results.arms}
 
 
-def _facts(results: StudyResults) -> Iterator[tuple[str, str]]:
-    """(number, what it counts), for the head of the page."""
-    runs = [run for arm in results.arms for run in arm.runs]
-    arms = [arm.role for arm in results.by_resolution()[0].arms]
-    yield str(arms.count("arm")), "arm against a baseline" if arms.count("arm") == 1 else "arms against a baseline"
-    if "control" in arms:
-        yield str(arms.count("control")), "control"
-    if results.resolutions:
-        yield str(len(results.resolutions)), "resolutions"
-    yield str(len(results.seeds)), "seeds each" if len(results.seeds) > 1 else "seed each"
-    yield str(sum(run.state == "done" for run in runs)), "runs done"
-    yield numerals.duration(sum(run.train_s for run in runs)), "of training"
-
-
-@dataclass(frozen=True)
-class _Tokens:
-    """The arms against the number of tokens."""
-
-    counts: list[int]
-    figures: list[tuple[MetricInfo, Markup]]
-    rows: list[TrendRow]
-    undefined: list[str]
-    """Why some have no relative effect."""
-
-
-def _tokens(results: StudyResults, colours: dict[str, str]) -> _Tokens | None:
-    if not results.resolutions:
-        return None
-    rows, names = trend_rows(results), {trend.metric for trend in results.trends}
+def _token_figures(results: StudyResults, colours: dict[str, str]) -> list[tuple[MetricInfo, Markup]]:
+    """Draw the arms against the number of tokens, for each metric that is compared between resolutions."""
+    names = {trend.metric for trend in results.trends}
     figures = [(info, _token_figure(results, info, colours)) for info in results.metrics if info.name in names]
-    return _Tokens(
-        counts=list(findings.token_counts(results).values()),
-        figures=[(info, figure) for info, figure in figures if figure is not None],
-        rows=rows,
-        undefined=list(dict.fromkeys(row.trend.undefined for row in rows if row.verdict == "not defined")),
-    )
+    return [(info, figure) for info, figure in figures if figure is not None]
 
 
 def _token_figure(results: StudyResults, info: MetricInfo, colours: dict[str, str]) -> Markup | None:
@@ -303,29 +269,6 @@ class _Parts:
     decimals: int
     left_out: str
     """Which arms are not shown, and why; empty where all are."""
-
-
-@dataclass(frozen=True)
-class _Cost:
-    arm: Arm
-    parameters: int
-    train_s: float
-    evaluate_s: float
-    images_per_s: float | None
-
-
-def _cost(arm: Arm) -> _Cost | None:
-    """Means over the runs that were done; None where none was."""
-    done = [run for run in arm.runs if run.state == "done"]
-    if not done:
-        return None
-    return _Cost(
-        arm=arm,
-        parameters=max(run.parameters for run in done),
-        train_s=sum(run.train_s for run in done) / len(done),
-        evaluate_s=sum(run.evaluate_s for run in done) / len(done),
-        images_per_s=findings.mean_of(findings.metric_values(arm, SPEED)),
-    )
 
 
 def _link(paper: str) -> str | None:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from tintype.page import numerals
 from tintype.study.report import findings
 from tintype.study.report.html import template_text
-from tintype.study.report.view import View, columns_of, trend_rows
+from tintype.study.report.view import View, columns_of
 from tintype.study.results import Arm, StudyResults
 
 _MEANINGFUL = re.compile(r"([\\|`*]|\](?=[(\[]))")
@@ -23,7 +23,6 @@ def to_markdown(results: StudyResults) -> str:
         results=results,
         findings=findings,
         views=[View(one, columns) for one, columns in columns_of(results)],
-        trends=trend_rows(results),
         where=["Resolution", "Tokens"] if results.resolutions else [],
         counts=[f"{count:,}" for count in findings.token_counts(results).values()],
         answer_row=_answer_row,
@@ -47,7 +46,11 @@ def _template() -> Template:
         autoescape=True, finalize=_safe, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(
-        share=numerals.share, significant=numerals.significant, plain=findings.plain, glyph=findings.glyph
+        share=numerals.share,
+        significant=numerals.significant,
+        probability=numerals.probability,
+        plain=findings.plain,
+        glyph=findings.glyph,
     )
     return environment.from_string(template_text("report.md.j2"))
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from tintype.page import numerals
 from tintype.study.report import findings
-from tintype.study.results import SPEED, Arm, MetricInfo, StudyResults, Trend
+from tintype.study.results import SPEED, Arm, MetricInfo, StudyResults
 
 
 @dataclass(frozen=True)
@@ -193,40 +193,3 @@ def _cell(results: StudyResults, arm: Arm, metric: MetricInfo, decimals: int) ->
 
 def _seed_values(arm: Arm, metric: str, decimals: int) -> str:
     return " · ".join(numerals.fixed(run.metrics.get(metric), decimals) for run in arm.runs)
-
-
-@dataclass(frozen=True)
-class TrendRow:
-    """The change of one arm's effect on one metric with the number of tokens."""
-
-    trend: Trend
-    metric: MetricInfo
-    verdict: str
-    words: str
-    at_fewest: str
-    at_most: str
-    change: str
-    interval: str
-    p_adjusted: str
-    detectable: str
-
-
-def trend_rows(results: StudyResults) -> list[TrendRow]:
-    return [_trend_row(trend, metric) for trend, metric in findings.compared_trends(results)]
-
-
-def _trend_row(trend: Trend, metric: MetricInfo) -> TrendRow:
-    one = trend.comparison
-    at_fewest, at_most = findings.effects_at_ends(trend)
-    return TrendRow(
-        trend=trend,
-        metric=metric,
-        verdict=findings.trend_verdict(trend),
-        words=findings.trend_words(trend, metric),
-        at_fewest=at_fewest,
-        at_most=at_most,
-        change=findings.log_percent(one.difference) if one else numerals.UNKNOWN,
-        interval=findings.log_interval(one.low, one.high) if one else "",
-        p_adjusted=numerals.probability(one.p_adjusted if one else None),
-        detectable=findings.log_detectable(one) if one else numerals.UNKNOWN,
-    )
