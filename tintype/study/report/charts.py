@@ -1,4 +1,4 @@
-"""A report's figures: pure functions from data to inline SVG.
+"""Figures of a report: pure functions from data to inline SVG.
 
 Colours come from the page's style sheet, so that one drawing serves light, dark and paper. In every chart of
 differences right is better, and every colour is doubled by a word, a shape or a label.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TypeVar
 
 from markupsafe import Markup
 
@@ -32,15 +34,15 @@ from tintype.seams import ANY_VALUE, Range
 from tintype.study.results import Curve
 
 PART_COLOURS = 9
-"""As many as the style sheet has for the parts of a step."""
+"""Number of colours that the style sheet has for the parts of a step."""
 _PANEL_PX = 360
 _FIGURE_PX = 430
 _TEXT_PX = 14
 _LONGEST_NAME_PX = 150
 _CUT = 3.0
-"""How far beyond all ratios a panel reaches for the ends of their intervals."""
+"""Factor by which a panel reaches beyond all ratios for the ends of their intervals."""
 _TIP_PX = 6.0
-"""Length of the point at the end of a band or an interval that goes on beyond the axis."""
+"""Length of the point at the end of a band or an interval that continues beyond the axis."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Effect:
 
     @property
     def band(self) -> tuple[float, float] | None:
-        """The differences that are too small to be found."""
+        """Return the range of differences that are too small to be detected."""
         return None if self.detectable is None else (-self.detectable, self.detectable)
 
 
@@ -86,7 +88,7 @@ def effect_scale(effects: Sequence[Effect], lower_is_better: bool, width: float,
 def forest(
     label: str, effects: Sequence[Effect], decimals: int, lower_is_better: bool, possible: Range = ANY_VALUE
 ) -> Markup:
-    """Differences with intervals, one row for each arm, over the band of differences too small to be found."""
+    """Draw differences with intervals, one row for each arm, over the band of differences too small to be detected."""
     row_px, top = 44, 22
     bottom = top + row_px * len(effects)
     scale = effect_scale(effects, lower_is_better, _PANEL_PX, possible)
@@ -124,7 +126,7 @@ def _effect_marks(effect: Effect, scale: Scale, y: float, half_height: float) ->
 
 
 def _band_mark(low: float, high: float, scale: Scale, y: float, half_height: float) -> Markup:
-    """A band within the axis; its end is a point where it goes on beyond."""
+    """Draw a band within the axis; an end that continues beyond is a point."""
     (left, cut_left), (right, cut_right) = _ends_px(low, high, scale)
     top, bottom = y - half_height, y + half_height
     tip_left, tip_right = [(left - _TIP_PX, y)] * cut_left, [(right + _TIP_PX, y)] * cut_right
@@ -135,7 +137,7 @@ def _band_mark(low: float, high: float, scale: Scale, y: float, half_height: flo
 
 
 def _interval_marks(low: float, high: float, scale: Scale, y: float) -> Iterator[Markup]:
-    """A whisker with bars at its ends; an arrow where an end lies beyond the axis."""
+    """Draw a whisker with bars at its ends; an arrow where an end lies beyond the axis."""
     ends = _ends_px(low, high, scale)
     yield line(ends[0][0], y, ends[1][0], y, "interval")
     for (at, cut), inward in zip(ends, (1, -1), strict=True):
@@ -147,7 +149,7 @@ def _interval_marks(low: float, high: float, scale: Scale, y: float) -> Iterator
 
 
 def _ends_px(low: float, high: float, scale: Scale) -> list[tuple[float, bool]]:
-    """(coordinate, whether it is cut) of both ends within the axis, the left one first."""
+    """Return (coordinate, whether it is cut) of both ends within the axis, the left one first."""
     axis = sorted((scale.low, scale.high))
     ends = [(min(max(end, axis[0]), axis[1]), not axis[0] <= end <= axis[1]) for end in (low, high)]
     return sorted((scale(end), cut) for end, cut in ends)
@@ -180,7 +182,7 @@ def scatter(
     same_across: bool = False,
     possible: Range = ANY_VALUE,
 ) -> Markup:
-    """Points of seeds, joined to the mean of their arm. Up is better; and right, where the axes have the `same`.
+    """Draw the points of seeds, joined to the mean of their arm. Up is better; right too where axes are the `same`.
 
     `possible` is the range of the metric that goes up.
     """
@@ -210,7 +212,7 @@ def _cloud_marks(cloud: Cloud, x: Scale, y: Scale) -> Markup:
 
 
 def _cloud_names(clouds: Sequence[Cloud], x: Scale, y: Scale, room: Box) -> Iterator[Markup]:
-    """Each name beside its mean, at the first place that covers no other name, mean or seed."""
+    """Draw each name beside its mean, at the first place that covers no other name, mean or seed."""
     taken = [_around(x(cloud.mean[0]), y(cloud.mean[1]), 6) for cloud in clouds]
     taken += [_around(x(a), y(b), 3) for cloud in clouds for a, b in cloud.points]
     for cloud in clouds:
@@ -254,7 +256,7 @@ class _Band:
 
 
 def curves(label: str, traces: Sequence[Traces], *, tail: bool = False) -> Markup | None:
-    """Means over seeds with the range of seeds as a band; `tail` shows the second half of training only."""
+    """Draw means over seeds with the range of seeds as a band; `tail` shows the second half of training only."""
     edges = _bin_edges(traces, tail)
     bands = [_Band(each, _banded(each.curves, edges)) for each in traces] if edges else []
     bands = [band for band in bands if band.points]
@@ -265,12 +267,13 @@ def curves(label: str, traces: Sequence[Traces], *, tail: bool = False) -> Marku
     steps = [point[0] for band in bands for point in band.points]
     x = Scale(min(steps), max(max(steps), min(steps) + 1), left, right, log=not tail and min(steps) > 0)
     y = _value_scale([value for band in bands for point in band.points for value in point[2:]], bottom, top)
+    ends = [_End(b.traces.name, b.traces.css, x(b.points[-1][0]) + 2, y(b.points[-1][1])) for b in bands]
     parts = [
         *_x_axis(x, top, bottom),
         *_y_axis(y, left, right),
         text(right, height - 6, "step →", anchor="end", class_="quiet"),
         *(_band_marks(band, x, y) for band in bands),
-        *_band_names(bands, x, y, top, bottom),
+        *_end_names(ends, right + 16, top, bottom),
     ]
     return drawing(width, height, f"{label} over training", parts)
 
@@ -282,7 +285,7 @@ def _value_scale(values: Sequence[float], bottom: float, top: float) -> Scale:
 
 
 def _bin_edges(traces: Sequence[Traces], tail: bool) -> list[float]:
-    """Equal bins for the tail; bins that grow with the step for the whole, as a loss falls fast and then slowly."""
+    """Return equal bins for the tail; else bins that grow with the step, as a loss falls fast and then slowly."""
     steps = [step for each in traces for curve in each.curves for step in curve.step if step > 0]
     if len(set(steps)) < 2:
         return []
@@ -305,13 +308,11 @@ def _banded(of_seeds: Sequence[Curve], edges: Sequence[float]) -> list[tuple[flo
 
 
 def _bin_averages(curve: Curve, edges: Sequence[float]) -> dict[int, tuple[float, float]]:
-    """Mean step and value of each bin that has a finite value."""
+    """Return mean step and value of each bin that has a finite value."""
     inside: dict[int, list[tuple[int, float]]] = {}
-    index = 0
-    for step, value in sorted(zip(curve.step, curve.value, strict=False)):
+    for step, value in zip(curve.step, curve.value, strict=False):
         if edges[0] <= step <= edges[-1] and math.isfinite(value):
-            while index < len(edges) - 2 and step >= edges[index + 1]:
-                index += 1
+            index = min(bisect_right(edges, step) - 1, len(edges) - 2)
             inside.setdefault(index, []).append((step, value))
     return {index: (fmean(s for s, _ in pairs), fmean(v for _, v in pairs)) for index, pairs in inside.items()}
 
@@ -332,13 +333,20 @@ def _written(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def _band_names(bands: Sequence[_Band], x: Scale, y: Scale, top: float, bottom: float) -> Iterator[Markup]:
-    ends = [(x(band.points[-1][0]), y(band.points[-1][1])) for band in bands]
-    heights = kept_apart([end_y for _, end_y in ends], _TEXT_PX, top + 4, bottom - 4)
-    for band, (end_x, end_y), height in zip(bands, ends, heights, strict=True):
-        name_x = x.end_px + 16
-        name = text(name_x, height + 4, band.traces.name, class_="name", room_px=_FIGURE_PX - name_x)
-        yield tag("g", line(end_x + 2, end_y, name_x - 3, height, "thread"), name, class_=band.traces.css)
+def _end_names(ends: Sequence[_End], name_x: float, top: float, bottom: float) -> Iterator[Markup]:
+    """Draw the names of lines to the right of their ends, each joined to its end by a thread."""
+    heights = kept_apart([end.y for end in ends], _TEXT_PX, top + 4, bottom - 4)
+    for end, height in zip(ends, heights, strict=True):
+        name = text(name_x, height + 4, end.name, class_="name", room_px=_FIGURE_PX - name_x)
+        yield tag("g", line(end.x, end.y, name_x - 3, height, "thread"), name, class_=end.css)
+
+
+@dataclass(frozen=True)
+class _End:
+    name: str
+    css: str
+    x: float
+    y: float
 
 
 @dataclass(frozen=True)
@@ -361,7 +369,7 @@ class TokenLine:
 def against_tokens(
     label: str, lines: Sequence[TokenLine], resolutions: dict[str, int], *, lower_is_better: bool, percents: bool
 ) -> Markup | None:
-    """Ratios to the baseline over the number of tokens, with intervals; up is better. Both scales are logarithmic.
+    """Draw ratios to the baseline over the number of tokens, with intervals; up is better. Both scales are logarithmic.
 
     An interval that reaches far beyond all ratios is cut at the panel's edge and has no end there.
     """
@@ -373,6 +381,7 @@ def against_tokens(
     y = _ratio_scale([point for each in shown for point in each.points], bottom, top, lower_is_better)
     counts = list(resolutions.values())
     x = Scale(min(counts), max(counts), left + 26, right - 26, log=True)
+    ends = [_End(e.name, e.css, x(e.points[-1].tokens) + 16, y(e.points[-1].ratio)) for e in shown]
     parts = [
         text(left, 11, "up is better", class_="quiet"),
         *_ratio_axis(y, left, right, percents),
@@ -380,7 +389,7 @@ def against_tokens(
         text(right, height - 4, "tokens →", anchor="end", class_="quiet"),
         line(left, y(1), right, y(1), "zero"),
         *(_token_marks(each, x, y, 6 * (index - (len(shown) - 1) / 2)) for index, each in enumerate(shown)),
-        *_token_names(shown, x, y, right),
+        *_end_names(ends, right + 14, top, bottom),
     ]
     return drawing(width, height, f"{label} against the number of tokens, relative to the baseline", parts)
 
@@ -401,20 +410,8 @@ def _ratio_axis(scale: Scale, left: float, right: float, percents: bool) -> Iter
         yield text(left - 7, scale(tick) + 4, label, anchor="end", class_="tick")
 
 
-def _token_axis(scale: Scale, resolutions: dict[str, int], top: float, bottom: float) -> Iterator[Markup]:
-    end = -math.inf
-    for name, count in resolutions.items():
-        at, label = scale(count), f"{count:,}"
-        yield line(at, top, at, bottom, "grid")
-        half = CHARACTER_PX * max(len(label), len(name)) / 2
-        if at - half >= end:  # a label that would touch the one before it is left out
-            yield text(at, bottom + 15, label, anchor="middle", class_="tick")
-            yield text(at, bottom + 29, name, anchor="middle", class_="quiet")
-            end = at + half + CHARACTER_PX
-
-
 def _token_marks(each: TokenLine, x: Scale, y: Scale, aside: float) -> Markup:
-    """`aside` keeps the intervals of several arms apart."""
+    """Draw a line; `aside` keeps the intervals of several arms apart."""
     places = [(x(point.tokens) + aside, y(point.ratio)) for point in each.points]
     marks = [tag("polyline", points=_written(places), class_="curve")]
     for point, (at, height) in zip(each.points, places, strict=True):
@@ -428,15 +425,6 @@ def _token_marks(each: TokenLine, x: Scale, y: Scale, aside: float) -> Markup:
     return tag("g", *marks, class_=each.css)
 
 
-def _token_names(lines: Sequence[TokenLine], x: Scale, y: Scale, right: float) -> Iterator[Markup]:
-    ends = [(x(each.points[-1].tokens), y(each.points[-1].ratio)) for each in lines]
-    top, bottom = sorted((y.start_px, y.end_px))
-    heights = kept_apart([end_y for _, end_y in ends], _TEXT_PX, top + 4, bottom - 4)
-    for each, (end_x, end_y), height in zip(lines, ends, heights, strict=True):
-        name = text(right + 14, height + 4, each.name, class_="name", room_px=_FIGURE_PX - right - 14)
-        yield tag("g", line(end_x + 16, end_y, right + 11, height, "thread"), name, class_=each.css)
-
-
 @dataclass(frozen=True)
 class PartValues:
     """One arm's value of each part of a metric."""
@@ -447,7 +435,7 @@ class PartValues:
 
 
 def parts(label: str, arms: Sequence[PartValues], ceiling: dict[str, float], possible: Range = ANY_VALUE) -> Markup:
-    """A row for each part, a dot for each arm in a lane of its own, and a bar where real images stand."""
+    """Draw a row for each part, a dot for each arm in a lane of its own, and a bar for real images."""
     width, row_px, top, left = _FIGURE_PX, 30, 6, 110
     names = list(dict.fromkeys(part for arm in arms for part in arm.values))
     bottom = top + row_px * len(names)
@@ -483,7 +471,7 @@ class Bar:
 
 
 def stacked(bars: Sequence[Bar], order: Sequence[str]) -> Markup:
-    """One bar for each arm, cut into the parts of `order`; bars share one scale."""
+    """Draw one bar for each arm, divided into the parts of `order`; bars share one scale."""
     row_px, longest = 42, max(bar.total for bar in bars)
     rows = [_bar_marks(bar, order, (_FIGURE_PX - 2) / longest, row_px * index) for index, bar in enumerate(bars)]
     return drawing(_FIGURE_PX, row_px * len(bars), "Where the time goes", rows)
@@ -506,12 +494,28 @@ def _bar_marks(bar: Bar, order: Sequence[str], px_per_unit: float, top: float) -
 
 
 def _x_axis(scale: Scale, top: float, bottom: float) -> Iterator[Markup]:
+    for at, (label,) in _apart([(at, (label,)) for at, label in _ticks(scale)]):
+        yield line(at, top, at, bottom, "grid")
+        yield text(at, bottom + 15, label, anchor="middle", class_="tick")
+
+
+def _token_axis(scale: Scale, resolutions: dict[str, int], top: float, bottom: float) -> Iterator[Markup]:
+    yield from (line(scale(count), top, scale(count), bottom, "grid") for count in resolutions.values())
+    for at, (name, label) in _apart([(scale(count), (name, f"{count:,}")) for name, count in resolutions.items()]):
+        yield text(at, bottom + 15, label, anchor="middle", class_="tick")
+        yield text(at, bottom + 29, name, anchor="middle", class_="quiet")
+
+
+_Labels = TypeVar("_Labels", bound=tuple[str, ...])
+
+
+def _apart(labelled: Sequence[tuple[float, _Labels]]) -> Iterator[tuple[float, _Labels]]:
+    """Leave out labels that would touch the one before."""
     end = -math.inf
-    for at, label in _ticks(scale):
-        half = CHARACTER_PX * len(label) / 2
-        if at - half >= end:  # a label that would touch the one before it is left out
-            yield line(at, top, at, bottom, "grid")
-            yield text(at, bottom + 15, label, anchor="middle", class_="tick")
+    for at, labels in labelled:
+        half = CHARACTER_PX * max(map(len, labels)) / 2
+        if at - half >= end:
+            yield at, labels
             end = at + half + CHARACTER_PX
 
 
@@ -522,7 +526,7 @@ def _y_axis(scale: Scale, left: float, right: float) -> Iterator[Markup]:
 
 
 def _ticks(scale: Scale) -> list[tuple[float, str]]:
-    """(coordinate, label), by coordinate."""
+    """Return (coordinate, label), sorted by coordinate."""
     low, high = sorted((scale.low, scale.high))
     ticks = Scale(low, high, 0, 1, scale.log).ticks(5)
     return sorted(zip(map(scale, ticks), tick_labels(ticks), strict=True))
