@@ -1,4 +1,4 @@
-"""How numbers are written in a report: few digits, a true minus sign, a dash for what is not known."""
+"""Numbers as reports write them: few digits, a true minus sign, a dash for unknown values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LARGEST_RATIO = 10.0
 
 
 def decimals_showing(scale: float) -> int:
-    """The decimals that show two significant digits of something of this size."""
+    """Return the decimals that show two significant digits of a value of this size."""
     if not math.isfinite(scale) or scale <= 0:
         return 3
     return min(_MOST_DECIMALS, max(0, 1 - math.floor(math.log10(scale))))
@@ -29,7 +29,7 @@ def fixed(value: float | None, decimals: int, *, signed: bool = False) -> str:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """Without trailing zeros; very large and very small values with a power of ten."""
+    """Write a value without trailing zeros; very large and very small values with a power of ten."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == 0:
@@ -57,7 +57,7 @@ def percent(ratio: float | None, *, whole: bool = False) -> str:
 
 
 def share(ratio: float | None) -> str:
-    """A percentage of a whole, without a sign."""
+    """Write a percentage of a whole, without a sign."""
     return percent(ratio).lstrip("+")
 
 
@@ -86,7 +86,7 @@ def duration(seconds: float) -> str:
 
 
 def count(value: float) -> str:
-    """A large whole number in short: 3.21 M."""
+    """Write a large whole number in short: 3.21 M."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{significant(value / size)} {unit}"

@@ -1,4 +1,4 @@
-"""The few things that charts are drawn with: escaped SVG tags, scales, ticks, and labels that keep apart."""
+"""Parts of charts: escaped SVG tags, scales, ticks, and labels that do not overlap."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from markupsafe import Markup, escape
 from tintype.seams import ANY_VALUE, Range
 
 CHARACTER_PX = 6.3
-"""The width that a character of chart text is taken to have; the true one is a matter of the reader's font."""
+"""Estimated width of a character of chart text; the true one depends on the reader's font."""
 
 
 def tag(name: str, *children: str, **attributes: str | float | None) -> Markup:
-    """An element. Children that are not Markup are escaped; `class_` is `class`, `text_anchor` is `text-anchor`."""
+    """Return an element. Children that are not Markup are escaped; `class_` is class, `text_anchor` is text-anchor."""
     written = Markup("").join(
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), _value(value))
         for key, value in attributes.items()
@@ -44,7 +44,7 @@ def drawing(width: float, height: float, description: str, parts: Iterable[str],
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", class_: str = "", room_px: float = 1e9) -> Markup:
-    """A line of text, cut to the room that it has; a cut one keeps its whole text as a tooltip."""
+    """Return a line of text, truncated to its room; a truncated one has its whole text as a tooltip."""
     shown = clipped(words, room_px)
     tooltip = [tag("title", words)] if shown != words else []
     return tag("text", shown, *tooltip, x=x, y=y, text_anchor=anchor, class_=class_ or None)
@@ -65,7 +65,7 @@ def circle(x: float, y: float, radius: float, class_: str) -> Markup:
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps a domain of values to a range of coordinates; a range that runs backwards is fine."""
+    """A map from values to coordinates; the range of coordinates may be reversed."""
 
     low: float
     high: float
@@ -98,7 +98,7 @@ def padded(values: Iterable[float], share: float = 0.06, possible: Range = ANY_V
 
 
 def linear_ticks(low: float, high: float, about: int) -> list[float]:
-    """Round values within the range: steps of 1, 2 or 5 times a power of ten."""
+    """Return round values within the range: steps of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / max(1, about)
     power = 10 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
@@ -107,7 +107,7 @@ def linear_ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, about: int) -> list[float]:
-    """Powers of ten, with 2 and 5 between them (or even linear ones) where there would be too few."""
+    """Return powers of ten, with 2 and 5 between them (or linear ticks) where there would be too few."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1,), (1, 3), (1, 2, 5)):
         ticks = [factor * 10.0**exponent for exponent in exponents for factor in factors]
@@ -118,14 +118,14 @@ def log_ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """All with the decimals that tell neighbours apart; thousands and millions in short."""
+    """Write ticks with the decimals that distinguish neighbours; thousands and millions in short."""
     largest = max((abs(tick) for tick in ticks), default=0)
     size, unit = next(((s, u) for s, u in ((1e6, "M"), (1e3, "k")) if largest >= 10 * s), (1.0, ""))
     return [(f"{tick / size:.6g}".replace("-", "−") + unit) if tick else "0" for tick in ticks]
 
 
 def kept_apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions near the wanted ones, at least `gap` apart where the room allows, in the same order."""
+    """Return positions near the wanted ones, at least `gap` apart where the room allows, in the same order."""
     if not wanted:
         return []
     gap = min(gap, (high - low) / max(1, len(wanted) - 1))

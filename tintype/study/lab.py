@@ -34,9 +34,9 @@ from tintype.study.progress import Message, StudyProgress
 from tintype.study.report import write_report
 from tintype.study.results import Command, StudyResults, TokenizerInfo, read_results_file
 from tintype.study.runner import Task, run_tasks, tasks_of
-from tintype.study.study import Study, StudySettings, check_study, read_settings, remake_study, resolve
+from tintype.study.study import Study, check_study, read_settings, remake_study, resolve
 from tintype.tokenizers.latent_cache import why_uncacheable
-from tintype.tokenizers.part import NONE_KNOWN, Compression, Known
+from tintype.tokenizers.part import Compression, Known
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.start import find_parent
@@ -72,7 +72,7 @@ class StudyOutcome:
 
     @property
     def interrupted(self) -> bool:
-        """Whether runs are left to do because of a signal, to the study or to a worker."""
+        """Return whether runs are left to do because of a signal, to the study or to a worker."""
         stopped = self.signal is not None or any(message.state == "interrupted" for message in self.last.values())
         return stopped and self.done + len(self.failed) < self.total
 
@@ -95,7 +95,9 @@ def run_study(
             _claim(study, out, progress)
             _note_command(argv, out, progress)
             _check_latents_folder([task.plan for task in tasks])
-            _check_parents(untrained)
+            for task in untrained:
+                if task.plan.start is not None and task.parent is None:
+                    find_parent(task.plan, task.plan.start, task.folder)
             _fetch_weights([task.plan for task in untrained])
         with watch_signals() as interrupt, progress.runs(len(tasks), interrupt) as on_message:
             last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, on_message)
@@ -104,15 +106,8 @@ def run_study(
     return StudyOutcome(len(tasks), last, interrupt.signal, report, loss)
 
 
-def _check_parents(untrained: Sequence[Task]) -> None:
-    """Refuse arms that start from a run which is not there, before the first step."""
-    for task in untrained:
-        if task.plan.start is not None and task.parent is None:
-            find_parent(task.plan, task.plan.start, task.folder)
-
-
 def _check_latents_folder(plans: Sequence[Plan]) -> None:
-    """A folder holds the latents of one tokenizer at one size; those that are named by what they hold serve any."""
+    """Refuse one folder for the latents of several tokenizers or sizes. By default each has its own."""
     kept = [
         plan
         for plan in plans
@@ -120,27 +115,23 @@ def _check_latents_folder(plans: Sequence[Plan]) -> None:
     ]
     if len({(plan.tokenizer, plan.data) for plan in kept}) > 1:
         raise UserError(
-            f"run.latents_folder is {kept[0].run.latents_folder}, but the arms have several tokenizers or sizes of "
-            "pictures, and a folder holds the latents of one; leave it out: by default each has a folder of its own"
+            f"run.latents_folder is {kept[0].run.latents_folder}, but the arms have several tokenizers or image sizes, "
+            "and a folder holds the latents of one; leave it out: by default each has a folder of its own"
         )
 
 
 def _fetch_weights(untrained: Sequence[Plan]) -> None:
-    """Finds what is wrong with tokenizers, teachers and perceptual losses before the first step, and gets their weights
-    once."""
+    """Load tokenizers, teachers and perceptual losses once, so that problems are found before the first step."""
     for tokenizer in dict.fromkeys(plan.tokenizer for plan in untrained):
         tokenizer.build(torch.device("cpu"))
-    wanted = {(loss, plan.token_grid): None for plan in untrained for loss in plan.losses}
-    for loss, grid in wanted:
-        loss.fetch(grid)
-    tunings = {(plan.tuning, plan.token_grid): None for plan in untrained}
-    for tuning, grid in tunings:
-        if tuning is not None:
-            tuning.fetch(grid)
+    parts = [(part, plan.token_grid) for plan in untrained for part in (*plan.losses, plan.tuning)]
+    for part, grid in dict.fromkeys(parts):
+        if part is not None:
+            part.fetch(grid)
 
 
 def _trained(task: Task) -> bool:
-    """Whether there is nothing to train. The worker checks the tensors: hashing them here too would take as long."""
+    """Return whether there is nothing left to train. The worker checks the tensors; hashing them is slow."""
     return checkpoint.newest_step(RunFolder(task.folder).checkpoints) == task.plan.train.steps
 
 
@@ -169,17 +160,17 @@ def _report_stored(out: Path, progress: StudyProgress, without_data: bool) -> St
 
 
 def _loss_of_results(study: Study, out: Path) -> str:
-    """Why a report would lose what is known: it would have no finished run where the last one had some. Or ''."""
+    """Return why a report would lose results: it would have no finished run where the last one had some. Or ''."""
     plans = [plan for arm in study.arms for plan in arm.plans]
     files = [result_file(out / "runs" / plan.hash, study.settings.evaluation, plan.train.steps) for plan in plans]
     stored = out / _RESULTS
     if any(file.exists() for file in files) or not (finished := _finished_runs(stored)):
         return ""
     return (
-        f"{stored} has {finished} finished runs, and none of the study's {len(files)} was found. They were looked for "
-        f"in {out / 'runs'}, the first as {files[0].relative_to(out)}. If they lie elsewhere, put them there; if "
-        "another version of tintype made them, their plans may hash otherwise: use that version. The results and the "
-        "report were left as they are"
+        f"{stored} has {finished} finished runs, and none of the study's {len(files)} runs was found in {out / 'runs'} "
+        f"(the first would be {files[0].relative_to(out)}). If they are elsewhere, move them there; if another version "
+        "of tintype made them, their plans may have other hashes: use that version. The results and the report are "
+        "unchanged"
     )
 
 
@@ -198,7 +189,7 @@ def _runs_of(stored: Path) -> list[dict[str, Any]]:
 
 
 def _claim(study: Study, out: Path, progress: StudyProgress = _SILENT) -> None:
-    """Makes the folder this study's. It may grow arms, seeds and resolutions; another baseline may not move in."""
+    """Make the folder this study's. It may get more arms, seeds and resolutions, but no other baseline."""
     if (out / _STUDY).exists() or (out / "runs").exists():
         try:
             _refuse_another_baseline(study, stored_study(out), out)
@@ -238,20 +229,19 @@ def _note_command(argv: Sequence[str], out: Path, progress: StudyProgress) -> No
 
 
 def _remove_leftovers(out: Path, resolutions: Collection[str]) -> None:
-    """Baselines and real pictures of resolutions that the study had once and has no more."""
-    kept = {_baseline_file(out, name) for name in resolutions}
-    kept_folders = {out / real_folder(name) for name in resolutions}
-    baselines = {out / _BASELINE, *(out / "baselines").glob("*.yaml")} - kept
-    pictures = {file for file in (out / "real").rglob("preview-*.png") if file.parent not in kept_folders}
-    for file in baselines | pictures:
+    """Remove baselines and real images of resolutions that the study no longer has."""
+    folders = {out / real_folder(name) for name in resolutions}
+    baselines = {out / _BASELINE, *(out / "baselines").glob("*.yaml")}
+    stale = baselines - {_baseline_file(out, name) for name in resolutions}
+    stale |= {file for file in (out / "real").rglob("preview-*.png") if file.parent not in folders}
+    for file in stale:
         file.unlink(missing_ok=True)
-    for folder in {file.parent for file in baselines | pictures} - {out}:
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+        with suppress(OSError):  # of a folder that is not empty
+            file.parent.rmdir()
 
 
 def _refuse_another_baseline(study: Study, there: Study, out: Path) -> None:
-    """A resolution of both studies must have one baseline; and without any in common they are different studies."""
+    """Refuse another baseline at a resolution of both studies, or studies that have no baseline in common."""
     mine, stored = ({name: plan.hash for name, plan in one.baselines.items()} for one in (study, there))
     changed = [name for name in mine if name in stored and mine[name] != stored[name]]
     if changed or not set(mine.values()) & set(stored.values()):
@@ -263,13 +253,8 @@ def _baseline_file(out: Path, resolution: str) -> Path:
     return out / "baselines" / f"{resolution}.yaml" if resolution else out / _BASELINE
 
 
-def _stored_baselines(settings: StudySettings, out: Path, known: Known = NONE_KNOWN) -> dict[str, Plan]:
-    names = [one.name for one in settings.resolutions] or [""]
-    return {name: stored_plan(_baseline_file(out, name), remake_study(out), known) for name in names}
-
-
 def _keep_prompts(protocol: Protocol, out: Path) -> Protocol:
-    """Copies prompt files into the study's folder, so that its report can be made again anywhere."""
+    """Copy prompt files into the study's folder, so that its report can be written again anywhere."""
     kept = []
     for condition, sampling in zip(protocol.also, protocol.conditions[1:], strict=True):
         if (file := sampling.prompt_file) is not None:
@@ -290,18 +275,20 @@ def _check_prompts(protocol: Protocol, out: Path) -> None:
 
 
 def stored_study(out: Path) -> Study:
-    """The study of a folder, with its baselines as they were resolved when the study began."""
+    """Return the study of a folder, with its baselines as they were resolved when the study began."""
     document = read_yaml(read_sealed(out / _STUDY, remake_study(out)), str(out / _STUDY))
     if not isinstance(document.data, dict) or not isinstance(document.data.get("name"), str):
         raise UserError(f"{out / _STUDY} is not what `tintype ablate` wrote; take another --out")
     name, settings = document.data.pop("name"), read_settings(document, out)
     _check_prompts(settings.evaluation, out)
     known = _known_tokenizers(out / _RESULTS)
-    return resolve(name, settings, _stored_baselines(settings, out, known), document.place, known)
+    names = [one.name for one in settings.resolutions] or [""]
+    baselines = {name: stored_plan(_baseline_file(out, name), remake_study(out), known) for name in names}
+    return resolve(name, settings, baselines, document.place, known)
 
 
 def _known_tokenizers(stored: Path) -> Known:
-    """Return what the last report knew of folders of small-vae: a study can lie where they are not."""
+    """Return what the last report knew of small-vae folders, which may not exist where the study was moved to."""
     found: dict[str, Compression] = {}
     try:
         runs = _runs_of(stored)

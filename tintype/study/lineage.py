@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def link_arms(arms: Sequence[ArmPlan]) -> list[ArmPlan]:
-    """The arms with the plans that they start from filled in."""
+    """Fill in the plans that arms start from."""
     known = {arm.name: arm for arm in arms}
     linked: dict[str, ArmPlan] = {}
 
@@ -35,7 +35,7 @@ def link_arms(arms: Sequence[ArmPlan]) -> list[ArmPlan]:
 
 
 def with_parents(arms: Sequence[ArmPlan], names: Collection[str]) -> set[str]:
-    """These names and those of all arms that they start from."""
+    """Return these names and those of all arms that they start from."""
     wanted = set(names)
     while missing := {p for arm in arms if arm.name in wanted and (p := _parent(arm)) is not None} - wanted:
         wanted |= missing

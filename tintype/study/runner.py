@@ -1,4 +1,4 @@
-"""Runs the tasks of a study in worker processes: train, then score. What is done is skipped, what broke off goes on.
+"""Run the tasks of a study in worker processes: train, then score. Finished runs are skipped, others are resumed.
 
 Tasks are taken seed by seed, so that the arms of one seed run close together in time and can be compared fairly.
 """
@@ -44,12 +44,12 @@ from tintype.train.session import Session
 from tintype.train.steps import Progress
 
 FAILURES: dict[Literal["diverged", "failed"], str] = {"diverged": DIVERGED, "failed": "failed.txt"}
-"""The file in a run's folder that says why the run has no result, by the state of the run."""
+"""The file in a run's folder that has the reason why it has no result, by the state of the run."""
 _POLL_S = 0.2
-_TELL_S = 0.25
-_LEAVE_S = 5.0
+_SEND_S = 0.25
+_JOIN_S = 5.0
 _STOP = signal.SIGUSR1
-"""Asks a worker to stop. A scheduler sends SIGTERM to workers too, of which the second would end them at once."""
+"""The signal that asks a worker to stop. A scheduler may send SIGTERM too, and a second one would end it at once."""
 _PROBE_IMAGES = 32
 
 
@@ -66,7 +66,7 @@ class Task:
 
     @property
     def parent(self) -> str | None:
-        """The hash of the plan whose run it starts from."""
+        """Return the hash of the plan whose run it starts from."""
         return self.plan.start.parent_plan if self.plan.start else None
 
 
@@ -88,7 +88,7 @@ class _Worker:
     task: Task | None = None
 
     def receive(self) -> Message | None:
-        """Its next message, or its last one if the process has ended."""
+        """Return its next message, or its last one if the process has ended."""
         assert self.task is not None
         try:
             if self.pipe.poll():
@@ -106,12 +106,12 @@ class _Worker:
 def run_tasks(
     tasks: Sequence[Task], protocol: Protocol, jobs: int, interrupt: Interrupt, on_message: Callable[[Message], None]
 ) -> dict[tuple[str, int], Message]:
-    """Runs the tasks in `jobs` processes; returns the last word on each task that was begun."""
-    threads = max(1, torch.get_num_threads() // jobs)  # the host's beside a GPU; on a CPU runs take their own number
+    """Run the tasks in `jobs` processes; return the last message of each task that was begun."""
+    threads = max(1, torch.get_num_threads() // jobs)  # of the host of a GPU; on a CPU, runs set their own number
     waiting, last = list(tasks), dict[tuple[str, int], Message]()
     jobs = min(jobs, len(tasks))
     workers = [_start_worker(slot, jobs, threads, protocol) for slot in range(jobs)]
-    told_to_stop = False
+    stopping = False
     try:
         while (waiting and interrupt.signal is None) or any(worker.task for worker in workers):
             for worker in workers:
@@ -121,8 +121,8 @@ def run_tasks(
                     worker.task = task
                     worker.pipe.send(task)
             busy = [worker for worker in workers if worker.task]
-            if interrupt.signal is not None and not told_to_stop:
-                told_to_stop = True
+            if interrupt.signal is not None and not stopping:
+                stopping = True
                 for worker in busy:
                     _stop(worker.process)
             wait([worker.pipe for worker in busy], _POLL_S)
@@ -149,7 +149,7 @@ def run_tasks(
 
 
 def _next_task(waiting: Sequence[Task], begun: Sequence[Task]) -> Task | None:
-    """The first task that starts from no run that is still to come. One whose parent failed says so when it begins."""
+    """Return the first task whose parent run has ended. One whose parent failed reports that when it begins."""
     unfinished = {task.plan.hash for task in (*waiting, *begun)}
     return next((task for task in waiting if task.parent not in unfinished), None)
 
@@ -179,13 +179,13 @@ def _dismiss(workers: Sequence[_Worker]) -> None:
     for worker in workers:
         worker.pipe.close()
     for worker in workers:
-        worker.process.join(_LEAVE_S)
+        worker.process.join(_JOIN_S)
         worker.process.kill()
         worker.process.join()
 
 
 def _work(slot: int, jobs: int, threads: int, protocol: Protocol, parent: int, pipe: Connection) -> None:
-    """A worker process: one task after another, until the study closes its end of the pipe. It ends with the study."""
+    """Run tasks in a worker process until the study closes its end of the pipe. It ends with the study."""
     end_with_parent(parent)
     prepare_streams()
     torch.set_num_threads(threads)
@@ -213,7 +213,7 @@ def _work(slot: int, jobs: int, threads: int, protocol: Protocol, parent: int, p
 
 
 def _pin_gpu(slot: int) -> None:
-    """Gives each worker its own GPU where there are several."""
+    """Give each worker its own GPU where there are several."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
     if len(names) > 1:
@@ -221,18 +221,18 @@ def _pin_gpu(slot: int) -> None:
 
 
 class _StoppedError(Exception):
-    """Scoring was asked to stop."""
+    """Raised when scoring was asked to stop."""
 
 
 def _run(task: Task, protocol: Protocol, interrupt: Interrupt, send: Callable[[Message], None]) -> Message:
     """Train and score."""
-    told_s = 0.0
+    sent_s = 0.0
 
     def on_progress(progress: Progress) -> None:
-        nonlocal told_s
-        if time.monotonic() - told_s < _TELL_S:
+        nonlocal sent_s
+        if time.monotonic() - sent_s < _SEND_S:
             return
-        told_s = time.monotonic()
+        sent_s = time.monotonic()
         share = 0.8 * progress.step / progress.steps
         send(Message(task.key, "training", share, "", progress.step, progress.loss, progress.images_per_s))
 
@@ -255,13 +255,13 @@ def _run(task: Task, protocol: Protocol, interrupt: Interrupt, send: Callable[[M
         return Message(task.key, "diverged", text=str(error))
     except UserError as error:
         return Message(task.key, "failed", text=str(error))
-    except Exception:  # the study's other runs go on; the whole trace is kept with this one
+    except Exception:  # the study's other runs continue; the whole trace is stored with this one
         return Message(task.key, "failed", text=traceback.format_exc())
     return Message(task.key, "done", 1.0, _headline(result), task.plan.train.steps)
 
 
 def _probe(protocol: Protocol, parts: Session) -> dict[str, float]:
-    """The validation loss while training, on fewer images than the final one."""
+    """Measure the validation loss while training, on fewer images than the final one."""
     count = min(_PROBE_IMAGES, protocol.validation_count)
     error_TN = validation.velocity_errors(
         parts, held_out(parts.plan.data, protocol), count, count, protocol.seed, protocol.prompts
@@ -270,7 +270,7 @@ def _probe(protocol: Protocol, parts: Session) -> dict[str, float]:
 
 
 def _note_failure(task: Task, message: Message) -> None:
-    """Write why the run has no result, for the report; remove what an earlier attempt wrote once it is outdated."""
+    """Write why the run has no result, for the report; remove what an earlier attempt wrote."""
     if message.state == "interrupted":
         return
     for state, name in FAILURES.items():

@@ -1,12 +1,10 @@
-"""Whether two plans measure an error of velocities in the same space.
+"""Check whether two plans measure velocity errors in the same latents.
 
 The validation loss is taken in the latents of a run's own tokenizer. Those of another tokenizer have another scale and
 another share of noise in them, so a difference between the two says nothing of the denoisers, however small its p.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from tintype.plan import Plan
 from tintype.settings import plain
@@ -17,7 +15,7 @@ _OF_NO_SPACE = ("compute", "sha256")
 
 
 def another_space(new: Plan, old: Plan) -> str:
-    """Why an error in the latents of one plan cannot be compared with that of the other; empty where it can.
+    """Return why an error in the latents of one plan cannot be compared with that of the other; empty where it can.
 
     It is known from the plans alone, so that a study knows before its first run what it will compare.
     """
@@ -31,5 +29,5 @@ def another_space(new: Plan, old: Plan) -> str:
     return f"{ANOTHER_SPACE}: it is {own}, {which} in the baseline"
 
 
-def _space(plan: Plan) -> dict[str, Any]:
+def _space(plan: Plan) -> dict[str, object]:
     return {key: value for key, value in plain(plan.tokenizer).items() if key not in _OF_NO_SPACE}

@@ -1,7 +1,7 @@
 """Comparison of an arm with the baseline over seeds.
 
 An arm shares its seeds with the baseline, so each seed gives one difference, and their mean a Student interval with
-n - 1 degrees of freedom. The control has seeds of its own: there is nothing to pair, and Welch's interval is taken.
+n - 1 degrees of freedom. The control has seeds of its own, so it has no pairs and gets Welch's interval.
 Permutation tests and bootstrap intervals need no normal spread, but more seeds.
 
 P: patterns of a permutation test, or resamples of a bootstrap. N: values.
@@ -51,7 +51,7 @@ class Difference:
 
     @property
     def p(self) -> float | None:
-        """Two-sided p of a true difference of zero; None where no spread was measured."""
+        """Return the two-sided p of a true difference of zero; None where no spread was measured."""
         if not self.error or self.freedom is None:
             return None
         return float(2 * special.stdtr(self.freedom, -abs(self.value) / self.error))
@@ -63,14 +63,14 @@ class Difference:
         return self.value - reach, self.value + reach
 
     def detectable(self, confidence: float) -> float | None:
-        """The smallest true difference found with a power of 80% at this error."""
+        """Return the smallest true difference found with a power of 80% at this error."""
         if not self.error or self.freedom is None:
             return None
         return detectable_in_errors(self.freedom, confidence) * self.error
 
 
 def rounding_of(values: Iterable[float], scale: float = 0.0) -> float:
-    """How large an error between these values can come from rounding alone.
+    """Return how large an error between these values can come from rounding alone.
 
     `scale` is for values that were made from larger ones: a logarithm is as wrong as its ratio, however small it is.
     """
@@ -88,7 +88,7 @@ def paired(new: Sequence[float], old: Sequence[float], scale: float = 0.0) -> Di
 
 
 def unpaired(new: Sequence[float], old: Sequence[float], scale: float = 0.0) -> Difference:
-    """Welch's: the spreads of the two sets may differ."""
+    """Return Welch's difference: the spreads of the two sets may differ."""
     value = fmean(new) - fmean(old)
     if min(len(new), len(old)) < 2:
         return Difference(value, None, None)
@@ -101,19 +101,19 @@ def unpaired(new: Sequence[float], old: Sequence[float], scale: float = 0.0) -> 
 
 
 def variance(values: Sequence[float]) -> float:
-    """Unbiased, in two passes. The library's exact one takes most of the time of a simulated study."""
+    """Return the unbiased variance, in two passes. That of `statistics` is exact and much slower."""
     mean = fmean(values)
     offsets = [value - mean for value in values]
     return math.fsum(offset * offset for offset in offsets) / (len(values) - 1)  # a power would raise on overflow
 
 
 def t_quantile(freedom: float, confidence: float) -> float:
-    """How many standard errors a two-sided Student interval reaches to each side."""
+    """Return the half-width of a two-sided Student interval, in standard errors."""
     return float(special.stdtrit(freedom, (1 + confidence) / 2))
 
 
 def detectable_in_errors(freedom: float, confidence: float) -> float:
-    """The true difference, in standard errors, that a two-sided t test finds with a power of 80%.
+    """Return the true difference, in standard errors, that a two-sided t test finds with a power of 80%.
 
     Welch's freedom is any number: it is interpolated on a logarithmic grid, so that the cache serves.
     """
@@ -132,7 +132,7 @@ def _solve_detectable(freedom: float, confidence: float) -> float:
 
 
 def t_power(shift: float, freedom: float, confidence: float) -> float:
-    """How often a t test finds a true difference of `shift` standard errors.
+    """Return how often a t test finds a true difference of `shift` standard errors.
 
     Averages the normal tails over the quantiles of the estimated error: scipy's noncentral t fails for large shifts.
     """
@@ -142,14 +142,14 @@ def t_power(shift: float, freedom: float, confidence: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _estimated_errors(freedom: float) -> Array:
-    """Quantiles of the estimated standard error over the true one."""
+    """Return quantiles of the estimated standard error over the true one."""
     quantiles = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     found: Array = np.sqrt(2 * special.gammaincinv(freedom / 2, quantiles) / freedom)
     return found
 
 
 def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
-    """Holm's adjusted p values, in the order given. A comparison's weight is its share of the error that is allowed.
+    """Return Holm's adjusted p values, in the order given. A comparison's weight is its share of the allowed error.
 
     The weighted form (Holm 1979, section 4) takes the smallest p / weight first and tests it with the whole weight
     that is left; with equal weights it is the usual one.
@@ -166,7 +166,7 @@ def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> l
 
 
 def sign_flip_p(differences: Sequence[float], rounding: float = 0.0) -> float:
-    """Two-sided p of the paired permutation test: without an effect, each difference could as well have the other sign.
+    """Return the two-sided p of the paired permutation test: without an effect, each difference could have either sign.
 
     Exact over all 2^n patterns of signs up to 14 seeds, and over 10,000 drawn ones from there on. Means that differ by
     no more than `rounding` are the same.
@@ -176,7 +176,7 @@ def sign_flip_p(differences: Sequence[float], rounding: float = 0.0) -> float:
 
 
 def label_p(new: Sequence[float], old: Sequence[float], rounding: float = 0.0) -> float:
-    """Two-sided p of the unpaired permutation test: without an effect, the labels could as well be dealt out anew.
+    """Return the two-sided p of the unpaired permutation test: without an effect, labels are exchangeable.
 
     Exact where there are at most 20,000 ways to deal them, and over 10,000 drawn ones where there are more. Those are
     drawn by position, so the values are first put into an order that depends neither on the seeds' order nor on which
@@ -190,14 +190,14 @@ def label_p(new: Sequence[float], old: Sequence[float], rounding: float = 0.0) -
 
 
 def _pattern_p(values: Array, patterns_PN: Array, rounding: float) -> float:
-    """The share of patterns that give as large a difference as the first one, which is the one that was seen."""
+    """Return the share of patterns that give as large a difference as the first one, which was observed."""
     sizes = np.abs(patterns_PN @ values)
     return float((sizes >= sizes[0] - max(rounding, rounding_of(values))).mean())
 
 
 @lru_cache(maxsize=16)
 def sign_patterns(seeds: int) -> Array:
-    """Weights that turn differences into a mean, one row for each pattern of signs; no sign changed first."""
+    """Return weights that turn differences into a mean, one row for each pattern of signs; the observed one first."""
     if seeds <= EXACT_FLIPS:
         flips = (np.arange(2**seeds)[:, None] >> np.arange(seeds)) & 1
     else:
@@ -209,7 +209,7 @@ def sign_patterns(seeds: int) -> Array:
 
 @lru_cache(maxsize=16)
 def label_patterns(new: int, old: int) -> Array:
-    """Weights that turn values into a difference of means, one row for each dealing of labels; the true one first."""
+    """Return weights that turn values into a difference of means, one row for each labelling; the observed first."""
     count = new + old
     if math.comb(count, new) <= _EXACT_LABELS:
         chosen = np.asarray(list(combinations(range(count), new)))
@@ -223,7 +223,7 @@ def label_patterns(new: int, old: int) -> Array:
 
 
 def smallest_permutation_p(seeds: int, comparisons: float = 1) -> float:
-    """The smallest corrected p that the paired permutation test can give, whatever the data.
+    """Return the smallest corrected p that the paired permutation test can give, whatever the data.
 
     All differences of one sign are one pattern of 2^n, and all of the other sign another. Holm's first step multiplies
     by the number of comparisons; with weights, that is one over the comparison's share.
@@ -233,17 +233,17 @@ def smallest_permutation_p(seeds: int, comparisons: float = 1) -> float:
 
 
 def seeds_for_permutation(comparisons: float, confidence: float = CONFIDENCE) -> int | None:
-    """The fewest seeds with which the paired permutation test can give a verdict; None if no number of seeds can."""
+    """Return the fewest seeds with which the paired permutation test can give a verdict; None if no number can."""
     enough = (n for n in range(2, EXACT_FLIPS + 2) if smallest_permutation_p(n, comparisons) < 1 - confidence)
     return next(enough, None)
 
 
 @lru_cache(maxsize=256)
 def permutation_detectable(seeds: int, shared_seeds: bool, confidence: float) -> float | None:
-    """The true difference, in standard errors, that a permutation test finds with a power of 80% at a normal spread.
+    """Return the true difference, in standard errors, that a permutation test finds with a power of 80%.
 
-    Simulated, as there is no formula: at a strict level the few patterns of few seeds cost much. None where no
-    difference is ever found.
+    Simulated at a normal spread, as there is no formula: at a strict level the few patterns of few seeds cost much.
+    None where no difference is ever found.
     """
     patterns_PN = sign_patterns(seeds) if shared_seeds else label_patterns(seeds, seeds)
     studies = min(4_000, _POWER_CELLS // len(patterns_PN))
@@ -269,7 +269,7 @@ def permutation_detectable(seeds: int, shared_seeds: bool, confidence: float) ->
 def bootstrap_interval(
     new: Sequence[float], old: Sequence[float], shared_seeds: bool, confidence: float
 ) -> tuple[float, float] | None:
-    """Percentile-t: seeds are drawn anew with replacement, and the quantiles of the resamples' t make the interval.
+    """Return the percentile-t interval: the quantiles of t over resamples of the seeds.
 
     Efron and Tibshirani 1993, chapter 12. Chosen over BCa by coverage (tools/calibration). None with fewer than five
     seeds, and where so many seeds have the same value that the interval has no end. The resamples depend on the number
@@ -294,7 +294,7 @@ def bootstrap_interval(
 
 
 def _resampled(values: Array, weights_PN: Array) -> tuple[Array, Array]:
-    """How far each resample's mean is from the mean, and its squared standard error."""
+    """Return how far each resample's mean is from the mean, and its squared standard error."""
     centred = values - values.mean()
     largest = np.abs(centred).max()
     shift = weights_PN @ centred
@@ -305,13 +305,13 @@ def _resampled(values: Array, weights_PN: Array) -> tuple[Array, Array]:
 
 
 def _ratio(shift: Array, error: Array) -> Array:
-    """Each resample's t; infinite where a resample has no spread, zero where it has no shift either."""
+    """Return each resample's t; infinite where a resample has no spread, zero where it has no shift either."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(shift == 0, 0.0, shift / error)
 
 
 def _weights_of(values: Sequence[Array]) -> list[Array]:
-    """For each set, `resample_weights` of a stream of its own; both orders of the streams where there are two sets."""
+    """Return `resample_weights` of each set, from a stream of its own; of two sets, in both orders of the streams."""
     seeds = len(values[0])
     if len(values) == 1:
         return [resample_weights(seeds, 0, RESAMPLES // 2)]
@@ -321,7 +321,7 @@ def _weights_of(values: Sequence[Array]) -> list[Array]:
 
 @lru_cache(maxsize=16)
 def resample_weights(seeds: int, stream: int, draws: int) -> Array:
-    """How often each seed is in each resample, over the number of seeds: `draws` resamples, then each one reversed.
+    """Return each seed's share of each resample: `draws` resamples, then each one reversed.
 
     Sorted values are reversed when their sign changes. So the resamples of both signs are the same.
     """
@@ -331,7 +331,7 @@ def resample_weights(seeds: int, stream: int, draws: int) -> Array:
 
 
 def deviation_range(deviation: float, freedom: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The chi-square interval of a standard deviation that was measured with this freedom, at a normal spread."""
+    """Return the chi-square interval of a standard deviation with these degrees of freedom, at a normal spread."""
     tails = special.chdtri(freedom, [(1 - confidence) / 2, (1 + confidence) / 2])
     low, high = deviation * np.sqrt(freedom / tails)
     return float(low), float(high)

@@ -1,4 +1,4 @@
-"""A study as the user writes it, and as it is after all defaults are resolved and its arms are checked."""
+"""A study as the user writes it, and with all defaults resolved and its arms checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import prod
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field, model_validator
@@ -43,7 +43,7 @@ _SUBJECT = "the study"
 _WITHOUT_DISTANCES = (validation.METRIC.name,)
 """Primary where no encoder takes distances."""
 SAME_FOR_ALL = ("seed", "data", "run")
-"""What all arms of a study share: the pairs of seeds, the pictures they learn and are scored with, housekeeping."""
+"""Settings that all arms of a study share: the pairs of seeds, the images for training and scoring, housekeeping."""
 
 
 class ArmSettings(Settings):
@@ -67,7 +67,7 @@ class ArmSettings(Settings):
         return self.name or " + ".join((*self.set, *self.techniques))
 
     def located(self, folder: Path) -> ArmSettings:
-        """Return the arm with what it names found; its label stays."""
+        """Return the arm with the files that it names located; its label stays."""
         assignments = locate_assignments(self.set, [Plan], folder)
         techniques = tuple(_located_technique(spec, folder) for spec in self.techniques)
         if (assignments, techniques) == (self.set, self.techniques):
@@ -85,18 +85,18 @@ def _section(assignment: str) -> str:
 
 
 def _distances(protocol: Protocol) -> tuple[str, ...]:
-    """The protocol's first distance, on each of its encoders."""
+    """Return the protocol's first distance on each of its encoders."""
     return tuple(f"{protocol.metrics[0]}_{encoder.title}" for encoder in protocol.encoders) if protocol.metrics else ()
 
 
 class ResolutionSettings(Settings):
-    """The baseline with another number of tokens: larger pictures, or smaller patches."""
+    """The baseline with another number of tokens: larger images, or smaller patches."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Stands behind the arms' names")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Follows the arms' names")
     set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value, after the study's")
 
     def located(self, folder: Path) -> ResolutionSettings:
-        """Return the resolution with what it names found."""
+        """Return the resolution with the files that it names located."""
         return self.model_copy(update={"set": locate_assignments(self.set, [Plan], folder)})
 
 
@@ -108,14 +108,14 @@ class StudySettings(Settings):
     set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value")
     seeds: tuple[Seed, ...] = Field(min_length=1)
     resolutions: tuple[ResolutionSettings, ...] = Field(
-        (), description="Runs every arm at each; two or more, or none for the baseline as it is"
+        (), description="Every arm runs at each; two or more, or none for the baseline's own"
     )
     control_seeds: tuple[Seed, ...] = Field((), description="Seeds of the A/A control; as many as seeds, or none")
     arms: tuple[ArmSettings, ...] = ()
     primary: tuple[str, ...] = Field(
         PRIMARY,
         min_length=1,
-        description="What the study asks; by default, for data that are no scenes, the first metric of each encoder",
+        description="The metrics of the question; for data without scenes, by default the first of each encoder",
     )
     evaluation: Protocol = Protocol()
     analysis: AnalysisSettings = AnalysisSettings()
@@ -137,8 +137,8 @@ class StudySettings(Settings):
         return self
 
     def located(self, folder: Path) -> StudySettings:
-        """Return the study with what it names found: beside its file, in `folder`, or in the working directory."""
-        changes: dict[str, Any] = {
+        """Return the study with the files that it names located: in `folder`, or in the working directory."""
+        changes: dict[str, object] = {
             "recipe": locate(plain(self), [StudySettings], folder)["recipe"],
             "set": locate_assignments(self.set, [Plan], folder),
             "resolutions": tuple(resolution.located(folder) for resolution in self.resolutions),
@@ -201,11 +201,11 @@ class ArmPlan:
     """Empty in a study of one."""
     overrides: tuple[str, ...] = ()
     decisions: dict[str, Change] = field(default_factory=dict)
-    """The changes for people: a part that comes or goes is one of them."""
+    """The changes for readers: a part that is added or removed is one change."""
 
     @property
     def label(self) -> str:
-        """Its name in the whole study."""
+        """Return its name with its resolution, where the study has several."""
         return arm_label(self.name, self.resolution)
 
     @property
@@ -215,9 +215,9 @@ class ArmPlan:
     @property
     def summary(self) -> str:
         if self.role == "control":
-            return "the baseline again with other seeds: any difference is chance"
+            return "the baseline with other seeds: any difference is chance"
         summaries = [application.technique.summary for application in self.applications]
-        return "; ".join([*self.overrides, *summaries]) or "as it is"
+        return "; ".join([*self.overrides, *summaries]) or "the baseline's plan, unchanged"
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class Study:
     """On how the evaluation was fitted to the data."""
 
     def by_resolution(self) -> list[list[ArmPlan]]:
-        """The arms of each resolution, the baseline first."""
+        """Return the arms of each resolution, the baseline first."""
         names = dict.fromkeys(arm.resolution for arm in self.arms)
         return [[arm for arm in self.arms if arm.resolution == name] for name in names]
 
@@ -240,12 +240,12 @@ class Study:
 
     @property
     def of_scenes(self) -> bool:
-        """Whether the data are scenes: so all metrics of scenes exist. All arms have the same data."""
+        """Return whether the data are scenes, and so have the metrics of scenes. All arms have the same data."""
         return self.arms[0].plans[0].data.of_scenes
 
     @property
     def baselines(self) -> dict[str, Plan]:
-        """By resolution, with the seed 0; a study of one resolution calls it ''."""
+        """Return the baselines with seed 0 by resolution; in a study of one, its name is ''."""
         return {arms[0].resolution: _seeded(arms[0].plans[0], [0])[0] for arms in self.by_resolution()}
 
 
@@ -254,7 +254,7 @@ def token_count(plan: Plan) -> int:
 
 
 def load_study(name: str, assignments: Sequence[str] = ()) -> Study:
-    """A packaged study or a file. `assignments` override keys of the study, for example seeds=[0,1]."""
+    """Load a packaged study or a file. `assignments` override keys of the study, for example seeds=[0,1]."""
     document = recipes.find("studies", name)
     for assignment in assignments:
         document.override(assignment)
@@ -274,7 +274,7 @@ def read_settings(document: Document, folder: Path) -> StudySettings:
 
 
 Place = Callable[[KeyPath], str]
-"""Says where a key of a study stands: the line of its file, or the override on the command line."""
+"""Return the place of a key of a study: the line of its file, or the override on the command line."""
 
 
 def resolve(
@@ -394,7 +394,7 @@ def _refuse_twins(arms: Sequence[ArmPlan]) -> None:
 
 
 def choose_arms(study: Study, names: Sequence[str]) -> Study:
-    """The study with only these arms, at all its resolutions (and the baselines, and what the arms start from)."""
+    """Return the study with only these arms, at all its resolutions (and the baselines, and the arms' parents)."""
     known = dict.fromkeys(arm.name for arm in study.arms)
     for name in names:
         if name not in known:

@@ -1,4 +1,4 @@
-"""Whether an arm helps more with more tokens: its effects at a study's resolutions, beside each other.
+"""Trends: whether an arm helps more with more tokens.
 
 Baselines of several resolutions differ in every metric, so an effect is taken relative to its own: log(arm / baseline),
 seed by seed. A trend is that at the most tokens minus that at the fewest, and it is compared with zero like any
@@ -29,12 +29,12 @@ class Level:
 
 
 def trend_key(arm: str, metric: str) -> Key:
-    """Names a trend among a study's comparisons. No resolution can have this name, so no arm has this label."""
+    """Name a trend among a study's comparisons. No resolution can have this name, so no arm has this label."""
     return arm_label(arm, "more tokens"), metric
 
 
 def relative_effect(level: Level, metric: str, shared_seeds: bool, analysis: AnalysisSettings) -> RelativeEffect | None:
-    """The arm's effect at one resolution; None where it is not defined or not measured."""
+    """Return the arm's effect at one resolution; None where it is not defined or not measured."""
     pair = pair_runs(level.new, level.old, metric, shared_seeds)
     if not pair.new or min(pair.new + pair.old) <= 0:
         return None
@@ -45,7 +45,7 @@ def relative_effect(level: Level, metric: str, shared_seeds: bool, analysis: Ana
 
 
 def trend_pair(fewest: Level, most: Level, metric: str) -> Pair | str:
-    """The effects at the most tokens as new, at the fewest as old; or why there are none.
+    """Pair the effects at the most tokens as new with those at the fewest as old; or say why there are none.
 
     A seed that lost one of its four runs leaves the comparison, which then has no verdict.
     """

@@ -1,1 +1,1 @@
-"""What the commands show on the terminal: progress while they work, tables when they are done."""
+"""Output of the commands on the terminal: progress while they work, tables when they are done."""

@@ -1,4 +1,4 @@
-"""Print what `tintype audit` has found."""
+"""Print the findings of `tintype audit`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LEGEND = (
 
 
 def show_audit(audit: Audit, title: str, console: Console) -> None:
-    """A row for each group, then the findings. In a command of several processes the first one alone calls this."""
+    """Show a row for each group, then the findings. In a command of several processes only rank 0 calls this."""
     seen = audit.seen
     console.print(_groups_table(seen, title))
     steps = f"{seen.steps} step{'' if seen.steps == 1 else 's'}"
@@ -60,7 +60,7 @@ Cell = Callable[[Group], str]
 
 
 def _groups_table(seen: Seen, title: str) -> Table:
-    """A line for each room, with what arrives at its modules, and below it one for each kind of tensor.
+    """Return a line for each room, with the inputs of its modules, and below it one for each kind of tensor.
 
     Columns in which nothing stands are left out.
     """
@@ -87,7 +87,7 @@ def _groups_table(seen: Seen, title: str) -> Table:
 
 
 def _size(numbers: int) -> str:
-    """Three digits at most, rounded: 288, 498k, 1.2M."""
+    """Write three digits at most, rounded: 288, 498k, 1.2M."""
     for unit, one in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if numbers >= one:
             return f"{numbers / one:.3g}{unit}"
@@ -99,7 +99,7 @@ def _types_of(role: Role) -> Cell:
 
 
 def percent(share: float | None) -> str:
-    """A share that is not zero never looks like it."""
+    """Write a share; one that is not zero is never written as zero."""
     if share is None:
         return ""
     if 0 < share < 0.001:

@@ -1,4 +1,4 @@
-"""Print what `tintype bench` has measured."""
+"""Print the measurements of `tintype bench`."""
 
 from __future__ import annotations
 

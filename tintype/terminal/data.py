@@ -1,4 +1,4 @@
-"""What goes into a store, comes out of it, and is found in it."""
+"""Progress and summaries of commands on stores: import, export, inspect, check, upgrade."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""An interrupted command says in one line what is kept and how to resume; its exit code is 130 (SIGINT) or 143.
+"""Interrupts: a command says in one line what is saved and how to resume; its exit code is 130 (SIGINT) or 143.
 
-Until a command begins to work it has nothing to keep, and imports for seconds: a signal ends it at once, since an
+Until a command begins to work it has nothing to save, and imports for seconds: a signal ends it at once, since an
 exception that is raised within an import may be lost or become another. From then on a signal raises `Interrupted`, or
 sets a flag where a loop watches for it (`tintype.runtime.interrupt`).
 """
@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tintype.runtime.printable import visible
 from tintype.runtime.signals import end_before_work
@@ -22,7 +22,7 @@ NOTHING_HARMED = "no file is left half written; run the same command again"
 
 
 class Interrupted(BaseException):
-    """Raised by a signal. `kept` says what is kept and how to resume, where the command knows."""
+    """Raised by a signal. `kept` says what is saved and how to resume, where the command knows."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -36,19 +36,19 @@ class _State:
     begun = False
     signal: int | None = None
     """The number of the signal for which `Interrupted` was raised."""
-    hook: Callable[[Any], object] = sys.unraisablehook
+    hook: Callable[[sys.UnraisableHookArgs], object] = sys.unraisablehook
     """Handler that was there before."""
 
 
 def begin_command() -> None:
-    """Forget the command before, if there was one in this process; look after lost exceptions of signals."""
+    """Reset the state of an earlier command in this process; catch lost exceptions of signals."""
     _State.begun, _State.signal = False, None
     if sys.unraisablehook is not _raise_again:
         _State.hook, sys.unraisablehook = sys.unraisablehook, _raise_again
 
 
 def begin_work() -> None:
-    """From here on a signal is told to the command, which may have something to keep."""
+    """From here on, pass a signal to the command, which may have something to save."""
     _State.begun = True
 
 
@@ -66,7 +66,7 @@ def interrupt_command(number: int) -> None:
     raise Interrupted(number)
 
 
-def _raise_again(lost: Any) -> None:
+def _raise_again(lost: sys.UnraisableHookArgs) -> None:
     """Raise `Interrupted` once more, a little later, where Python could not: within a destructor, or a callback."""
     if isinstance(lost.exc_value, Interrupted):
         number = lost.exc_value.number

@@ -1,4 +1,4 @@
-"""A power plan as a user reads it: a table, and what to do in a sentence or two."""
+"""A power plan as a table, with advice in a sentence or two."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _table(plan: PowerPlan, group: Group) -> Table:
 
 
 def advice(plan: PowerPlan, row: MetricPower) -> str:
-    """What to do, in a sentence or two."""
+    """Return advice in a sentence or two."""
     name, effect = row.metric.name, plan.effect
     if row.power is None or row.seeds_needed is None:
         return f"{name}: its mean is zero in the baseline, so {effect} of it is nothing; give --effect as a difference."
@@ -107,6 +107,6 @@ def _count(seeds: int | None) -> str:
 
 
 def _ranged(words: Sequence[str]) -> str:
-    """The measured value, then the lowest and the highest; one word where all are the same."""
+    """Write the measured value, then the lowest and the highest; one word where all are the same."""
     first, low, high = words[0], words[1], words[-1]
     return first if first == low == high else f"{first} ({low} to {high})"

@@ -36,7 +36,7 @@ _ROUNDING = 1e-6
 
 
 def shows_bars(console: Console) -> bool:
-    """Whether it is a terminal. FORCE_COLOR makes rich take a file for one."""
+    """Return whether it is a terminal. FORCE_COLOR makes rich take a file for one."""
     return console.is_interactive and console.file.isatty()
 
 
@@ -81,7 +81,7 @@ class Heartbeat:
 
 
 class Bar:
-    """One thing under way: what it is, how far it is, and how fast it goes."""
+    """One activity: its name, progress and speed."""
 
     def __init__(self, doing: str, total: float | None, unit: str) -> None:
         self.unit = unit
@@ -154,12 +154,12 @@ class Bar:
 
 
 class Progress:
-    """What a command is doing and how far it is, on one bar or several.
+    """The progress of a command, on one bar or several.
 
     In a log it is one line at the start, at least every ten seconds, and at the end. The lines come from a thread: a
     step, a compilation or a download that takes minutes is not silent.
 
-    `kept` says what an interrupted command keeps and how to resume it. `interrupt` is that of a loop that watches for
+    `kept` says what an interrupted command saves and how to resume it. `interrupt` is that of a loop that watches for
     signals itself: once one has come, the command is shown as stopping.
     """
 
@@ -207,7 +207,7 @@ class Progress:
         *,
         row: str = "",
     ) -> None:
-        """What is left out stays as it is. A new `doing` begins at 0, without a total. A `row` of its own is added."""
+        """Update a bar; what is left out stays. A new `doing` begins at 0, without a total. A new `row` is added."""
         if row not in self._rows:
             self._add(row, Bar(doing or row, None, ""))
         bar, task = self._rows[row]
@@ -219,7 +219,7 @@ class Progress:
             self._drawn.remove_task(found[1])
 
     def console_for_lines(self, console: Console) -> Console:
-        """Where a line for `console` goes while bars are drawn: above them, if it is a terminal too."""
+        """Return the console for lines while bars are drawn: above them, if `console` is a terminal too."""
         return self._console if shows_bars(self._console) and console.is_terminal else console
 
     def _add(self, row: str, bar: Bar) -> None:
@@ -269,7 +269,7 @@ def speed_note(loss: float | None, images_per_s: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """45 s, 3 min 20 s, 2 h 05 min: what a reader wants to know of it."""
+    """Write a duration as 45 s, 3 min 20 s or 2 h 05 min."""
     whole = math.ceil(seconds)
     minutes, left_s = divmod(whole, 60)
     if whole < 60:

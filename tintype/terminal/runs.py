@@ -1,4 +1,4 @@
-"""Training, scoring and the weight averages of a run."""
+"""Progress and results of training and scoring a run, and of its weight averages."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _trained_words(out: Path, steps: int, lines: Sequence[dict[str, Any]], secon
 
 
 def show_warnings(plan: Plan, console: Console, arm: str = "") -> None:
-    """Prints what is probably not meant in a plan, with the name of the arm that has it."""
+    """Print the warnings of a plan, with the name of its arm."""
     for text in plan.warnings:
         say(console, f"warning: {f'{arm}: ' if arm else ''}{text}", "yellow")
 

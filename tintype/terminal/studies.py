@@ -1,4 +1,4 @@
-"""A study: its arms before the first step, its runs under way, its verdicts."""
+"""Progress and results of a study: its arms before the first step, its running runs, its verdicts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _ShownProgress(StudyProgress):
 
 
 def show_arms(study: Study, console: Console) -> None:
-    """The resolved diff of every arm, before the first step."""
+    """Show the resolved diff of every arm, before the first step."""
     resolutions = study.by_resolution()
     first = ["resolution"] if len(resolutions) > 1 else []
     table = Table(*first, "arm", "seeds", "what differs from the baseline", title=escape(study.settings.question))
@@ -105,7 +105,7 @@ def show_arms(study: Study, console: Console) -> None:
 
 
 def _where(arm: ArmPlan | Arm) -> str:
-    """Said once for each resolution, beside its baseline."""
+    """Return the resolution, once, beside its baseline."""
     return f"{arm.resolution}\n{arm.tokens:,} tokens" if arm.role == "baseline" else ""
 
 

@@ -93,7 +93,7 @@ def show_tokenizers(result: dict[str, Any], console: Console) -> None:
     names = list(result["tokenizers"][0]["metrics"])
     heads = [name.replace("_", " ") for name in names]
     table = Table("tokenizer", *heads, "in / out", "encode /s", "decode /s")
-    table.title = escape(f"{images['count']} pictures of {images['data']} at {images['size_px']} px")
+    table.title = escape(f"{images['count']} images of {images['data']} at {images['size_px']} px")
     for row in result["tokenizers"]:
         values = ["exact" if row["exact"] else number(row["metrics"][name]) for name in names]
         speeds = [

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from tintype.metrics.throughput import tokenizer_words
 from tintype.page.numerals import UNKNOWN, decimals_showing, fixed, percent
@@ -22,7 +22,7 @@ PIXELS = "pixels"
 NOT_COMPARABLE = "not comparable"
 TOO_FEW_SEEDS = "too few seeds"
 _LARGEST_LOG = 20.0
-"""Of a ratio: more is written as this is."""
+"""Largest logarithm of a ratio that is written; larger ones are written as this one."""
 _GLYPHS = {
     "better": "✓",
     "worse": "✗",
@@ -48,13 +48,13 @@ def baseline_of(results: StudyResults) -> Arm:
 
 
 def resolution_title(results: StudyResults) -> str:
-    """The resolution of results at one of several, with its tokens; empty where there is one only."""
+    """Return the resolution with its tokens; empty in a study of one resolution."""
     baseline = baseline_of(results)
     return f"{baseline.resolution} ({baseline.tokens:,} tokens)" if baseline.resolution else ""
 
 
 def token_counts(results: StudyResults) -> dict[str, int]:
-    """Tokens of each of several resolutions, fewest first."""
+    """Return the tokens of each of several resolutions, fewest first."""
     return {arm.resolution: arm.tokens for arm in results.arms if arm.role == "baseline" and arm.tokens is not None}
 
 
@@ -63,7 +63,7 @@ def compared_arms(results: StudyResults) -> list[Arm]:
 
 
 def titled(arm: Arm) -> str:
-    """The arm's name, with its role where the name does not tell."""
+    """Return the arm's name, with its role where the name does not say it."""
     return arm.name if arm.role in ("arm", arm.name) else f"{arm.name} ({arm.role})"
 
 
@@ -72,7 +72,7 @@ def primary_metrics(results: StudyResults) -> list[MetricInfo]:
 
 
 def improvement(metric: MetricInfo, difference: float) -> float:
-    """The difference, signed so that more is better."""
+    """Return the difference, signed so that more is better."""
     return difference if metric.direction == "higher" else -difference
 
 
@@ -128,7 +128,7 @@ def blind_note(results: StudyResults) -> str:
 
 
 def _blind(results: StudyResults, arms: list[Arm]) -> list[str]:
-    """Labels of the metrics in which none of the arms could have shown a change."""
+    """Return labels of the metrics in which none of the arms could have shown a change."""
     found = []
     for metric in results.metrics:
         known = [arm.comparisons[metric.name] for arm in arms if metric.name in arm.comparisons]
@@ -138,12 +138,12 @@ def _blind(results: StudyResults, arms: list[Arm]) -> list[str]:
 
 
 def _some(labels: list[str], results: StudyResults) -> str:
-    """A few metrics by name, many by their number."""
+    """Name a few metrics; count many."""
     return _listed(labels) if len(labels) <= 2 else f"{len(labels)} of {len(results.metrics)} metrics"
 
 
 def metric_values(arm: Arm, metric: str) -> list[float]:
-    """One for each seed that has it."""
+    """Return the value of each seed that has one."""
     values = (run.metrics.get(metric) for run in arm.runs)
     return [value for value in values if value is not None and math.isfinite(value)]
 
@@ -154,7 +154,7 @@ def mean_of(values: Iterable[float]) -> float | None:
 
 
 def spread_of(values: list[float]) -> float | None:
-    """Standard deviation over seeds; None where one seed is all there is."""
+    """Return the seed spread, a standard deviation; None with one seed."""
     return stdev(values) if len(values) > 1 else None
 
 
@@ -163,7 +163,7 @@ def relative(comparison: Comparison) -> float | None:
 
 
 def interval_words(results: StudyResults, arm: Arm, comparison: Comparison) -> str:
-    """Which interval it is and over which seeds; empty where there is none."""
+    """Name the interval and its seeds; empty where there is none."""
     if comparison.low is None:
         return ""
     name = comparison.interval or ("Welch" if arm.role == "control" else "Student")
@@ -172,7 +172,7 @@ def interval_words(results: StudyResults, arm: Arm, comparison: Comparison) -> s
 
 
 def test_words(results: StudyResults, arm: Arm) -> str:
-    """Which intervals and tests an arm's comparisons have; empty where there are none."""
+    """Name the intervals and tests of an arm's comparisons; empty where there are none."""
     default = "Welch" if arm.role == "control" else "paired Student"
     tested = [one for one in arm.comparisons.values() if one.p is not None]
     kinds = dict.fromkeys(f"{interval_words(results, arm, one)}, {one.test or default} test" for one in tested)
@@ -180,7 +180,7 @@ def test_words(results: StudyResults, arm: Arm) -> str:
 
 
 def metric_decimals(results: StudyResults, metric: str) -> int:
-    """One number of decimals for all of a metric's values, so that they can be read down a column.
+    """Return one number of decimals for all of a metric's values, so that they can be read down a column.
 
     They show two digits of the intervals and, where few seeds make those wide, one of the baseline's spread.
     """
@@ -198,7 +198,7 @@ def lost_runs(results: StudyResults) -> list[tuple[Arm, Run]]:
 
 
 def differing_controls(results: StudyResults) -> list[tuple[Arm, list[MetricInfo]]]:
-    """Control arms that look better or worse than the baseline, though nothing but the seeds was changed."""
+    """Return control arms that look better or worse than the baseline, though only the seeds differ."""
     found = []
     for arm in _with_role(results, "control"):
         metrics = [metric for metric in results.metrics if _verdict(arm, metric) in _FOUND]
@@ -208,18 +208,18 @@ def differing_controls(results: StudyResults) -> list[tuple[Arm, list[MetricInfo
 
 
 def caption_arms(results: StudyResults) -> list[Arm]:
-    """Those that were trained on other captions than the baseline."""
+    """Return the arms that were trained on other captions than the baseline."""
     return [arm for arm in results.arms if reads_other_captions(change.key for change in arm.changes)]
 
 
 def one_kind_of_prompt(results: StudyResults) -> str:
-    """The warning of a study of captions that asked for one kind of prompt; else ''."""
+    """Return the warning of a study of captions that is scored on one kind of prompt; else ''."""
     names = [arm.name for arm in caption_arms(results)]
     return one_kind_note(names, results.protocol, [metric.name for metric in results.metrics])
 
 
 def metrics_by_prompts(results: StudyResults) -> list[list[tuple[str, MetricInfo]]]:
-    """In a study of captions, (prompts, metric) of each metric that was taken on several kinds of prompts."""
+    """Return (prompts, metric) of each metric that was measured on several kinds of prompts, in a study of captions."""
     if not caption_arms(results):
         return []
     known = {metric.name: metric for metric in results.metrics}
@@ -233,18 +233,18 @@ def metrics_by_prompts(results: StudyResults) -> list[list[tuple[str, MetricInfo
 
 
 def short_reason(arm: Arm, metric: str) -> str:
-    """Why it is not compared, in two words; the rest of the reason says more."""
+    """Return the first words of the reason why a metric is not compared."""
     return arm.incomparable[metric].partition(":")[0]
 
 
 def left_out(results: StudyResults, metric: str) -> str:
-    """Names the arms that a figure of several arms cannot show on one scale; empty where there are none."""
+    """Name the arms that a figure leaves out because their scale differs; empty where there are none."""
     apart = [arm for arm in results.arms if metric in arm.incomparable]
     return f"Left out: {_names(apart)} ({short_reason(apart[0], metric)})." if apart else ""
 
 
 def apart_notes(results: StudyResults) -> list[str]:
-    """A sentence for each metric and reason for which arms are not compared."""
+    """Return a sentence for each metric and reason for which arms are not compared."""
     arms: dict[tuple[str, str], list[Arm]] = {}
     for metric in results.metrics:
         for arm in compared_arms(results):
@@ -254,7 +254,7 @@ def apart_notes(results: StudyResults) -> list[str]:
 
 
 def interval_kinds(results: StudyResults) -> list[str]:
-    """Which intervals the arms' primary metrics have. Arms that lost runs have fewer seeds, so there can be several."""
+    """Name the intervals of the arms' primary metrics; several where arms lost runs and so have fewer seeds."""
     names = [metric.name for metric in primary_metrics(results)]
     kinds = [
         interval_words(results, arm, arm.comparisons[name])
@@ -292,7 +292,7 @@ def warnings(results: StudyResults) -> list[str]:
 
 
 def notes(results: StudyResults) -> list[str]:
-    """What a reader of the answer must know: what the control shows, and what this study cannot see."""
+    """Return the notes on the answer: what the control shows, and what this study cannot detect."""
     if not results.resolutions:
         return _notes_at_one(results)
     said: dict[str, list[str]] = {}
@@ -351,7 +351,7 @@ def _listed(words: list[str]) -> str:
 
 
 def compared_trends(results: StudyResults) -> list[tuple[Trend, MetricInfo]]:
-    """By metric; without the control's, which has no pairs to be compared."""
+    """Return the trends by metric, without the control's, which has no pairs."""
     controls = {arm.name for arm in _with_role(results, "control")}
     return [
         (trend, metric)
@@ -368,7 +368,7 @@ def trend_verdict(trend: Trend) -> str:
 
 
 def trend_words(trend: Trend, metric: MetricInfo) -> str:
-    """What an arm does with more tokens, or the verdict. Whether it helps or hurts at all is by the means alone."""
+    """Say whether an arm helps or hurts (by its mean) more or less with more tokens, or the verdict."""
     comparison = trend.comparison
     if comparison is None:
         return trend_verdict(trend)
@@ -407,13 +407,13 @@ def undefined_trends(results: StudyResults) -> list[str]:
 
 
 def effects_at_ends(trend: Trend) -> tuple[str, str]:
-    """The relative effect at the fewest and at the most tokens, by the seeds that the comparison has."""
+    """Write the relative effect at the fewest and at the most tokens, over the seeds of the comparison."""
     one = trend.comparison
     return (log_percent(one.baseline_mean), log_percent(one.mean)) if one else (UNKNOWN, UNKNOWN)
 
 
 def distinct_arms(results: StudyResults) -> list[tuple[Arm, str]]:
-    """Each compared arm once, with the resolutions that it is said of where it changes other keys elsewhere."""
+    """Return each compared arm once; where its changes differ between resolutions, once for each with their names."""
     found: dict[str, list[Arm]] = {}
     for arm in ranked_arms(results.by_resolution()[0]):
         found[arm.name] = [other for other in results.arms if other.name == arm.name]
@@ -429,47 +429,47 @@ def distinct_arms(results: StudyResults) -> list[tuple[Arm, str]]:
 
 TIME_PARTS = (*PARTS, "other")
 _LEAST_SHARE = 0.0005
-"""What would be written as 0.0 % is left out: some parts of a step are timed and do nothing."""
+"""Smaller shares would be written as 0.0 % and are left out: some parts of a step are timed and do nothing."""
 
 
 def time_parts(results: StudyResults) -> list[str]:
-    """The parts that took any time worth a figure, in the order in which a step goes through them."""
+    """Return the parts that took time, in the order of a training step."""
     taken = {part for arm in results.arms for part, share in time_shares(arm).items() if share > _LEAST_SHARE}
     return [*(part for part in TIME_PARTS if part in taken), *sorted(taken.difference(TIME_PARTS))]
 
 
 def time_shares(arm: Arm) -> dict[str, float]:
-    """Of an arm's training time, by part and averaged over its runs; empty where no run was timed."""
+    """Return the shares of an arm's training time by part, averaged over its runs; empty where no run was timed."""
     runs = [run.time_split for run in arm.runs if sum(run.time_split.values()) > 0]
     found = dict.fromkeys(part for split in runs for part in split)
     return {part: fmean(split.get(part, 0.0) / sum(split.values()) for split in runs) for part in found}
 
 
 def time_words(arm: Arm) -> str:
-    """What takes more of a step than it should; empty where nothing does."""
+    """Return a warning of a part that takes too much of a step; empty where there is none."""
     tuned = any(run.tokenizer is not None and run.tokenizer.tuned for run in arm.runs)
     return tokenizer_words(time_shares(arm).get("tokenizer"), tuned)
 
 
 @dataclass(frozen=True)
 class LatentsRow:
-    """One tokenizer of a study, the arms that have it, and its latents: each channel's numbers averaged over runs."""
+    """One tokenizer of a study, the arms that use it, and the statistics of its latents, averaged over runs."""
 
     tokenizer: TokenizerInfo
     arms: list[Arm]
     images: list[int]
-    """Of each run, without repetition."""
+    """Distinct numbers of images of the runs."""
     mean_C: list[float]
     std_C: list[float]
 
     @property
     def ratio(self) -> float:
-        """Numbers of a picture over those of its latents."""
+        """Return the number of values of an image over that of its latents."""
         return 3 * self.tokenizer.stride_px**2 / self.tokenizer.channels
 
     @property
     def kind_words(self) -> str:
-        """A tokenizer that is trained is described as it began."""
+        """Name the kind; a tokenizer that is trained is described before training."""
         return f"{self.tokenizer.kind}, before it is trained" if self.tokenizer.tuned else self.tokenizer.kind
 
     @property
@@ -478,14 +478,14 @@ class LatentsRow:
 
     @property
     def std(self) -> float | None:
-        """Of all latents together: what varies between the means of channels is a part of it."""
+        """Return the standard deviation of all latents together, the spread of channel means included."""
         middle = self.mean
         if middle is None:
             return None
         return math.sqrt(fmean(s * s + (m - middle) ** 2 for m, s in zip(self.mean_C, self.std_C, strict=True)))
 
     def words(self, kind: Literal["mean", "std"]) -> str:
-        """The number of all latents, and its range over channels."""
+        """Write the value over all latents, and its range over channels."""
         whole, channels = (self.mean, self.mean_C) if kind == "mean" else (self.std, self.std_C)
         if whole is None:
             return UNKNOWN
@@ -493,7 +493,7 @@ class LatentsRow:
 
 
 def latents_rows(results: StudyResults) -> list[LatentsRow]:
-    """A row for each tokenizer in the order of the arms; none where all of the study work on pixels."""
+    """Return a row for each tokenizer in the order of the arms; none where all arms work on pixels."""
     found: dict[str, list[tuple[Arm, TokenizerInfo]]] = {}
     for arm in results.arms:
         for tokenizer in (run.tokenizer for run in arm.runs if run.tokenizer is not None):
@@ -515,7 +515,7 @@ def _latents_row(runs: list[tuple[Arm, TokenizerInfo]]) -> LatentsRow:
 
 
 def environment(results: StudyResults) -> dict[str, list[str]]:
-    """What the runs ran on: every distinct value of every key."""
+    """Return every distinct value of every key of the runs' environment."""
     found: dict[str, dict[str, None]] = {}
     for arm in results.arms:
         for run in arm.runs:
@@ -525,7 +525,7 @@ def environment(results: StudyResults) -> dict[str, list[str]]:
 
 
 def made_with(results: StudyResults) -> dict[str, str]:
-    """What made the results. Older ones do not know the command, its date or the commit."""
+    """Return the command, versions and devices of the results. Older results lack some."""
     known = environment(results)
     facts = {
         "command": "\n".join(shlex.join(command.argv) for command in results.commands),
@@ -549,17 +549,17 @@ def repeatability(results: StudyResults) -> str:
     )
 
 
-def events(results: StudyResults) -> list[tuple[Arm, Run, dict[str, Any]]]:
+def events(results: StudyResults) -> list[tuple[Arm, Run, dict[str, object]]]:
     return [(arm, run, event) for arm in results.arms for run in arm.runs for event in run.events]
 
 
-def event_details(event: dict[str, Any]) -> str:
+def event_details(event: dict[str, object]) -> str:
     shown_elsewhere = ("event", "step", "time")
     return ", ".join(f"{key}: {plain(value)}" for key, value in event.items() if key not in shown_elsewhere)
 
 
 def part_means(arm: Arm, metric: str) -> dict[str, float]:
-    """Each part of a metric, averaged over seeds."""
+    """Return each part of a metric, averaged over seeds."""
     values: dict[str, list[float]] = {}
     for run in arm.runs:
         for part, value in run.details.get(metric, {}).items():
@@ -568,6 +568,6 @@ def part_means(arm: Arm, metric: str) -> dict[str, float]:
     return {part: fmean(of_seeds) for part, of_seeds in values.items()}
 
 
-def plain(value: Any) -> str:
-    """A setting's value in one line."""
+def plain(value: object) -> str:
+    """Write a setting's value in one line."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

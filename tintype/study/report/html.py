@@ -78,7 +78,7 @@ class _HtmlView(View):
     colours: dict[str, str]
 
     def forest(self, column: Column) -> Markup | None:
-        """The differences of all arms on a metric."""
+        """Draw the differences of all arms on a metric."""
         name, (least, most) = column.info.name, column.info.range
         arms = [arm for arm in self.arms if name in arm.comparisons]
         if not arms:
@@ -103,7 +103,7 @@ class _HtmlView(View):
         return charts.scatter(clouds, speed.label, quality.label, lower, possible=quality.range)
 
     def prompts_figure(self, group: list[tuple[str, Column]]) -> Markup | None:
-        """The first two kinds of prompts against each other, of a primary metric."""
+        """Draw the first two kinds of prompts against each other, for a primary metric."""
         (first, x), (second, y) = ((prompts, column.info) for prompts, column in group[:2])
         if not (x.primary or y.primary) or not (clouds := self._clouds(x, y)):
             return None
@@ -119,7 +119,7 @@ class _HtmlView(View):
 
     @cached_property
     def curve_figures(self) -> list[tuple[str, Markup]]:
-        """(caption, figure): the objective's loss twice, whole and its end, then whatever else was logged."""
+        """Return (caption, figure): the objective's loss twice, whole and its end, then what else was logged."""
         found = []
         names = list(dict.fromkeys(name for arm in self.results.arms for run in arm.runs for name in run.curves))
         for name in sorted(names, key=lambda name: name != "flow"):
@@ -174,7 +174,7 @@ class _HtmlView(View):
         return self._images(self.results.real_previews)
 
     def _images(self, paths: list[str]) -> list[_Image]:
-        """One image for each prompt."""
+        """Return one image for each prompt."""
         count = len(self.results.prompts)
         shown = [_image(self.folder, path) for path in paths[:count]]
         return shown + [_Image(None)] * (count - len(shown))
@@ -268,7 +268,7 @@ class _Parts:
     names: list[str]
     decimals: int
     left_out: str
-    """Which arms are not shown, and why; empty where all are."""
+    """Arms that are not shown, and why; empty where all are."""
 
 
 def _link(paper: str) -> str | None:

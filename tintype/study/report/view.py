@@ -37,7 +37,7 @@ class Cell:
 
     @property
     def effect(self) -> str:
-        """The verdict, the difference and its interval."""
+        """Return the verdict, the difference and its interval."""
         known = f"{self.difference} {self.interval}".strip()
         return self.marked if known == numerals.UNKNOWN else f"{self.marked}: {known}"
 
@@ -71,18 +71,18 @@ class Column:
         return f"{self.info.label} ({self.info.direction} is better)"
 
     def blind(self, arm: Arm) -> bool:
-        """Whether the seeds are too few to see a change."""
+        """Return whether the seeds are too few to see a change."""
         return arm.name in self.cells and self.cells[arm.name].too_few_seeds
 
     def mean_and_effect(self, arm: Arm) -> str:
-        """The mean; of an arm the verdict too, with the difference."""
+        """Return the mean; of an arm the verdict too, with the difference."""
         if arm.role == "baseline":
             return self.baseline_mean
         known = self.cells.get(arm.name) or self.apart.get(arm.name)
         return f"{known.mean if known else numerals.UNKNOWN} ({self.effect(arm)})"
 
     def effect(self, arm: Arm) -> str:
-        """The verdict on an arm with the difference; of the baseline the mean and the seed spread."""
+        """Return the verdict on an arm with the difference; of the baseline the mean and the seed spread."""
         if arm.role == "baseline":
             return f"{self.baseline_mean} {self.baseline_spread}".strip()
         if arm.name in self.apart:
@@ -126,7 +126,7 @@ class View:
         return next((column for column in self.metrics if column.info.name == SPEED), None)
 
     def speed_words(self, arm: Arm) -> str:
-        """The throughput of the baseline, and that of an arm relative to it."""
+        """Return the throughput of the baseline, and that of an arm relative to it."""
         mean, cell = findings.mean_of(findings.metric_values(arm, SPEED)), self.speed and self.speed.cells.get(arm.name)
         if arm.role == "baseline":
             return "" if mean is None else f"{numerals.significant(mean, 4)} images/s"
