@@ -85,9 +85,9 @@ def duration(seconds: float) -> str:
     return f"{hours:,} h {minutes:02d} min"
 
 
-def count(value: float) -> str:
+def count(value: float, digits: int = 3) -> str:
     """Write a large whole number in short: 3.21 M."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{significant(value / size)} {unit}"
-    return significant(value)
+            return f"{significant(value / size, digits)} {unit}"
+    return significant(value, digits)

@@ -84,6 +84,11 @@ def _section(assignment: str) -> str:
     return assignment.partition("=")[0].partition(".")[0].strip()
 
 
+def _repeated(names: Sequence[str]) -> str:
+    """Return the names that are given twice."""
+    return ", ".join(sorted({name for name in names if names.count(name) > 1}))
+
+
 def _distances(protocol: Protocol) -> tuple[str, ...]:
     """Return the protocol's first distance on each of its encoders."""
     return tuple(f"{protocol.metrics[0]}_{encoder.title}" for encoder in protocol.encoders) if protocol.metrics else ()
@@ -127,13 +132,11 @@ class StudySettings(Settings):
             raise ValueError("a seed is given twice; seeds and control_seeds must all differ")
         if self.control_seeds and len(self.control_seeds) != len(self.seeds):
             raise ValueError(f"control_seeds needs {len(self.seeds)} seeds like seeds, or none")
-        if again := {name for name in self.primary if self.primary.count(name) > 1}:
-            raise ValueError(f"primary: {', '.join(sorted(again))} is given twice; name each metric once")
+        if again := _repeated(self.primary):
+            raise ValueError(f"primary: {again} is given twice; name each metric once")
         self._check_resolutions()
-        labels = [BASELINE, CONTROL, *(arm.label for arm in self.arms)]
-        twice = {label for label in labels if labels.count(label) > 1}
-        if twice:
-            raise ValueError(f"two arms are called {', '.join(sorted(twice))}; give one of them another name")
+        if again := _repeated([BASELINE, CONTROL, *(arm.label for arm in self.arms)]):
+            raise ValueError(f"two arms are called {again}; give one of them another name")
         return self
 
     def located(self, folder: Path) -> StudySettings:
@@ -183,9 +186,8 @@ class StudySettings(Settings):
         names = [resolution.name for resolution in self.resolutions]
         if len(names) == 1:
             raise ValueError(f"resolutions: '{names[0]}' is the only one; give another, or put its overrides into set")
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
-            raise ValueError(f"two resolutions are called {', '.join(sorted(twice))}; give one of them another name")
+        if again := _repeated(names):
+            raise ValueError(f"two resolutions are called {again}; give one of them another name")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from rich.table import Column, Table
 
 from tintype import recipes
 from tintype.model import Transformer
+from tintype.page import numerals
 from tintype.plan import Plan, read_plan
 from tintype.study.study import load_study
 from tintype.terminal.lines import say
@@ -54,7 +55,9 @@ def show_recipes(console: Console) -> None:
     numbers = [Column(head, justify="right", no_wrap=True) for head in ("px", "denoiser", "steps × batch")]
     table = Table(Column("recipe", no_wrap=True), "what it is", "device", *numbers)
     for row in recipe_rows():
-        sizes = [str(row["size_px"]), _short(row["denoiser_parameters"]), f"{row['steps']:,} × {row['batch']}"]
+        size = row["denoiser_parameters"]
+        denoiser = "" if size is None else numerals.count(size, 2)
+        sizes = [str(row["size_px"]), denoiser, f"{row['steps']:,} × {row['batch']}"]
         words = row["description"].partition(": ")[0]  # the rest says what the other columns say
         table.add_row(row["name"], escape(words), row["device"], *sizes)
     console.print(table)
@@ -81,10 +84,3 @@ def _denoiser_parameters(plan: Plan) -> int | None:
     with torch.device("meta"):
         model = Transformer(settings, plan.tokenizer.compression.channels, plan.text.width)
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _short(count: int | None) -> str:
-    """Return 1,177,215,744 as 1.2 B."""
-    if count is None:
-        return ""
-    return f"{count / 1e9:.2g} B" if count >= 1e9 else f"{count / 1e6:.2g} M"

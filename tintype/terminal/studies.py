@@ -22,7 +22,7 @@ from tintype.study.report import findings
 from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend
 from tintype.study.study import ArmPlan, Study
 from tintype.terminal.interrupts import leave
-from tintype.terminal.lines import progress_console, say
+from tintype.terminal.lines import number, progress_console, say
 from tintype.terminal.progress import Progress, speed_note
 from tintype.terminal.runs import show_warnings
 
@@ -157,7 +157,7 @@ def _last_line(message: Message) -> str:
 
 
 def show_verdicts(results: StudyResults, console: Console) -> None:
-    shown = [metric for metric in results.metrics if metric.primary] or results.metrics[:1]
+    shown = findings.primary_metrics(results)
     title = "Verdicts" if not results.sketch else "Sketch: one seed, no verdicts"
     first = ["resolution"] if results.resolutions else []
     heads = [f"{metric.label} ({metric.direction} is better)" for metric in shown]
@@ -165,7 +165,7 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
     others = [metric for metric in results.metrics if metric not in shown]
     for view in results.by_resolution():
         baseline, *arms = view.arms
-        means = [_mean_text([run.metrics.get(metric.name) for run in baseline.runs]) for metric in shown]
+        means = [number(findings.mean_of(findings.metric_values(baseline, one.name))) or "–" for one in shown]
         table.add_row(*([_where(baseline)] if first else []), "baseline", *means, "")
         for arm in arms:
             cells = [_verdict_text(arm, metric) for metric in shown]
@@ -195,13 +195,8 @@ def _show_trends(results: StudyResults, console: Console) -> None:
 
 def _trend_text(trend: Trend, metric: MetricInfo) -> str:
     style = _VERDICT_STYLE.get(findings.trend_verdict(trend), "yellow")
-    words = f"[{style}]{findings.trend_words(trend, metric)}[/]"
-    return f"{words} {' → '.join(findings.effects_at_ends(trend))}" if trend.comparison else words
-
-
-def _mean_text(values: list[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{sum(known) / len(known):.4g}" if known else "–"
+    effects = f" {' → '.join(findings.effects_at_ends(trend))}" if trend.comparison else ""
+    return f"[{style}]{findings.trend_words(trend, metric)}[/]{effects}"
 
 
 def _verdict_text(arm: Arm, metric: MetricInfo) -> str:
@@ -216,9 +211,6 @@ def _verdict_text(arm: Arm, metric: MetricInfo) -> str:
 
 
 def _other_verdicts(comparisons: dict[str, Comparison], metrics: list[MetricInfo]) -> str:
-    lines = []
-    for metric in metrics:
-        row = comparisons.get(metric.name)
-        if row is not None and row.verdict in ("better", "worse"):
-            lines.append(f"{metric.label}: [{_VERDICT_STYLE[row.verdict]}]{row.verdict}[/]")
-    return "\n".join(lines) or "none"
+    verdicts = {metric.label: comparisons[metric.name].verdict for metric in metrics if metric.name in comparisons}
+    found = {label: verdict for label, verdict in verdicts.items() if verdict in ("better", "worse")}
+    return "\n".join(f"{label}: [{_VERDICT_STYLE[verdict]}]{verdict}[/]" for label, verdict in found.items()) or "none"

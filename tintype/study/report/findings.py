@@ -224,11 +224,11 @@ def metrics_by_prompts(results: StudyResults) -> list[list[tuple[str, MetricInfo
         return []
     known = {metric.name: metric for metric in results.metrics}
     sampled = SampledPrompts.model_validate(results.protocol)
-    groups = []
-    for metric in results.metrics:
-        under = ((f"{metric.name}_{name}", kind) for name, kind in sampled.comparable().items())
-        main = (kind_words(sampled.prompts), metric)
-        groups.append([main, *((kind_words(kind), known[name]) for name, kind in under if name in known)])
+    kinds = {"": sampled.prompts, **{f"_{name}": prompts for name, prompts in sampled.comparable().items()}}
+    groups = [
+        [(kind_words(kind), known[metric + ending]) for ending, kind in kinds.items() if metric + ending in known]
+        for metric in known
+    ]
     return [group for group in groups if len(group) > 1]
 
 
@@ -414,16 +414,13 @@ def effects_at_ends(trend: Trend) -> tuple[str, str]:
 
 def distinct_arms(results: StudyResults) -> list[tuple[Arm, str]]:
     """Return each compared arm once; where its changes differ between resolutions, once for each with their names."""
-    found: dict[str, list[Arm]] = {}
-    for arm in ranked_arms(results.by_resolution()[0]):
-        found[arm.name] = [other for other in results.arms if other.name == arm.name]
     cards = []
-    for arms in found.values():
-        groups: list[list[Arm]] = []
-        for arm in arms:
-            same = next((group for group in groups if group[0].changes == arm.changes), None)
-            groups.append([arm]) if same is None else same.append(arm)
-        cards += [(group[0], ", ".join(one.resolution for one in group) if groups[1:] else "") for group in groups]
+    for name in (arm.name for arm in ranked_arms(results.by_resolution()[0])):
+        groups: dict[str, list[Arm]] = {}
+        for arm in (arm for arm in results.arms if arm.name == name):
+            groups.setdefault(repr(arm.changes), []).append(arm)
+        several = len(groups) > 1
+        cards += [(group[0], ", ".join(one.resolution for one in group) * several) for group in groups.values()]
     return cards
 
 
@@ -441,8 +438,8 @@ def time_parts(results: StudyResults) -> list[str]:
 def time_shares(arm: Arm) -> dict[str, float]:
     """Return the shares of an arm's training time by part, averaged over its runs; empty where no run was timed."""
     runs = [run.time_split for run in arm.runs if sum(run.time_split.values()) > 0]
-    found = dict.fromkeys(part for split in runs for part in split)
-    return {part: fmean(split.get(part, 0.0) / sum(split.values()) for split in runs) for part in found}
+    parts = dict.fromkeys(part for split in runs for part in split)
+    return {part: fmean(split.get(part, 0.0) / sum(split.values()) for split in runs) for part in parts}
 
 
 def time_words(arm: Arm) -> str:
