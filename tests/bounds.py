@@ -6,6 +6,7 @@ walk: n of them make sqrt(n), not n.
 
 Only the same operations on the same shapes in one process give the same bits: compare those with `torch.equal`. Not
 even a network that was loaded from two files gives them: some libraries round by the alignment of the weights.
+A literal bound of 1e-9 or less is for numbers that are float64 on both sides: even 1e-13 is 450 of its eps.
 `pytest --other-rounding SEED` tries bounds with errors several times as large as this machine's.
 """
 
@@ -34,6 +35,15 @@ def network_bound(network: nn.Module, output: Tensor, dtype: torch.dtype = torch
     """
     inputs = sum(parameter[0].numel() if parameter.dim() > 1 else len(parameter) for parameter in network.parameters())
     return rounding_bound(inputs, output, dtype)
+
+
+def muon_bound(steps: int, lr: float, side: int) -> float:
+    """Return how far two computations of Muon's weights may differ after `steps`, with matrices of up to `side`.
+
+    An orthogonal matrix follows from five iterations of three products each, and its step has at most `lr` times the
+    root of `side` as its scale.
+    """
+    return steps * rounding_bound(5 * 3 * side, lr * sqrt(side))
 
 
 def gradient_distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:

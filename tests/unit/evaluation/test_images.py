@@ -98,7 +98,7 @@ def test_reconstructions_are_scored_pair_by_pair(sets: Path) -> None:
     blurred = evaluate_images(sets / "blurred", sets / "a", protocol, CPU).metrics
     same = evaluate_images(sets / "a", sets / "a", protocol, CPU).metrics
     assert 10 < blurred["psnr"] < 40 and 0.3 < blurred["ssim"] < 0.99 and blurred["lpips"] > 0.02
-    assert same["ssim"] == pytest.approx(1) and same["lpips"] == pytest.approx(0, abs=1e-6)
+    assert same["ssim"] == pytest.approx(1) and same["lpips"] == pytest.approx(0, abs=1e-6)  # squares
 
 
 def test_pairs_of_different_numbers_or_sizes_are_refused(sets: Path, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_copies_within_a_set_are_counted_and_do_not_shrink_its_errors(sets: Path
     assert note.startswith("24 of 48 images are exact copies of another: 24 are different")
     for name in ("precision_scenes", "coverage_scenes"):
         assert doubled.metrics[name] == alone.metrics[name]
-        assert doubled.errors[name] == pytest.approx(alone.errors[name], rel=1e-6)
+        assert doubled.errors[name] == pytest.approx(alone.errors[name], rel=1e-6)  # of counts, in float64
     assert doubled.errors["fd_scenes"] == pytest.approx(alone.errors["fd_scenes"], rel=0.1)
     copies, shared = notes(once, twice)
     assert copies.startswith("24 of the reference's 48 images are exact copies of another")
@@ -224,7 +224,7 @@ def test_copied_pairs_do_not_shrink_the_errors_of_a_reconstruction(sets: Path, t
             copied(sorted((sets / kind).iterdir())[:4] * times, tmp_path / name / kind)
         found = evaluate_images(tmp_path / name / "blurred", tmp_path / name / "a", protocol, CPU)
         errors.append([found.errors[metric] for metric in ("psnr", "ssim", "lpips")])
-    assert errors[1] == pytest.approx(errors[0], rel=1e-6)
+    assert errors[1] == pytest.approx(errors[0], rel=1e-3), "LPIPS is rounded by batch; copies would make it 0.7 times"
 
 
 @pytest.mark.slow
@@ -238,5 +238,6 @@ def test_fid_of_photographs(tmp_path: Path) -> None:
         picture.save(tmp_path / "blurred" / f"{index:03d}.png")
     blurred = evaluate_images(tmp_path / "blurred", photos, protocol, CPU).metrics
     same = evaluate_images(photos, photos, protocol, CPU).metrics
+    # in float64, with roots of eigenvalues of about eps
     assert same["fd_inception"] == pytest.approx(0, abs=1e-6) and same["precision_inception"] == 1
     assert blurred["fd_inception"] > 100 and blurred["kid_inception"] > 0.05

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.bounds import distance, network_bound
 from tests.tiny import tiny_plan
 from tintype.data.captions import NULL_CAPTION
 from tintype.flow.guidance import PathDropSettings, SelfSettings
@@ -86,7 +87,7 @@ def test_self_guidance_drops_the_same_tokens_at_every_t_and_of_each_image_its_ow
     (kept_BK,) = seen
     assert kept_BK.shape == (3, 12) and not torch.equal(kept_BK[0], kept_BK[1])
     by_hand = parts.velocity(X, torch.full((3,), 0.5), parts.text.encode(PROMPTS), Route(1, 2, kept_BK))
-    assert torch.allclose(weak(X, 0.5), by_hand, atol=1e-6)  # with the caption
+    assert distance(weak(X, 0.5), by_hand) < network_bound(parts.denoiser, by_hand)  # with the caption
     assert not torch.equal(weak(X, 0.5), asked.captioned(X, 0.5))
 
 

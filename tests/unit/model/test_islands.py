@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from tests.bounds import distance, network_bound
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.model import Transformer
@@ -210,7 +211,8 @@ def test_islands_in_fp32_come_nearer_to_fp32_throughout(autocast: bool) -> None:
             run(model_with(PrecisionSettings()), True) - exact
         ).norm()
     else:
-        assert torch.allclose(run(model_with(both), False), exact, atol=1e-6)
+        model = model_with(both)
+        assert distance(run(model, False), exact) < network_bound(model, exact)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, when dynamo is imported

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, normalize
 
+from tests.bounds import rounding_bound
 from tests.tiny import tiny_plan
 from tests.tiny_dino import PATCH, REGISTERS, SIZE_PX, dino_model, write_dino
 from tests.tiny_perceptual import sample_images, view_of
@@ -66,7 +67,9 @@ def test_a_network_without_registers_will_do(tmp_path: Path) -> None:
     config = transformers.Dinov2Config(**size, image_size=SIZE_PX, patch_size=PATCH)
     transformers.Dinov2Model(config).save_pretrained(tmp_path)
     image = sample_images(0)
-    assert float(ready_term(tmp_path).loss(view_of(Pixels().encode(image), image)).abs().max()) < 1e-6
+    assert float(ready_term(tmp_path).loss(view_of(Pixels().encode(image), image)).abs().max()) < rounding_bound(
+        16, 1.0
+    )
 
 
 def test_gradient_is_that_of_the_formula_in_float64() -> None:

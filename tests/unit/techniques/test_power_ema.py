@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.bounds import distance, rounding_bound
 from tests.tiny import tiny_plan
 from tests.unit.train.test_update import Poisoned, clock
 from tintype.errors import UserError
@@ -42,7 +43,7 @@ def test_each_average_is_fp32_and_has_the_closed_form() -> None:
         average = ema.averages[length]["w"]
         assert average.dtype == torch.float32
         expected = (power_weights(length, 40)[:, None] * values.double()).sum(0)
-        torch.testing.assert_close(average.double(), expected, atol=1e-6, rtol=0)
+        assert distance(average.double(), expected) < rounding_bound(40, values.float())
 
 
 def test_the_first_update_copies_the_weights_bit_for_bit() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.bounds import gradient_distance
+from tests.bounds import gradient_distance, network_bound
 from tests.ranks import run_ranks
 from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
@@ -125,11 +125,12 @@ def test_the_autoencoders_gradient_is_that_of_the_formulas(weight: float) -> Non
     step_of(parts, tuning).tune(read_batch(parts, 0, 4, 0, clock()), last=True)
     found = {name: p.grad for name, p in parts.modules.named_parameters() if name.startswith(TOKENIZER)}
     assert len(found) == len(expected)
-    largest = max(float(gradient.abs().max()) for gradient in expected.values())
+    largest = torch.stack([gradient.abs().max() for gradient in expected.values()])
+    bound = network_bound(tuning.tokenizer.network, largest)
     for name, gradient in expected.items():
         other = found[f"{TOKENIZER}network.{name}"]
         assert other is not None
-        torch.testing.assert_close(other.double(), gradient, rtol=1e-3, atol=1e-6 * largest)
+        torch.testing.assert_close(other.double(), gradient, rtol=1e-3, atol=bound)
 
 
 def test_the_alignment_alone_moves_the_encoder_and_not_the_decoder() -> None:
@@ -257,7 +258,7 @@ def test_the_loss_scale_leaves_the_gradients_as_they_are() -> None:
         found.append(gradients(parts))
     assert found[0].keys() == found[1].keys()
     for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-8)
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-8)  # a power of two rounds nothing
 
 
 @pytest.mark.parametrize("where", ["autoencoder", "probe", "denoiser", "latents"])

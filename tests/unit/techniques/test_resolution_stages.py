@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.bounds import distance
 from tests.ranks import run_ranks
 from tests.tiny import tiny_plan
 from tests.tiny_store import image_file, imported, parquet_of
@@ -122,14 +123,15 @@ def test_pictures_of_the_next_stage_are_decoded_ahead_in_their_size(
 
 
 def train_in(folder: str) -> None:
-    assert train(staged([], "train.batch=6"), Path(folder), Interrupt()).finished
+    """With an eps that keeps AdamW from making steps of what rounding left."""
+    assert train(staged([], "train.batch=6", "optimizer.eps=1e-3"), Path(folder), Interrupt()).finished
 
 
 def test_two_ranks_train_what_one_does(tmp_path: Path) -> None:
     run_ranks(2, train_in, str(tmp_path / "two"))
     train_in(str(tmp_path / "one"))
     one, two = (checkpoint.read(checkpoint.folder_of(tmp_path / run / "checkpoints", 6))[0] for run in ("one", "two"))
-    assert one.keys() == two.keys() and max(float((one[key] - two[key]).abs().max()) for key in one) < 2e-6
+    assert one.keys() == two.keys() and max(distance(one[key], two[key]) for key in one) < 2e-5, "6 steps of 1e-3"
     lines = (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["size_px"] for line in lines] == SIZES
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.bounds import muon_bound, rounding_bound
 from tests.fault.promises import Promise
 from tests.ranks import RankError, run_ranks
 from tests.slow import slow_unless
@@ -185,7 +186,7 @@ def test_muon_is_the_same_wherever_its_matrices_lie(launch: Launch) -> None:
     expected = muon_steps([])
     for found in launch.muon:
         for name in OPTIMIZERS:
-            assert difference(expected[name], found[name]) < 1e-6
+            assert difference(expected[name], found[name]) < muon_bound(3, 0.01, 192)
 
 
 def count_gathers(settings: list[str]) -> list[tuple[int, int]]:
@@ -385,10 +386,10 @@ def norms(settings: list[str]) -> tuple[float, float]:
 
 
 def test_the_norm_is_that_of_all_pieces_and_is_clipped_once(launch: Launch) -> None:
-    expected = norms([])
+    expected, numbers = norms([]), sum(p.numel() for p in build_session(tiny()).modules.parameters())
     assert expected[1] == pytest.approx(0.5, rel=1e-5)
     for found in launch.norms:
-        assert found == pytest.approx(expected, rel=1e-6)
+        assert found == pytest.approx(expected, rel=rounding_bound(numbers, 1.0))
 
 
 def rounded_replicas() -> dict[str, Tensor]:
@@ -453,7 +454,9 @@ def test_gradients_are_averaged_once_a_step_in_buckets_of_one_order(launch: Laun
                 sum(gradient_of(index, micro, rank) for micro in range(1 if index == EARLY else 2)) for rank in ranks
             ]
             exact = torch.stack([torch.as_tensor(one).double() for one in sums]).mean(0).to(WEIGHTS[index][1])
-            assert gradient is not None and torch.allclose(gradient, exact, rtol=1e-6, atol=1e-7)
+            assert gradient is not None and torch.allclose(
+                gradient, exact, rtol=0, atol=rounding_bound(2 * launch.size, 4.0)
+            )
 
 
 MUONS, CUT, COPIED = "denoiser.blocks.0.gate_proj.weight", "denoiser.img_in.weight", "text.word.weight"
