@@ -134,6 +134,7 @@ def try_layouts() -> list[Tried]:
     return [case for settings in LAYOUTS.values() for case in try_all(settings, ["ema"])]
 
 
+@pytest.mark.slow
 @pytest.mark.promise(11)
 def test_ranks_agree_on_a_bad_value_that_one_of_them_has(promise: Promise) -> None:
     """Put the same values on one rank of two, weights replicated and sharded: both skip, with equal windows."""

@@ -112,6 +112,7 @@ def _sample(folder: Path, out: Path) -> tuple[int, list[str]]:
     return counted.images, [path.name for path in written]
 
 
+@pytest.mark.slow
 def test_sampled_pictures_of_one_two_and_three_ranks_are_the_same(trained: Path, tmp_path: Path) -> None:
     found = {size: run_ranks(size, _sample, trained, tmp_path / str(size)) for size in (1, 2, 3)}
     assert [[images for images, _ in ranks] for ranks in found.values()] == [[8], [5, 3], [3, 3, 2]]

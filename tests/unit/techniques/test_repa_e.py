@@ -377,6 +377,7 @@ def trained_by_ranks(folder: str) -> None:
         assert train(plan, Path(folder) / name, Interrupt()).finished
 
 
+@pytest.mark.slow
 def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
     write_small_vae()
     trained_by_ranks(str(tmp_path / "one"))

@@ -279,6 +279,7 @@ def trained_by_ranks(folder: str) -> None:
     assert train(plan, Path(folder), Interrupt()).finished
 
 
+@pytest.mark.slow
 def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
     write_small_vae()
     folders = [tmp_path / "one", tmp_path / "two"]

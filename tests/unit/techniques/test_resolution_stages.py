@@ -127,6 +127,7 @@ def train_in(folder: str) -> None:
     assert train(staged([], "train.batch=6", "optimizer.eps=1e-3"), Path(folder), Interrupt()).finished
 
 
+@pytest.mark.slow
 def test_two_ranks_train_what_one_does(tmp_path: Path) -> None:
     run_ranks(2, train_in, str(tmp_path / "two"))
     train_in(str(tmp_path / "one"))

@@ -436,6 +436,7 @@ def _train_as_rank(plan: Plan, folder: Path) -> None:
     assert train(plan, folder, Interrupt()).finished
 
 
+@pytest.mark.slow
 def test_ranks_that_train_fill_it_together(vae: Path, tmp_path: Path) -> None:
     plain = plan_of("small-vae", vae, disk=False)
     run_ranks(2, _train_as_rank, plain, tmp_path / "plain")

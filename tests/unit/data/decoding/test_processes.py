@@ -92,6 +92,7 @@ def test_a_process_that_cannot_be_started_is_reported_and_tried_again(monkeypatc
     assert torch.equal(found, decode(image(48, 32)))
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_not_for_them_and_they_end_with_their_run(tmp_path: Path) -> None:
     """The run is killed with SIGKILL: nothing in it can tell them."""
     script = (
