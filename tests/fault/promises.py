@@ -4,8 +4,8 @@ A test that proves a promise has the marker `promise(NUMBER)`. The test of what 
 negative control, has `promise(NUMBER, control="what is off")`. A test that makes several tries counts them with the
 fixture `promise`; one that does not is one try. The first line of its docstring says how it tests.
 
-`make test` makes some of the tries. `make test-faults` makes all and writes docs/reliability.json, from which
-tools/figures makes the table of docs/reliability.md.
+`make test` and `make test-slow` make some of the tries. `make test-faults` makes all and writes docs/reliability.json,
+from which tools/figures makes the table of docs/reliability.md.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ ALL = {
     "cache": CACHE_KILLS,
 }
 SHORT = {"run": 8, "snapshots": 2, "background": 3, "latents": 2, "cache": 1}
-"""How many of each `make test` tries."""
+"""How many of each `make test-slow` tries."""
 
 ELSEWHERE = {"text.index"}
 """Points that tests/unit/runtime/test_segments.py dies at: what is lost there is encoded again."""

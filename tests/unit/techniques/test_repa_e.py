@@ -126,7 +126,9 @@ def test_the_autoencoders_gradient_is_that_of_the_formulas(weight: float) -> Non
     found = {name: p.grad for name, p in parts.modules.named_parameters() if name.startswith(TOKENIZER)}
     assert len(found) == len(expected)
     largest = torch.stack([gradient.abs().max() for gradient in expected.values()])
-    bound = network_bound(tuning.tokenizer.network, largest)
+    network = tuning.tokenizer.network
+    assert isinstance(network, Vae)
+    bound = network_bound(network, largest)
     for name, gradient in expected.items():
         other = found[f"{TOKENIZER}network.{name}"]
         assert other is not None
