@@ -99,7 +99,7 @@ class NoText:
     def identity_at(self, max_tokens: int) -> None:
         return None
 
-    def cut(self, captions: Sequence[str], max_tokens: int) -> list[str]:
+    def truncate(self, captions: Sequence[str], max_tokens: int) -> list[str]:
         raise AssertionError("the toy has no tokens")
 
     def transformers_form(self) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tintype.flow.path import interpolate
-from tintype.seams import Draws, Output, Sample, View
+from tintype.seams import Draws, LossInputs, Output, Sample
 from tintype.tokenizers.pixels import Pixels
 from tintype.vision.lpips import Lpips
 
@@ -43,13 +43,13 @@ def sample_images(seed: int, count: int = 4, size_px: int = 32) -> Tensor:
     return (smooth * 255).to(torch.uint8)
 
 
-def view_of(predicted_BCHW: Tensor, image_BCHW: Tensor, t_B: Tensor | None = None) -> View:
+def view_of(predicted_BCHW: Tensor, image_BCHW: Tensor, t_B: Tensor | None = None) -> LossInputs:
     """A view in which the denoiser has predicted this clean picture."""
     count = len(image_BCHW)
     t_B = torch.linspace(0.1, 0.9, count) if t_B is None else t_B
     x_BCHW = Pixels().encode(image_BCHW)
     noise_BCHW = torch.randn(x_BCHW.shape, generator=torch.Generator().manual_seed(9))
-    return View(
+    return LossInputs(
         output=Output(predicted_BCHW, {}, None),
         sample=Sample(x_BCHW, noise_BCHW, t_B, interpolate(x_BCHW, noise_BCHW, t_B)),
         velocity_BCHW=noise_BCHW - predicted_BCHW,

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
@@ -31,12 +31,13 @@ from tintype.model.start import STARTS, StartPart
 from tintype.optim import AVERAGES, OPTIMIZERS
 from tintype.optim.adamw import AdamWSettings
 from tintype.optim.part import AverageSettings, OptimizerPart
-from tintype.runtime.files import read_sealed
+from tintype.runtime.files import Json, read_sealed
 from tintype.settings import (
     DataPart,
     ModelSettings,
     OneOf,
     Part,
+    Plain,
     PrecisionSettings,
     RunSettings,
     SamplingSettings,
@@ -60,7 +61,7 @@ UNHASHED = "run"
 
 
 class Plan(Settings):
-    """Everything that decides what a run learns, one field per seam. The defaults are PRX's where it has one."""
+    """All that decides what a run learns, one field per seam. The defaults are PRX's where it has one."""
 
     seed: int = Field(0, ge=0, description="Seeds the weights, the data order, noise, time and dropout")
     start: Annotated[Annotated[StartPart, OneOf(STARTS, "run")] | None, Since(None)] = Field(
@@ -113,7 +114,7 @@ class Plan(Settings):
         return self
 
     def _check_shapes(self, unit: int) -> None:
-        """Raises ValueError where images of several shapes cannot be had."""
+        """Raise ValueError where images of several shapes cannot be had."""
         for height, width in self.data.shapes:
             if height % unit or width % unit:
                 raise ValueError(
@@ -123,7 +124,7 @@ class Plan(Settings):
         self._refuse_one_shape("data.buckets")
 
     def _check_stages(self, unit: int) -> None:
-        """Raises ValueError where the first steps cannot have smaller images."""
+        """Raise ValueError where the first steps cannot have smaller images."""
         stages, size_px, steps = self.train.stages, self.data.size_px, self.train.steps
         for stage in stages:
             if stage.size_px % unit:
@@ -144,7 +145,7 @@ class Plan(Settings):
         self._refuse_one_shape("train.stages")
 
     def _refuse_one_shape(self, setting: str) -> None:
-        """Raises ValueError where a part needs images of one shape, and this setting gives them several."""
+        """Raise ValueError where a part needs images of one shape, and this setting gives them several."""
         parts = [part for part in (self.route, *self.losses) if part is not None]
         stuck = [part.kind for part in parts if not part.any_shape]
         stuck += ["tuning"] if self.tuning else []
@@ -154,7 +155,7 @@ class Plan(Settings):
 
     @property
     def hash(self) -> str:
-        """Names the run: a digest of the resolved plan without its housekeeping."""
+        """Digest of the resolved plan without its housekeeping: the name of the run."""
         content = _without_later(Plan, plain(self))
         del content[UNHASHED]
         for name, section in self:
@@ -183,20 +184,20 @@ class Plan(Settings):
 
     @property
     def fewest_tokens(self) -> int:
-        """Of an image, in any shape and stage of the training."""
+        """Fewest tokens of an image in any shape and stage of the training."""
         unit = self.tokenizer.compression.stride_px * self.model.patch
         shapes = [*self.data.shapes, *((stage.size_px, stage.size_px) for stage in self.train.stages)]
         return min((height // unit) * (width // unit) for height, width in shapes)
 
     def size_px_at(self, step: int) -> int:
-        """Of the images of a step, counted from 0."""
+        """Return the size of the images of a step, counted from 0."""
         return next((stage.size_px for stage in self.train.stages if step < stage.until), self.data.size_px)
 
     def to_yaml(self) -> str:
         return write_yaml(plain(self))
 
 
-def _without_later(settings: type[Settings], content: dict[str, Any]) -> dict[str, Any]:
+def _without_later(settings: type[Settings], content: Plain) -> Plain:
     """Return the content without what joined later, where it does what plans did before."""
     return {
         key: value
@@ -218,7 +219,7 @@ def read_plan(name: str, assignments: Sequence[str] = (), options: Sequence[str]
 
 
 def plan_from_yaml(text: str, name: str, assignments: Sequence[str] = ()) -> Plan:
-    """`assignments` are dotted overrides, `key.path=value`."""
+    """Return the plan of a text. `assignments` are dotted overrides, `key.path=value`."""
     document = read_yaml(text, name)
     return plan_from_document(document, assignments)
 
@@ -243,7 +244,7 @@ def plan_from_document(
 _TOKENIZER: TypeAdapter[TokenizerPart] = TypeAdapter(TokenizerChoice)
 
 
-def _resolved(data: Any, known: Known) -> Any:
+def _resolved(data: Plain, known: Known) -> Plain:
     """Return the data of a plan with a resolved tokenizer; what is not valid is left to the plan's own validation."""
     if "tokenizer" not in data:
         return data
@@ -255,7 +256,7 @@ def _resolved(data: Any, known: Known) -> Any:
     return data if found is tokenizer else {**data, "tokenizer": plain(found)}
 
 
-def _forget_other_kinds(section: str, data: Any) -> None:
+def _forget_other_kinds(section: str, data: Plain) -> None:
     """Remove what another kind has and this one lacks, as for `--set data.kind=store` on a recipe of scenes."""
     known = {str(kind.model_fields["kind"].default): set(kind.model_fields) for kind in _KINDS[section]}
     if (own := known.get(str(data[section]["kind"]))) is not None:
@@ -264,7 +265,7 @@ def _forget_other_kinds(section: str, data: Any) -> None:
 
 
 def plan_from_folder(folder: Path) -> Plan:
-    """The plan of a run's folder."""
+    """Return the plan of a run's folder."""
     if (folder / "study.yaml").is_file():
         raise UserError(
             f"{folder} is a study; choose one of its runs with --arm and --arm-seed, or give its folder in "
@@ -294,7 +295,7 @@ def stored_plan(file: Path, remake: str, known: Known = NONE_KNOWN) -> Plan:
     return plan_from_document(document, known=known)
 
 
-def _add_later(settings: type[Settings], content: dict[str, Any]) -> None:
+def _add_later(settings: type[Settings], content: Plain) -> None:
     """Add the settings that joined after this plan was stored, with what was done before, section by section."""
     for key, field in settings.model_fields.items():
         for one in settings_in(field) if isinstance(content.get(key), dict) else []:
@@ -308,7 +309,7 @@ def _add_later(settings: type[Settings], content: dict[str, Any]) -> None:
 _EXPORTED, _WITHIN = "tintype.json", "./"
 
 
-def _find_own_weights(content: Any, folder: Path) -> None:
+def _find_own_weights(content: object, folder: Path) -> None:
     """Find weights of others that an exported model has in its own folder: its plan names them by `./`."""
     sections = [content.get(name) for name in ("text", "tokenizer")] if isinstance(content, dict) else []
     for section in (one for one in sections if isinstance(one, dict)):
@@ -317,7 +318,7 @@ def _find_own_weights(content: Any, folder: Path) -> None:
                 section[key] = str(folder / section[key])
 
 
-Change = tuple[Any, Any]
+Change = tuple[Json, Json]
 
 _MIXTURE = MixtureSettings.model_fields["kind"].default
 _SWITCHES = ("ema", "route", "weighting", "tuning", "start")
@@ -325,7 +326,7 @@ _SWITCHES = ("ema", "route", "weighting", "tuning", "start")
 
 
 def diff(before: Plan, after: Plan) -> dict[str, Change]:
-    """Dotted key -> (before, after) for each resolved setting that differs, the seed and housekeeping left out."""
+    """Return (before, after) of each resolved setting that differs, by dotted key; not the seed, not housekeeping."""
     kinds = {before.data.kind, after.data.kind}
     shown = _with_data_in_words if len(kinds) > 1 and _MIXTURE in kinds else plain
     old, new = flat(shown(before)), flat(shown(after))
@@ -333,8 +334,8 @@ def diff(before: Plan, after: Plan) -> dict[str, Change]:
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
-def _with_data_in_words(plan: Plan) -> dict[str, Any]:
-    """A source that comes or goes as a whole is one line."""
+def _with_data_in_words(plan: Plan) -> Plain:
+    """Return the plan's settings with each source of a mixture on one line: it comes or goes as a whole."""
     content, data = plain(plan), plan.data
     if isinstance(data, MixtureSettings):
         content["data"]["sources"] = {name: source.words for name, source in data.sources.items()}
@@ -343,12 +344,12 @@ def _with_data_in_words(plan: Plan) -> dict[str, Any]:
     return content
 
 
-def settings_by_key(plan: Plan) -> dict[str, Any]:
-    """Dotted key -> value of every resolved setting, the seed and housekeeping too."""
+def settings_by_key(plan: Plan) -> Plain:
+    """Return every resolved setting by its dotted key, the seed and housekeeping too."""
     return flat(plain(plan))
 
 
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def flat(value: object, prefix: str = "") -> Plain:
     if isinstance(value, Mapping) and value:
         inside = {k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}.{key}".lstrip(".")).items()}
         return {prefix: "on", **inside} if prefix in _SWITCHES else inside
@@ -385,7 +386,7 @@ def _data_words(data: DataPart) -> str:
     return f"mixture, scored on {data.evaluate}: {sources}"
 
 
-def _part_words(old: Any, new: Any, given: Collection[str]) -> Change | None:
+def _part_words(old: object, new: object, given: Collection[str]) -> Change | None:
     """Return the parts of a section in words where they are of other kinds; None where single settings differ."""
     if isinstance(old, tuple) and isinstance(new, tuple):
         if [type(part) for part in old] == [type(part) for part in new]:
@@ -410,13 +411,13 @@ def _in_words(part: Settings | None, named: Collection[str]) -> str:
     return f"{kind} ({chosen})" if chosen else kind
 
 
-def _setting_words(value: Any) -> str:
+def _setting_words(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _chosen(part: Settings, usual: Settings | None, named: Collection[str]) -> dict[str, Any]:
+def _chosen(part: Settings, usual: Settings | None, named: Collection[str]) -> Plain:
     """Return dotted settings of a part that are not as in `usual`, by default its defaults, or that are named."""
-    found: dict[str, Any] = {}
+    found: Plain = {}
     values = plain(part)
     for key, field in type(part).model_fields.items():
         value = getattr(part, key)

@@ -17,11 +17,11 @@ def _is_moment(value: int | float) -> int | float:
 
 
 Moment = Annotated[int | float, AfterValidator(_is_moment)]
-"""A step, or a share of the training: 1 is the step behind the first, 1.0 the end."""
+"""A step, or a share of the training: 1 is the step after the first, 1.0 the end."""
 
 
 def step_of(moment: int | float, steps: int) -> int:
-    """The step that a moment is in a training of so many."""
+    """Return the step of a moment in a training of `steps` steps."""
     return round(moment * steps) if isinstance(moment, float) else moment
 
 
@@ -69,7 +69,7 @@ class Schedule(Settings):
         return {self.factor(step) for step in edges if 0 <= step < steps}
 
     def over(self, step: int) -> bool:
-        """Whether the factor is 0 from this step on."""
+        """Return whether the factor is 0 from this step on."""
         if self.end is None or self.kind == "ramp":
             return False
         return step >= (self.end - 1 if self.kind == "fall" else self.end)

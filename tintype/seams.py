@@ -1,4 +1,4 @@
-"""The seams: what each exchangeable part must do. Imports torch, typing and what draws and ranks are.
+"""The seams: protocols of the exchangeable parts, and the data that passes between them.
 
 B: samples, C: channels, H, W: latent rows and columns, L: tokens, D: width of the denoiser, K: kept tokens,
 F: size of a feature vector.
@@ -43,7 +43,7 @@ class TextTokens:
 
 
 Merge = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""(all tokens before a range of blocks, the kept ones behind it, their indices or None for all) -> all tokens."""
+"""(all tokens before a range of blocks, the kept ones after it, their indices or None for all) -> all tokens."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Route:
     kept_BK: Tensor | None
     """None where all are kept."""
     merge: Merge | None = None
-    """What becomes of the tokens behind the range. Without it those that skipped come back unchanged."""
+    """Makes the tokens after the range. Without it those that skipped come back unchanged."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
@@ -75,7 +75,7 @@ class _Routed:
 
 @dataclass(frozen=True)
 class Tapped(_Routed):
-    """What the denoiser returns of the blocks up to the last tapped one: their features, and the route they took."""
+    """Features of the tapped blocks, from a pass that ends with the last of them, and the route of the tokens."""
 
     features: Mapping[int, Tensor]
     route: Route | None
@@ -83,7 +83,7 @@ class Tapped(_Routed):
 
 @dataclass(frozen=True)
 class Output(_Routed):
-    """What the denoiser returns: its prediction, the features of the tapped blocks, and the route they took."""
+    """Prediction of the denoiser, features of the tapped blocks, and the route of the tokens."""
 
     prediction_BCHW: Tensor
     features: Mapping[int, Tensor]
@@ -101,31 +101,31 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class View:
-    """All that a loss term may look at. Velocities are what the objective compares, whatever the denoiser predicts."""
+class LossInputs:
+    """Inputs of a loss term. Velocities are what the objective compares, whatever the denoiser predicts."""
 
     output: Output
     sample: Sample
     velocity_BCHW: Tensor
     """The prediction, as a velocity."""
     target_BCHW: Tensor
-    """What it should be."""
+    """The velocity that it should be."""
     weight_B: Tensor | None
     """How much each sample counts in the objective, where the plan weights them."""
     image_BCHW: Tensor | None
-    """None where no term asks for the images: latents that are kept need none."""
+    """None where no term asks for the images: cached latents need none."""
     captions: Sequence[str]
     draws: Draws
     step: int
     seen: Tensor | None = None
-    """What the term's own `look` gave for the clean images."""
+    """Result of the term's own `look` at the clean images."""
     world: World = ALONE
     """The ranks that share the micro-batch; all else here is of this rank's samples."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a loss term may know of the run when it is built."""
+class LossContext:
+    """The run, as far as a loss term may know it when it is built."""
 
     width: int
     grid: tuple[int, int]
@@ -138,26 +138,26 @@ class Place:
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of one image besides its pixels."""
+    """Captions and attributes of one image."""
 
     captions: Mapping[str, str]
     attributes: Any
 
 
 class Order(Protocol):
-    """Which image stands at which position of a training: a pure function, the same for any number of ranks."""
+    """Map from training positions to images: a pure function, the same for any number of ranks."""
 
     def ids(self, first: int, count: int) -> list[int]:
-        """The ids of the source's images at positions first … first + count - 1."""
+        """Return the ids of the source's images at positions first … first + count - 1."""
 
     def once(self, first: int, end: int, chunk: int) -> Iterator[list[int]]:
-        """The ids at positions first … end - 1, each once or little more, in chunks: what is made ready before."""
+        """Yield the ids at positions first … end - 1 in chunks, each once or little more: those to prepare before."""
 
 
 class ImageSource(Protocol):
     @property
     def identity(self) -> str | None:
-        """SHA-256 over its pictures and captions; None where the settings say all."""
+        """SHA-256 over its images and captions; None where the settings say all."""
 
     @property
     def columns(self) -> frozenset[str]:
@@ -165,12 +165,12 @@ class ImageSource(Protocol):
 
     def __len__(self) -> int: ...
     def prepare(self, ids: Sequence[int]) -> None:
-        """Makes the images now, where it keeps them: they will be asked for."""
+        """Make the images now, where the source caches them."""
 
     def expect(self, ids: Sequence[int]) -> None:
-        """Begins with a batch that will be asked for soon, where images are made anew each time. Nothing waits for it.
+        """Prefetch a batch, where images are made anew each time. The call does not wait.
 
-        Batches are expected in the order in which they are asked for; one that is expected already changes nothing.
+        Batches are prefetched in the order in which they are read; a second call for one changes nothing.
         """
 
     def images(self, ids: Sequence[int]) -> Tensor: ...
@@ -179,7 +179,7 @@ class ImageSource(Protocol):
 
 class CaptionPolicy(Protocol):
     def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
-        """One of an image's captions for a uniform draw u in [0, 1), or an empty one where it has none to pick."""
+        """Return one of an image's captions for a uniform draw u in [0, 1), or an empty one where it has none."""
 
 
 @dataclass(frozen=True)
@@ -204,19 +204,19 @@ class TextEncoder(Protocol):
         """SHA-256 over weights, tokenizer and settings of a frozen encoder; None where it is trained."""
 
     def identity_at(self, max_tokens: int) -> str | None:
-        """The identity that it would have if it cut captions to this many tokens."""
+        """Return the identity that it would have if it truncated captions to this many tokens."""
 
-    def cut(self, captions: Sequence[str], max_tokens: int) -> list[str]:
-        """The captions, those with more tokens up to where so many of them end. Special tokens count."""
+    def truncate(self, captions: Sequence[str], max_tokens: int) -> list[str]:
+        """Truncate captions to `max_tokens` tokens. Special tokens count."""
 
     def encode(self, captions: Sequence[str]) -> TextTokens:
-        """Always the same number of tokens, of which each caption, the empty one too, has one at least."""
+        """Encode captions to a fixed number of tokens; each caption, the empty one too, has at least one."""
 
     def transformers_form(self) -> TransformersForm | None:
         """Return the network and the tokenizer as transformers loads them; None where it has no class for them."""
 
     def compile_layers(self) -> None:
-        """Compiles what each step runs; called once, before the first."""
+        """Compile what each step runs; called once, before the first step."""
 
 
 @dataclass(frozen=True)
@@ -239,27 +239,27 @@ class Tokenizer(Protocol):
 
     @property
     def arithmetic(self) -> str:
-        """What it computes in, and what its moments are, in words: other words are other numbers."""
+        """Number type of the network and form of its moments, in words: other words mean other numbers."""
 
     @property
     def moment_channels(self) -> int: ...
     def encode(self, image_BCHW: Tensor, draws: Draws) -> Tensor:
-        """uint8 images to float32 latents of about mean 0 and deviation 1, without gradient.
+        """Encode uint8 images to float32 latents of about mean 0 and deviation 1, without gradient.
 
         `draws` serve a tokenizer that samples: a latent is a function of its image and its draws, whatever the batch.
         """
 
     def moments(self, image_BCHW: Tensor) -> Tensor:
-        """The part of `encode` without chance, float32 [B, moment_channels, H, W]: what a cache keeps of an image.
+        """Return the part of `encode` without chance, float32 [B, moment_channels, H, W]: this is cached of an image.
 
         On a CPU it is a function of the image alone, to the last bit, whatever the batch.
         """
 
     def drawn(self, moment_BCHW: Tensor, draws: Draws) -> Tensor:
-        """The rest of it: `encode(image, draws)` is `drawn(moments(image), draws)`."""
+        """Draw latents from moments: `encode(image, draws)` is `drawn(moments(image), draws)`."""
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
-        """Latents to uint8 images."""
+        """Decode latents to uint8 images."""
 
     def decode_float(self, z_BCHW: Tensor) -> Tensor:
         """Decode latents to float32 images before they are rounded: about [-1, 1]."""
@@ -267,18 +267,18 @@ class Tokenizer(Protocol):
     def diffusers_form(self) -> DiffusersForm | None:
         """Return the network and its normalisation; None where no autoencoder of diffusers has these latents."""
 
-    def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
-        """What is wrong with latents of these means and deviations and how it is put right; None for nothing."""
+    def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
+        """Return what is wrong with latents of these means and deviations, and the remedy; None for nothing."""
 
 
 class Objective(Protocol):
-    """What the denoiser predicts. The loss is the mean squared difference of `velocity` and `target`."""
+    """The prediction of the denoiser. The loss is the mean squared difference of `velocity` and `target`."""
 
     def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample: ...
     def target(self, sample: Sample) -> Tensor: ...
     def velocity(self, prediction_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor) -> Tensor: ...
     def x_weight(self, t_B: Tensor) -> Tensor:
-        """The factor between the squared error of x and the loss, at each t."""
+        """Return the factor between the squared error of x and the loss, at each t."""
 
 
 class TimeDensity(Protocol):
@@ -292,32 +292,32 @@ class TimeDensity(Protocol):
 
 
 class Weighting(Protocol):
-    """How much a sample at t counts in the objective."""
+    """Weight of a sample at t in the objective."""
 
     def __call__(self, t_B: Tensor) -> Tensor: ...
 
 
 class WeightAverage(Protocol):
-    """Follows the weights that it was built with, in fp32; they are updated in place by the optimizer."""
+    """Average, in fp32, of the weights that it was built with; the optimizer updates those in place."""
 
     def update(self, skipped: Tensor) -> None:
-        """Takes the weights in, unless `skipped` (a scalar on their device) is 1. The host does not wait."""
+        """Average the weights in, unless `skipped` (a scalar on their device) is 1. The host does not wait."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that it is: a checkpoint saves these and restores them in place."""
+        """Return its whole state: a checkpoint saves these tensors and restores them in place."""
 
 
 class Router(Protocol):
-    """Which tokens go through which blocks. One with parameters is an `nn.Module` too."""
+    """Choice of the tokens that go through each block. One with parameters is an `nn.Module` too."""
 
     def plan(self, grid: tuple[int, int], step: int, draws: Draws) -> Route | None:
-        """The way through a step of training."""
+        """Return the route of a training step."""
 
     def whole(self) -> Route | None:
-        """The way of all tokens through all blocks, for sampling and validation."""
+        """Return the route of all tokens through all blocks, for sampling and validation."""
 
     def sparse(self, kept_BK: Tensor) -> Route:
-        """The way on which only these tokens see the routed blocks: the weak branch of some guidances."""
+        """Return the route on which only these tokens see the routed blocks: the weak branch of some guidances."""
 
 
 class LossTerm:
@@ -333,20 +333,20 @@ class LossTerm:
     """Whether `look` or `loss` want the clean images. Without, `look` is not called: fetching images takes time."""
 
     def ready(self) -> str | None:
-        """Loads what only a running loss needs, a teacher for example, and gives its identity.
+        """Load what only a running loss needs, such as a teacher, and return its identity.
 
-        A run goes on with what it began with, or not at all.
+        A run is resumed with the same identity, or not at all.
         """
 
     def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor | None:
-        """What it must know of the clean images, without gradient; its time is reported as the teacher's."""
+        """Return what it needs of the clean images, without gradient; its time is reported as the teacher's."""
 
-    def loss(self, view: View) -> Tensor:
-        """The loss of each sample."""
+    def loss(self, view: LossInputs) -> Tensor:
+        """Return the loss of each sample."""
         raise NotImplementedError
 
     def release(self) -> None:
-        """Lets go of what `ready` loaded."""
+        """Free what `ready` loaded."""
 
 
 @dataclass(frozen=True)
@@ -373,7 +373,7 @@ class JointBatch(Protocol):
     def step(self) -> int: ...
     @property
     def seen(self) -> Mapping[str, Tensor | None]:
-        """What `look` of each loss term returned, by the name of the term."""
+        """Results of `look` by the name of the loss term."""
 
 
 class JointHost(Protocol):
@@ -448,17 +448,17 @@ class Encoder(Protocol):
     def name(self) -> str: ...
     @property
     def definition(self) -> str:
-        """In words: the network, which output, and exactly how an image is brought to its input."""
+        """The network, its output, and exactly how an image is brought to its input, in words."""
 
     @property
     def identity(self) -> str:
         """SHA-256 over the weights and the preprocessing: features of two identities must never be compared."""
 
     def prepare(self, image_BCHW: Tensor) -> Tensor:
-        """uint8 images of one size to the network's float32 input, on the network's device."""
+        """Bring uint8 images of one size to the network's float32 input, on the network's device."""
 
     def encode(self, input_BCHW: Tensor) -> Tensor:
-        """Prepared images to float32 features, one row for each, on the network's device."""
+        """Encode prepared images to float32 features, one row for each, on the network's device."""
 
 
 class TextImageEncoder(Encoder, Protocol):

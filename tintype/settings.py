@@ -1,8 +1,7 @@
-"""What a Plan is made of: one frozen, strict class per seam.
+"""Base classes of settings, and the plain settings of a Plan: frozen, strict classes, one per seam.
 
 A setting that can be exchanged for another kind of the same thing is a `Part`: it carries a `kind` and builds the
-object that does the work. Parts live beside that object (in their room, or in the file of the technique that brings
-them); the plain settings live here.
+object that does the work. Parts live beside that object, in the room of their seam.
 """
 
 from __future__ import annotations
@@ -12,11 +11,13 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetCoreSchemaHandler, Tag, model_validator
 from pydantic_core import CoreSchema
 
+Plain: TypeAlias = dict[str, Any]
+"""Settings as plain data: dictionaries, lists and scalars."""
 FP8_MULTIPLE = 16
 """Sizes of FP8 products are multiples of this."""
 
@@ -46,7 +47,7 @@ class Since:
 
     then: object
 
-    def value(self, owner: Mapping[str, Any]) -> object:
+    def value(self, owner: Plain) -> object:
         return self.then(owner) if callable(self.then) else self.then
 
 
@@ -101,7 +102,7 @@ class Part(Settings):
         """Return the part in words of its own, for cards and reports; None where its settings say it."""
         return None
 
-    def in_hash(self) -> dict[str, Any]:
+    def in_hash(self) -> Plain:
         """Return what of it names a run."""
         return plain(self)
 
@@ -131,7 +132,7 @@ class OneOf:
 
     @property
     def kinds(self) -> dict[str, type[Settings]]:
-        """The parts by kind; one without a `kind` is the usual one."""
+        """Parts by kind; one without a `kind` is the usual one."""
         return {
             str(part.model_fields["kind"].default) if "kind" in part.model_fields else str(self.usual): part
             for part in self.parts
@@ -152,7 +153,7 @@ class OneOf:
 
 
 class PlanView(Protocol):
-    """What parts may ask of the plan that holds them. Rooms above add what they may ask too."""
+    """The plan as its parts see it. Rooms above add what their parts may ask too."""
 
     @property
     def model(self) -> ModelSettings: ...
@@ -166,8 +167,8 @@ class PlanView(Protocol):
     def fewest_tokens(self) -> int: ...
 
 
-def kind_alone(value: Any) -> Any:
-    """`scenes` is short for `{kind: scenes}`."""
+def kind_alone(value: object) -> object:
+    """Return `{kind: scenes}` for `scenes`, and anything else as it is."""
     return {"kind": value} if isinstance(value, str) else value
 
 
@@ -183,7 +184,7 @@ class SourceUse:
 
 
 class DataPart(Part):
-    """Where images and captions come from. `data/sources.py` opens it."""
+    """Source of images and captions. `data/sources.py` opens it."""
 
     count_key: ClassVar[str]
     """The setting that says how many images training has."""
@@ -194,7 +195,7 @@ class DataPart(Part):
 
     @property
     def of_scenes(self) -> bool:
-        """Whether the scene encoder can read the pictures: without, there is no scene accuracy."""
+        """Whether the scene encoder can read the images: without, there is no scene accuracy."""
         return False
 
     @property
@@ -204,7 +205,7 @@ class DataPart(Part):
 
     @property
     def scored_name(self) -> str:
-        """What a run's record of identities calls it."""
+        """Name of the scored data in a run's record of identities."""
         return "data"
 
     @property
@@ -213,27 +214,27 @@ class DataPart(Part):
         return ((self.size_px, self.size_px),)
 
     def at_size(self, size_px: int) -> DataPart:
-        """The same images, by the same ids, in another size."""
+        """Return the same images, by the same ids, in another size."""
         return self.model_copy(update={"size_px": size_px})
 
     def held_out(self, count: int) -> DataPart:
-        """The settings of held-out images, of which so many are needed."""
+        """Return the settings of held-out images, of which `count` are needed."""
         raise NotImplementedError
 
-    def content(self) -> dict[str, Any]:
-        """What decides the images and their ids, without what says where they lie: that, a source's identity knows."""
+    def content(self) -> Plain:
+        """Return what decides the images and their ids, without their location, which a source's identity covers."""
         return {key: value for key, value in plain(self).items() if key not in self.said_by_identity}
 
     def at_most(self, count: int) -> dict[str, int]:
-        """The settings with which training has no more images than these, by their keys."""
+        """Return the settings, by key, with which training has at most `count` images."""
         return {self.count_key: min(count, plain(self)[self.count_key] or count)}
 
     def check(self, plan: PlanView) -> None:
-        """Raises ValueError where the plan cannot have this data."""
+        """Raise ValueError where the plan cannot have this data."""
 
     @property
     def at_hand(self) -> bool:
-        """Whether the pictures are on this machine: a report can be made without."""
+        """Whether the images are on this machine: a report can be made without."""
         return True
 
     def describe(self) -> str:
@@ -305,7 +306,7 @@ class ModelSettings(Settings):
 
 
 class SamplingSettings(Settings):
-    """How images are sampled from the trained model, unless an evaluation says otherwise."""
+    """Sampling from the trained model, as far as it belongs to the model and not to an evaluation."""
 
     shift: float = Field(
         1.0,
@@ -327,7 +328,7 @@ SKIP_WINDOW_STEPS = 100
 
 
 class SpikeSettings(Settings):
-    """Which steps are spikes: see `train.skip_spikes`."""
+    """Criterion for spikes: see `train.skip_spikes`."""
 
     deviations: float = Field(
         6.0, gt=0, description="Loss or gradient norm this many standard deviations above the mean of the window"
@@ -360,7 +361,7 @@ class TrainSettings(Settings):
         None, description="Skip steps whose loss or gradient norm is far above that of the steps before; null: none"
     )
     stages: Annotated[tuple[StageSettings, ...], Since([])] = Field(
-        (), description="Sizes of the images in the first steps, one after the other; behind them it is data.size_px"
+        (), description="Sizes of the images in the first steps, one after the other; after them it is data.size_px"
     )
 
     @property
@@ -422,7 +423,7 @@ class PrecisionSettings(Settings):
 
     storage: Literal["fp32", "bf16"] = "fp32"
     rounding: Annotated[Literal["nearest", "stochastic", "kahan"], Since("nearest")] = Field(
-        "nearest", description="How a moved weight comes back into bf16"
+        "nearest", description="How an updated weight is rounded to bf16"
     )
     compute: Literal["fp32", "bf16"] = "bf16"
     gather: Annotated[Literal["fp32", "bf16"], Since("fp32")] = Field(
@@ -437,7 +438,7 @@ class PrecisionSettings(Settings):
     )
 
     def check(self, model: ModelSettings) -> None:
-        """Raises ValueError where the model has sizes that cannot be multiplied in FP8."""
+        """Raise ValueError where the model has sizes that cannot be multiplied in FP8."""
         for layer, setting, size in (
             ("img_qkv_proj", "model.width", model.width),
             ("gate_proj", "model.width × model.mlp_ratio", model.hidden),
@@ -467,15 +468,17 @@ class PrecisionSettings(Settings):
 
 
 class DistributionSettings(Settings):
-    """How the ranks that `torchrun` starts share a run. One process has no use for it."""
+    """Distribution of a run over the ranks that `torchrun` starts. A single process does not use it."""
 
-    kind: Literal["ddp", "fsdp"] = Field("ddp", description="Each rank has all weights, or a part of them (FSDP2)")
+    kind: Literal["ddp", "fsdp"] = Field(
+        "ddp", description="Weights are replicated on each rank (ddp), or sharded (fsdp: FSDP2)"
+    )
     shards: int | None = Field(
         None,
         ge=1,
-        description="fsdp: the weights are cut into this many parts, and the ranks beyond hold copies (HSDP)",
+        description="fsdp: the weights are sharded over this many ranks, and replicated over the others (HSDP)",
     )
-    reshard: bool = Field(True, description="fsdp: let go of a block's gathered weights after its forward pass")
+    reshard: bool = Field(True, description="fsdp: free a block's gathered weights after its forward pass")
 
     @model_validator(mode="after")
     def _fits(self) -> DistributionSettings:
@@ -485,7 +488,7 @@ class DistributionSettings(Settings):
 
 
 class WatchdogSettings(Settings):
-    """When the ranks that `torchrun` starts are ended because one of them is stuck."""
+    """Limits after which the ranks that `torchrun` starts are ended because one of them is stuck."""
 
     multiple: float = Field(20.0, ge=1, description="A step may take this many times the usual (median) step")
     floor_minutes: float | None = Field(
@@ -510,8 +513,8 @@ class RunSettings(Settings):
     save: Literal["auto", "wait", "background"] = Field(
         "auto",
         description="wait: training stops while a checkpoint is written; background: a copy of the state, in the "
-        "host's memory, is written while training goes on; auto: in the background once saves have taken more than 1% "
-        "of the time and a copy fits into half of the available memory",
+        "host's memory, is written meanwhile; auto: in the background once saves have taken more than 1% of "
+        "the time and a copy fits into half of the available memory",
     )
     keep_checkpoints: int = Field(2, ge=2, description="At least two, so that damage to one loses little")
     log_every_steps: int = Field(10, ge=1)
@@ -520,26 +523,26 @@ class RunSettings(Settings):
     watchdog: WatchdogSettings = WatchdogSettings()
     latents: Literal["none", "disk"] = Field(
         "none",
-        description="disk: encode each image once and keep its latents in the cache, in fp32, for all runs; pixels and "
-        "tokenizers that are trained have none to keep, and do without",
+        description="disk: encode each image once and cache its latents on disk, in fp32, for all runs; pixels and "
+        "trained tokenizers are not cached",
     )
     latents_folder: str | None = Field(
-        None, min_length=1, description="Keep them in this folder; by default in one named by what they are made of"
+        None, min_length=1, description="Folder of the cached latents; by default one named by what they are made of"
     )
 
     text_embeddings: Literal["live", "disk"] = Field(
         "live",
-        description="disk: read each caption once and keep its embedding in the cache, for all runs; text encoders "
-        "that are trained have none to keep, and do without",
+        description="disk: encode each caption once and cache its embedding on disk, for all runs; trained text "
+        "encoders are not cached",
     )
 
     @model_validator(mode="after")
     def _kept(self) -> RunSettings:
         if self.latents_folder is not None and self.latents == "none":
-            raise ValueError("latents_folder says where latents are kept, but latents is none; set it to disk")
+            raise ValueError("latents_folder is where latents are cached, but run.latents is none; set it to disk")
         return self
 
 
-def plain(settings: Settings) -> dict[str, Any]:
-    """Plain dictionaries, lists and scalars, every default written out."""
+def plain(settings: Settings) -> Plain:
+    """Return plain dictionaries, lists and scalars, every default written out."""
     return settings.model_dump(mode="json")

@@ -105,6 +105,7 @@ CONDITIONAL = {
     ("SmallVaeSettings", "posterior"): "where latents are not tuned",
     ("TrainSettings", "most_skipped"): "after a step that is not finite",
     ("TrainSettings", "most_skips"): "after a step that is not finite",
+    ("TuningDiscriminator", "lr"): "where its weight is above 0",
     ("TuningDiscriminator", "start_step"): "where its weight is above 0",
     ("TuningDiscriminator", "width"): "where its weight is above 0",
     ("TuningPerceptual", "net"): "of LPIPS",

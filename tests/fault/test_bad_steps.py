@@ -22,7 +22,7 @@ from tintype.runtime.clock import Clock
 from tintype.runtime.dist import current
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import local
-from tintype.seams import Draws, LossTerm, View
+from tintype.seams import Draws, LossInputs, LossTerm
 from tintype.tokenizers.pixels import Pixels
 from tintype.train import checkpoint
 from tintype.train import update as update_module
@@ -69,7 +69,7 @@ class BadLoss(LossTerm):
     def __init__(self, bad: float) -> None:
         self.bad = bad
 
-    def loss(self, view: View) -> Tensor:
+    def loss(self, view: LossInputs) -> Tensor:
         return torch.full_like(view.sample.t_B, self.bad)
 
 

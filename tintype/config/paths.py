@@ -26,7 +26,7 @@ def find_beside(folder: Path, text: str) -> str:
     return str(found.resolve())
 
 
-def locate(data: Any, classes: Sequence[type[Settings]], folder: Path) -> Any:
+def locate(data: object, classes: Sequence[type[Settings]], folder: Path) -> Any:
     """Return data of any of the classes with the paths in it found."""
     if isinstance(data, list):
         return [locate(inner, classes, folder) for inner in data]
@@ -46,7 +46,7 @@ def locate_options(spec: str, classes: Sequence[type[Settings]], folder: Path) -
     return name + colon + ",".join(locate_assignments(assignments_in(rest), classes, folder))
 
 
-def _located(key: str, value: Any, classes: Sequence[type[Settings]], folder: Path) -> Any:
+def _located(key: str, value: object, classes: Sequence[type[Settings]], folder: Path) -> object:
     fields = [field for one in classes for name, field in one.model_fields.items() if key in (name, field.alias)]
     if isinstance(value, str):
         marks = [mark for field in fields for mark in marks_of(field) if isinstance(mark, NamesFile)]
@@ -62,7 +62,7 @@ def _located_assignment(assignment: str, classes: Sequence[type[Settings]], fold
     nested = value
     for key in reversed(keys):
         nested = {key: nested}
-    located = locate(nested, classes, folder)
+    located: Any = locate(nested, classes, folder)
     for key in keys:
         located = located[key]
     if located == value:
@@ -71,15 +71,15 @@ def _located_assignment(assignment: str, classes: Sequence[type[Settings]], fold
     return f"{dotted}={located if is_plain else json.dumps(located, ensure_ascii=False)}"
 
 
-def marks_of(field: FieldInfo) -> Iterator[Any]:
+def marks_of(field: FieldInfo) -> Iterator[object]:
     """Yield the marks of a setting, also those within unions and containers."""
     yield from field.metadata
     yield from _marks_in(field.annotation)
 
 
-def _marks_in(annotation: Any) -> Iterator[Any]:
+def _marks_in(annotation: object) -> Iterator[object]:
     if get_origin(annotation) is Annotated:
-        yield from annotation.__metadata__
+        yield from get_args(annotation)[1:]
     for inner in get_args(annotation):
         yield from _marks_in(inner)
 

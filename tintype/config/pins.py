@@ -13,7 +13,7 @@ Pin = Annotated[str | None, Field(pattern="^[0-9a-f]{8,64}$")]
 
 
 def check_pin(setting: str, pin: Pin, what: str, identity: str, otherwise: str) -> None:
-    """Refuses what has another identity. `otherwise` is what a user can do who means to keep the setting."""
+    """Refuse what has another identity. `otherwise` is the remedy for a user who means to keep the setting."""
     if pin is not None and not identity.startswith(pin):
         name = setting.rpartition(".")[2]
         raise UserError(

@@ -12,17 +12,22 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from tintype.errors import UserError
 from tintype.runtime.printable import acts
 from tintype.settings import OneOf, Part, Settings
 
 KeyPath = tuple[str | int, ...]
+Adapt: TypeAlias = Callable[[Any], None]
+"""Changes the data of a document after an override."""
+Resolve: TypeAlias = Callable[[Any], Any]
+"""Returns the data of a document with what files say filled in."""
 S = TypeVar("S", bound=Settings)
 _MOST_BYTES = 1 << 18
 _MOST_VALUES = 10_000
@@ -34,15 +39,15 @@ _LONGEST_KEY = 200
 
 
 class _RefusedError(Exception):
-    """It is YAML, but no file of settings has that."""
+    """Valid YAML that no file of settings needs."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Stops at the first value that is too many or too deep, so that a hostile file takes no time."""
+    """Loader that stops at the first value that is too many or too deep, so that a hostile file takes no time."""
 
     values, depth = 0, 0
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):  # a few aliases of aliases would unfold into gigabytes
             raise _RefusedError(f"line {self.line + 1}: aliases are not supported")
         self.values += 1
@@ -60,7 +65,7 @@ class _Dumper(yaml.SafeDumper):
     pass
 
 
-_SCALARS: dict[str, tuple[str, str, Callable[[str], Any]]] = {
+_SCALARS: dict[str, tuple[str, str, Callable[[str], object]]] = {
     "tag:yaml.org,2002:bool": (r"^(?:true|false)$", "tf", lambda text: text == "true"),
     "tag:yaml.org,2002:null": (r"^(?:null|~|)$", "n~", lambda text: None),
     "tag:yaml.org,2002:int": (r"^[-+]?[0-9]+$", "-+0123456789", int),
@@ -80,7 +85,7 @@ class Override:
 
     assignment: str
     option: str
-    then: Callable[[Any], None] | None
+    then: Adapt | None
 
     @property
     def label(self) -> str:
@@ -95,7 +100,7 @@ class Document:
     data: Any
     places: dict[KeyPath, str] = field(default_factory=dict)
     overrides: list[Override] = field(default_factory=list)
-    _before: Any = None
+    _before: object = None
     """The data before the first override."""
 
     def place(self, path: KeyPath) -> str:
@@ -105,7 +110,7 @@ class Document:
                 return self.places[path[:end]]
         return self.name
 
-    def without(self, left_out: Collection[Override]) -> Any:
+    def without(self, left_out: Collection[Override]) -> object:
         """Return the data as it would be without some of its overrides."""
         other = Document(self.name, copy.deepcopy(self._before if self.overrides else self.data))
         for one in self.overrides:
@@ -113,7 +118,7 @@ class Document:
                 other.override(one.assignment, one.option, one.then)
         return other.data
 
-    def override(self, assignment: str, option: str = "--set ", then: Callable[[Any], None] | None = None) -> None:
+    def override(self, assignment: str, option: str = "--set ", then: Adapt | None = None) -> None:
         """Set `a.b=value`; the value is read as YAML. `option` stands before it in messages; `then` adapts the data."""
         if not self.overrides:
             self._before = copy.deepcopy(self.data)
@@ -163,7 +168,7 @@ def read_file(path: Path) -> Document:
     return read_yaml(text, str(path))
 
 
-def _plain(node: yaml.Node, path: KeyPath, document: Document) -> Any:
+def _plain(node: yaml.Node, path: KeyPath, document: Document) -> object:
     line = f"{document.name}, line {node.start_mark.line + 1}"
     document.places[path] = line
     if node.tag not in _KNOWN_TAGS:
@@ -175,7 +180,7 @@ def _plain(node: yaml.Node, path: KeyPath, document: Document) -> Any:
             return _SCALARS[node.tag][2](node.value)
         except (ValueError, TypeError, KeyError):
             raise UserError(f"{line}: {node.value!s:.40} is no value of the tag {node.tag}") from None
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     for key_node, value_node in node.value:
         key = str(key_node.value)
         if key in result:
@@ -186,7 +191,7 @@ def _plain(node: yaml.Node, path: KeyPath, document: Document) -> Any:
     return result
 
 
-def write_yaml(data: Any) -> str:
+def write_yaml(data: object) -> str:
     """Return the data as YAML; as ASCII where it has characters that would act on a terminal."""
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
     if acts(text):
@@ -194,7 +199,7 @@ def write_yaml(data: Any) -> str:
     return text
 
 
-def parse(model: type[S], document: Document, resolve: Callable[[Any], Any] = lambda data: data) -> S:
+def parse(model: type[S], document: Document, resolve: Resolve = lambda data: data) -> S:
     """Return validated settings, or raise a `UserError` with one line for each mistake.
 
     `resolve` fills in what files say before the data is validated.
@@ -210,7 +215,7 @@ def parse(model: type[S], document: Document, resolve: Callable[[Any], Any] = la
         raise UserError("\n".join([*lines, *([f"and {more:,} more mistakes"] if more else [])])) from None
 
 
-def _validated(model: type[S], data: Any) -> S:
+def _validated(model: type[S], data: object) -> S:
     return model.model_validate_json(json.dumps(data))  # JSON's rules: a list may fill a tuple
 
 
@@ -228,7 +233,7 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     return f"valid: {', '.join(names)}" if names else "nothing is valid here yet"
 
 
-def _explain(problem: Any, model: type[Settings], document: Document, resolve: Callable[[Any], Any]) -> str:
+def _explain(problem: ErrorDetails, model: type[Settings], document: Document, resolve: Resolve) -> str:
     path = _path_in_data(problem["loc"], document.data)
     shown_path = ".".join(map(str, path))
     parts = [_cause(problem, model, document, resolve) or document.place(path), f"{shown_path:.{_LONGEST_KEY}}"]
@@ -250,7 +255,7 @@ def _explain(problem: Any, model: type[Settings], document: Document, resolve: C
     return f"{where}: {message[0].lower()}{message[1:]}{shown}"
 
 
-def _cause(problem: Any, model: type[Settings], document: Document, resolve: Callable[[Any], Any]) -> str:
+def _cause(problem: ErrorDetails, model: type[Settings], document: Document, resolve: Resolve) -> str:
     """Return the overrides that make a problem, '' where it is there without any of them."""
     every = document.overrides
 
@@ -271,8 +276,8 @@ def _cause(problem: Any, model: type[Settings], document: Document, resolve: Cal
     return ", ".join(dict.fromkeys(one.label for one in found or every))
 
 
-def _path_in_data(loc: KeyPath, data: Any) -> KeyPath:
-    """Pydantic puts a union's tag into the path; the user never wrote it there.
+def _path_in_data(loc: KeyPath, data: object) -> KeyPath:
+    """Return the path without the tags of unions, which pydantic adds and the user never wrote.
 
     A tag can be the name of a key too (the kind `column` has a `column`): a key with a plain value ends a path, unless
     that is a kind alone (`teacher: vgg16`), and the tag.
@@ -296,7 +301,7 @@ def _valid_keys(model: type[Settings], loc: KeyPath) -> set[str]:
 
 
 def _classes_at(model: type[Settings], loc: KeyPath) -> list[type[Settings]]:
-    """The settings that may stand at a place of pydantic's path, which holds the tags of unions too."""
+    """Return the settings that may stand at a path of pydantic's, which holds the tags of unions too."""
     candidates = [model]
     for key in loc:
         of_kind: list[type[Settings]] = [
@@ -332,11 +337,11 @@ def _settings_in(annotation: object, marks: Sequence[object] = ()) -> list[type[
 
 
 _MARKS = re.compile(r"""'[^']*'|"[^"]*"|[\[({\])},]""")
-"""What decides whether a comma parts two options: quoted text, brackets, and the comma itself."""
+"""Quoted text, brackets and commas: they decide whether a comma separates two options."""
 
 
 def assignments_in(options: str) -> list[str]:
-    """The assignments of `key=value,key=[value,value]`: a comma within brackets or quotes parts nothing."""
+    """Return the assignments of `key=value,key=[value,value]`: a comma within brackets or quotes does not separate."""
     commas, depth = [], 0
     for mark in _MARKS.finditer(options):
         if mark[0] == "," and depth == 0:

@@ -138,7 +138,7 @@ def captions_of(
     if settings.max_words is not None:
         texts = [first_words(one, settings.max_words) for one in texts]
     if settings.max_tokens is not None:
-        texts = text.cut(texts, settings.max_tokens)
+        texts = text.truncate(texts, settings.max_tokens)
     dropped = [u < settings.dropout for u in drop.tolist()]
     return Captions([NULL_CAPTION if gone else one for one, gone in zip(texts, dropped, strict=True)], lacking)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 from pydantic import BeforeValidator, Field, model_validator
@@ -24,18 +24,18 @@ PairFn = Callable[[Tensor, float], tuple[Tensor, Tensor]]
 
 
 class Branches(Protocol):
-    """The ways in which a model can be asked for its velocity."""
+    """Velocities of a model, with and without the caption or some tokens."""
 
     def captioned(self, x_t_BCHW: Tensor, t: float) -> Tensor: ...
 
     def captioned_and_null(self, x_t_BCHW: Tensor, t: float) -> tuple[Tensor, Tensor]:
-        """With the caption and without it, in one batch."""
+        """Return the velocities with the caption and without it, computed in one batch."""
 
     def captioned_sparse(self, share: float) -> VelocityFn:
-        """With the caption, while this share of the tokens skips the routed blocks: the same ones at every t."""
+        """Return the velocity with the caption while this share of the tokens, the same at every t, skips blocks."""
 
     def null_shallow(self, x_t_BCHW: Tensor, t: float) -> Tensor:
-        """Without the caption, while all tokens skip the routed blocks."""
+        """Return the velocity without the caption, while all tokens skip the routed blocks."""
 
 
 class GuidancePart(Part):
@@ -54,7 +54,7 @@ class GuidancePart(Part):
 
     @property
     def words(self) -> str:
-        """What it is, for the definition of a metric."""
+        """The guidance in words, for the definition of a metric."""
         interval = "" if (self.from_t, self.to_t) == (0, 1) else f" for t in {self.from_t:g}-{self.to_t:g}"
         return f"{self.kind} guidance {self.scale:g}{interval}" + (", unbiased velocity" if self.unbias else "")
 
@@ -101,8 +101,8 @@ class PathDropSettings(GuidancePart):
         return lambda x_t_BCHW, t: (branches.captioned(x_t_BCHW, t), branches.null_shallow(x_t_BCHW, t))
 
 
-def _with_kind(value: Any) -> Any:
-    """Settings without a kind are classifier-free guidance's."""
+def _with_kind(value: object) -> object:
+    """Add the kind classifier-free where none is given."""
     value = kind_alone(value)
     return {"kind": "classifier-free", **value} if isinstance(value, dict) else value
 
@@ -115,7 +115,7 @@ Guidance = Annotated[
 
 @dataclass(frozen=True)
 class VelocityBias:
-    """What training has made of the velocity v: (v - strength mean) / (1 - strength)."""
+    """Bias that training leaves in the velocity v: (v - strength mean) / (1 - strength)."""
 
     strength: float
     mean_CHW: Tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tintype.flow.path import unshift_time
 from tintype.seams import Draws, Objective, Router, TimeDensity, Weighting
-from tintype.settings import ModelSettings, Part, PlanView
+from tintype.settings import ModelSettings, Part, Plain, PlanView
 
 _NODES = 1 << 17
 
@@ -26,7 +26,7 @@ class TimePart(Part):
     shift: float = Field(1.0, gt=0, description="t' = s t / (1 + (s - 1) t) in training; in sampling: sampling.shift")
 
     @property
-    def common(self) -> dict[str, Any]:
+    def common(self) -> Plain:
         """Return what a plan keeps when its density becomes one of another kind."""
         return {key: getattr(self, key) for key in TimePart.model_fields if key != "kind"}
 
@@ -61,10 +61,10 @@ class RoutePart(Part):
     """Whether it can route images of several shapes in one run."""
 
     def check(self, plan: PlanView) -> None:
-        """Raises ValueError where the plan cannot have this route."""
+        """Raise ValueError where the plan cannot have this route."""
 
     def sparse_blocks(self, step: int) -> range:
-        """The blocks, counted from 0, that see a part of the tokens only at this step."""
+        """Return the blocks, counted from 0, that see only some of the tokens at this step."""
         raise NotImplementedError
 
     def build(self, model: ModelSettings) -> Router:

@@ -29,7 +29,7 @@ def velocity(x_BCHW: Tensor, noise_BCHW: Tensor) -> Tensor:
 
 
 def x_to_velocity(x_BCHW: Tensor, x_t_BCHW: Tensor, t_B: Tensor, clamp: float = 0.0) -> Tensor:
-    """v = (x_t - x) / max(t, clamp): exact for t ≥ clamp."""
+    """Return v = (x_t - x) / max(t, clamp): exact for t ≥ clamp."""
     return (x_t_BCHW - x_BCHW) / over_image(t_B.clamp_min(clamp), x_t_BCHW)
 
 

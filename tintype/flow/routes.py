@@ -1,4 +1,4 @@
-"""What the routes of all techniques share: their range of blocks, their schedule, and the draw of the kept tokens.
+"""Base of routes around a range of blocks: the range, its schedule, and the draw of the kept tokens.
 
 B: samples, L: tokens, K: kept tokens.
 """
@@ -6,7 +6,7 @@ B: samples, L: tokens, K: kept tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
@@ -15,7 +15,7 @@ from tintype.errors import UserError
 from tintype.flow.part import RoutePart
 from tintype.schedule import Schedule
 from tintype.seams import Draws, Route
-from tintype.settings import PlanView, Settings
+from tintype.settings import Plain, PlanView, Settings
 
 
 def _is_block(value: int | float) -> int | float:
@@ -29,15 +29,15 @@ Block = Annotated[int | float, AfterValidator(_is_block)]
 
 
 class RouteOptions(Settings):
-    """What a user says of a route."""
+    """Options of a route, as a user gives them."""
 
     share: float = Field(gt=0, lt=1, description="Share of the tokens that skip the range of blocks")
     first: Block | None = Field(None, description="First block that they skip, counted from 1, or a share of the depth")
     last: Block | None = Field(None, description="Last block that they skip, counted from 1, or a share of the depth")
     dense: float = Field(0.0, ge=0, lt=1, description="Share of the steps, at the end, in which no token skips")
 
-    def resolved(self, plan: PlanView) -> dict[str, Any]:
-        """The same as settings of a part: blocks and steps are numbers."""
+    def resolved(self, plan: PlanView) -> Plain:
+        """Return the settings of a part: blocks and steps are numbers."""
         depth, steps = plan.model.depth, plan.train.steps
         usual = usual_range(depth)
         first = usual[0] if self.first is None else _block(self.first, depth)
@@ -62,7 +62,7 @@ def _block(block: int | float, depth: int) -> int:
 
 
 def usual_range(depth: int) -> tuple[int, int]:
-    """The first and last block of PRX's range, 3 to 13 of 16, in a model of this depth; counted from 1."""
+    """Return the first and last block of PRX's range, 3 to 13 of 16, in a model of this depth; counted from 1."""
     first = min(depth, max(2, round(depth / 8) + 1))
     return first, max(first, round(depth * 13 / 16))
 
@@ -102,7 +102,7 @@ class RangePart(RoutePart):
 
 @dataclass(frozen=True)
 class Unrouted:
-    """Every token goes through every block. Guidance can still ask what the model says without some of them."""
+    """Router without a route. Guidance can still leave tokens out of some blocks."""
 
     depth: int
 
@@ -118,6 +118,6 @@ class Unrouted:
 
 
 def random_kept(draws: Draws, tokens: int, count: int, stream: str = "route") -> Tensor:
-    """`count` of the tokens of each sample, in order, all choices equally likely."""
+    """Draw `count` of the tokens of each sample, in order, all choices equally likely."""
     order_BL = draws.uniform(stream, (tokens,)).argsort(dim=1, stable=True)
     return order_BL[:, tokens - count :].sort(dim=1).values

@@ -1,6 +1,6 @@
 """sprint: the middle blocks see a quarter of the tokens; a layer fuses them with the dense stream (arXiv 2510.21986).
 
-The first blocks are dense. Behind the sparse ones the missing tokens are a mask token, and one linear layer joins the
+The first blocks are dense. After the sparse ones the missing tokens are a mask token, and one linear layer joins the
 deep stream with the tokens as they were before: W [deep, shallow] + b. It stays in sampling, where no token is missing.
 In training a sample's whole deep stream is replaced by mask tokens now and then, for path-drop guidance. The second,
 dense stage is `dense`; the paper also raises batch and learning rate there.
@@ -51,7 +51,7 @@ class SprintSettings(SprintOptions, RangePart):
         rows, columns = plan.token_grid
         if self.sampling == "grouped" and (rows % (side := group_side(self.share)) or columns % side):
             raise ValueError(
-                f"sprint: {rows} × {columns} tokens cannot be cut into squares of {side} × {side}, as share "
+                f"sprint: {rows} × {columns} tokens cannot be divided into squares of {side} × {side}, as share "
                 f"{self.share:g} needs; change model.patch or data.size_px, or take sampling=random"
             )
 
@@ -60,7 +60,7 @@ class SprintSettings(SprintOptions, RangePart):
 
 
 def group_side(share: float) -> int:
-    """The side of the smallest square of which this share is a whole number of tokens: 2 or 4."""
+    """Return the side of the smallest square of which this share is a whole number of tokens: 2 or 4."""
     for side in (2, 4):
         if (share * side**2).is_integer():
             return side
@@ -104,7 +104,7 @@ class Sprint(nn.Module):
     def fuse(
         self, whole_BLD: Tensor, deep_BKD: Tensor, kept_BK: Tensor | None, dropped_B: Tensor | None = None
     ) -> Tensor:
-        """`whole_BLD` are the tokens before the sparse blocks, `deep_BKD` the kept ones behind them."""
+        """Fuse the tokens before the sparse blocks, `whole_BLD`, with the kept ones after them, `deep_BKD`."""
         mask_D = self.mask_D.to(deep_BKD.dtype)
         deep_BLD = deep_BKD
         if kept_BK is not None:
@@ -117,7 +117,7 @@ class Sprint(nn.Module):
 
 
 def grouped_kept(draws: Draws, grid: tuple[int, int], share: float) -> Tensor:
-    """The same number of tokens of each square, drawn at random: in order, for each sample."""
+    """Draw the same number of tokens of each square, for each sample; in order."""
     side, (rows, columns) = group_side(share), grid
     index_HW = torch.arange(rows * columns, device=draws.position_B.device).view(rows, columns)
     index_GS = index_HW.view(rows // side, side, columns // side, side).transpose(1, 2).reshape(-1, side**2)

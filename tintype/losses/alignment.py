@@ -9,7 +9,6 @@ B: samples. L: tokens of the grid. K: those that the route kept. D: width of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from tintype.losses.part import LossPart, PlanView
-from tintype.seams import LossTerm, Output, Place, Tapped, View
-from tintype.settings import Settings
+from tintype.seams import LossContext, LossInputs, LossTerm, Output, Tapped
+from tintype.settings import Plain, Settings
 from tintype.vision.dino import Dinov2TeacherSettings
 from tintype.vision.part import Teacher
 from tintype.vision.teacher_cache import CacheKind, TeacherCache, forget_teacher_cache, open_teacher_cache
@@ -33,8 +32,8 @@ class AlignmentOptions(Settings):
     teacher: TeacherChoice = Field(Dinov2TeacherSettings(), description="The frozen network; scenes needs no download")
     cache: CacheKind = Field("none", description="Where the teacher's tokens are kept, in fp16; without one, nowhere")
 
-    def resolved(self, plan: PlanView) -> dict[str, Any]:
-        """The settings of a part: the middle is block 8 of 16, PRX's and REPA's."""
+    def resolved(self, plan: PlanView) -> Plain:
+        """Return the settings of a part: the middle is block 8 of 16, PRX's and REPA's."""
         block = (plan.model.depth + 1) // 2 if self.block is None else self.block
         return {**dict(self), "block": block}
 
@@ -53,46 +52,48 @@ class AlignmentPart(AlignmentOptions, LossPart):
     def fetch(self, grid: tuple[int, int]) -> None:
         self.teacher.build(grid, torch.device("cpu"))
 
-    def build(self, place: Place) -> AlignmentTerm:
+    def build(self, context: LossContext) -> AlignmentTerm:
         raise NotImplementedError
 
 
 class AlignmentTerm(nn.Module, LossTerm):
-    """The projector is trained and saved with the model; the teacher is no module of it, so it is not.
+    """Term with a projector that is trained and saved with the model; the teacher is no module, so it is not.
 
     Projector and cosine are computed in fp32 from parameters in fp32, whatever the precision of training.
     """
 
-    def __init__(self, settings: AlignmentPart, place: Place, projector: nn.Module) -> None:
+    def __init__(self, settings: AlignmentPart, context: LossContext, projector: nn.Module) -> None:
         super().__init__()
         self.projector = projector
         self.taps = frozenset({settings.block - 1})
-        self._settings, self._place = settings, place
+        self._settings, self._context = settings, context
         self._teacher: Teacher | None = None
-        self._kept: TeacherCache | None = None
+        self._cache: TeacherCache | None = None
 
     def ready(self) -> str:
-        settings, place = self._settings, self._place
-        self._teacher = settings.teacher.build(place.grid, place.device)
+        settings, context = self._settings, self._context
+        self._teacher = settings.teacher.build(context.grid, context.device)
         if settings.cache != "none":
-            self._kept = open_teacher_cache(settings.cache, self._teacher, place.source, place.data_key, place.device)
+            self._cache = open_teacher_cache(
+                settings.cache, self._teacher, context.source, context.data_key, context.device
+            )
         return self._teacher.identity
 
     def release(self) -> None:
-        if self._kept is not None:
-            forget_teacher_cache(self._kept)
-        self._teacher = self._kept = None
+        if self._cache is not None:
+            forget_teacher_cache(self._cache)
+        self._teacher = self._cache = None
 
     def look(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
         if self._teacher is None:
             raise RuntimeError(f"{self._settings.kind}: ready() comes before look()")
-        return self._kept(image_BCHW, ids) if self._kept else self._teacher.tokens(image_BCHW)
+        return self._cache(image_BCHW, ids) if self._cache else self._teacher.tokens(image_BCHW)
 
-    def loss(self, view: View) -> Tensor:
-        return self.aligned(view.output, view.seen)
+    def loss(self, inputs: LossInputs) -> Tensor:
+        return self.aligned(inputs.output, inputs.seen)
 
     def aligned(self, output: Output | Tapped, seen_BLT: Tensor | None) -> Tensor:
-        """The loss of each sample, from its tapped features and what `look` gave."""
+        """Return the loss of each sample, from its tapped features and the result of `look`."""
         (block,) = self.taps
         if seen_BLT is None:
             raise RuntimeError(f"{self._settings.kind}: look() comes before loss()")
@@ -101,7 +102,7 @@ class AlignmentTerm(nn.Module, LossTerm):
             return self.compare(token_BKD.float(), seen_BLT, kept_BK)
 
     def compare(self, token_BKD: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None) -> Tensor:
-        """The loss of each sample."""
+        """Return the loss of each sample."""
         if kept_BK is not None:
             teacher_BLT = teacher_BLT.gather(1, kept_BK[:, :, None].expand(-1, -1, teacher_BLT.shape[2]))
         return minus_mean_cosine(self.projector(token_BKD), teacher_BLT)

@@ -30,7 +30,7 @@ from tintype import rng
 from tintype.flow.objective import mean_square
 from tintype.losses.part import LossPart, PlanView
 from tintype.runtime.transfer import send
-from tintype.seams import Draws, LossTerm, Place, View
+from tintype.seams import Draws, LossContext, LossInputs, LossTerm
 
 
 class ContrastiveSettings(LossPart):
@@ -52,26 +52,26 @@ class ContrastiveSettings(LossPart):
     def velocity_bias(self, last_step: int) -> float:
         return self.weight_at(last_step)
 
-    def build(self, place: Place) -> Contrastive:
+    def build(self, context: LossContext) -> Contrastive:
         return Contrastive()
 
 
 class Contrastive(LossTerm):
     needs_images = False
 
-    def loss(self, view: View) -> Tensor:
-        world, count = view.world, len(view.captions)
-        captions = [caption for some in world.tell(list(view.captions)) for caption in some]
-        draws = Draws(view.draws.seed, world.rows(view.draws.position_B))
+    def loss(self, inputs: LossInputs) -> Tensor:
+        world, count = inputs.world, len(inputs.captions)
+        captions = [caption for some in world.tell(list(inputs.captions)) for caption in some]
+        draws = Draws(inputs.draws.seed, world.rows(inputs.draws.position_B))
         mine = slice(world.rank * count, (world.rank + 1) * count)
         negative_B, paired_B = (of_all[mine] for of_all in negatives(captions, draws))
-        target_BCHW = world.rows(view.target_BCHW)[negative_B]
-        loss_B = -(paired_B * mean_square(view.velocity_BCHW, target_BCHW))
-        return loss_B if view.weight_B is None else view.weight_B * loss_B
+        target_BCHW = world.rows(inputs.target_BCHW)[negative_B]
+        loss_B = -(paired_B * mean_square(inputs.velocity_BCHW, target_BCHW))
+        return loss_B if inputs.weight_B is None else inputs.weight_B * loss_B
 
 
 def negatives(captions: Sequence[str], draws: Draws) -> tuple[Tensor, Tensor]:
-    """The index of each sample's negative, and whether it is one: False where it would have the sample's own caption.
+    """Return the index of each sample's negative, and whether it is one: False where both have one caption.
 
     All samples stand in a circle in random order, those of one caption side by side. The negative stands as many
     places further as the most frequent caption has samples: that is beyond every group, and comes round to the same

@@ -31,7 +31,7 @@ _WEIGHT_STD = 0.02
 
 
 class DiscriminatorSettings(Settings):
-    """Off by default. LDM's and REPA-E's discriminator, with REPA-E's weight: `weight: 0.1`."""
+    """Settings of LDM's and REPA-E's discriminator, off by default; with REPA-E's weight: `weight: 0.1`."""
 
     weight: float = Field(0.0, ge=0, description="Of the generator's loss; 0: none. REPA-E's is 0.1")
     start_step: int = Field(2000, ge=0, description="First step with a discriminator, in the loss and in training")
@@ -66,12 +66,12 @@ class Discriminator(nn.Module):
         return logit_B1HW.float()
 
     def generator_loss(self, seen_BCHW: Tensor) -> Tensor:
-        """What the decoder minimises. Its gradient reaches the images, and no parameter of this module."""
+        """Return the loss that the decoder minimises. Its gradient reaches the images, not this module."""
         frozen = {name: parameter.detach() for name, parameter in self.named_parameters()}
         return generator_hinge(functional_call(self, frozen, (seen_BCHW,)))
 
     def discriminator_loss(self, seen_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
-        """What this module minimises. Its gradient reaches this module's parameters, and no image."""
+        """Return the loss that this module minimises. Its gradient reaches this module's parameters, and no image."""
         return discriminator_hinge(self(seen_BCHW.detach()), self(true_BCHW.detach()))
 
 
@@ -80,5 +80,5 @@ def generator_hinge(seen_logit: Tensor) -> Tensor:
 
 
 def discriminator_hinge(seen_logit: Tensor, true_logit: Tensor) -> Tensor:
-    """Zero where all true patches are at 1 or above, and all seen ones at -1 or below."""
+    """Return the hinge loss: zero where all true patches are at 1 or above, and all seen ones at -1 or below."""
     return 0.5 * (relu(1.0 - true_logit).mean() + relu(1.0 + seen_logit).mean())

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tintype.errors import UserError
 from tintype.losses.alignment import AlignmentOptions, AlignmentPart, AlignmentTerm, minus_mean_cosine
 from tintype.losses.part import PlanView, Scheduled
-from tintype.seams import Place
+from tintype.seams import LossContext
 
 _EPSILON = 1e-6
 
@@ -33,21 +33,21 @@ class IrepaSettings(AlignmentPart, IrepaOptions):
     kind: Literal["irepa"] = "irepa"
 
     def check(self, plan: PlanView) -> None:
-        """Asks the plan's route which blocks see all tokens, where the term begins."""
+        """Refuse a block that does not see all tokens at the step where the term begins."""
         super().check(plan)
         if plan.route is not None and self.block - 1 in plan.route.sparse_blocks(self.schedule.start):
             raise ValueError(_routed(self.block, f"a part of the tokens (route.kind '{plan.route.kind}')"))
 
-    def build(self, place: Place) -> IrepaTerm:
-        if place.grid == (1, 1):
+    def build(self, context: LossContext) -> IrepaTerm:
+        if context.grid == (1, 1):
             raise UserError("irepa: a denoiser with a single token has no spatial structure; make model.patch smaller")
-        return IrepaTerm(self, place)
+        return IrepaTerm(self, context)
 
 
 class IrepaTerm(AlignmentTerm):
-    def __init__(self, settings: IrepaSettings, place: Place) -> None:
-        super().__init__(settings, place, nn.Conv2d(place.width, settings.teacher.width(), 3, padding=1))
-        self._alpha, self._grid, self._block = settings.alpha, place.grid, settings.block
+    def __init__(self, settings: IrepaSettings, context: LossContext) -> None:
+        super().__init__(settings, context, nn.Conv2d(context.width, settings.teacher.width(), 3, padding=1))
+        self._alpha, self._grid, self._block = settings.alpha, context.grid, settings.block
 
     def compare(self, token_BKD: Tensor, teacher_BLT: Tensor, kept_BK: Tensor | None) -> Tensor:
         if kept_BK is not None:
@@ -58,7 +58,7 @@ class IrepaTerm(AlignmentTerm):
 
 
 def spatially_normalised(token_BLT: Tensor, alpha: float) -> Tensor:
-    """(y - alpha * mean) / (deviation + 1e-6), both over the tokens of a sample; the deviation is the unbiased one."""
+    """Return (y - alpha * mean) / (deviation + 1e-6), both over the tokens of a sample, the deviation unbiased."""
     mean_B1T, deviation_B1T = token_BLT.mean(dim=1, keepdim=True), token_BLT.std(dim=1, keepdim=True)
     return (token_BLT - alpha * mean_B1T) / (deviation_B1T + _EPSILON)
 

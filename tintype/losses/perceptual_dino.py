@@ -1,6 +1,6 @@
-"""perceptual-dino: the predicted picture is to give DINOv2 the same patch tokens as the true one.
+"""perceptual-dino: the predicted image is to give DINOv2 the same patch tokens as the true one.
 
-PixelGen's P-DINO loss (arXiv 2602.02493) as PRX's speedrun has it: the whole picture at 224 px, one minus the mean
+PixelGen's P-DINO loss (arXiv 2602.02493) as PRX's speedrun has it: the whole image at 224 px, one minus the mean
 cosine over the patches. Differs from PRX: in fp32 rather than bf16, and the resize is antialiased.
 
 B: samples. C: channels. H, W: rows, columns. L: patches. D: width of the network.
@@ -62,7 +62,7 @@ class DinoDistance:
         return 1 - cosine_BL.mean(dim=1)
 
     def _patches(self, image_BCHW: Tensor) -> Tensor:
-        """The last tokens: a class token and registers stand before them."""
+        """Return the last tokens: a class token and registers come before them."""
         unit_BCHW = (resized(image_BCHW, self.size_px, self.size_px) + 1) / 2
         token_BLD: Tensor = self.network(pixel_values=(unit_BCHW - self.mean_C11) / self.std_C11).last_hidden_state
         return token_BLD[:, -((self.size_px // self.network.config.patch_size) ** 2) :]

@@ -1,6 +1,6 @@
-"""How far pictures are from their reconstructions by the features of a frozen network: a loss of autoencoders.
+"""Distance of images from their reconstructions by the features of a frozen network: a loss of autoencoders.
 
-B: pictures. C: channels. H, W: rows, columns.
+B: images. C: channels. H, W: rows, columns.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SceneDistance:
         return (predicted_map - true_map).square().mean(dim=(1, 2, 3))
 
     def _map(self, x_BCHW: Tensor) -> Tensor:
-        """The trunk is used to pictures in [-2, 2]."""
+        """Return the last map; the trunk was trained on images in [-2, 2]."""
         small_BCHW = x_BCHW if x_BCHW.shape[-2:] == (INPUT_PX, INPUT_PX) else resized(x_BCHW, INPUT_PX, INPUT_PX)
         map_BCHW: Tensor = self._trunk((2.0 * small_BCHW).contiguous(memory_format=torch.channels_last))
         return map_BCHW

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import nn
 
 from tintype.losses.alignment import AlignmentOptions, AlignmentPart, AlignmentTerm
-from tintype.seams import Place
+from tintype.seams import LossContext
 
 
 class RepaOptions(AlignmentOptions):
@@ -22,8 +22,8 @@ class RepaOptions(AlignmentOptions):
 class RepaSettings(AlignmentPart, RepaOptions):
     kind: Literal["repa"] = "repa"
 
-    def build(self, place: Place) -> AlignmentTerm:
-        return AlignmentTerm(self, place, repa_projector(place.width, self.hidden, self.teacher.width()))
+    def build(self, context: LossContext) -> AlignmentTerm:
+        return AlignmentTerm(self, context, repa_projector(context.width, self.hidden, self.teacher.width()))
 
 
 def repa_projector(width: int, hidden: int, out: int) -> nn.Module:

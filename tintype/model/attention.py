@@ -17,7 +17,7 @@ KeyValue = tuple[Tensor, Tensor]
 
 
 def block_linear(size_in: int, size_out: int, precision: PrecisionSettings) -> nn.Linear:
-    """One of the large matrices of a block, which the precision plan may multiply in FP8."""
+    """Return one of the large matrices of a block, which the precision plan may multiply in FP8."""
     return Fp8Linear(size_in, size_out) if precision.matmul == "fp8" else nn.Linear(size_in, size_out, bias=False)
 
 
@@ -35,7 +35,7 @@ class Attention(nn.Module):
         self.to_out = nn.ModuleList([block_linear(width, width, precision)])
 
     def read_text(self, text_BSD: Tensor) -> KeyValue:
-        """Keys and values of the text. They do not depend on the image or on t, so sampling computes them once."""
+        """Return keys and values of the text. Neither image nor t changes them: sampling computes them once."""
         key, value = self._split_heads(self.txt_kv_proj(text_BSD), 2).unbind(0)
         return self.norm_added_k(key), value
 

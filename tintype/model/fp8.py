@@ -23,7 +23,7 @@ _CAPABILITY = (8, 9)
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether the device has matrix units for FP8: NVIDIA's from Ada and Hopper on."""
+    """Return whether the device has matrix units for FP8: NVIDIA's from Ada and Hopper on."""
     if device.type != "cuda" or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_capability(device) >= _CAPABILITY
@@ -56,7 +56,7 @@ class _Products(torch.autograd.Function):
 
 
 def product(left_RK: Tensor, right_CK: Tensor, left_type: torch.dtype, fast: bool = False) -> Tensor:
-    """left rightᵀ in bf16. `fast` sums with fewer bits, which forward products bear and gradients should not."""
+    """Return left rightᵀ in bf16. `fast` sums with fewer bits, which forward products bear and gradients should not."""
     left_8, left_scale_R1 = scaled(left_RK, left_type)
     right_8, right_scale_C1 = scaled(right_CK, torch.float8_e4m3fn)
     return torch._scaled_mm(
@@ -65,13 +65,13 @@ def product(left_RK: Tensor, right_CK: Tensor, left_type: torch.dtype, fast: boo
 
 
 def scaled(x_RC: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The matrix in FP8, and what each of its rows was divided by [R, 1]: the largest number becomes FP8's largest."""
+    """Return the matrix in FP8, and the divisor of each row [R, 1]: the largest number becomes FP8's largest."""
     most = torch.finfo(kind).max
     scale_R1 = x_RC.abs().amax(1, keepdim=True).float().clamp(min=_LEAST) / most
     return (x_RC.float() / scale_R1).clamp(-most, most).to(kind).contiguous(), scale_R1
 
 
 def _filled(x_MC: Tensor) -> Tensor:
-    """With rows of zeros up to a number of tokens that FP8 can sum over; they add nothing."""
+    """Pad with rows of zeros to a number of tokens that FP8 can sum over; they add nothing."""
     missing = -x_MC.shape[0] % FP8_MULTIPLE
     return nn.functional.pad(x_MC, (0, 0, 0, missing)) if missing else x_MC

@@ -20,7 +20,7 @@ _UPPER_BITS = -0x10000
 
 
 class _Rounded(torch.autograd.Function):
-    """To the nearest bf16, ties to even, in the bits of an fp32: compilers drop a cast to bf16 and back.
+    """Round to the nearest bf16, ties to even, in the bits of an fp32: compilers drop a cast to bf16 and back.
 
     The gradient is rounded as well, as that of a bf16 tensor would be.
     """
@@ -41,30 +41,30 @@ def _nearest(x: Tensor) -> Tensor:
 
 
 def rounded(x: Tensor) -> Tensor:
-    """The nearest numbers of bf16, as fp32."""
+    """Return the nearest numbers of bf16, as fp32."""
     nearest: Tensor = _Rounded.apply(x.float())  # type: ignore[no-untyped-call]
     return nearest
 
 
 def compile_rounding_whole() -> None:
-    """Tells the compiler to take each rounding as it is: it looks into dozens of them in a block, for minutes."""
+    """Let the compiler take each rounding as one operation: looking into dozens of them in a block takes minutes."""
     torch._dynamo.allow_in_graph(rounded)
 
 
 def wide(x: Tensor) -> Tensor:
-    """In fp32 or better."""
+    """Return the tensor in fp32 or better."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def held(x: Tensor, position: str) -> Tensor:
-    """A number as the island holds it: rounded, wide, or (`autocast`) as it comes."""
+    """Return a number as the island holds it: rounded, wide, or (`autocast`) as it comes."""
     if position == "autocast":
         return x
     return rounded(x) if position == "bf16" else wide(x)
 
 
 def project(x: Tensor, layer: nn.Linear, position: str) -> Tensor:
-    """A linear layer of the island, whatever autocast says, unless the island leaves it to autocast."""
+    """Apply a linear layer of the island, whatever autocast says, unless the island leaves it to autocast."""
     if position == "autocast":
         out: Tensor = layer(x)
         return out
@@ -74,7 +74,7 @@ def project(x: Tensor, layer: nn.Linear, position: str) -> Tensor:
 
 
 def attend(query_BLH: Tensor, key_BKH: Tensor, value_BKH: Tensor, mask: Tensor | None, softmax: str) -> Tensor:
-    """Attention with its scores, softmax and weighted sum in the island's position; heads stand after B.
+    """Attend with scores, softmax and weighted sum in the island's position; heads stand after B.
 
     `fused` is torch's own choice of a kernel: inputs and output in their type, sums and softmax in fp32 inside.
     """

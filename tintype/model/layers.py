@@ -17,7 +17,7 @@ _EPS = 1e-6
 
 
 def sinusoid(value_B: Tensor, size: int, max_period: int, factor: float = 1.0) -> Tensor:
-    """Cosines, then sines, of `factor` × `value` at `size` / 2 geometric frequencies.
+    """Return cosines, then sines, of `factor` × `value` at `size` / 2 geometric frequencies.
 
     At t = 1 the fastest angle is 1000 radians, where fp32 resolves 6e-5: the order of the operations is diffusers', so
     that both round alike.
@@ -30,7 +30,7 @@ def sinusoid(value_B: Tensor, size: int, max_period: int, factor: float = 1.0) -
 
 
 def rotation_table(rows: int, columns: int, head_size: int, theta: int, device: torch.device) -> Tensor:
-    """What `rotate` multiplies each token with, [L, 2, head]: cosines, and sines with the sign of their pair's member.
+    """Return the factors of `rotate`, [L, 2, head]: cosines, and sines with the sign of their pair's member.
 
     Half of a token's angles grow with its row and half with its column.
     """
@@ -44,7 +44,7 @@ def rotation_table(rows: int, columns: int, head_size: int, theta: int, device: 
 
 
 def rotate(x: Tensor, table: Tensor, rope: str = "fp32") -> Tensor:
-    """Rotates neighbouring pairs of the last axis. `table` broadcasts against [B, heads, L, 2, head]."""
+    """Rotate neighbouring pairs of the last axis. `table` broadcasts against [B, heads, L, 2, head]."""
     number = held(x, rope)
     swapped = number.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     cosine, sine = table.to(number.dtype).unbind(-2)
@@ -91,7 +91,7 @@ class ResolutionEmbedder(nn.Module):
         self.mlp = VectorMLP(2 * _SIDE_SIZE, width, modulation)
 
     def forward(self, height: int, width: int, like_B: Tensor) -> Tensor:
-        """[B, D], in the type and place of `like_B`."""
+        """Return [B, D], in the type and on the device of `like_B`."""
         sides = [sinusoid(torch.full_like(like_B, side), _SIDE_SIZE, self.max_period) for side in (height, width)]
         vector_BD: Tensor = self.mlp(torch.cat(sides, dim=-1))
         return vector_BD
@@ -115,8 +115,11 @@ def rms_norm(x: Tensor, weight: Tensor, norms: str) -> Tensor:
 
 
 class LayerNorm(nn.LayerNorm):
-    """Without weights of its own. In the position `bf16` it returns bf16's numbers as fp32, which is what autocast
-    makes of it on a GPU otherwise: what comes after it stays as it is."""
+    """LayerNorm without weights of its own.
+
+    In the position `bf16` it returns bf16's numbers as fp32, as autocast does on a GPU otherwise: what comes after it
+    stays as it is.
+    """
 
     def __init__(self, width: int, norms: str) -> None:
         super().__init__(width, elementwise_affine=False, eps=_EPS)
@@ -130,7 +133,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 def _by_root(number: Tensor, norms: str) -> Tensor:
-    """Divided by the root of its mean square."""
+    """Divide by the root of the mean square."""
     square = held(held(number.square(), norms).mean(-1, keepdim=True), norms)
     return held(number * held(torch.rsqrt(held(square + _EPS, norms)), norms), norms)
 
@@ -161,7 +164,7 @@ def modulate(x_BLD: Tensor, scale: Tensor, shift: Tensor, position: str) -> Tens
 
 
 def add_gated(token_BLD: Tensor, gate: Tensor, added_BLD: Tensor, position: str) -> Tensor:
-    """Adds to the stream through a gate; the stream keeps its type."""
+    """Add to the stream through a gate; the stream keeps its type."""
     gated = held(held(gate, position) * held(added_BLD, position), position)
     return held(held(token_BLD, position) + gated, position).to(token_BLD.dtype)
 

@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from tintype.config.pins import Pin
 from tintype.errors import UserError
-from tintype.settings import Part, PathText, plain
+from tintype.settings import Part, PathText, Plain, plain
 
 
 class StartPart(Part):
     weights: Literal["raw", "average"] = Field("raw", description="The trained weights, or the run's average of them")
 
     def parent(self, run: Path) -> Path:
-        """The folder of the run that it starts from, for a run in this folder."""
+        """Return the folder of the run that a run in the folder `run` starts from."""
         raise NotImplementedError
 
     @property
     def pinned(self) -> str | None:
-        """The first digits of the hash that the weights must have; None where any will do."""
+        """First digits of the hash that the weights must have; None where any will do."""
         return None
 
     @property
     def parent_plan(self) -> str | None:
-        """The hash of the plan that the other run must have; None where any will do."""
+        """Hash of the plan that the other run must have; None where any will do."""
         return None
 
 
 class RunStart(StartPart):
-    """Any run. What counts are the weights: `sha256` pins them, and then the folder is no part of the run's name."""
+    """Any run. `sha256` pins its weights, and then the folder is no part of the run's name."""
 
     kind: Literal["run"] = "run"
     folder: PathText = Field(min_length=1, description="The folder of the other run")
     sha256: Pin = Field(None, description="The first digits of the weights' hash: refuse any others")
 
-    def in_hash(self) -> dict[str, Any]:
+    def in_hash(self) -> Plain:
         content = plain(self)
         if self.sha256 is not None:
             del content["folder"]
@@ -61,7 +61,7 @@ class ArmStart(StartPart):
     name: str = Field(min_length=1, description="The other arm's name")
     plan: str | None = Field(None, pattern="^[0-9a-f]{16}$", description="The hash of its plan; the study knows it")
 
-    def in_hash(self) -> dict[str, Any]:
+    def in_hash(self) -> Plain:
         content = plain(self)
         if self.plan is not None:
             del content["name"]

@@ -39,7 +39,7 @@ _USUAL_PRECISION = PrecisionSettings()
 
 @dataclass(frozen=True)
 class TextCache:
-    """The text as the blocks read it: its keys and values in each block, and its padding mask."""
+    """Keys and values of the text in each block, and its padding mask."""
 
     per_block: tuple[KeyValue, ...]
     mask_BS: Tensor
@@ -103,7 +103,7 @@ class Transformer(nn.Module):
             compile_rounding_whole()
 
     def read_text(self, text: TextTokens) -> TextCache:
-        """Projects the text and reads its keys and values in every block, once for all steps of sampling."""
+        """Project the text and compute its keys and values in every block, once for all steps of sampling."""
         text_BSD = self.txt_in(text.tokens_BLC)
         return TextCache(tuple(block.attention.read_text(text_BSD) for block in self._blocks()), text.mask_BL)
 
@@ -119,7 +119,7 @@ class Transformer(nn.Module):
     ) -> Output | Tapped:
         """`taps` are blocks (counted from 0) whose output tokens come back in `Output.features`.
 
-        With `only_taps` no block runs behind the last of them, and there is no prediction.
+        With `only_taps` no block runs after the last of them, and there is no prediction.
         """
         rows, columns = self._grid(x_t_BCHW)
         vector_BD = self._embed_time(t_B)
@@ -196,7 +196,7 @@ class Transformer(nn.Module):
 
 
 def allow_shapes() -> None:
-    """Training, sampling and routes each have their own shapes: more than the eight that torch would compile."""
+    """Raise torch's limit of eight compiled shapes: training, sampling and routes each have their own."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_SHAPES)
 
 
@@ -213,13 +213,13 @@ def _patch_embedding(patch_size: int, width: int, bottleneck: int | None) -> nn.
 
 
 def _key_mask(mask_BS: Tensor, image_tokens: int) -> Tensor:
-    """Which keys may be seen, [B, 1, 1, S + L]."""
+    """Return the mask of the keys that may be seen, [B, 1, 1, S + L]."""
     image = mask_BS.new_ones(mask_BS.shape[0], image_tokens)
     return torch.cat([mask_BS, image], dim=1)[:, None, None, :]
 
 
 def _keep(token_BLD: Tensor, rotation: Tensor, kept_BK: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The kept tokens, each with its own rotation."""
+    """Return the kept tokens, each with its own rotation."""
     if kept_BK is None:
         return token_BLD, rotation
     kept_BKD = token_BLD.gather(1, kept_BK[:, :, None].expand(-1, -1, token_BLD.shape[-1]))

@@ -11,13 +11,13 @@ from tintype.errors import UserError
 
 
 def names(kind: str) -> list[str]:
-    """Names of the packaged files of a kind: `plans` or `studies`."""
+    """Return the names of the packaged files of a kind: `plans` or `studies`."""
     folder = resources.files(__name__).joinpath(kind)
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
 def find(kind: str, name: str) -> Document:
-    """The packaged file of that name, or the file at that path."""
+    """Return the packaged file of that name, or the file at that path."""
     if name in names(kind):
         text = resources.files(__name__).joinpath(kind, f"{name}.yaml").read_text(encoding="utf-8")
         return read_yaml(text, f"{name} ({kind})")

@@ -17,7 +17,7 @@ from tintype.techniques.technique import Changes, Technique
 
 class Options(Settings):
     rounding: Literal["nearest", "stochastic", "kahan"] = Field(
-        "nearest", description="How a moved weight comes back into bf16"
+        "nearest", description="How an updated weight is rounded to bf16"
     )
 
 

@@ -1,6 +1,6 @@
-"""caption-tokens: captions are cut to their first tokens, as the plan's text encoder counts them, in training alone.
+"""caption-tokens: training captions are truncated to their first tokens, as the plan's text encoder counts them.
 
-The encoder's own `max_tokens` cuts prompts too, and with it the room for tokens: this one leaves that as it is.
+The encoder's own `max_tokens` truncates prompts too, and with it the room for tokens: this one leaves that as it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TECHNIQUE = Technique(
     name="caption-tokens",
     seam="captions",
     setting="max_tokens",
-    summary="cut captions to their first tokens",
+    summary="truncate captions to their first tokens",
     apply=apply,
     options=Options,
 )

@@ -1,6 +1,6 @@
-"""caption-truncation: captions are cut behind their first words, before the text encoder sees them.
+"""caption-truncation: captions are truncated after their first words, before the text encoder sees them.
 
-The encoder's own `max_tokens` cuts as well, and with it the room for tokens: this one leaves that as it is.
+The encoder's own `max_tokens` truncates as well, and with it the room for tokens: this one leaves that as it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TECHNIQUE = Technique(
     name="caption-truncation",
     seam="captions",
     setting="max_words",
-    summary="cut captions behind their first words",
+    summary="truncate captions after their first words",
     apply=apply,
     options=Options,
 )

@@ -1,4 +1,4 @@
-"""What a technique is: a named function from one Plan to another, and the seams of the Plan that it may touch."""
+"""The definition of a technique: a named function from one Plan to another, and the seams that it may change."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Technique:
 
     @property
     def seams(self) -> frozenset[str]:
-        """All that it may change."""
+        """Seams that it may change."""
         return self.also | {self.seam}
 
 

@@ -50,8 +50,8 @@ class CachedText:
     def identity_at(self, max_tokens: int) -> str:
         return self._encoder.identity_at(max_tokens)
 
-    def cut(self, captions: Sequence[str], max_tokens: int) -> list[str]:
-        return self._encoder.cut(captions, max_tokens)
+    def truncate(self, captions: Sequence[str], max_tokens: int) -> list[str]:
+        return self._encoder.truncate(captions, max_tokens)
 
     def transformers_form(self) -> TransformersForm:
         return self._encoder.transformers_form()

@@ -158,7 +158,7 @@ class FrozenTextEncoder:
                 total += len(states[-1])
         return Packed(torch.cat(states), starts, lengths)
 
-    def cut(self, captions: Sequence[str], max_tokens: int) -> list[str]:
+    def truncate(self, captions: Sequence[str], max_tokens: int) -> list[str]:
         return [self._cut(caption, max_tokens) for caption in captions]
 
     def _beginning(self, caption: str, max_tokens: int) -> str:

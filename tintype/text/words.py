@@ -91,7 +91,7 @@ class WordsEncoder(nn.Module):
     def identity_at(self, max_tokens: int) -> None:
         return None
 
-    def cut(self, captions: Sequence[str], max_tokens: int) -> list[str]:
+    def truncate(self, captions: Sequence[str], max_tokens: int) -> list[str]:
         return [_cut(caption, max_tokens) for caption in captions]
 
     def transformers_form(self) -> None:

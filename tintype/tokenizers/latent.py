@@ -188,7 +188,7 @@ class LatentTokenizer:
     def diffusers_form(self) -> DiffusersForm | None:
         return None
 
-    def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
+    def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         mean = float(mean_C.mean())
         std = float((std_C.square() + (mean_C - mean).square()).mean().sqrt())
         scale_C, shift_C = (numbers.mean((1, 2)).cpu() for numbers in self._normalisation.both)

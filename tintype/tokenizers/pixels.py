@@ -64,7 +64,7 @@ class Pixels:
     def diffusers_form(self) -> None:
         return None
 
-    def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
+    def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         """The scale is a convention (JiT's, PRX's) under which no mean and deviation is wrong, and no setting of ours
         moves it; but images without any contrast are a fault of the data."""
         if float(std_C.max()) >= LEAST_STD:

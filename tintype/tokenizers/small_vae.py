@@ -167,7 +167,7 @@ class SmallVae:
     def identity(self) -> str:
         return digest(list(self.network.state_dict().values()))
 
-    def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
+    def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         odd_C = (mean_C.abs() > CHANNEL_MEAN) | (std_C < CHANNEL_LEAST_STD) | (std_C > CHANNEL_MOST_STD)
         if not odd_C.any():
             return None

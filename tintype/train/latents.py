@@ -26,7 +26,7 @@ def check_latents(folder: RunFolder, parts: Session, step: int) -> None:
         return
     mean_C, std_C, images = measure_latents(parts)
     folder.write_latents(images, mean_C.tolist(), std_C.tolist())
-    if fault := parts.tokenizer.judge(mean_C, std_C):
+    if fault := parts.tokenizer.check_latents(mean_C, std_C):
         kind = parts.plan.tokenizer.kind
         raise UserError(f"tokenizer '{kind}' on the first {images} images: {fault} (numbers: {folder.latents_file})")
 

@@ -26,8 +26,8 @@ from tintype.seams import (
     Draws,
     ImageSource,
     JointTraining,
+    LossContext,
     LossTerm,
-    Place,
     Weighting,
 )
 from tintype.settings import DataPart
@@ -179,11 +179,11 @@ def _losses(plan: Plan) -> tuple[LossPart, ...]:
 
 
 def _build_terms(plan: Plan, source: ImageSource, device: torch.device) -> tuple[Term, ...]:
-    place = Place(plan.model.width, plan.token_grid, device, source, _data_key(plan.data, source))
+    place = LossContext(plan.model.width, plan.token_grid, device, source, _data_key(plan.data, source))
     return tuple(_build_term(plan, settings, place) for settings in _losses(plan))
 
 
-def _build_term(plan: Plan, settings: LossPart, place: Place) -> Term:
+def _build_term(plan: Plan, settings: LossPart, place: LossContext) -> Term:
     with seeded(plan.seed, f"losses.{settings.kind}"):
         return Term(settings, settings.build(place))
 

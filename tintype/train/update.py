@@ -20,7 +20,7 @@ from tintype.runtime.clock import Clock
 from tintype.runtime.gradients import backward_start, clip
 from tintype.runtime.layout import local, share_of_batch
 from tintype.runtime.pending import Later
-from tintype.seams import View
+from tintype.seams import LossInputs
 from tintype.train.batch import Batch, read_batch
 from tintype.train.session import Session
 from tintype.train.state import TrainState
@@ -156,7 +156,7 @@ def micro_batch_losses(
             target_BCHW = parts.objective.target(sample)
             weight_B = parts.weighting(sample.t_B) if parts.weighting else None
             seen_by_all = (output, sample, velocity_BCHW, target_BCHW, weight_B)
-            view = View(*seen_by_all, batch.image_BCHW, batch.captions, batch.draws, step, world=parts.world)
+            view = LossInputs(*seen_by_all, batch.image_BCHW, batch.captions, batch.draws, step, world=parts.world)
             error_B = mean_square(velocity_BCHW, target_BCHW)
             flow = (error_B if weight_B is None else weight_B * error_B).mean()
             losses = {"loss": flow, "flow": flow}

@@ -202,5 +202,5 @@ def test_a_tuned_tokenizer_takes_images_that_its_latents_cover() -> None:
         tokenizer.encode(torch.zeros(1, 3, 18, 16, dtype=torch.uint8))
     with pytest.raises(TypeError, match="uint8"):
         tokenizer.encode(torch.zeros(1, 3, 16, 16))
-    assert tokenizer.judge(torch.zeros(3), torch.ones(3)) is None
-    assert "not finite" in str(tokenizer.judge(torch.full((3,), torch.nan), torch.ones(3)))
+    assert tokenizer.check_latents(torch.zeros(3), torch.ones(3)) is None
+    assert "not finite" in str(tokenizer.check_latents(torch.full((3,), torch.nan), torch.ones(3)))

@@ -11,7 +11,7 @@ from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.losses.contrastive import Contrastive, ContrastiveSettings, negatives
 from tintype.runtime.clock import Clock
-from tintype.seams import Draws, Output, Sample, View
+from tintype.seams import Draws, LossInputs, Output, Sample
 from tintype.techniques.apply import apply_techniques
 from tintype.train.session import build_session
 from tintype.train.update import micro_batch_losses
@@ -84,13 +84,13 @@ def test_groups_and_their_members_stand_in_random_order() -> None:
     assert min(of_first.values()) > 150
 
 
-def view(captions: Sequence[str], weight_B: Tensor | None = None) -> View:
+def view(captions: Sequence[str], weight_B: Tensor | None = None) -> LossInputs:
     count = len(captions)
     generator = torch.Generator().manual_seed(0)
     predicted, target = (torch.randn(count, 16, 2, 2, dtype=torch.float64, generator=generator) for _ in range(2))
     sample = Sample(target, target, torch.full((count,), 0.5), target)
     output = Output(predicted, {}, None)
-    return View(output, sample, predicted, target, weight_B, target, captions, draws(count), 0)
+    return LossInputs(output, sample, predicted, target, weight_B, target, captions, draws(count), 0)
 
 
 def test_the_loss_is_the_negative_squared_distance_to_the_negative_target() -> None:

@@ -134,7 +134,7 @@ def test_alignment_compares_the_kept_tokens() -> None:
     parts = build_session(tiny_plan(techniques=["tread", "repa:teacher=scenes,hidden=8"]))
     (term,) = parts.terms
     assert isinstance(term.part, AlignmentTerm)
-    recorder = Recorder(term.part._settings, term.part._place, term.part.projector)
+    recorder = Recorder(term.part._settings, term.part._context, term.part.projector)
     recorder.ready()
     micro_batch_losses(replace(parts, terms=(Term(term.settings, recorder),)), 0, 4, 0, Clock(parts.device))
     assert recorder.shapes == (8, 8, 16)

@@ -423,7 +423,7 @@ def test_a_caption_is_cut_where_its_tokens_end(kind: str, clean: bool) -> None:
     encoder = encoder_of(kind, clean=clean)
     captions = ["", "a red ball", "A RED ball,  on the <b>grass</b> — naïve café's " * 3]
     for tokens in range(2, MAX_TOKENS):
-        found = encoder.cut(captions, tokens)
+        found = encoder.truncate(captions, tokens)
         wanted = encoder.token_ids(captions, tokens)
         for caption, cut, ids, own in zip(captions, found, encoder.token_ids(found, MAX_TOKENS), wanted, strict=True):
             assert len(ids) <= tokens
@@ -438,6 +438,6 @@ def test_a_caption_is_cut_where_its_tokens_end(kind: str, clean: bool) -> None:
 def test_captions_cannot_be_cut_by_tokens_without_knowing_their_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = encoder_of("t5")
     monkeypatch.setattr(type(encoder.tokenizer), "is_fast", False)
-    assert encoder.cut(["a"], MAX_TOKENS) == ["a"]
+    assert encoder.truncate(["a"], MAX_TOKENS) == ["a"]
     with pytest.raises(UserError, match=r"leave captions\.max_tokens out, and use captions\.max_words"):
-        encoder.cut(["a red ball on the grass"], 2)
+        encoder.truncate(["a red ball on the grass"], 2)

@@ -39,6 +39,6 @@ def test_case_and_punctuation_are_ignored() -> None:
 
 def test_a_caption_is_cut_behind_its_words_of_which_the_start_takes_one() -> None:
     encoder = WordsEncoder(WordsSettings())
-    assert encoder.cut(["A red, round ball.", "a", ""], 3) == ["A red", "a", ""]
-    assert encoder.cut(["A red, round ball."], 4) == ["A red, round"]
-    assert encoder.cut(["A red, round ball."], 5) == ["A red, round ball."], "four words and the start"
+    assert encoder.truncate(["A red, round ball.", "a", ""], 3) == ["A red", "a", ""]
+    assert encoder.truncate(["A red, round ball."], 4) == ["A red, round"]
+    assert encoder.truncate(["A red, round ball."], 5) == ["A red, round ball."], "four words and the start"

@@ -117,7 +117,7 @@ class Halver:
     def decode_float(self, z_BCHW: Tensor) -> Tensor:
         raise AssertionError("only bytes are compared")
 
-    def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
+    def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         return None
 
     def encode(self, image_BCHW: Tensor, draws: Draws) -> Tensor:

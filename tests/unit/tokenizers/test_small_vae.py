@@ -232,5 +232,5 @@ def test_a_plan_trains_on_its_latents(tmp_path: Path) -> None:
 def test_latents_of_other_data_are_told() -> None:
     tokenizer = SmallVae(network())
     channels = tokenizer.channels
-    assert tokenizer.judge(torch.zeros(channels), torch.ones(channels)) is None
-    assert "train a small-vae on it" in str(tokenizer.judge(torch.full((channels,), 5.0), torch.ones(channels)))
+    assert tokenizer.check_latents(torch.zeros(channels), torch.ones(channels)) is None
+    assert "train a small-vae on it" in str(tokenizer.check_latents(torch.full((channels,), 5.0), torch.ones(channels)))

@@ -59,7 +59,7 @@ def test_real_weights_bring_real_photographs_back() -> None:
     assert abs(float(psnr(image, tokenizer.decode(z)).mean()) - 26.1) < 1.0
     assert abs(float(z.std()) - 1) < 0.1 and abs(float(z.mean())) < 0.15
     mean_C, std_C = z.double().mean((0, 2, 3)), z.double().std((0, 2, 3))
-    assert tokenizer.judge(mean_C, std_C) is None
+    assert tokenizer.check_latents(mean_C, std_C) is None
 
 
 def test_the_scale_is_a_setting_and_decoding_undoes_it(folder: Path) -> None:

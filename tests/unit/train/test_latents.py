@@ -112,8 +112,8 @@ def test_latents_far_from_mean_0_and_deviation_1_are_refused_with_the_numbers_th
 
 def test_one_bad_channel_is_found_though_all_together_are_good() -> None:
     tokenizer = build_session(latent_plan("flux1")).tokenizer
-    assert tokenizer.judge(torch.zeros(4), torch.tensor([1.0, 1.0, 1.0, 0.5])) is None
-    said = tokenizer.judge(torch.zeros(4), torch.tensor([1.0, 1.0, 1.0, 0.05]))
+    assert tokenizer.check_latents(torch.zeros(4), torch.tensor([1.0, 1.0, 1.0, 0.5])) is None
+    said = tokenizer.check_latents(torch.zeros(4), torch.tensor([1.0, 1.0, 1.0, 0.05]))
     assert said is not None and "1 of 4 channels" in said and "channel 3 has 0 and 0.05" in said
     scale = json.loads(said.partition("tokenizer.scale=")[2])
     assert scale[3] == pytest.approx(20 * scale[0], rel=1e-3)
@@ -122,13 +122,16 @@ def test_one_bad_channel_is_found_though_all_together_are_good() -> None:
 def test_values_that_are_not_numbers_are_refused() -> None:
     tokenizer = build_session(latent_plan("flux1")).tokenizer
     nan = torch.full((4,), float("nan"))
-    assert tokenizer.judge(nan, nan) is not None
+    assert tokenizer.check_latents(nan, nan) is not None
 
 
 def test_pixels_are_refused_without_contrast_only() -> None:
     dark, bright = torch.full((3,), -0.9), torch.full((3,), 0.9)
-    assert Pixels().judge(dark, torch.full((3,), 0.1)) is None and Pixels().judge(bright, dark.abs()) is None
-    assert "nearly all of one colour" in str(Pixels().judge(dark, torch.full((3,), 0.001)))
+    assert (
+        Pixels().check_latents(dark, torch.full((3,), 0.1)) is None
+        and Pixels().check_latents(bright, dark.abs()) is None
+    )
+    assert "nearly all of one colour" in str(Pixels().check_latents(dark, torch.full((3,), 0.001)))
 
 
 def test_a_run_goes_on_and_samples_with_the_weights_it_began_with_only(tmp_path: Path) -> None:

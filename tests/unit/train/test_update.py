@@ -19,7 +19,7 @@ from tintype.losses.alignment import AlignmentTerm
 from tintype.optim.ema import Ema
 from tintype.runtime.clock import PARTS, Clock
 from tintype.schedule import Schedule
-from tintype.seams import Draws, LossTerm, Sample, View
+from tintype.seams import Draws, LossInputs, LossTerm, Sample
 from tintype.train.session import Session, Term, build_session
 from tintype.train.state import new_state
 from tintype.train.update import TIME_BINS, lr_factor, micro_batch_losses, update
@@ -131,7 +131,7 @@ class FeatureNorm(nn.Module, LossTerm):
         self.scale = nn.Parameter(torch.tensor(0.5))
         self.tokens: Tensor | None = None
 
-    def loss(self, view: View) -> Tensor:
+    def loss(self, view: LossInputs) -> Tensor:
         self.tokens = view.output.tokens_at(1)
         return (self.scale * view.output.features[1].square().mean((1, 2)) - 1).square()
 
@@ -167,7 +167,7 @@ def test_a_term_is_told_all_settings_of_its_data() -> None:
         plan = tiny_plan(data, techniques=["repa:teacher=scenes,hidden=8"])
         term = build_session(plan).terms[0].part
         assert isinstance(term, AlignmentTerm)
-        assert ScenesSettings.model_validate_json(term._place.data_key) == plan.data
+        assert ScenesSettings.model_validate_json(term._context.data_key) == plan.data
 
 
 def test_errors_by_time_are_those_of_the_velocity_and_not_weighted() -> None:

@@ -24,7 +24,7 @@ from tintype.losses.repa import RepaOptions, RepaSettings, repa_projector
 from tintype.losses.repa_e.tokenizer import TunedTokenizer
 from tintype.losses.repa_e.training import RepaE
 from tintype.rng import seeded
-from tintype.seams import JointTraining, Place, Tapped, Tokenizer, View
+from tintype.seams import JointTraining, LossContext, LossInputs, Tapped, Tokenizer
 from tintype.settings import Part, Since, kind_alone
 from tintype.tokenizers.part import TokenizerPart
 from tintype.vision.lpips import SMALLEST_PX
@@ -54,8 +54,8 @@ class TuningOptions(RepaOptions):
     """The weights are the paper's, but for the discriminator's: `adversarial.weight: 0.1` there, none here."""
 
     weight: float = Field(1.5, gt=0, description="Of the alignment in the autoencoder's loss")
-    reconstruction: float = Field(1.0, gt=0, description="Weight of the mean absolute difference of pictures")
-    kl: float = Field(1e-6, ge=0, description="Weight of the divergence from a normal, summed over a picture's latents")
+    reconstruction: float = Field(1.0, gt=0, description="Weight of the mean absolute difference of images")
+    kl: float = Field(1e-6, ge=0, description="Weight of the divergence from a normal, summed over an image's latents")
     perceptual: Annotated[TuningPerceptual, BeforeValidator(kind_alone)] = Field(
         TuningPerceptual(), description="A kind alone (perceptual=none), or with settings"
     )
@@ -78,7 +78,7 @@ class TuningSettings(TuningOptions, Part):
     block: int = Field(description="The block whose output is aligned, counted from 1")
 
     def check(self, plan: PlanView) -> None:
-        """Raises ValueError where the plan cannot have it."""
+        """Raise ValueError where the plan cannot have it."""
         if reason := plan.tokenizer.why_frozen():
             raise ValueError(f"repa-e: the tokenizer '{plan.tokenizer.kind}' cannot be tuned: {reason}")
         self._check_unread(plan)
@@ -104,7 +104,7 @@ class TuningSettings(TuningOptions, Part):
         if plan.data.size_px < SMALLEST_DISCRIMINATED_PX:
             raise ValueError(
                 f"repa-e: adversarial: the discriminator needs data.size_px of at least {SMALLEST_DISCRIMINATED_PX}, "
-                f"and it is {plan.data.size_px}; take larger pictures, or adversarial.weight=0"
+                f"and it is {plan.data.size_px}; take larger images, or adversarial.weight=0"
             )
         if self.adversarial.start_step >= plan.train.steps:
             raise ValueError(
@@ -114,7 +114,7 @@ class TuningSettings(TuningOptions, Part):
 
     @staticmethod
     def _check_unread(plan: PlanView) -> None:
-        """Settings that only a frozen tokenizer reads."""
+        """Refuse settings that only a frozen tokenizer reads."""
         for name, usual in (("posterior", "mean"), ("scale", None), ("shift", None)):
             if (value := getattr(plan.tokenizer, name, usual)) != usual:
                 raise ValueError(
@@ -153,32 +153,32 @@ class TuningSettings(TuningOptions, Part):
         return RepaE(self, tokenizer, discriminator, self.kind if loss is None else loss.kind)
 
     def probe(self, plan: PlanView) -> ProbeSettings | None:
-        """The term that trains a projector of its own; None where a loss of the denoiser trains one."""
+        """Return the term that trains a projector of its own; None where a loss of the denoiser trains one."""
         if aligned_loss(plan) is not None:
             return None
         return ProbeSettings(**{name: getattr(self, name) for name in SHARED}, weight=1.0)
 
     def fetch(self, grid: tuple[int, int]) -> None:
-        """Gets the weights that it needs, or says what is wrong: called before a study begins."""
+        """Download the weights that it needs, or raise what is wrong: called before a study begins."""
         self.teacher.build(grid, torch.device("cpu"))
         self.perceptual.load(torch.device("cpu"))
 
 
 def aligned_loss(plan: PlanView) -> RepaSettings | None:
-    """The loss that aligns the denoiser itself through a projector of the same form."""
+    """Return the loss that aligns the denoiser itself through a projector of the same form."""
     return next((loss for loss in plan.losses if isinstance(loss, RepaSettings)), None)
 
 
 class ProbeSettings(AlignmentPart, RepaOptions):
     kind: Literal["repa-e"] = "repa-e"
 
-    def build(self, place: Place) -> ProbeTerm:
-        return ProbeTerm(self, place, repa_projector(place.width, self.hidden, self.teacher.width()))
+    def build(self, context: LossContext) -> ProbeTerm:
+        return ProbeTerm(self, context, repa_projector(context.width, self.hidden, self.teacher.width()))
 
 
 class ProbeTerm(AlignmentTerm):
     """Trains its projector on tokens as they are: the denoiser is not aligned by it."""
 
-    def loss(self, view: View) -> Tensor:
-        features = {block: token_BKD.detach() for block, token_BKD in view.output.features.items()}
-        return self.aligned(Tapped(features, view.output.route), view.seen)
+    def loss(self, inputs: LossInputs) -> Tensor:
+        features = {block: token_BKD.detach() for block, token_BKD in inputs.output.features.items()}
+        return self.aligned(Tapped(features, inputs.output.route), inputs.seen)

@@ -49,12 +49,12 @@ class LatentNorm(nn.Module):
         return Statistics(tuple(mean_C.tolist()), tuple(std_C.tolist()))
 
     def by_running(self, raw_BCHW: Tensor) -> Tensor:
-        """Normalised by the running statistics, which stay as they are."""
+        """Normalise by the running statistics, which stay as they are."""
         return self._normalised(raw_BCHW, self.running_mean, self.running_var)
 
     @torch.no_grad()
     def by_batch(self, raw_BCHW: Tensor, world: World) -> Tensor:
-        """Normalised by the statistics of the batch, which the running ones follow."""
+        """Normalise by the statistics of the batch, which the running ones follow."""
         mean_C, var_C = self.batch_statistics(raw_BCHW, world)
         count = world.size * raw_BCHW.numel() // raw_BCHW.shape[1]
         self.running_mean.lerp_(mean_C.float(), self.momentum)
@@ -75,7 +75,7 @@ class LatentNorm(nn.Module):
 
     @torch.no_grad()
     def restore(self, before: tuple[Tensor, Tensor], where: Tensor) -> None:
-        """Restores what `statistics_copy` gave, where the scalar is 1. The host does not wait."""
+        """Restore what `statistics_copy` gave, where the scalar is 1. The host does not wait."""
         for now, then in zip((self.running_mean, self.running_var), before, strict=True):
             now.copy_(torch.where(where > 0, then, now))
 
@@ -118,7 +118,7 @@ class TunedTokenizer(nn.Module):
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Of training: fp32 or bf16 as the plan says, and each backward pass adds in one order.
+        """Compute as in training: fp32 or bf16 as the plan says, and each backward pass adds in one order.
 
         Beside bf16, convolutions that stay in fp32 (those of LPIPS) may be rounded to TF32, which has more bits.
         """
@@ -131,7 +131,7 @@ class TunedTokenizer(nn.Module):
         return posterior.sample(draws.normal("posterior", tuple(posterior.mean_BCHW.shape[1:])))
 
     def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
-        """The posterior's mean: it draws nothing."""
+        """Encode to the posterior's mean, which draws nothing."""
         return self.moments(image_BCHW)
 
     def moments(self, image_BCHW: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class TunedTokenizer(nn.Module):
             return to_bytes(self.decode_float(z_BCHW)).contiguous()
 
     def decode_float(self, z_BCHW: Tensor) -> Tensor:
-        """The decoded image before it is rounded: about [-1, 1]."""
+        """Return the decoded image before it is rounded: about [-1, 1]."""
         height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
         with frozen_arithmetic(self.device):
             raw_BCHW = self.norm.undo(z_BCHW.float())
@@ -163,8 +163,8 @@ class TunedTokenizer(nn.Module):
             return None
         return DiffusersForm(network, norm.running_mean, (norm.running_var + norm.eps).rsqrt())
 
-    def judge(self, mean_C: Tensor, std_C: Tensor) -> str | None:
-        """Of any autoencoder the norm makes latents of mean 0 and deviation 1, if there is anything to normalise."""
+    def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
+        """Return a fault only where there is nothing to normalise: the norm makes mean 0 and deviation 1 otherwise."""
         if bool(mean_C.isfinite().all()) and float(std_C.max()) >= _LEAST_STD:
             return None
         return "the latents are not finite, or do not differ from image to image; tune another autoencoder"
