@@ -32,16 +32,8 @@ PART_BYTES, PART_ROWS = 256 << 20, 10_000
 """Limits of one file."""
 _GROUP_ROWS = 100
 _HUB_TYPES: dict[Kind, str] = {"text": "string", "int": "int64", "float": "float64", "bool": "bool"}
-_ENDINGS = {
-    "AVIF": "avif",
-    "BMP": "bmp",
-    "GIF": "gif",
-    "JPEG": "jpg",
-    "MPO": "jpg",
-    "PNG": "png",
-    "TIFF": "tif",
-    "WEBP": "webp",
-}
+_ENDINGS = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif"}
+"""Endings of files that are not the name of their format."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +85,10 @@ def export_store(
     with locked(work):
         try:
             _clear(work)
-            files = _WRITERS[form](work, _columns(store), watched())
+            _WRITERS[form](work, _columns(store), watched())
             (work / ".lock").unlink()
-            for file in work.iterdir():
+            files = list(work.iterdir())
+            for file in files:
                 flush(file)
             flush(work)
             work.replace(out)
@@ -109,7 +102,7 @@ def export_store(
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
-    return Exported(len(rows), files)
+    return Exported(len(rows), len(files))
 
 
 def _columns(store: Store) -> dict[str, Kind]:
@@ -131,7 +124,8 @@ def _row(store: Store, row: int, number: int) -> Row:
     captions = {f"caption_{name}": text for name, text in store.captions_of(row).items()}
     attributes = {f"attribute_{name}": value for name, value in store.attributes_of(row).items()}
     with open_image(content, store.name(row)) as image:
-        ending = _ENDINGS[image.format or ""]
+        form = image.format or ""
+        ending = _ENDINGS.get(form, form.lower())
     return Row(number, content, ending, {**captions, **attributes, **about})
 
 
@@ -151,19 +145,13 @@ def _parts(rows: Iterator[Row]) -> Iterator[Iterator[Row]]:
         yield part()
 
 
-def _write_tars(work: Path, columns: Mapping[str, Kind], rows: Iterator[Row]) -> int:
-    files = 0
-    for part in _parts(rows):
-        with tarfile.open(work / f"{files:05d}.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+def _write_tars(work: Path, columns: Mapping[str, Kind], rows: Iterator[Row]) -> None:
+    for number, part in enumerate(_parts(rows)):
+        with tarfile.open(work / f"{number:05d}.tar", "w", format=tarfile.GNU_FORMAT) as tar:
             for row in part:
+                values = json.dumps({name: row.values[name] for name in columns}, ensure_ascii=False)
                 _add(tar, f"{row.number:09d}.{row.ending}", row.content)
-                _add(
-                    tar,
-                    f"{row.number:09d}.json",
-                    json.dumps({name: row.values[name] for name in columns}, ensure_ascii=False).encode(),
-                )
-        files += 1
-    return files
+                _add(tar, f"{row.number:09d}.json", values.encode())
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -173,16 +161,14 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(info, io.BytesIO(content))
 
 
-def _write_parquet(work: Path, columns: Mapping[str, Kind], rows: Iterator[Row]) -> int:
+def _write_parquet(work: Path, columns: Mapping[str, Kind], rows: Iterator[Row]) -> None:
     from pyarrow import Table, parquet
 
-    schema, files = _schema(columns), 0
-    for part in _parts(rows):
-        with parquet.ParquetWriter(work / f"{files:05d}.parquet", schema) as writer:
+    schema = _schema(columns)
+    for number, part in enumerate(_parts(rows)):
+        with parquet.ParquetWriter(work / f"{number:05d}.parquet", schema) as writer:
             while group := list(islice(part, _GROUP_ROWS)):
                 writer.write_table(Table.from_pylist([_record(row) for row in group], schema=schema))
-        files += 1
-    return files
 
 
 def _schema(columns: Mapping[str, Kind]) -> pyarrow.Schema:
@@ -200,7 +186,7 @@ def _record(row: Row) -> dict[str, object]:
     return {"image": {"bytes": row.content, "path": f"{row.number:09d}.{row.ending}"}, **row.values}
 
 
-_WRITERS: dict[Form, Callable[[Path, Mapping[str, Kind], Iterator[Row]], int]] = {
+_WRITERS: dict[Form, Callable[[Path, Mapping[str, Kind], Iterator[Row]], None]] = {
     "webdataset": _write_tars,
     "parquet": _write_parquet,
 }

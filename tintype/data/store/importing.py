@@ -97,7 +97,7 @@ def import_images(
     work = out.with_name(f".{out.name}.importing")
     with locked(work), _tidied(work):
         writer = Writer(work, list(captions), {name: one.kind for name, one in attributes.items()}, request)
-        splitter = Splitter(options, writer.first_seen())
+        splitter = Splitter(options, writer.first_seen)
         taken = [*captions.values(), *(one.column for one in attributes.values())]
         columns = dict.fromkeys([*taken, *([options.split_column] if options.split_column else [])])
         items = islice(importer.items(columns, writer.done), total - writer.done)

@@ -35,8 +35,9 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 480.0, 210.0, 46.0, 8.0, 12.0, 2
 
 def to_html(store: Store, inspection: Inspection) -> str:
     result, groups = inspection.result, inspection.groups[:_SHOWN_GROUPS]
-    wanted = {*inspection.samples, *(row for group in groups for row in group.rows[:_SHOWN_MEMBERS])}
-    thumbs = _thumbnails(store, sorted(wanted))
+    wanted = sorted({*inspection.samples, *(row for group in groups for row in group.rows[:_SHOWN_MEMBERS])})
+    uris = map_prefetched(lambda row: _uri(store.encoded(row)), wanted, store.pixels)
+    thumbs = dict(zip(wanted, uris, strict=True))
     return _template().render(
         style=Markup((files("tintype.page") / "style.css").read_text(encoding="utf-8")),
         result=result,
@@ -105,10 +106,6 @@ def _said(value: Value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
-
-
-def _thumbnails(store: Store, rows: list[int]) -> dict[int, str]:
-    return dict(zip(rows, map_prefetched(lambda row: _uri(store.encoded(row)), rows, store.pixels), strict=True))
 
 
 def _uri(one: Encoded) -> str:

@@ -84,18 +84,21 @@ class Writer:
         self, work: Path, captions: Sequence[str], attributes: Mapping[str, Kind], request: Mapping[str, Any]
     ) -> None:
         self._work, self._kept = work, _read_kept(work, request)
+        self.quarantine = work / QUARANTINE
         self._quarantine_total = hashlib.sha256(self.quarantine.read_bytes())
         begun = self._kept.request  # its shards have the columns in its order; the same options may come in another one
         self._captions = list(begun.get("captions", captions))
         self._attributes = {name: attributes[name] for name in begun.get("attributes", {})}
         self._identity, self._counts = Identity(), dict.fromkeys(SPLITS, 0)
-        self._first_seen: dict[str, tuple[Split, str]] = {}
+        self.first_seen: dict[str, tuple[Split, str]] = {}
+        """The split and the source of each stored image, by its pixels."""
         for shard in self._kept.shards:
             check_part(work / shard.name, shard, _again(work))
             self._take_in(open_shard(work / shard.name))
         self._rows: list[dict[str, bytes | Value]] = []
         self._refused: list[str] = []
-        self._bad = self._kept.bad
+        self.bad = self._kept.bad
+        """Quarantined items that the user did not ask to leave out."""
         self._bytes, self._new_items = 0, 0
 
     @property
@@ -107,19 +110,6 @@ class Writer:
     def quarantined(self) -> int:
         return self._kept.quarantined + len(self._refused)
 
-    @property
-    def bad(self) -> int:
-        """Quarantined items that the user did not ask to leave out."""
-        return self._bad
-
-    @property
-    def quarantine(self) -> Path:
-        return self._work / QUARANTINE
-
-    def first_seen(self) -> dict[str, tuple[Split, str]]:
-        """Return the split and the source of each stored image, by its pixels."""
-        return self._first_seen
-
     def add(self, record: Record) -> None:
         self._rows.append(record.row())
         self._bytes += len(record.image.content)
@@ -130,7 +120,7 @@ class Writer:
     def refuse(self, source: str, reason: str, bad: bool = True) -> None:
         asked = {} if bad else {"asked": True}
         self._refused.append(json.dumps({"source": source, "reason": reason, **asked}, ensure_ascii=False) + "\n")
-        self._bad += bad
+        self.bad += bad
         self._new_items += 1
 
     def first_bad(self, count: int) -> list[str]:
@@ -159,7 +149,7 @@ class Writer:
                 quarantined=self.quarantined,
                 quarantine_bytes=kept.quarantine_bytes + len(refused),
                 quarantine_sha256=quarantine.hexdigest(),
-                bad=self._bad,
+                bad=self.bad,
             )
             _write_kept(self._work, self._kept)
         except OSError as error:
@@ -172,7 +162,7 @@ class Writer:
         """Make the folder a store, and give it its name."""
         kept = self._kept
         if not kept.shards:
-            raise UserError(f"nothing could be stored; {self._work / QUARANTINE} says why for {kept.quarantined} items")
+            raise UserError(f"nothing could be stored; {self.quarantine} says why for {kept.quarantined} items")
         about = AboutStore(
             identity=self._identity.hexdigest(),
             counts={str(split): count for split, count in self._counts.items()},
@@ -188,7 +178,7 @@ class Writer:
             (self._work / _PROGRESS).unlink()
             (self._work / ".lock").unlink(missing_ok=True)
             if not kept.quarantined:
-                (self._work / QUARANTINE).unlink()
+                (self.quarantine).unlink()
             flush(self._work)
             self._work.replace(out)
             flush(out.parent)
@@ -214,7 +204,7 @@ class Writer:
             captions = dict(zip(self._captions, texts, strict=True))
             self._identity.add(sha256, split, captions, dict(zip(self._attributes, values, strict=True)))
             self._counts[split] += 1
-            self._first_seen.setdefault(pixels, (split, source))
+            self.first_seen.setdefault(pixels, (split, source))
 
     def _no_room(self, error: OSError) -> UserError:
         return UserError(
