@@ -24,7 +24,7 @@ from tintype.pretrained.frozen import Arithmetic
 from tintype.pretrained.image_processor import ImageProcessor
 from tintype.pretrained.packages import Untyped, diffusers_package, transformers_package
 from tintype.pretrained.weights import digest
-from tintype.runtime.files import sha256_of
+from tintype.runtime.files import read_object, sha256_of
 
 _TOKENIZERS = (
     ("tokenizer.json",),
@@ -309,12 +309,9 @@ def _check_json(folder: Path, *names: str) -> None:
 
 def json_object(file: Path) -> dict[str, Untyped]:
     try:
-        read = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} cannot be read as JSON: {error}") from None
-    if not isinstance(read, dict):
-        raise UserError(f"{file} must hold a JSON object, not {type(read).__name__}")
-    return read
+        return read_object(file)
+    except ValueError as error:
+        raise UserError(f"{file} {error}") from None
 
 
 @contextmanager

@@ -150,6 +150,14 @@ def parse_object(content: str | bytes) -> dict[str, Json]:
     return found
 
 
+def read_object(path: Path) -> dict[str, Json]:
+    """Read a file that holds a JSON object; raise `ValueError` with what is wrong, which begins with a verb."""
+    try:
+        return parse_object(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror or error}") from None
+
+
 def checksum_of(content: Any) -> str:
     """SHA-256 of a JSON value as a reader gets it, however it is laid out."""
     as_read = json.loads(json.dumps(content))

@@ -333,7 +333,7 @@ def test_a_checkpoint_without_preprocessor_is_refused(clip: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["config", "preprocessor_config", "tokenizer", "tokenizer_config"])
-@pytest.mark.parametrize(("content", "message"), [("{no", "cannot be read as JSON"), ("[1]", "object, not list")])
+@pytest.mark.parametrize(("content", "message"), [("{no", "cannot be read as JSON"), ("[1]", "no JSON object")])
 def test_a_file_that_is_no_json_object_is_named(
     clip: Path, tmp_path: Path, name: str, content: str, message: str
 ) -> None:

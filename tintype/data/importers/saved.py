@@ -106,5 +106,7 @@ def _is_name(name: object) -> TypeGuard[str]:
 def _json(path: Path) -> dict[str, Json]:
     try:
         return parse_object(read_file(path, MOST_TABLE_BYTES))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
         raise UserError(f"{path} {error}") from None

@@ -32,7 +32,7 @@ from tintype.data.arrow_file import FILE_HEAD, refuse_compressed
 from tintype.data.image_file import Encoded
 from tintype.data.store.attributes import RESERVED, Kind, Value, arrow_type
 from tintype.errors import UserError
-from tintype.runtime.files import Json, checksum_of, parse_object
+from tintype.runtime.files import Json, checksum_of, read_object
 
 if TYPE_CHECKING:
     import pyarrow
@@ -356,8 +356,8 @@ def read_content(path: Path) -> dict[str, Json]:
             f"{path} is no store (it has no {ABOUT}); `tintype data import SOURCE --out {quote(str(path))}` makes one"
         )
     try:
-        return parse_object(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read_object(file)
+    except ValueError as error:
         raise UserError(f"{file} is damaged: it {error}; {_AGAIN}") from None
 
 
