@@ -1,4 +1,4 @@
-"""A made-up study with everything that a report shows: two arms, a control, three seeds, pictures, and its variants."""
+"""A made-up study with everything that a report shows: two arms, a control, three seeds, images, and its variants."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ METRICS = [
         name="scene_accuracy",
         label="Scene accuracy",
         direction="higher",
-        definition="Share of the attributes that a long caption states and that a frozen probe reads off the picture.",
+        definition="Share of the attributes that a long caption states and that a frozen probe reads off the image.",
         primary=True,
     ),
     MetricInfo(
@@ -68,7 +68,7 @@ METRICS = [
         name="scene_accuracy_short",
         label="Scene accuracy, short captions",
         direction="higher",
-        definition="As scene accuracy, for pictures made from short captions.",
+        definition="As scene accuracy, for images made from short captions.",
     ),
     MetricInfo(
         name="validation_loss",
@@ -300,10 +300,10 @@ def draw_previews(results: StudyResults, folder: Path) -> None:
     real = [path for view in results.by_resolution() for path in view.real_previews]
     paths = [*real, *(path for arm in results.arms for run in arm.runs for path in run.previews)]
     for index, path in enumerate(paths):
-        picture = Image.new("RGB", (32, 32), (60, 60, 70))
-        ImageDraw.Draw(picture).ellipse((6, 6, 24, 24), fill=(40 * index % 256, 130, 200))
+        image = Image.new("RGB", (32, 32), (60, 60, 70))
+        ImageDraw.Draw(image).ellipse((6, 6, 24, 24), fill=(40 * index % 256, 130, 200))
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        picture.save(folder / path)
+        image.save(folder / path)
 
 
 def _runs(arm: str, seeds: tuple[int, ...], shifts: dict[str, float]) -> list[Run]:

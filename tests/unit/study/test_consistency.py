@@ -103,7 +103,7 @@ def row_of(new: list[float], old: list[float], shared: bool, analysis: AnalysisS
 
 
 def check(row: Comparison, analysis: AnalysisSettings) -> None:
-    """What must hold of every comparison."""
+    """Check what holds for every comparison."""
     given = (row.low, row.high, row.p, row.p_adjusted, row.detectable, row.difference)
     assert all(math.isfinite(value) for value in given if value is not None)
     level = 1 - CONFIDENCE

@@ -170,7 +170,7 @@ def test_a_plan_trained_and_scored_alone_has_the_bits_of_the_run_of_a_study(once
 @pytest.mark.usefixtures("four_threads")
 def test_a_run_computes_with_the_threads_of_its_plan(tmp_path: Path) -> None:
     one, three = tiny_plan("train.steps=2"), tiny_plan("train.steps=2", "run.threads=3")
-    assert one.hash == three.hash, "it is housekeeping: a run may go on with another number"
+    assert one.hash == three.hash, "it is housekeeping: a run may resume with another number"
     seen: list[int] = []
 
     def probe(parts: Session) -> dict[str, float]:
@@ -182,7 +182,7 @@ def test_a_run_computes_with_the_threads_of_its_plan(tmp_path: Path) -> None:
 
 
 def test_a_report_can_leave_the_data_out(finished: Path) -> None:
-    """Its pictures and captions may be under a licence that the models' pictures are not."""
+    """Images and captions of the data may have a licence that the models' samples do not have."""
     report_study(finished)
     prompts = read_results(finished).prompts
     assert all(prompt in (finished / "report.html").read_text() for prompt in prompts)
@@ -330,7 +330,7 @@ def test_a_study_may_grow_arms_seeds_and_resolutions(tmp_path: Path) -> None:
 
 
 def claimed(study: Study, out: Path) -> list[str]:
-    """What is in the folder after a claim and the pictures of a report."""
+    """Return the folder after a claim and the images of a report."""
     _claim(study, out)
     for resolution in study.baselines:
         (out / "real" / resolution).mkdir(parents=True, exist_ok=True)

@@ -130,13 +130,13 @@ def test_page_loads_nothing_from_elsewhere(results: StudyResults, folder: Path) 
     assert "url(" not in (folder / "report.html").read_text() and "@import" not in (folder / "report.html").read_text()
 
 
-def test_page_embeds_every_picture_of_the_first_seed(results: StudyResults, folder: Path) -> None:
+def test_page_embeds_every_image_of_the_first_seed(results: StudyResults, folder: Path) -> None:
     page = _page(results, folder)
     assert page.tags.count("img") == len(results.prompts) * (1 + len(results.arms))
     assert "no image" not in page.text
 
 
-def test_a_missing_picture_leaves_a_placeholder(results: StudyResults, tmp_path: Path) -> None:
+def test_a_missing_image_leaves_a_placeholder(results: StudyResults, tmp_path: Path) -> None:
     page = _page(results, tmp_path)
     assert page.tags.count("img") == 0 and "Samples have" not in page.text
     draw_previews(results, tmp_path)
@@ -144,13 +144,13 @@ def test_a_missing_picture_leaves_a_placeholder(results: StudyResults, tmp_path:
     assert _page(results, tmp_path).text.count("no image") == 1
 
 
-def test_a_file_that_is_no_picture_is_not_embedded(results: StudyResults, tmp_path: Path) -> None:
+def test_a_file_that_is_no_image_is_not_embedded(results: StudyResults, tmp_path: Path) -> None:
     draw_previews(results, tmp_path)
     (tmp_path / results.real_previews[0]).write_text("<svg onload='x'/>")
     assert _page(results, tmp_path).tags.count("img") == len(results.prompts) * (1 + len(results.arms)) - 1
 
 
-def test_a_large_picture_is_made_smaller(results: StudyResults, tmp_path: Path) -> None:
+def test_a_large_image_is_made_smaller(results: StudyResults, tmp_path: Path) -> None:
     draw_previews(results, tmp_path)
     before = write_report(results, tmp_path).stat().st_size
     large = tmp_path / results.real_previews[0]
@@ -656,7 +656,7 @@ def fine_and_coarse() -> StudyResults:
     return several()
 
 
-def test_each_resolution_has_its_verdicts_figures_and_pictures(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
+def test_each_resolution_has_its_verdicts_figures_and_images(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
     draw_previews(fine_and_coarse, tmp_path)
     page = _page(fine_and_coarse, tmp_path)
     assert read_results(tmp_path) == fine_and_coarse
@@ -861,12 +861,12 @@ def with_times(results: StudyResults, arm: str, split: dict[str, float]) -> Stud
 
 def test_a_tokenizer_that_takes_much_of_a_step_is_told_in_words(results: StudyResults, tmp_path: Path) -> None:
     words = "the tokenizer takes 34% of a step; cache its latents"
-    for share, told in ((0.34, True), (0.099, False)):
+    for share, warned in ((0.34, True), (0.099, False)):
         shown = with_times(results, "short_captions", {"tokenizer": share, "forward": 1 - share})
-        assert [findings.time_words(arm) for arm in shown.arms] == ["", "", words if told else "", ""]
+        assert [findings.time_words(arm) for arm in shown.arms] == ["", "", words if warned else "", ""]
         page = _page(shown, tmp_path)
-        assert (words in page.text, words in (tmp_path / "report.md").read_text()) == (told, told)
-        assert (f"note: short_captions: {words}" in _shown(shown)) == told
+        assert (words in page.text, words in (tmp_path / "report.md").read_text()) == (warned, warned)
+        assert (f"note: short_captions: {words}" in _shown(shown)) == warned
 
 
 def test_of_a_tokenizer_that_is_trained_no_cache_is_advised(results: StudyResults, tmp_path: Path) -> None:

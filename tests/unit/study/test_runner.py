@@ -97,7 +97,7 @@ def test_two_studies_cannot_work_in_one_folder(tmp_path: Path) -> None:
 
 
 def test_a_run_that_diverges_is_no_failed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The states are told apart by the files in the run's folder, from which the report reads them."""
+    """The files in the run's folder distinguish the states, and the report reads them."""
     settings = ("optimizer.lr=1e30", "train.clip_norm=null", "train.most_weight_rms=null", "train.most_skips=3")
     plan = tiny_plan(*settings, "train.steps=50")
     task = Task("arm", plan, tmp_path / "runs" / plan.hash)

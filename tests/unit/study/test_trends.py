@@ -1,4 +1,4 @@
-"""Whether an arm helps more with more tokens: the numbers against scipy, and one correction for the whole study."""
+"""Trends with the number of tokens: the numbers against scipy, and one correction for the whole study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which analyses a study may ask for, and how the report describes them."""
+"""Analyses that a study may choose, and their description in the report."""
 
 from __future__ import annotations
 

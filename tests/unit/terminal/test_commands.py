@@ -47,7 +47,7 @@ AT_ONCE = {"card", "data shapes", "plan diff", "plan schema", "plan show", "powe
 
 @dataclass(frozen=True)
 class Things:
-    """What commands work on. `out` is a folder of the test's own; the rest is there for all tests."""
+    """Files that commands work on. `out` is a folder of the test's own; the rest is shared by all tests."""
 
     shared: Path
     out: Path
@@ -286,7 +286,7 @@ def things(shared: Path, server: str, tmp_path: Path, request: pytest.FixtureReq
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What no option makes small; and a cache of the test's own, in which nothing is done yet."""
+    """Make small what no option makes small; give each test an empty cache."""
     monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(bench, "_RENDER_COUNT", 8)
     monkeypatch.setattr(train_scene_encoder, "measure", lambda *arguments: {})
