@@ -1,8 +1,8 @@
-"""Trains the packaged scene encoder and writes its weights with a record of how, and of how well it reads.
+"""Train the packaged scene encoder and write its weights with a record of its training and accuracy.
 
-Pictures are drawn as training goes, so none is seen twice. Accuracy is measured on scenes of another seed.
+Images are drawn as training goes, so none is seen twice. Accuracy is measured on scenes of another seed.
 
-B: pictures. C: channels. H, W: rows, columns. P: positions. K: classes.
+B: images. C: channels. H, W: rows, columns. P: positions. K: classes.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _new_encoder(seed: int, device: str) -> SceneEncoder:
 
 
 def _schedule(step: int, steps: int) -> float:
-    """Linear warm-up, then half a cosine down to zero."""
+    """Return the learning rate's factor: linear warm-up, then half a cosine down to zero."""
     warm = min(1.0, (step + 1) / _WARMUP_STEPS)
     return warm * 0.5 * (1.0 + math.cos(math.pi * step / steps))
 
@@ -133,7 +133,7 @@ def _loss(encoder: SceneEncoder, seed: int, step: int, batch: int, device: str) 
 
 
 def _with_noise(image_BCHW: Tensor, seed: int, index_B: Tensor) -> Tensor:
-    """Light noise of a strength of its own on each picture, so that small flaws of generated ones do not mislead."""
+    """Add light noise of its own strength to each image, so that small flaws of generated ones do not mislead."""
     level_B = _NOISE_LEVELS * rng.uniform(seed, "encoder/noise level", index_B)
     noise_BCHW = rng.normal(seed, "encoder/noise", index_B, tuple(image_BCHW.shape[1:]))
     noisy_BCHW = image_BCHW + noise_BCHW * level_B[:, None, None, None]
@@ -141,7 +141,7 @@ def _with_noise(image_BCHW: Tensor, seed: int, index_B: Tensor) -> Tensor:
 
 
 def _targets(scenes: SceneBatch) -> dict[str, Tensor]:
-    """The index of every attribute under the name that a reading gives it."""
+    """Return the index of every attribute under the name that a reading gives it."""
     return {
         "shape": scenes.shape_BP,
         "colour": scenes.colour_BP,
@@ -155,7 +155,7 @@ def _targets(scenes: SceneBatch) -> dict[str, Tensor]:
 
 
 def reading_loss(reading: SceneReading, scenes: SceneBatch) -> Tensor:
-    """The sum of all cross entropies; attributes of an object count only where one stands."""
+    """Return the sum of all cross entropies; attributes of an object count only where one stands."""
     targets, logits = _targets(scenes), reading.logits
     loss = binary_cross_entropy_with_logits(logits["presence"], scenes.present_BP.to(torch.float32))
     for name in OBJECT_VOCABULARY:
@@ -167,7 +167,7 @@ def reading_loss(reading: SceneReading, scenes: SceneBatch) -> Tensor:
 
 @torch.no_grad()
 def measure(encoder: SceneEncoder, seed: int, scenes: int, device: str) -> Accuracy:
-    """The share of right answers for each size, style and attribute, and their mean as "overall"."""
+    """Return the share of right answers for each size, style and attribute, and their mean as "overall"."""
     encoder.eval()
     return {
         str(size_px): {style: _measure_one(encoder, seed, scenes, size_px, style, device) for style in STYLES}

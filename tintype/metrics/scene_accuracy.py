@@ -44,7 +44,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class ReadScenes:
-    """What the scene encoder reads in images, and the scenes whose captions they were made for."""
+    """A reading of images by the scene encoder, and the scenes whose captions they were made for."""
 
     reading: SceneReading
     scenes: Sequence[Scene]

@@ -112,7 +112,7 @@ def test_the_curve_has_its_best_point(run: Path) -> None:
     assert higher.best.value("scene_accuracy") == max(point.value("scene_accuracy") or 0 for point in curve.points)
 
 
-def test_an_interrupted_curve_goes_on_with_the_next_length(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_curve_resumes_with_the_next_length(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(length: float, now: Scoring) -> None:
         if now.share > 0.67:
             raise StoppedError
@@ -180,13 +180,13 @@ def test_the_commands(run: Path, tmp_path: Path) -> None:
         ask("evaluate", "--images", str(tmp_path), "--reference", str(tmp_path), "--ema-length", "0.1")
 
 
-def test_sampled_pictures_of_two_lengths_lie_side_by_side(run: Path, tmp_path: Path) -> None:
+def test_sampled_images_of_two_lengths_lie_side_by_side(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for length in ("0.05", "0.2"):
         ask("sample", str(run), "a red ball", "--out", str(out), "--steps", "2", "--ema-length", length)
     assert {path.name for path in out.iterdir()} == {
         f"{name}-ema-{length}.png" for name in ("0000", "contact-sheet") for length in ("0.05", "0.2")
     }
-    pictures = [Image.open(out / f"0000-ema-{length}.png") for length in ("0.05", "0.2")]
-    assert pictures[0].tobytes() != pictures[1].tobytes()
-    assert json.loads(pictures[1].info["tintype"])["ema_length"] == 0.2
+    images = [Image.open(out / f"0000-ema-{length}.png") for length in ("0.05", "0.2")]
+    assert images[0].tobytes() != images[1].tobytes()
+    assert json.loads(images[1].info["tintype"])["ema_length"] == 0.2

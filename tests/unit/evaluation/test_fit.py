@@ -72,7 +72,7 @@ def test_on_scenes_nothing_changes() -> None:
     assert "prompts" in protocol.model_dump() and Protocol(prompts="short").hash != Protocol().hash
 
 
-def test_on_a_store_what_was_not_said_is_what_the_store_has(store: Path, small_clip: ClipSettings) -> None:
+def test_settings_that_are_not_given_follow_from_the_store(store: Path, small_clip: ClipSettings) -> None:
     fitted = fit_protocol(Protocol(validation_count=3, sampler=QUICK), plan_of(store).data)
     protocol, held_out = fitted.protocol, fitted.protocol.count
     assert 8 <= held_out < 60 and protocol.reference_count == held_out
@@ -195,7 +195,7 @@ def test_the_encoder_is_fids_where_it_can_be_had(
 
 
 @pytest.mark.parametrize(("prompts", "caption"), [("long", True), ("vlm-2", True), ("a.txt", False), ("./a", False)])
-def test_a_kind_of_caption_and_a_prompt_file_are_told_apart(prompts: str, caption: bool) -> None:
+def test_a_prompt_file_has_a_dot_or_a_slash(prompts: str, caption: bool) -> None:
     assert is_caption(prompts) is caption
     if not caption:
         with pytest.raises(ValueError, match="is a file"):

@@ -1,4 +1,4 @@
-"""Two sets of pictures against each other, with the real encoders."""
+"""Two sets of images against each other, with the real encoders."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_exact_pairs_are_counted_and_left_out_of_the_psnr(sets: Path, tmp_path: 
         ({}, "b", "nowhere/x.safetensors", "the folder .*nowhere does not exist"),
     ],
 )
-def test_what_cannot_work_is_said_first(
+def test_conflicts_are_refused_before_reading(
     sets: Path, settings: dict[str, Any], reference: str, saved: str | None, message: str
 ) -> None:
     protocol = ImageProtocol.model_validate_json(json.dumps({"encoders": ["scenes"], **settings}))
@@ -229,13 +229,13 @@ def test_copied_pairs_do_not_shrink_the_errors_of_a_reconstruction(sets: Path, t
 
 @pytest.mark.slow
 def test_fid_of_photographs(tmp_path: Path) -> None:
-    """Real pictures of many sizes through the real network: halves of one set are near, blurred ones are far."""
+    """Real images of many sizes through the real network: halves of one set are near, blurred ones are far."""
     photos = shared("data/photos.parquet")
     protocol = ImageProtocol(encoders=(InceptionSettings(),), metrics=("fd", "kid", "precision"), limit=24)
     (tmp_path / "blurred").mkdir()
     for index, image in enumerate(open_images(photos, 24)):
-        picture = Image.fromarray(image.permute(1, 2, 0).numpy()).filter(ImageFilter.GaussianBlur(4))
-        picture.save(tmp_path / "blurred" / f"{index:03d}.png")
+        blurred_image = Image.fromarray(image.permute(1, 2, 0).numpy()).filter(ImageFilter.GaussianBlur(4))
+        blurred_image.save(tmp_path / "blurred" / f"{index:03d}.png")
     blurred = evaluate_images(tmp_path / "blurred", photos, protocol, CPU).metrics
     same = evaluate_images(photos, photos, protocol, CPU).metrics
     # in float64, with roots of eigenvalues of about eps

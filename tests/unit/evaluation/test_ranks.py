@@ -113,7 +113,7 @@ def _sample(folder: Path, out: Path) -> tuple[int, list[str]]:
 
 
 @pytest.mark.slow
-def test_sampled_pictures_of_one_two_and_three_ranks_are_the_same(trained: Path, tmp_path: Path) -> None:
+def test_sampled_images_of_one_two_and_three_ranks_are_the_same(trained: Path, tmp_path: Path) -> None:
     found = {size: run_ranks(size, _sample, trained, tmp_path / str(size)) for size in (1, 2, 3)}
     assert [[images for images, _ in ranks] for ranks in found.values()] == [[8], [5, 3], [3, 3, 2]]
     names = found[1][0][1]
@@ -210,7 +210,7 @@ def test_two_ranks_on_a_gpu_sample_what_one_does(trained: Path, tmp_path: Path) 
         assert path.read_bytes() == (tmp_path / "2" / path.name).read_bytes()
 
 
-def test_a_stored_result_is_told_to_all_ranks(trained: Path, tmp_path: Path) -> None:
+def test_a_stored_result_is_broadcast_to_all_ranks(trained: Path, tmp_path: Path) -> None:
     text = PROTOCOL.replace("130", "8")
     shutil.copytree(trained, tmp_path / "run")
     [(before, _)] = run_ranks(1, _evaluate, tmp_path / "run", text, tmp_path / "cache")

@@ -57,7 +57,7 @@ def test_features_that_were_cached_without_digests_are_computed_again() -> None:
     assert cached_features(about(), scene_features(CPU), images()[0]).digests == first.digests is not None
 
 
-def test_other_pictures_other_data_and_other_encoders_have_other_keys() -> None:
+def test_other_images_other_data_and_other_encoders_have_other_keys() -> None:
     keys = {about().key, about("0" * 64).key, replace(about(), identity="1" * 64).key, replace(about(), count=25).key}
     assert len(keys) == 4
 

@@ -71,7 +71,7 @@ def test_the_blocks_that_are_scored_are_all_images_in_their_order(parts: Session
     assert torch.equal(torch.cat([one.read(*block) for block in one.blocks(3)]), images)
 
 
-def test_a_larger_count_adds_images_and_keeps_the_first(parts: Session, tmp_path: Path) -> None:
+def test_a_larger_count_adds_images_after_the_first(parts: Session, tmp_path: Path) -> None:
     few = made(tmp_path, parts, count=4)
     one = samples(tmp_path, 10)
     assert one.missing() == [(4, 8), (8, 10)]
@@ -79,7 +79,7 @@ def test_a_larger_count_adds_images_and_keeps_the_first(parts: Session, tmp_path
     assert torch.equal(images_of(one)[:4], few) and not one.missing()
 
 
-def test_a_smaller_count_keeps_what_is_there(parts: Session, tmp_path: Path) -> None:
+def test_a_smaller_count_removes_nothing(parts: Session, tmp_path: Path) -> None:
     many = made(tmp_path, parts, count=10)
     few = made(tmp_path, parts, count=2)
     assert torch.equal(few, many[:2]) and not samples(tmp_path, 10).missing()
@@ -93,7 +93,7 @@ def test_images_that_went_missing_are_not_scored_as_if_they_were_there(parts: Se
         images_of(samples(tmp_path))
 
 
-def test_sampling_goes_on_after_the_last_whole_shard(parts: Session, tmp_path: Path) -> None:
+def test_sampling_resumes_after_the_last_whole_shard(parts: Session, tmp_path: Path) -> None:
     whole = made(tmp_path / "a", parts)
 
     class StopError(Exception):

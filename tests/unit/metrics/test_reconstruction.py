@@ -11,7 +11,7 @@ from tintype.errors import UserError
 from tintype.metrics.reconstruction import PSNR, PairValues, psnr, ssim
 
 
-def pictures(count: int, seed: int, size: int = 20) -> torch.Tensor:
+def random_images(count: int, seed: int, size: int = 20) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (count, 3, size, size + 4), dtype=torch.uint8, generator=generator)
 
@@ -48,7 +48,7 @@ def test_psnr_does_not_wrap_around() -> None:
 
 
 def test_ssim_equals_its_definition() -> None:
-    image = pictures(2, 0)
+    image = random_images(2, 0)
     other = blurred(image)
     expected = [np.mean([naive_ssim(x[c], y[c]) for c in range(3)]) for x, y in zip(image, other, strict=True)]
     assert ssim(image, other).tolist() == pytest.approx(expected, rel=1e-9)
@@ -61,7 +61,7 @@ def test_ssim_of_flat_images_is_that_of_their_light() -> None:
 
 
 def test_each_image_is_scored_alone() -> None:
-    image = pictures(3, 1)
+    image = random_images(3, 1)
     other = blurred(image)
     for score in (psnr, ssim):
         alone = torch.cat([score(image[i : i + 1], other[i : i + 1]) for i in range(3)])
@@ -71,7 +71,7 @@ def test_each_image_is_scored_alone() -> None:
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    image = pictures(1, 0)
+    image = random_images(1, 0)
     with pytest.raises(UserError, match="shapes"):
         psnr(image, image[:, :2])
     with pytest.raises(UserError, match="uint8"):

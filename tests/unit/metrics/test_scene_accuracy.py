@@ -1,4 +1,4 @@
-"""The score of what pictures show, on readings made by hand."""
+"""The score of what images show, on readings made by hand."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_object_too_many_counts_against_the_count_alone() -> None:
     assert {name for name, value in scores.items() if value < 1} == {"count", "overall"}
 
 
-def test_overall_weighs_pictures_alike() -> None:
+def test_overall_weighs_images_alike() -> None:
     wrong_light = replace(ONE, light="right")
     scores = flat(score_visible(reading_of([wrong_light, THREE]), [ONE, THREE], "long", EVERYTHING))
     assert scores["light"] == 1 / 2
@@ -91,7 +91,7 @@ def test_short_captions_ask_the_count_only_where_they_state_it() -> None:
     assert flat(score_visible(reading_of([TWO]), [THREE], "short", EVERYTHING))["count"] == 0
 
 
-def test_what_cannot_be_seen_is_not_asked() -> None:
+def test_invisible_attributes_are_not_checked() -> None:
     read = replace(ONE, objects=(replace(BALL, texture="striped"),))
     scores = flat(score_visible(reading_of([read]), [ONE], "long", EVERYTHING - {"texture"}))
     assert "texture" not in scores
