@@ -1,1 +1,1 @@
-"""What is stored and computed in which type while a few real steps run, and what is lost by it."""
+"""Observe the types in which a few real steps store and compute, and find where precision is lost."""

@@ -1,4 +1,4 @@
-"""From what was seen to findings, the worst first. Pure functions; every threshold has a name and a reason."""
+"""Turn observations into findings, the worst first. Pure functions; every threshold has a name and a reason."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ from tintype.train.parts import LOSSES
 Severity = Literal["mistake", "note"]
 
 LOST_SHARE = 0.01
-"""Of the steps: of a group in bf16, of the whole model in fp32. fp32 loses less than one in a thousand at any sensible
+"""Largest share of lost steps, in a group in bf16 or in the whole model in fp32.
+
+fp32 loses less than one in a thousand at any sensible
 learning rate (only biases whose gradient is rounding itself lose more), bf16 to nearest a fifth and more (weights of
 0.005 at a rate of 1e-4): anything between tells them apart, and one step in a hundred moves no result."""
 MOMENT_SHARE = 0.25
-"""Of the changes of moments. bf16 loses those below 1/256 of a moment: a few in a hundred with beta2 = 0.95, where the
+"""Largest share of lost changes of moments.
+
+bf16 loses those below 1/256 of a moment: a few in a hundred with beta2 = 0.95, where the
 moment still follows its gradient, but most of them with 0.999, where it does not."""
 AVERAGE_SHARE = 0.5
-"""Of the averages in fp32 that are apart from their weight. Some always wait, since the average of a fixed decay stops
+"""Largest share of averages in fp32 that differ from their weight and stay.
+
+Some always wait, since the average of a fixed decay stops
 within 2^-24 / (1 - decay) of a weight; where most do, the decay is too near one for the type."""
 FEWEST_SMALL_STEPS = 20.0
 """Steps of one last place that stochastic rounding must owe before its going along is judged: then 0.5 is two standard
@@ -29,12 +35,14 @@ deviations from 1."""
 FEWEST_TELLING = 8
 """Values by which rounding upstream is told: a random number in fp32 is one of bf16 with probability 2^-16."""
 WAVE_ERROR = 1e-2
-"""Of the timesteps' cosines and sines. In fp32 the fastest angle, 1000 radians, is right to 6e-5; timesteps that were
+"""Largest error of the timesteps' cosines and sines.
+
+In fp32 the fastest angle, 1000 radians, is right to 6e-5; timesteps that were
 rounded to bf16 put it wrong by whole turns."""
 FP8_SATURATED_SHARE = 1e-3
 """fp8 is scaled so that the largest value of a tensor is the type's largest; many there are cut off."""
 SCALE_TOLERANCE = 0.01
-"""Of the loss scale: sums of micro-batches differ in their last bits only."""
+"""Relative tolerance of the loss scale: sums of micro-batches differ in their last bits only."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +52,17 @@ class Finding:
     what: str
     where: tuple[str, ...]
     share: float | None
-    """Of the numbers that are concerned: lost, stuck, or bad."""
+    """Fraction of the numbers concerned that are lost, stuck, or bad."""
     remedy: str
 
 
 def find(seen: Seen) -> list[Finding]:
-    """All findings: mistakes before notes, and each of them in the order of `_CHECKS`, which is that of harm."""
+    """Return all findings: mistakes before notes, each in the order of `_CHECKS`, the most harmful first."""
     return ranked([finding for check in _CHECKS for finding in check(seen)])
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Mistakes before notes."""
+    """Return mistakes before notes."""
     order = {"mistake": 0, "note": 1}
     return sorted(findings, key=lambda finding: order[finding.severity])
 

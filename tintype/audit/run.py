@@ -1,4 +1,4 @@
-"""The audit of a plan or of a run: builds it, runs a few steps, and says what was found. Nothing is written."""
+"""Audit a plan or a run: build it, run a few steps, and return the findings. Nothing is written."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Audit:
 
 
 def audit(parts: Session, state: TrainState, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Audit:
-    """Runs real steps from a state, which they change, and judges what was seen."""
+    """Run real steps from a state, which they change, and return the findings."""
     with exact_fp32():
         seen = observe(parts, state, steps, on_step)
     found = Audit(seen, _of_all_ranks(find(seen), parts.world))
@@ -61,7 +61,7 @@ def _of_all_ranks(mine: list[Finding], world: World) -> list[Finding]:
 
 
 def audit_plan(plan: Plan, steps: int, on_step: Callable[[int], None] = lambda step: None) -> Audit:
-    """From the weights that its training begins with."""
+    """Audit a plan from the weights that its training begins with."""
     watched, remarks = _as_watched(plan)
     parts = build_session(watched)
     with TemporaryDirectory(prefix="tintype-audit-") as nowhere:  # a start is noted in the folder of the run
@@ -72,7 +72,7 @@ def audit_plan(plan: Plan, steps: int, on_step: Callable[[int], None] = lambda s
 def audit_run(
     path: Path, steps: int, device: str | None = None, on_step: Callable[[int], None] = lambda step: None
 ) -> Audit:
-    """From a run's newest good checkpoint."""
+    """Audit a run from its newest good checkpoint."""
     refuse_training(path)
     plan = plan_from_folder(path)
     if device is not None:

@@ -1,4 +1,4 @@
-"""What an audit has seen, as plain data: the findings are made of this alone."""
+"""Observations of an audit as plain data, from which alone the findings are made."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Tally:
 
 @dataclass
 class Updates(Tally):
-    """Of the weights: `lost` did not move although the step in float64 is not zero.
+    """Updates of weights: `lost` ones did not move although the step in float64 is not zero.
 
     Steps that rounding to nearest cannot take, in units of the number's last place: how far they should have gone
     together, and how far they went. Nearest goes nowhere; stochastic rounding goes as far as it should, on average.
@@ -66,7 +66,7 @@ class Updates(Tally):
     gone_squared: float = 0.0
     wanted_squared: float = 0.0
     compensated: bool = False
-    """What is rounded away is kept beside the weight, and counts as moved."""
+    """Whether the rounding error is stored beside the weight, which counts as moved."""
 
     @property
     def cosine(self) -> float | None:
@@ -127,7 +127,7 @@ class Input:
     telling_in_bf16: int = 0
     """Those of them that bf16 can say exactly."""
     off: float = 0.0
-    """Of the wave of the timesteps: the largest difference from that of the timesteps that the denoiser was given."""
+    """Largest error of the timesteps' sinusoid, against that of the timesteps that the denoiser was given."""
 
     @property
     def room(self) -> str:
@@ -145,14 +145,14 @@ class Seen:
     operands: dict[str, Bad] = field(default_factory=dict)
     """By room: what went into matrix products in fp8."""
     loss_scales: list[float] = field(default_factory=list)
-    """Of each step: what backward started from, over the loss that the step reports."""
+    """For each step: the loss that backward started from, over the loss that the step reports."""
     init_share: float = 0.0
     """Share of the initial weights in the weight average at the end of training."""
     steps: int = 0
     skipped_steps: int = 0
     tf32: bool = False
     error: Exception | None = None
-    """What ended the steps early."""
+    """The error that ended the steps early."""
 
     def group(self, room: str, kind: str) -> Group:
         return self.groups.setdefault((room, kind), Group(room, kind))

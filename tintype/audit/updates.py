@@ -24,13 +24,13 @@ _COUNT = "step"
 
 
 def group_of(seen: Seen, name: str, tensor: Tensor) -> Group:
-    """Matrices, the gains of norms (which begin at one) and biases lose differently, so they are told apart."""
+    """Return the group of a tensor: matrices, gains of norms (which begin at one) and biases lose differently."""
     kind = "matrices" if tensor.ndim > 1 else "biases" if name.endswith("bias") else "gains"
     return seen.group(room_of(name), kind)
 
 
 class UpdateWatch:
-    """Stands around each step of the optimizer; the averages are updated behind it."""
+    """Observe each step of the optimizer; the averages are updated after it."""
 
     def __init__(self, settings: OptimizerPart, state: TrainState, seen: Seen, layout: Layout) -> None:
         self._settings, self._state, self._seen, self._layout = settings, state, seen, layout
@@ -76,11 +76,11 @@ class UpdateWatch:
                 group.moments.add(exact & asked, exact & asked & (local(slots[slot]) == before))
 
     def averages(self) -> dict[str, Tensor]:
-        """What they are before an update."""
+        """Return a copy of the averages, before an update."""
         return {name: local(tensor).clone() for name, tensor in averages_of(self._state).items()}
 
     def count_averages(self, before: Mapping[str, Tensor]) -> None:
-        """Compares the averages behind an update with before, and with the weights that they were to follow."""
+        """Compare the averages after an update with those before, and with the weights that they follow."""
         for name, average in averages_of(self._state).items():
             weight = self._named[parameter_name(name)]
             apart = before[name].double() != local(weight).double()
@@ -89,19 +89,19 @@ class UpdateWatch:
 
 
 def averages_of(state: TrainState) -> dict[str, Tensor]:
-    """The averages of parameters among what a weight average is made of."""
+    """Return the averages of parameters among the tensors of a weight average."""
     names = {name for name, _ in state.modules.named_parameters()}
     stored = state.ema.tensors() if state.ema else {}
     return {name: tensor for name, tensor in stored.items() if parameter_name(name) in names}
 
 
 def parameter_name(name: str) -> str:
-    """Averages of several lengths have theirs before the parameter's name: `0.05/denoiser…`."""
+    """Return the parameter's name without the length of its average: `0.05/denoiser…`."""
     return name.rpartition("/")[2]
 
 
 class _Shadow:
-    """The same step from the same place in float64."""
+    """The same step from the same state in float64."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class _Shadow:
 
 
 def _opened(weight: Tensor, slots: Mapping[str, Any]) -> Tensor:
-    """What the optimizer computes with: the weight, and with it what rounding left over, added in fp32."""
+    """Return the weight that the optimizer computes with: the stored one, plus its rounding error, added in fp32."""
     weight = weight.detach()
     if COMPENSATION in slots:
         weight = weight.float() + slots[COMPENSATION].float()
@@ -158,7 +158,7 @@ def _moments(slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def count_updates(
     updates: Updates, dtype: torch.dtype, start: Tensor, wanted: Tensor, gone: Tensor, asked: Tensor
 ) -> None:
-    """All in float64 but for `asked`, which is True where there is a gradient."""
+    """Count lost updates. All tensors are float64 except `asked`, which is True where there is a gradient."""
     due = asked & (wanted != 0)
     updates.add(due, due & (gone == 0))
     small = due & ((start + wanted).to(dtype).double() == start)

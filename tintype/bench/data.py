@@ -43,7 +43,7 @@ class Loading:
     processes: bool
     images_per_s: float
     cpu_ms_per_image: float
-    """Of all threads; it does not depend on what else runs on the machine."""
+    """CPU time over all threads, which does not depend on what else runs on the machine."""
     images_per_s_per_core: float
 
 

@@ -1,4 +1,4 @@
-"""What shells complete: recipes, studies and techniques. Torch is not imported: a key press must not take seconds."""
+"""Shell completion of recipes, studies and techniques. Torch is not imported: a key press must not take seconds."""
 
 from __future__ import annotations
 

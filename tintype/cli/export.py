@@ -107,12 +107,12 @@ def export(
 def _check_push(repo: str, private: bool, yes: bool) -> None:
     """Check before gigabytes are written that the user can be asked, is logged in, and may write to the repository."""
     from tintype.cli.push import refuse_unasked
-    from tintype.export.push import check_name, open_door
+    from tintype.export.push import check_name, log_in
 
     check_name(repo)
     refuse_unasked(yes)
     with Progress(f"checking {repo}", kept=_NOTHING_WRITTEN):
-        open_door(repo, private=private)
+        log_in(repo, private=private)
 
 
 def _push(out: Path, repo: str, private: bool, yes: bool) -> None:

@@ -51,19 +51,19 @@ _TELLING = (
     "blocks.0.attention.norm_q.weight",
     "blocks.0.gate_proj.weight",
 )
-"""Tensors whose shapes tell the sizes."""
+"""Tensors whose shapes imply the sizes."""
 _OF_NO_CONSEQUENCE = {"_class_name", "_diffusers_version", "_name_or_path"}
 
 
 def to_config(model: ModelSettings, channels: int, text_dim: int) -> dict[str, Any]:
-    """What `PRXTransformer2DModel` is built with."""
+    """Return the arguments of `PRXTransformer2DModel`."""
     axis = model.width // model.heads // 2
     same = {theirs: getattr(model, ours) for ours, theirs in _SAME.items()}
     return {**same, "in_channels": channels, "context_in_dim": text_dim, "axes_dim": [axis, axis]}
 
 
 def from_config(stated: Mapping[str, Any], place: str) -> tuple[dict[str, Any], int, int]:
-    """The section `model` of a plan, the channels and the width of the text encoder."""
+    """Return the section `model` of a plan, the channels, and the width of the text encoder."""
     if stated.get("_class_name", CLASS) != CLASS:
         raise UserError(f"{place} is a '{stated['_class_name']}'; only {CLASS} can be imported")
     if strange := sorted(set(stated) - set(_DEFAULTS) - _OF_NO_CONSEQUENCE):
@@ -86,7 +86,7 @@ def from_config(stated: Mapping[str, Any], place: str) -> tuple[dict[str, Any], 
 
 
 def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str) -> tuple[dict[str, Any], int]:
-    """The section `model` of a plan as the shapes tell it, and the width of the text encoder.
+    """Return the section `model` of a plan that the shapes imply, and the width of the text encoder.
 
     Shapes do not tell channels and patch apart: `channels` are the tokenizer's.
     """
@@ -124,7 +124,7 @@ def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str
 
 
 def _ratio(hidden: int, width: int) -> float:
-    """The number of which int(width × ratio) is `hidden`: as short as can be."""
+    """Return the shortest ratio for which int(width × ratio) is `hidden`."""
     for digits in range(1, 18):
         ratio = round(hidden / width, digits)
         if int(width * ratio) == hidden:
@@ -135,7 +135,7 @@ def _ratio(hidden: int, width: int) -> float:
 def check_tensors(
     tensors: Mapping[str, Tensor], model: ModelSettings, channels: int, text_dim: int, place: str
 ) -> None:
-    """Refuses tensors that are missing, too many, or of another shape than the architecture's."""
+    """Refuse tensors that are missing, too many, or of another shape than the architecture's."""
     with torch.device("meta"):
         wanted = Transformer(model.model_copy(update={"compile": False}), channels, text_dim).state_dict()
     if found := misfits(forms_of(tensors), {name: Form(tensor.shape) for name, tensor in wanted.items()}):

@@ -44,24 +44,27 @@ def for_pipeline(tokenizer: Tokenizer) -> Any:
 
 
 def _one(number_C: Tensor) -> float | None:
-    """The number that all channels have."""
+    """Return the number that all channels have in common; None where they differ."""
     return float(number_C[0]) if bool((number_C == number_C[0]).all()) else None
 
 
 @torch.no_grad()
 def _folded(network: Any, shift_C: Tensor, scale_C: Tensor) -> Any:
-    """With latents that are (latent - shift) · scale, in and out; the posterior's deviation is scaled with its mean."""
+    """Fold the normalisation into the network: its latents become (latent - shift) · scale, in and out.
+
+    The posterior's deviation is scaled with its mean.
+    """
     mean_C, log_variance_C = scale_C, torch.ones_like(scale_C)
     out_C = torch.cat([mean_C, log_variance_C])
     added_C = torch.cat([-shift_C * scale_C, 2 * scale_C.abs().log()])
     before, after = network.quant_conv, network.post_quant_conv
-    network.quant_conv = _affine_behind(before, out_C.double(), added_C.double())
+    network.quant_conv = _affine_after(before, out_C.double(), added_C.double())
     network.post_quant_conv = _affine_before(after, scale_C.double().reciprocal(), shift_C.double())
     network.register_to_config(use_quant_conv=True, use_post_quant_conv=True)
     return network
 
 
-def _affine_behind(layer: nn.Conv2d | None, scale_C: Tensor, shift_C: Tensor) -> nn.Conv2d:
+def _affine_after(layer: nn.Conv2d | None, scale_C: Tensor, shift_C: Tensor) -> nn.Conv2d:
     """x -> scale · layer(x) + shift."""
     weight_CC, bias_C = _matrix(layer, len(scale_C))
     return _convolution(scale_C[:, None] * weight_CC, scale_C * bias_C + shift_C)

@@ -36,17 +36,17 @@ _MOST_TOKENS = 1024
 class Foreign:
     place: Path
     tensors: dict[str, Tensor]
-    """Of the denoiser, under diffusers' names."""
+    """Tensors of the denoiser, under diffusers' names."""
     weights: str
     """`raw`, `average`, or `unknown` where nothing says it."""
     sha256: dict[str, str]
-    """Of each file that was read for the tensors."""
+    """SHA-256 of each file of weights."""
     about: dict[str, Any] = field(default_factory=dict)
-    """What tintype wrote of it, where it did."""
+    """The record that tintype wrote with it, if it did."""
     config: dict[str, Any] | None = None
     """The transformer's, where there is one."""
     sections: dict[str, Any] = field(default_factory=dict)
-    """Of a plan, as the folder tells them."""
+    """Sections of a plan that the folder implies."""
 
 
 def read_foreign(place: Path, weights: str | None) -> Foreign:
@@ -63,7 +63,9 @@ def read_foreign(place: Path, weights: str | None) -> Foreign:
     found, kind = denoiser_in(tensors, weights, str(place))
     about = _about(header.get(ABOUT_IN_HEADER), place)
     _check_weights(about, weights, place)
-    return Foreign(place, found, about.get("weights", kind), {place.name: _digest(place)}, about, None, _told(about))
+    return Foreign(
+        place, found, about.get("weights", kind), {place.name: _digest(place)}, about, None, _recorded(about)
+    )
 
 
 def _read_folder(place: Path, weights: str | None) -> Foreign:
@@ -82,7 +84,7 @@ def _read_folder(place: Path, weights: str | None) -> Foreign:
     found, kind = denoiser_in(tensors, weights, str(folder))
     about = _about((place / ABOUT).read_text(encoding="utf-8"), place / ABOUT) if (place / ABOUT).is_file() else {}
     _check_weights(about, weights, place)
-    sections = _told(about) | _pipeline_sections(place, about)
+    sections = _recorded(about) | _pipeline_sections(place, about)
     digests = {str(file.relative_to(place)): _digest(file) for file in files}
     return Foreign(place, found, about.get("weights", kind), digests, about, config, sections)
 
@@ -124,14 +126,14 @@ def _about(text: str | None, place: Path) -> dict[str, Any]:
     try:
         read = json.loads(text)
     except ValueError as error:
-        raise UserError(f"{place}: what tintype wrote of it is no JSON any more: {error}") from None
+        raise UserError(f"{place}: the record of tintype is no JSON: {error}") from None
     if not isinstance(read, dict) or read.get("format") != 1:
         raise UserError(f"{place} was written by another version of tintype; this one reads format 1")
     return read
 
 
-def _told(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections of a plan that tintype wrote down."""
+def _recorded(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of a plan from tintype's own record."""
     if not about:
         return {}
     named = {key: value for key, value in about["text"].items() if key not in ("dim", "identity")}
@@ -150,7 +152,7 @@ def _told(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pipeline_sections(place: Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What a pipeline's folder says; where tintype wrote it, the parts of the plan that only it knows stay."""
+    """Return the sections of a plan that a pipeline's folder implies; tintype's own record has precedence."""
     index = place / "model_index.json"
     if not index.is_file():
         return {}
@@ -181,13 +183,13 @@ def _pipeline_sections(place: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in sections.items() if value}
 
 
-def _text(place: Path, stated: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+def _text(place: Path, stated: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
     config = place / "text_encoder" / "config.json"
     if not config.is_file():
         return {}
     model_type = json_object(config).get("model_type")
     known = (part.kind_name() for part in TEXT_PARTS if model_type in part.model_types)
-    kind = told.get("kind") or next(known, "transformers")
+    kind = recorded.get("kind") or next(known, "transformers")
     apart = {"subfolder": "text_encoder"}
     if (place / "tokenizer").is_dir():
         apart["tokenizer_subfolder"] = "tokenizer"
@@ -198,11 +200,11 @@ def _text(place: Path, stated: Mapping[str, Any], told: Mapping[str, Any]) -> di
         length = json_object(tokenizer).get("model_max_length")
     if isinstance(length, int) and 2 <= length <= _MOST_TOKENS:
         section["max_tokens"] = length
-    section |= {key: told[key] for key in ("clean", "compute", "max_tokens") if key in told}
+    section |= {key: recorded[key] for key in ("clean", "compute", "max_tokens") if key in recorded}
     return section
 
 
-def _autoencoder(place: Path, told: Mapping[str, Any]) -> dict[str, Any]:
+def _autoencoder(place: Path, recorded: Mapping[str, Any]) -> dict[str, Any]:
     file = place / "vae" / "config.json"
     if not file.is_file():
         return {}
@@ -216,7 +218,7 @@ def _autoencoder(place: Path, told: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(blocks, list) or not isinstance(channels, int):
         raise UserError(f"{file} does not say how many channels and blocks the autoencoder has")
     size = {"channels": channels, "stride_px": 2 ** (len(blocks) - 1)}
-    kept = {key: told[key] for key in ("posterior", "compute") if key in told}
+    kept = {key: recorded[key] for key in ("posterior", "compute") if key in recorded}
     return {"kind": kind, "weights": str(place.absolute()), "subfolder": "vae", **size, **kept}
 
 

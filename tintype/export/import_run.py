@@ -1,7 +1,6 @@
 """`tintype import`: a PRX model of others becomes the folder of a run, with its checkpoint at step 0.
 
-Such a run is sampled and scored like any other, and training goes on from its weights: the optimizer begins anew, as
-there is none to take over.
+Such a run is sampled and scored like any other, and training continues from its weights with a new optimizer.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ class Imported:
     plan: Plan
     record: dict[str, Any]
     notes: tuple[str, ...] = ()
-    """What to know of it, in sentences."""
+    """Notes for the user."""
 
 
 def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weights: str | None = None) -> Imported:
-    """Writes the whole run, or nothing. `assignments` are settings of the plan, as `--set` gives them."""
+    """Import the whole run, or nothing. `assignments` are settings of the plan, as `--set` gives them."""
     refuse_existing(out)
     foreign = read_foreign(source, weights)
     plan = _plan(foreign, assignments)
@@ -59,7 +58,7 @@ def import_model(source: Path, out: Path, assignments: Sequence[str] = (), weigh
 
 
 def _plan(foreign: Foreign, assignments: Sequence[str]) -> Plan:
-    """The folder's own sections, under what the user says."""
+    """Return the plan: the folder's own sections, overridden by the user's assignments."""
     sections = {key: dict(value) for key, value in foreign.sections.items()}
     if foreign.config is not None:
         sections["model"] = from_config(foreign.config, str(foreign.place))[0]
@@ -70,7 +69,7 @@ def _plan(foreign: Foreign, assignments: Sequence[str]) -> Plan:
 
 
 def _add_model(foreign: Foreign, document: Document, assignments: Sequence[str]) -> None:
-    """Read off the tensors, once the tokenizer is known, which is found with a model that fits any."""
+    """Infer the model from the tensors. The tokenizer is found first, with a model that fits any."""
     if "tokenizer" not in document.data and not any(one.strip().startswith("tokenizer") for one in assignments):
         from_tensors(foreign.tensors, None, str(foreign.place))
     trial = Document(document.name, {**document.data, "model": {"patch": 1}})

@@ -1,4 +1,4 @@
-"""What a model is for and what it cannot do, as far as the record of its run shows it."""
+"""State what a model is for and what it cannot do, from the record of its run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def intended_use(record: RunRecord) -> str:
 
 
 def limits(record: RunRecord) -> Iterator[str]:
-    """One sentence or two for each limit, each from a fact of the record."""
+    """Yield the limits, each from a fact of the record."""
     if record.step:
         yield from _of_training(record)
         yield from _of_data(record)
@@ -43,8 +43,8 @@ def _of_training(record: RunRecord) -> Iterator[str]:
         )
     else:
         yield (
-            f"One seed ({plan.seed}): another training of the same plan would score otherwise, and by how much is not "
-            "known. The intervals of the scores do not cover it."
+            f"One seed ({plan.seed}): another training of the same plan would score differently, by how much is "
+            "unknown. The intervals of the scores do not cover it."
         )
     yield from _of_sizes(record)
     if plan.ema is not None and (start := plan.ema.init_share(record.step)) > MOST_INIT:
@@ -52,7 +52,7 @@ def _of_training(record: RunRecord) -> Iterator[str]:
             f"The weights are an average over training in which those of the start still have a share of {start:.0%}."
         )
     if plan.captions.dropout == 0:
-        yield "It never read the empty caption in training, so classifier-free guidance has nothing to go by."
+        yield "It never read the empty caption in training, so classifier-free guidance does not work."
 
 
 def _of_sizes(record: RunRecord) -> Iterator[str]:
@@ -85,7 +85,7 @@ def _of_data(record: RunRecord) -> Iterator[str]:
 
 def _of_scores(record: RunRecord) -> Iterator[str]:
     if not record.evaluations:
-        yield "It was not evaluated: nothing is known of how good its images are."
+        yield "It was not evaluated: the quality of its images is unknown."
         return
     for one in record.evaluations:
         if one.step != (now := record.weights_step):

@@ -50,7 +50,7 @@ _TEMPLATES.globals |= {"facts": facts, "table": table, "scores": card_facts.scor
 
 @dataclass(frozen=True)
 class CardOptions:
-    """What the record of a run cannot say."""
+    """Options of a card: what the record of a run does not have."""
 
     license: str | None = None
     library: Library = "tintype"
@@ -61,9 +61,9 @@ class CardOptions:
     baseline: str | None = None
     ema_length: float | None = None
     with_captions: bool = False
-    """Show captions of a store beside the samples. Those of scenes are nobody's, and are always shown."""
+    """Show captions of a store beside the samples. Captions of scenes are always shown."""
     usage: Callable[[str], str] | None = None
-    """Code that uses the model with a prompt, from whoever wrote it in another form."""
+    """Return code that uses the exported model with a prompt."""
     usage_language: str = "python"
     weights: str | None = None
     """Which weights the card is for: only their scores are shown. Without, those that the run is sampled with."""

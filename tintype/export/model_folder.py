@@ -32,7 +32,7 @@ from tintype.train.model_folder import ABOUT, FORM
 from tintype.train.weights import DTYPES
 
 _MADE_ON = ("tintype", "torch", "python", "parameters")
-"""What of the environment says something about the model."""
+"""Keys of the environment that matter for the model."""
 _NOTE = "its plan names data by the last name of its path; tintype looks for it where a command runs"
 
 

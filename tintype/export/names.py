@@ -17,14 +17,14 @@ _OF_A_BLOCK = {
     "attention.norm_added_k.weight": "k_norm.scale",
     "attention.to_out.0.weight": "attn_out.weight",
 }
-"""diffusers' name -> PRX's, behind `blocks.N.`; all others are the same in both."""
+"""diffusers' name -> PRX's, after `blocks.N.`; all others are the same in both."""
 _BACK = {theirs: ours for ours, theirs in _OF_A_BLOCK.items()}
 _BLOCK = re.compile(r"(blocks\.\d+\.)(.+)")
 
 AVERAGE, RAW = "ema_denoiser.model.", "denoiser."
-"""What PRX's training puts before the names of the averaged and of the trained weights."""
+"""Prefixes of the averaged and of the raw weights in PRX's training."""
 _ELSEWHERE = ("model.diffusion_model.", "transformer.")
-"""What single files of others put before them."""
+"""Prefixes in single files of others."""
 _OTHER_ROOMS = (AVERAGE, RAW, "vae.", "vae_tower.", "text_encoder.", "text_tower.")
 
 
@@ -42,16 +42,16 @@ def _renamed(name: str, table: Mapping[str, str]) -> str:
 
 
 def kinds_in(names: Iterable[str]) -> list[str]:
-    """Which weights a file of PRX's training has, the average first; none where it says nothing of it."""
+    """Return which weights a file of PRX's training has, the average first."""
     names = list(names)
     prefixes = {"average": AVERAGE, "raw": RAW}
     return [kind for kind, prefix in prefixes.items() if any(name.startswith(prefix) for name in names)]
 
 
 def denoiser_in(tensors: Mapping[str, Tensor], weights: str | None, place: str) -> tuple[dict[str, Tensor], str]:
-    """The denoiser's tensors under diffusers' names, and which weights they are: `raw`, `average` or `unknown`.
+    """Return the denoiser's tensors under diffusers' names, and which weights they are: `raw`, `average` or `unknown`.
 
-    What stands beside them in rooms that are known to be others is left there; anything else stays, to be refused.
+    Tensors with a prefix of another network are left out; anything else stays, to be refused.
     """
     there = kinds_in(tensors)
     if weights is not None and weights not in (there or [weights]):

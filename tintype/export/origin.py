@@ -1,5 +1,5 @@
-"""Where a run's first weights came from, where it was not chance: other runs (`lineage.json`), a model of others
-(`imported.json`), or both, one behind the other."""
+"""Where the first weights of a run came from: other runs (`lineage.json`), an imported model (`imported.json`), or
+both, one after the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Origin:
     runs: tuple[Mapping[str, Any], ...]
     """Those that it started from, the nearest first, as `lineage.json` has them."""
     imported: Mapping[str, Any] | None
-    """What the last of them, or the run itself, was imported from, as `imported.json` has it."""
+    """The imported model at the beginning, as `imported.json` has it."""
 
     @property
     def hub(self) -> tuple[str, str] | None:
@@ -38,7 +38,7 @@ class Origin:
         return f"{self.hub[0]}, imported" if self.hub else "an imported model"
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """From the nearest to the first weights of all."""
+        """Yield the steps of the lineage, the nearest first."""
         every = [_run_words(run) for run in self.runs]
         every.append(self._import_words(self.imported) if self.imported else "random weights")
         yield from (("which started from" if index else "Started from", words) for index, words in enumerate(every))
@@ -58,7 +58,7 @@ def hub_place(path: str) -> str:
 
 
 def read_origin(folder: RunFolder) -> Origin | None:
-    """None for a run that began with random weights."""
+    """Return the origin; None for a run that began with random weights."""
     runs: list[Mapping[str, Any]] = []
     found: Mapping[str, Any] | None = folder.read_record(folder.lineage_file)
     imported: Mapping[str, Any] | None = folder.read_record(folder.imported_file)

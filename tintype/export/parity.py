@@ -1,4 +1,4 @@
-"""How far a pipeline's images are from tintype's: same noise, same steps, same prompts.
+"""Measure how far a pipeline's images are from tintype's: same noise, same steps, same prompts.
 
 The prompts go to the pipeline as embeddings, made with its own tokenizer and text encoder as it makes them: how it
 cleans texts is no part of the model. One image at a time, since the pipelines cannot guide more.
@@ -40,7 +40,7 @@ class Figure:
 
 
 def open_pipeline(folder: Path, about: dict[str, Any]) -> Any:
-    """As a user opens it, from this folder alone. Without a type the parts of a bf16 export would differ in theirs."""
+    """Open it as a user does, from this folder alone, in one type."""
     kind = getattr(diffusers_package(), about["pipeline"])
     pipe = kind.from_pretrained(folder, local_files_only=True, torch_dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
@@ -55,7 +55,7 @@ def measure(
     guidances: Sequence[float] = GUIDANCES,
     steps: int = STEPS,
 ) -> list[Figure]:
-    """`parts` as they are loaded of the run; they compute in fp32 here, whatever the plan says."""
+    """Compare the loaded `parts` with the pipeline, both in fp32 whatever the plan says."""
     exact = replace(parts, plan=parts.plan.model_copy(update={"precision": PrecisionSettings(compute="fp32")}))
     with quiet_diffusers():
         pipe = open_pipeline(folder, about)
@@ -88,7 +88,7 @@ def _figure(
 
 @torch.no_grad()
 def embedded(pipe: Any, prompt: str, negative: str) -> dict[str, Tensor]:
-    """Arguments that stand for prompt and negative prompt."""
+    """Return the embeddings of prompt and negative prompt as arguments of the pipeline."""
     length = pipe.config.get("prompt_max_tokens") or pipe.tokenizer.model_max_length
     read = pipe.tokenizer(
         [prompt, negative], padding="max_length", max_length=length, truncation=True, return_tensors="pt"

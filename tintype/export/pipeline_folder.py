@@ -1,7 +1,7 @@
 """`tintype export --to diffusers`: the folder that `PRXPipeline` or `PRXPixelPipeline` opens by itself.
 
-What the pipelines do otherwise than training did is put right in the folder where it can be, and stands in its
-`tintype.json` as arguments of the call where it cannot.
+Where a pipeline does otherwise than training did, the folder corrects it if it can; the rest stands in its
+`tintype.json` as arguments of the call.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Exported:
     about: dict[str, Any]
     trained: Trained
     warnings: tuple[str, ...] = ()
-    """Of its card."""
+    """Warnings of its card."""
 
     @property
     def notes(self) -> list[str]:
@@ -75,7 +75,7 @@ def export_pipeline(
     card: CardOptions | None = None,
     ema_length: float | None = None,
 ) -> Exported:
-    """Writes the whole folder, its card included, or nothing."""
+    """Write the whole folder, its card included, or nothing."""
     refuse_existing(out)
     pipeline = pipeline_for(plan_from_folder(run), run)  # before anything large is loaded
     trained = load_trained(run, weights, ema_length)
@@ -89,7 +89,7 @@ def export_pipeline(
 
 
 def _card(run: Path, trained: Trained, about: Mapping[str, Any], options: CardOptions) -> Card:
-    """With scores of these weights alone, and code that opens this folder from the hub."""
+    """Make a card with the scores of these weights, and code that opens this folder from the hub."""
     guidance = _GUIDANCE if trained.plan.captions.dropout else 1.0
     dtype = str(DTYPES[about["dtype"]])
     repo = options.repo or "OWNER/NAME"
@@ -109,7 +109,7 @@ def _card(run: Path, trained: Trained, about: Mapping[str, Any], options: CardOp
 
 
 def timesteps(steps: int, shift: float) -> list[float]:
-    """tintype's grid, for a scheduler with shift 1. diffusers' own ends with a step of nearly nothing."""
+    """Return tintype's grid, for a scheduler with shift 1. diffusers' own ends with a step near 0."""
     return [t * TRAIN_TIMESTEPS for t in sampling_times(steps, shift)[:-1]]
 
 
@@ -143,7 +143,7 @@ def _transformer(tensors: Mapping[str, Tensor], plan: Plan, channels: int, text_
 
 
 def _how_to_call(trained: Trained, pipeline: Pipeline) -> dict[str, Any]:
-    """Arguments with which the pipeline samples as tintype does."""
+    """Return the arguments with which the pipeline samples as tintype does."""
     call: dict[str, Any] = {"timesteps": timesteps(STEPS, trained.plan.sampling.shift), "use_resolution_binning": False}
     if pipeline == LATENT and reader.form_of(trained.parts.text).clean != "prx":
         call["skip_text_cleaning"] = True
@@ -153,7 +153,7 @@ def _how_to_call(trained: Trained, pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _notes(trained: Trained) -> list[str]:
-    """What is not in the folder and may be missed."""
+    """Return notes on what the pipeline does otherwise than training did."""
     plan, notes = trained.plan, []
     if plan.route is not None:
         notes.append(
@@ -179,7 +179,7 @@ def _notes(trained: Trained) -> list[str]:
 
 
 def forget_places(file: Path) -> None:
-    """Takes out the paths of this machine that loading has left in configs."""
+    """Remove the local paths that loading has left in configs."""
     stated = json_object(file)
     cleaned = _without_places(stated)
     if cleaned != stated:

@@ -1,4 +1,4 @@
-"""Sends a folder with a card to the hub: what goes where is shown first, and nothing goes without consent.
+"""Upload a folder with a card to the hub, after showing it and asking.
 
 All files go in one commit: a repository has the whole folder or what it had before. What was uploaded before an
 interruption is on the hub already, and is not sent again.
@@ -38,7 +38,7 @@ _PICKLE_PROTOCOLS = range(2, 6)
 
 @dataclass(frozen=True)
 class Upload:
-    """What would be sent."""
+    """Files to upload."""
 
     folder: Path
     files: tuple[str, ...]
@@ -60,8 +60,8 @@ class Destination:
 
 
 @dataclass(frozen=True)
-class Door:
-    """A repository that was looked at, with the login that did."""
+class Login:
+    """A login at the hub, and the repository that it has checked."""
 
     hub: Any
     api: Any
@@ -81,7 +81,7 @@ Consent = Callable[[Upload, Destination], bool]
 
 
 def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
-    """The files of a folder that may be published, or a message on why it may not."""
+    """Return the files of a folder to upload. Refuse a folder that must not be published."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; `tintype export` writes one")
     if (folder / "metrics.jsonl").exists() and (folder / "checkpoints").is_dir():
@@ -116,21 +116,21 @@ def push(
     token: TokenSource | None = None,
     endpoint: str | None = None,
 ) -> Pushed | None:
-    """Uploads the folder as a model's repository, which is made if it is not there. None where consent was refused.
+    """Upload the folder to a repository, which is created if needed. Return None where consent was refused.
 
-    `token` says where the token comes from, by default the login of huggingface_hub. The repository's visibility
-    is chosen when it is made; one that is there keeps its own, and is refused where it is public against `private`.
+    `token` returns the token, by default that of huggingface_hub's login. An existing repository keeps its visibility;
+    a public one is refused with `private`.
     """
     check_name(repo)
     upload = collect(folder, repo)
-    door = open_door(repo, private=private, token=token, endpoint=endpoint)
-    if not consent(upload, door.destination):
+    login = log_in(repo, private=private, token=token, endpoint=endpoint)
+    if not consent(upload, login.destination):
         return None
-    with _explained(door.hub, door.api.endpoint, repo, door.secret):
-        if not door.destination.exists:
-            door.api.create_repo(repo, private=private, exist_ok=True)
-        pushed = _commit(door.hub, door.api, upload, door.destination)
-        _check_arrived(door.api, upload, repo)
+    with _explained(login.hub, login.api.endpoint, repo, login.secret):
+        if not login.destination.exists:
+            login.api.create_repo(repo, private=private, exist_ok=True)
+        pushed = _commit(login.hub, login.api, upload, login.destination)
+        _check_arrived(login.api, upload, repo)
     return pushed
 
 
@@ -139,10 +139,8 @@ def check_name(repo: str) -> None:
         raise UserError(f"{repo} is no name of a repository; write it as OWNER/NAME")
 
 
-def open_door(
-    repo: str, *, private: bool = False, token: TokenSource | None = None, endpoint: str | None = None
-) -> Door:
-    """Logs in and looks at the repository; changes nothing there."""
+def log_in(repo: str, *, private: bool = False, token: TokenSource | None = None, endpoint: str | None = None) -> Login:
+    """Log in and check the repository; change nothing there."""
     check_name(repo)
     hub = _hub()
     secret = (token or hub.get_token)()
@@ -156,7 +154,7 @@ def open_door(
             f"{repo} is there already and public, and --private was asked for; make it private in its settings, or "
             "choose another name"
         )
-    return Door(hub, api, secret, destination)
+    return Login(hub, api, secret, destination)
 
 
 def _destination(hub: Any, api: Any, repo: str, private: bool) -> Destination:
@@ -178,7 +176,7 @@ def _commit(hub: Any, api: Any, upload: Upload, destination: Destination) -> Pus
 
 
 def _check_arrived(api: Any, upload: Upload, repo: str) -> None:
-    """A .gitignore of the repository leaves files out without a word."""
+    """Check that all files arrived: a .gitignore of the repository leaves files out silently."""
     sizes = upload.sizes
     found = {info.path: info.size for info in api.get_paths_info(repo, list(upload.files))}
     lost = [name for name in upload.files if found.get(name) != sizes[name]]
@@ -198,7 +196,7 @@ def _refuse_pickle(path: Path) -> None:
 
 
 def _is_pickle(path: Path) -> bool:
-    """By its content: a pickle itself, or an archive of torch around one."""
+    """Return whether the content is a pickle, or an archive of torch around one."""
     with path.open("rb") as file:
         first = file.read(2)
     if len(first) == 2 and first[0] == 0x80 and first[1] in _PICKLE_PROTOCOLS:
@@ -219,7 +217,7 @@ def _hub() -> Any:
 
 @contextmanager
 def _explained(hub: Any, endpoint: str, repo: str, secret: str) -> Iterator[None]:
-    """Turns what the hub answers, or that it does not, into one message, in which the token never stands.
+    """Turn errors of the hub and of the connection into one message, without the token.
 
     `errors.HTTPError` is the base of what the library's HTTP client raises, whichever that is; a part that failed in a
     thread comes as a RuntimeError, a malformed answer or card as a ValueError.
@@ -235,13 +233,13 @@ def _explained(hub: Any, endpoint: str, repo: str, secret: str) -> Iterator[None
         elif broken is not None:
             what = f"{endpoint} cannot be reached or broke off; check the connection, then {_AGAIN}"
         else:
-            what = f"the library of the hub gave up; mend what it names, then {_AGAIN}"
+            what = f"huggingface_hub gave up; fix what it names, then {_AGAIN}"
         reason = _reason(answered or broken or chain[-1]).replace(secret, "…")
         raise UserError(f"pushing to {endpoint}/{repo}: {what} ({reason})") from None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those behind it."""
+    """Yield the error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -271,7 +269,7 @@ def _advice(status: int, repo: str) -> str:
 
 
 def file_rows(upload: Upload) -> Sequence[tuple[str, str]]:
-    """Name and size of each file, the largest first."""
+    """Return name and size of each file, the largest first."""
     sizes = upload.sizes
     return [(name, decimal(sizes[name])) for name in sorted(sizes, key=lambda name: (-sizes[name], name))]
 

@@ -1,5 +1,4 @@
-"""Keeps back what diffusers and transformers say of their own affairs: deprecations inside them, steps that are meant
-as given, bars of files on this disk."""
+"""Silence the deprecations, warnings and progress bars of diffusers and transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's folder says of the run: its plan, its log, what it was made of and made on, how it was scored."""
+"""Read the record of a run from its folder: plan, log, lineage, environment, scores."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class RunRecord:
     """How often each kind of event is in the log: steps that were skipped, checkpoints that were damaged."""
     evaluations: Sequence[Evaluation]
     older_evaluations: int
-    """Of earlier steps or of other weights, which are not those of `evaluations`."""
+    """Number of evaluations of earlier steps or of other weights."""
     study: Path | None
     baseline: Baseline | None
     origin: Origin | None
@@ -199,7 +199,7 @@ def _study_of(path: Path) -> Path | None:
 
 
 def _study_baseline(study: Path | None, plan: Plan) -> Baseline | None:
-    """Of a study's baselines, one for each resolution, the one that the plan is nearest to."""
+    """Return the baseline of a study that is nearest to the plan; a study has one for each resolution."""
     if study is None:
         return None
     files = [

@@ -1,6 +1,6 @@
 """`tintype export --to safetensors`: the denoiser in one file, under the names of PRX's training.
 
-The header says what it is: each entry is a text, `tintype` has all of it as JSON, and the most asked for stand alone.
+The header describes it: `tintype` has all of it as JSON, and the most useful entries stand alone too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ALONE = ("architecture", "plan", "step", "weights", "dtype", "prediction")
 def export_file(
     run: Path, out: Path, weights: Weights | None = None, dtype: Dtype = "fp32", ema_length: float | None = None
 ) -> Exported:
-    """Writes the whole file, or nothing."""
+    """Write the whole file, or nothing."""
     if out.suffix != _SUFFIX:
         raise UserError(f"--out {out}: a single file is named NAME{_SUFFIX}")
     refuse_existing(out)

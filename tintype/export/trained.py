@@ -1,4 +1,4 @@
-"""What is exported of a run: its parts with the chosen weights, and what the copy says of itself."""
+"""Load a run with the chosen weights, and describe them for the export."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Trained:
 
     @property
     def words(self) -> str:
-        """As a result of an evaluation calls these weights."""
+        """Return the name that an evaluation gives these weights."""
         return self.average.words if self.average else self.weights
 
     @property
@@ -47,7 +47,7 @@ class Trained:
         return self.parts.plan
 
     def denoiser(self, dtype: Dtype) -> dict[str, Tensor]:
-        """The tensors under diffusers' names, which are ours."""
+        """Return the denoiser's tensors; our names are diffusers'."""
         denoiser = self.parts.denoiser
         tensors = {name: tensor.to(DTYPES[dtype]).contiguous() for name, tensor in denoiser.state_dict().items()}
         channels, text_dim = self.parts.tokenizer.channels, self.parts.text.dim
@@ -58,7 +58,7 @@ class Trained:
         return tensors
 
     def about(self, dtype: Dtype) -> dict[str, Any]:
-        """Where the weights come from and what they expect. No path of this machine is in it."""
+        """Return where the weights come from and what they expect, without local paths."""
         plan = self.plan
         return {
             "format": FORMAT,
@@ -81,8 +81,7 @@ class Trained:
 
 
 def load_trained(run: Path, weights: Weights | None, ema_length: float | None = None) -> Trained:
-    """The newest good weights of a run: by default its average, where it keeps one; or that of a length, made of its
-    snapshots."""
+    """Load the newest good weights of a run: by default its average if it has one, or that of `ema_length`."""
     plan = plan_from_folder(run)
     folder, about = RunFolder(run), read_about(run)
     if about:

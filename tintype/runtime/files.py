@@ -44,40 +44,46 @@ _KEPT_DAMAGED = 2
 
 @contextmanager
 def written_beside(path: Path, *, durable: bool = False) -> Iterator[Path]:
-    """A path to write the file to, which takes the file's name at the end. What goes wrong before leaves nothing.
+    """Yield a path to write a file or folder to, which takes the name `path` at the end. An error leaves nothing.
 
-    Of two processes that write one file, the later wins. A `durable` one lies on the disk before anything goes on.
+    Of two processes that write one file, the later wins. A `durable` file lies on the disk before anything goes on.
     An error of the disk names the file.
     """
     temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
     try:
+        _remove(temporary)
         yield temporary
         if durable:
             flush(temporary)
         temporary.replace(path)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
         number, reason = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
         raise OSError(number or errno.EIO, reason or str(error), str(path)) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    finally:
+        _remove(temporary)
     if durable:
         flush(path.parent)
 
 
-def remove_unfinished(folder: Path) -> None:
+def remove_unfinished(folder: Path, name: str = "*") -> None:
     """Remove what processes that were killed in the middle of `written_beside` have left in a folder."""
-    for file in folder.glob(".*.writing-*"):
-        process = file.name.rpartition("-")[2]
+    for path in folder.glob(f".{name}.writing-*"):
+        process = path.name.rpartition("-")[2]
         if process.isdigit() and not _is_alive(int(process)):
-            file.unlink(missing_ok=True)
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:  # it is another user's
         return True

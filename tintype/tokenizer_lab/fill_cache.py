@@ -1,4 +1,4 @@
-"""Encodes all training images of a plan before any run needs them: `tintype tokenizer cache`.
+"""Encode all training images of a plan before any run needs them: `tintype tokenizer cache`.
 
 Ranks take chunks of the images in turn. What an earlier call left is kept, row by row, where its sum is right.
 """
@@ -25,14 +25,14 @@ _CPU_CHUNK_IMAGES, _GPU_CHUNK_IMAGES = 16, 64
 
 @dataclass(frozen=True)
 class Filled:
-    """What became of a cache. Numbers are of all ranks."""
+    """State of a cache after filling it. Numbers are sums over all ranks."""
 
     folder: Path
     size_bytes: int
     images: int
-    """Of the data."""
+    """Images of the data."""
     there: int
-    """Of them in the cache now."""
+    """Images in the cache."""
     encoded: int
     changed: int
     """Those of `encoded` whose image had changed."""

@@ -1,4 +1,4 @@
-"""What tokenizers do to images: how near the way back comes, at which size, how fast, and what latents look like.
+"""Compare tokenizers on images: quality of the reconstruction, compression, speed and latents.
 
 `tintype tokenizer report` writes `results.json` and one HTML file. All tokenizers see the same images.
 
@@ -51,7 +51,7 @@ FAR_MEAN, FAR_STD = 0.25, 1.5
 
 
 class ReportSettings(Settings):
-    """What is measured, and on what."""
+    """Settings of a report."""
 
     data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of images")
     size_px: int = Field(
@@ -67,7 +67,7 @@ class ReportSettings(Settings):
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """What one tokenizer made of all the images."""
+    """All images, encoded and decoded by one tokenizer."""
 
     image_NCHW: Tensor
     latent_mean_C: Tensor
@@ -84,7 +84,7 @@ def report_tokenizers(
     device: torch.device,
     on_images: OnImages = lambda doing, done, total: None,
 ) -> dict[str, Any]:
-    """Measures every tokenizer, writes the two files, and returns what `results.json` holds."""
+    """Measure every tokenizer, write the two files, and return the content of `results.json`."""
     parts = dict(zip(tokenizer_names(specs), map(read_tokenizer, specs), strict=True))
     built = {name: part.build(device) for name, part in parts.items()}
     for name, tokenizer in built.items():
@@ -93,21 +93,21 @@ def report_tokenizers(
         image_NCHW, total = measured_images(settings.data, settings.size_px, settings.count, device, on_images)
         count = len(image_NCHW)
         on_images("loading the encoders", 0, count)
-        judge = Judge(image_NCHW, settings, device)
+        comparison = Comparison(image_NCHW, settings, device)
         rows, trips = [], []
         for name, tokenizer in built.items():
             on_batch = partial(on_images, f"encoding and decoding with {name}")
             trip = round_trip(tokenizer, image_NCHW, settings.batch, device, on_batch)
             on_images(f"measuring {name}", 0, count)
-            rows.append(_row(name, parts[name], trip, judge, settings, total))
+            rows.append(_row(name, parts[name], trip, comparison, settings, total))
             trips.append(trip.image_NCHW[: settings.shown])
         result = {
             "settings": plain(settings),
             "images": {"data": settings.data, "count": len(image_NCHW), "of": total, "size_px": settings.size_px},
             "environment": environment(device),
-            "definitions": judge.definitions,
-            "notes": judge.notes,
-            "left_out": judge.left_out,
+            "definitions": comparison.definitions,
+            "notes": comparison.notes,
+            "left_out": comparison.left_out,
             "tokenizers": rows,
         }
         write_json(out / "results.json", result)
@@ -131,7 +131,7 @@ def round_trip(
     device: torch.device,
     on_images: Callable[[int, int], None] = lambda done, total: None,
 ) -> RoundTrip:
-    """Encodes and decodes. Speeds leave out the first batch, which is done twice, and the way to the device."""
+    """Encode and decode. Speeds leave out a first batch to warm up, and copies to the device."""
     sum_C = square_C = torch.zeros(tokenizer.channels, dtype=torch.float64)
     made: list[Tensor] = []
     encode_s = decode_s = 0.0
@@ -162,8 +162,8 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-class Judge:
-    """Holds reconstructions against the images; what it needs of these is found once."""
+class Comparison:
+    """Compare reconstructions with the images, whose features are computed once."""
 
     def __init__(self, image_NCHW: Tensor, settings: ReportSettings, device: torch.device) -> None:
         self._image_NCHW, self._batch, self._device = image_NCHW, settings.batch, device
@@ -219,9 +219,9 @@ def _fd_name(encoder: Encoder) -> str:
 
 
 def _row(
-    name: str, part: TokenizerPart, trip: RoundTrip, judge: Judge, settings: ReportSettings, total: int
+    name: str, part: TokenizerPart, trip: RoundTrip, comparison: Comparison, settings: ReportSettings, total: int
 ) -> dict[str, Any]:
-    measured = judge.measure(trip.image_NCHW)
+    measured = comparison.measure(trip.image_NCHW)
     numbers_in, numbers_out = 3 * settings.size_px**2, math.prod(trip.latent_shape)
     return {
         "name": name,
@@ -251,7 +251,7 @@ def _finite(value: float) -> float | None:
 
 
 def _latent_notes(part: TokenizerPart, trip: RoundTrip) -> list[str]:
-    """Of pixels the scale is a convention: nothing is wrong with it."""
+    """Note latents far from mean 0 and deviation 1. The scale of pixels is a convention."""
     if isinstance(part, PixelsSettings):
         return []
     far_C = (trip.latent_mean_C.abs() > FAR_MEAN) | (trip.latent_std_C > FAR_STD) | (trip.latent_std_C < 1 / FAR_STD)
@@ -265,7 +265,7 @@ def _latent_notes(part: TokenizerPart, trip: RoundTrip) -> list[str]:
 
 
 def _seen_in_training(part: TokenizerPart, settings: ReportSettings, total: int) -> list[str]:
-    """Of a small-vae: whether it was trained on some of these images."""
+    """Note whether a small-vae was trained on some of these images."""
     if not isinstance(part, SmallVaeSettings) or settings.data == SCENES or is_store(Path(settings.data).expanduser()):
         return []  # scenes and stores have an evaluation split, which no training sees
     trained = read_record(Path(part.folder).expanduser()).trained

@@ -16,13 +16,13 @@ from tintype.train.load import load_run
 class Saved:
     step: int
     statistics: Statistics
-    """What the saved tokenizer normalises with: the running statistics of the run."""
+    """Statistics that the saved tokenizer normalises with: the running ones of the run."""
     words: str
     """How to name it in a plan."""
 
 
 def save_tuned(run: Path, out: Path, device: str | None = None) -> Saved:
-    """Writes the autoencoder of the run's newest good checkpoint to a new folder."""
+    """Write the autoencoder of the run's newest good checkpoint to a new folder."""
     parts, step = load_run(run, device)
     tokenizer = parts.tokenizer
     if not isinstance(tokenizer, TunedTokenizer) or parts.plan.tuning is None:

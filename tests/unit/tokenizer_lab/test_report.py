@@ -79,7 +79,7 @@ def test_copies_of_an_image_are_counted_and_do_not_shrink_the_errors() -> None:
     seen[0] = images[0]  # exact: left out of the mean PSNR
     errors = []
     for times in (1, 2):
-        judge = report.Judge(images.repeat(times, 1, 1, 1), settings(), CPU)
+        judge = report.Comparison(images.repeat(times, 1, 1, 1), settings(), CPU)
         found = judge.measure(seen.repeat(times, 1, 1, 1))
         errors.append([found[name].error for name in ("psnr_db", "ssim")])
     assert errors[1] == pytest.approx(errors[0], rel=1e-9)
