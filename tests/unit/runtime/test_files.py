@@ -49,10 +49,10 @@ def test_an_error_of_the_disk_names_the_file(tmp_path: Path) -> None:
 
 
 RAW_WRITERS = {
-    "files.py": "the one place",
+    "runtime/files.py": "the one place",
     "train/checkpoint.py": "in a temporary folder; errors name the checkpoint",
     "export/pipeline_folder.py": "in a temporary folder; errors name the target",
-    "train/folder.py": "the lock, which is empty",
+    "runtime/locks.py": "the lock, which is empty",
     "data/store/columns.py": "the lock, which is empty",
     "data/store/writer.py": "the list of refused images; errors name the store",
     "data/recaption/journal.py": "errors name the journal",
