@@ -18,6 +18,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import TypeAlias
 
 import numpy as np
@@ -40,7 +41,7 @@ _TYPES: dict[Kind, Type] = {"text": "text", "int": "number", "float": "number", 
 _TRUTHS = {"true": True, "false": False}
 _WORDS = ("and", "or", "not", "in")
 _TOKEN = re.compile(
-    r"""(?P<word>(?:and|or|not|in)\b)
+    r"""(?P<word>(?<![0-9.])(?:and|or|not|in)\b)
     |(?P<quoted>'[^']*'|"[^"]*"|\[[^\[\]]+\])
     |(?P<name>(?:caption:)?[^\W\d]\w*)
     |(?P<space>\s)
@@ -185,10 +186,7 @@ class _Builder:
         )
 
     def _joined(self, node: ast.expr, join: Join, parts: list[Node]) -> Node:
-        value = parts[0].value
-        for part in parts[1:]:
-            value = _both(join, value, part.value)
-        return Node("truth", node.col_offset, value)
+        return Node("truth", node.col_offset, lambda columns: reduce(join, (part.value(columns) for part in parts)))
 
     def _compared(self, node: ast.Compare, depth: int) -> Node:
         if any(isinstance(op, ast.In | ast.NotIn) for op in node.ops):

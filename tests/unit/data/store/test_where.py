@@ -123,6 +123,7 @@ def test_an_expression_says_which_records_are_taken(store: Store, expression: st
         ("min(*width) > 3", 1, "min takes 2 values, not 1"),
         ("width if height else 3", 7, "join conditions with and, or"),
         ("0x10 > 3", 2, "invalid decimal literal"),
+        ("width == 1and height > 2", 11, "invalid decimal literal"),
         ("width > 3 # all", 11, "'#' is not known here"),
         ("__import__('os') == 'x'", 1, "there is no function '__import__'"),
         ("long.__class__ == 'a'", 1, "'long.__class__' is not expected here"),
@@ -146,6 +147,7 @@ def test_long_and_deep_expressions_are_refused_and_bad_patterns_cost_nothing(sto
     for signs in ("-" * 3900, "1+" * 1900):
         with pytest.raises(UserError, match="nested more than 60 levels deep"):
             kept_by(store, f"{signs}1 > 3")
+    assert kept_by(store, " or ".join(["1==2"] * 480 + ["1==1"])).all(), "many conditions are not deep"
     with pytest.raises(UserError, match=r"has 9,011 characters; the most is 4,000"):
         kept_by(store, "width > 3 a" + "a" * 9000)
     with pytest.raises(UserError, match=r"character 221: .*\n  …"):
