@@ -1,4 +1,4 @@
-"""Holds what is loaded from the hub to what it was at its first use on this machine.
+"""Checks that what is loaded from the hub is what it was at its first use on this machine.
 
 A repository without a pinned revision, a branch or a tag can change between two runs of a study. The first use writes
 the SHA-256 of what was loaded to `$TINTYPE_CACHE/first-use`; a later use that finds another one is refused.
@@ -19,7 +19,7 @@ _UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
 
 
 def hold(source: str, revision: str, item: str, sha256: str, commit: str | None) -> None:
-    """Write down the SHA-256 of an item of a repository at its first use; raise if it was another one then."""
+    """Record the SHA-256 of an item of a repository at its first use; raise if it was another one then."""
     file = record_file(source, revision)
     first = _first(file, item, {"sha256": sha256, "commit": commit, "date": time.strftime("%Y-%m-%d")})
     if first.get("sha256") == sha256:
@@ -38,7 +38,7 @@ def record_file(source: str, revision: str) -> Path:
 
 
 def _first(file: Path, item: str, found: dict[str, str | None]) -> dict[str, str | None]:
-    """The entry of an item, which is `found` if there was none."""
+    """Return the entry of an item; `found` becomes the entry if there was none."""
     with writing_cache(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         with (file.parent / ".lock").open("w") as lock:

@@ -65,7 +65,7 @@ class Checkpoint:
     revision: str | None = None
     arithmetic: Arithmetic = "fp32"
     subfolder: str = ""
-    """Of the repository, where the model is one of several in it."""
+    """Folder of the repository, where the model is one of several in it."""
 
     @property
     def folder(self) -> Path | None:

@@ -14,46 +14,48 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tintype.errors import UserError
 
-_SOURCES = (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, AttributeError, IndexError, ImportError)
-"""What a damaged or hostile pickle raises in the reader."""
+Leaf = TypeVar("Leaf", Tensor, npt.NDArray[np.floating])
+_ERRORS = (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, AttributeError, IndexError, ImportError)
+"""Errors that a damaged or hostile pickle raises in the reader."""
 
 
 def read_arrays(data: bytes, where: str) -> dict[str, Tensor]:
-    """A pickle of dictionaries of numpy arrays of floats."""
+    """Read a pickle of dictionaries of numpy arrays of floats."""
     try:
         found = dict(_leaves(_Arrays(io.BytesIO(data)).load(), np.ndarray))
         return {path: torch.from_numpy(np.array(array, dtype=np.float32)) for path, array in found.items()}
-    except _SOURCES as error:
+    except _ERRORS as error:
         raise UserError(f"{where} is not a pickle of numpy arrays alone, and was not read: {error}") from None
 
 
 def read_torchscript(data: bytes, where: str) -> dict[str, Tensor]:
-    """The tensors of a TorchScript archive; its code stays unread."""
+    """Read the tensors of a TorchScript archive; its code stays unread."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             (index,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
             reader = _Archive(io.BytesIO(archive.read(index)))
             reader.storage = lambda key: archive.read(index.removesuffix(".pkl") + "/" + key)
             return dict(_leaves(reader.load(), Tensor))
-    except (*_SOURCES, zipfile.BadZipFile) as error:
+    except (*_ERRORS, zipfile.BadZipFile) as error:
         raise UserError(f"{where} is not a TorchScript archive of tensors, and was not read: {error}") from None
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """A checkpoint of torch (.pth, .pt): tensors by name, by torch's own restricted reader."""
+    """Read a checkpoint of torch (.pth, .pt), tensors by name, by torch's own restricted reader."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (RuntimeError, *_SOURCES) as error:
+    except (RuntimeError, *_ERRORS) as error:
         first = str(error).splitlines()[0]
         raise UserError(f"{path} is not a checkpoint of tensors alone, and was not read: {first}") from None
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
@@ -64,29 +66,29 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 class _Table(pickle.Unpickler):
     """An unpickler that knows the names in `known` and no other."""
 
-    known: ClassVar[Mapping[tuple[str, str], Any]] = {}
+    known: ClassVar[Mapping[tuple[str, str], object]] = {}
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (module, name) not in self.known:
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return self.known[module, name]
 
 
-def _blank_array(kind: type, shape: tuple[int, ...], code: bytes) -> np.ndarray[Any, Any]:
-    """What numpy's pickles start from; the shape and the numbers follow as its state."""
+def _blank_array(kind: type, shape: tuple[int, ...], code: bytes) -> npt.NDArray[np.int8]:
+    """Return what numpy's pickles start from; the shape and the numbers follow as its state."""
     if kind is not np.ndarray or shape != (0,):
         raise pickle.UnpicklingError("it makes something that is no plain array")
     return np.ndarray((0,), dtype=np.int8)
 
 
-def _float_type(code: str, align: bool = False, copy: bool = False) -> np.dtype[Any]:
+def _float_type(code: str, align: bool = False, copy: bool = False) -> np.dtype[np.floating]:
     if code not in ("f2", "f4", "f8"):
         raise pickle.UnpicklingError(f"it has an array of the type {code!r:.20}, which is no float")
     return np.dtype(code)
 
 
 class _Arrays(_Table):
-    known: ClassVar[Mapping[tuple[str, str], Any]] = {
+    known: ClassVar[Mapping[tuple[str, str], object]] = {
         ("numpy", "ndarray"): np.ndarray,
         ("numpy", "dtype"): _float_type,
         ("numpy.core.multiarray", "_reconstruct"): _blank_array,
@@ -97,35 +99,35 @@ class _Arrays(_Table):
 class _Module:
     """Stands for any class of a TorchScript archive: a bag of what it holds."""
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
 
 
-def _tensor(flat: Tensor, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Tensor:
+def _tensor(flat: Tensor, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], *_: object) -> Tensor:
     return torch.as_strided(flat, shape, stride, offset).clone()
 
 
 class _Archive(_Table):
     storage: Callable[[str], bytes]
-    known: ClassVar[Mapping[tuple[str, str], Any]] = {
+    known: ClassVar[Mapping[tuple[str, str], object]] = {
         ("torch._utils", "_rebuild_tensor_v2"): _tensor,
         ("torch.jit._pickle", "build_intlist"): list,
         ("torch", "FloatStorage"): "float32",
         ("collections", "OrderedDict"): OrderedDict,
     }
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         return _Module if module.split(".")[0] == "__torch__" else super().find_class(module, name)
 
-    def persistent_load(self, pid: Any) -> Tensor:
+    def persistent_load(self, pid: tuple[str, str, str, str, int]) -> Tensor:
         tag, kind, key, _, count = pid
         if tag != "storage" or kind != "float32" or not str(key).isdigit():
             raise pickle.UnpicklingError(f"it refers to {pid!r:.60}, which is no storage of floats")
         return torch.frombuffer(bytearray(self.storage(str(key))), dtype=torch.float32, count=count)
 
 
-def _leaves(node: Any, kind: type, path: str = "") -> list[tuple[str, Any]]:
-    """Every array below a dictionary or module, with its path. A dictionary may hold nothing else."""
+def _leaves(node: object, kind: type[Leaf], path: str = "") -> list[tuple[str, Leaf]]:
+    """Return every array below a dictionary or module, with its path. A dictionary may hold nothing else."""
     if isinstance(node, kind):
         return [(path, node)]
     if isinstance(node, _Module):

@@ -1,4 +1,4 @@
-"""How an image is brought to a network's input: a part of every number that is taken on the network's features.
+"""Preprocessing of images for a network's input: a part of every number that is taken on the network's features.
 
 Libraries disagree on what "resize" means, by enough to move a FID by points (Parmar et al. 2022, arXiv 2104.11222).
 So a resize here is a value with each choice written out, and it is computed as two matrix products in float64, one per
@@ -33,7 +33,7 @@ _FIXED_POINT = 2.0**22
 
 @dataclass(frozen=True)
 class Resampling:
-    """What a resize means.
+    """Definition of a resize.
 
     `antialias` widens the filter when shrinking and drops the taps beyond the edge, as Pillow always does; without it
     the filter stays narrow and the edge pixel is repeated, as torch's `interpolate` does. `grid` "tf1" is the corner
@@ -70,7 +70,7 @@ class Preparation(Protocol):
     def definition(self) -> str: ...
     @property
     def hash_input(self) -> str:
-        """All that decides the result, in one stable line."""
+        """Return all that decides the result, in one stable line."""
 
     def __call__(self, image_BCHW: Tensor) -> Tensor: ...
 
@@ -102,7 +102,7 @@ class Preprocess:
 
     @property
     def hash_input(self) -> str:
-        """All that decides the result, in one stable line."""
+        """Return all that decides the result, in one stable line."""
         return json.dumps(asdict(self), sort_keys=True)
 
     def __call__(self, image_BCHW: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class Stretch:
 
 
 def _some_at_a_time(function: Callable[[Tensor], Tensor], image_BCHW: Tensor, numbers_out: int) -> Tensor:
-    """A CPU's caches like one image at a time; a GPU wants many, as far as its memory goes."""
+    """Apply a function to one image at a time on a CPU, whose caches like that, and to many on a GPU."""
     check_bytes(image_BCHW)
     largest = max(image_BCHW[0].numel(), numbers_out)
     at_once = 1 if image_BCHW.device.type == "cpu" else max(1, _GPU_NUMBERS // largest)
@@ -168,7 +168,7 @@ def _standardised(x_BCHW: Tensor, scale: float, mean: Triple, std: Triple) -> Te
 
 
 def check_bytes(image_BCHW: Tensor) -> None:
-    """Only uint8 [B, 3, H, W]: a float or int64 image leaves its range to guessing.
+    """Refuse all but uint8 [B, 3, H, W]: a float or int64 image leaves its range to guessing.
 
     PRX's published evaluation multiplied uint8 images by 255 in uint8, which turns each x into 256 - x: negatives
     were scored, and nothing complained.
@@ -182,7 +182,7 @@ def check_bytes(image_BCHW: Tensor) -> None:
 
 
 def resize(image_BCHW: Tensor, height: int, width: int, how: Resampling, crop_px: int | None = None) -> Tensor:
-    """Bytes to float64 of height by width, or only the middle `crop_px` of each axis. Columns first."""
+    """Resize bytes to float64 of height by width, or only the middle `crop_px` of each axis. Columns first."""
     columns_OI = _axis_weights(image_BCHW.shape[-1], width, how, crop_px, image_BCHW.device)
     rows_OI = _axis_weights(image_BCHW.shape[-2], height, how, crop_px, image_BCHW.device)
     wide_BCHO = _settle(image_BCHW.to(torch.float64) @ columns_OI.T, how, last=False)
@@ -201,7 +201,7 @@ def _axis_weights(in_px: int, out_px: int, how: Resampling, crop_px: int | None,
 
 
 def axis_weights(in_px: int, out_px: int, how: Resampling, crop_px: int | None, device: torch.device) -> Tensor:
-    """The matrix [O, I] of one axis; each row sums to one."""
+    """Return the matrix [O, I] of one axis; each row sums to one."""
     weights_OI = _widened(in_px, out_px, how.filter) if how.antialias else _pointed(in_px, out_px, how)
     if how.quantise:
         scaled_OI = weights_OI * _FIXED_POINT
@@ -218,7 +218,7 @@ def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def _widened(in_px: int, out_px: int, name: Filter) -> Tensor:
-    """Pillow's weights: the filter covers at least one output pixel; what falls off the edge is shared out."""
+    """Return Pillow's weights: the filter covers at least one output pixel; what falls off the edge is shared out."""
     ratio = in_px / out_px
     centre_O1 = (torch.arange(out_px, dtype=torch.float64)[:, None] + 0.5) * ratio
     reach = math.ceil(2.0 * max(ratio, 1.0))
@@ -232,7 +232,7 @@ def _widened(in_px: int, out_px: int, name: Filter) -> Tensor:
 
 
 def _pointed(in_px: int, out_px: int, how: Resampling) -> Tensor:
-    """Weights of the two or four pixels next to the source point, the edge pixel repeated beyond the edge."""
+    """Return weights of the two or four pixels next to the source point, the edge pixel repeated beyond the edge."""
     out_O = torch.arange(out_px, dtype=torch.float64)
     source_O = (out_O + 0.5) * (in_px / out_px) - 0.5 if how.grid == "centred" else out_O * (in_px / out_px)
     reach = 1 if how.filter == "bilinear" else 2
@@ -244,7 +244,7 @@ def _pointed(in_px: int, out_px: int, how: Resampling) -> Tensor:
 
 
 def _kernel(x: Tensor, name: Filter) -> Tensor:
-    """The triangle, or Keys' cubic with its one free number a (Keys 1981, eq. 4)."""
+    """Evaluate the triangle, or Keys' cubic with its one free number a (Keys 1981, eq. 4)."""
     x = x.abs()
     if name == "bilinear":
         return (1.0 - x).clamp(min=0.0)
@@ -264,6 +264,6 @@ def _formula(scale: float, mean: Triple, std: Triple) -> str:
 
 
 def _short(values: tuple[float, ...]) -> str:
-    """One number where the channels share it."""
+    """Return one number where the channels share it."""
     texts = [f"{value:.6g}" for value in values]
     return texts[0] if len(set(texts)) == 1 else "[" + ", ".join(texts) + "]"

@@ -1,4 +1,4 @@
-"""Where the weights of others' networks come from, and the one place they are kept.
+"""Sources of published weights, and the cache of them.
 
 Each is converted once to safetensors in `$TINTYPE_CACHE/weights` (by default `~/.cache/tintype/weights`). A source is
 pinned by the SHA-256 of its bytes, and a file in the cache carries a digest of its tensors, which is checked whenever
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -116,8 +117,7 @@ class Url:
         _say(f"downloading {self.url}")
         try:
             with urllib.request.urlopen(self.url, timeout=_URL_TIMEOUT_S) as answer, target.open("wb") as file:
-                while block := answer.read(1 << 20):
-                    file.write(block)
+                shutil.copyfileobj(answer, file)
         except OSError as error:
             raise UserError(f"cannot download {self.url} to {target}: {error}") from None
         return target
@@ -137,16 +137,16 @@ class Known:
 
 
 def fetch(known: Known, path: str | None = None) -> Weights:
-    """The weights: from a file of the user's, from the cache, or from the first source that has them."""
+    """Return the weights: from a file of the user's, from the cache, or from the first source that has them."""
     if path is not None:
         return _converted(known, Path(path).expanduser(), f"{Path(path).name}")
     for source in known.sources:
-        if (kept := cache_file(known, source)).exists():
-            return _read_kept(kept)
+        if (cached := cache_file(known, source)).exists():
+            return _read_cached(cached)
     reasons = []
     for source in known.sources:
         try:
-            return _keep(known, source)
+            return _cache(known, source)
         except UserError as error:
             reasons.append(f"- {source.words}: {error}")
             _say(reasons[-1])
@@ -154,7 +154,7 @@ def fetch(known: Known, path: str | None = None) -> Weights:
 
 
 def at_hand(known: Known) -> bool:
-    """Whether they can be had without a download: kept from before, or in a package that is installed."""
+    """Return whether they need no download: cached, or in a package that is installed."""
     installed = any(isinstance(source, Packaged) and source.installed() for source in known.sources)
     return installed or any(cache_file(known, source).exists() for source in known.sources)
 
@@ -180,7 +180,7 @@ def cache_file(known: Known, source: Packaged | Url) -> Path:
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """SHA-256 over types, shapes and bytes. Names and order are left out: libraries rename parameters."""
+    """Return the SHA-256 over types, shapes and bytes. Names and order are left out: libraries rename parameters."""
     parts = []
     for tensor in tensors:
         content = hashlib.sha256(f"{tensor.dtype}{list(tensor.shape)}".encode())
@@ -189,7 +189,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
     return hashlib.sha256("".join(sorted(parts)).encode()).hexdigest()
 
 
-def _keep(known: Known, source: Packaged | Url) -> Weights:
+def _cache(known: Known, source: Packaged | Url) -> Weights:
     with tempfile.TemporaryDirectory() as folder:
         file = source.obtain(Path(folder))
         found = sha256_of(file)
@@ -201,7 +201,7 @@ def _keep(known: Known, source: Packaged | Url) -> Weights:
 
 
 def _converted(known: Known, file: Path, words: str) -> Weights:
-    readers = {**known.readers, ".safetensors": _read_safetensors}
+    readers = {**known.readers, ".safetensors": read_safetensors}
     if not file.is_file():
         raise UserError(f"there is no file {file} with the weights '{known.name}'")
     if file.suffix not in readers:
@@ -218,7 +218,7 @@ def _write(target: Path, weights: Weights) -> None:
             save_file(weights.tensors, temporary, {**about, _CHECKSUM: _checksum(weights.tensors, weights.source)})
 
 
-def _read_kept(file: Path) -> Weights:
+def _read_cached(file: Path) -> Weights:
     damaged = f"{file} is damaged; delete it, and it will be made anew"
     try:
         with safe_open(file, framework="pt") as stored:
@@ -235,12 +235,13 @@ def _read_kept(file: Path) -> Weights:
 
 
 def _checksum(tensors: Tensors, source: str) -> str:
-    """SHA-256 over the source and each tensor with its name: a digest without names misses exchanged ones."""
+    """Return the SHA-256 over the source and each tensor with its name: a digest without names misses exchanged
+    ones."""
     parts = [f"{name} {digest([tensor])}" for name, tensor in sorted(tensors.items())]
     return hashlib.sha256("\n".join([source, *parts]).encode()).hexdigest()
 
 
-def _read_safetensors(file: Path) -> Tensors:
+def read_safetensors(file: Path) -> Tensors:
     try:
         return load_file(file)
     except SafetensorError as error:
@@ -248,7 +249,7 @@ def _read_safetensors(file: Path) -> Tensors:
 
 
 def _unpack(archive: Path, member: str, folder: Path) -> Path:
-    """One file out of a wheel or a source archive."""
+    """Extract one file of a wheel or a source archive."""
     target = folder / Path(member).name
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:

@@ -1,8 +1,8 @@
-"""What a frozen text encoder makes of captions, kept on the disk by the text.
+"""Token states of captions by a frozen text encoder, cached on the disk by the text.
 
-A caption's token states are kept without padding, in the type that they were computed in, so that a run learns the same
-with the cache and without: on a CPU to the last bit. On a GPU they are computed in groups of one size, whoever asks.
-The folder is named by all that decides them, so any change begins a new one; arms of a study and ranks share it.
+They are stored without padding, in the type that they were computed in, so that a run learns the same with the cache
+and without: on a CPU to the last bit. On a GPU they are computed in groups of one size, whichever captions are missing.
+The folder is named by all that decides them, so any change starts a new one; arms of a study and ranks share it.
 
 T: tokens of all captions. C: width of the encoder.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -31,7 +30,7 @@ _OTHERWISE = "set run.text_embeddings to live"
 
 
 class CachedText:
-    """A text encoder that asks another one for what is not there yet."""
+    """A text encoder with a cache; captions that are missing are encoded by another one."""
 
     def __init__(self, encoder: FrozenTextEncoder) -> None:
         made_of = _made_of(encoder)
@@ -40,11 +39,11 @@ class CachedText:
         self.folder = cache_folder() / "text" / stamp.hex()[:32]
         self._encoder, self._made_of = encoder, made_of
         self._numbers = torch.int16 if encoder.settings.compute == "bf16" else torch.int32
-        self._kept = Segments(self.folder, stamp, _OTHERWISE)
+        self._segments = Segments(self.folder, stamp, _OTHERWISE)
 
     @property
     def encoder(self) -> FrozenTextEncoder:
-        """The one that it asks."""
+        """Return the encoder of missing captions."""
         return self._encoder
 
     def identity_at(self, max_tokens: int) -> str:
@@ -60,9 +59,9 @@ class CachedText:
         self._encoder.compile_layers()
 
     def fill(self, captions: Sequence[str]) -> int:
-        """Encodes those of the captions that are missing, and says how many they were."""
+        """Encode the captions that are missing, and return how many they were."""
         text_of = {_key(caption): caption for caption in captions}
-        missing = self._kept.missing(list(text_of))
+        missing = self._segments.missing(list(text_of))
         for first in range(0, len(missing), _AT_ONCE):
             some = missing[first : first + _AT_ONCE]
             self._add(some, [text_of[key] for key in some])
@@ -84,10 +83,10 @@ class CachedText:
             for start, length in zip(packed.starts, packed.lengths, strict=True)
         ]
         self._write_header()
-        self._kept.add(list(zip(keys, blocks, strict=True)))
+        self._segments.add(list(zip(keys, blocks, strict=True)))
 
     def _read(self, captions: Sequence[str]) -> Packed:
-        blocks = [self._kept.get(_key(caption)) for caption in captions]
+        blocks = [self._segments.get(_key(caption)) for caption in captions]
         token_bytes = self.dim * self._numbers.itemsize
         found = [block for block in blocks if block is not None]
         if len(found) < len(blocks):  # they were there a moment ago
@@ -105,8 +104,8 @@ class CachedText:
                 write_header(file, FORMAT, self._made_of)
 
 
-def _made_of(encoder: FrozenTextEncoder) -> dict[str, Any]:
-    """All that decides an embedding, the text aside."""
+def _made_of(encoder: FrozenTextEncoder) -> dict[str, object]:
+    """Return all that decides an embedding, the text aside."""
     settings = encoder.settings
     return {
         "format": FORMAT,

@@ -1,8 +1,8 @@
-"""Captions from the web, made plain: what markup and addresses leave, without a change to what is said.
+"""Cleaning of captions from the web: markup and addresses are removed, the words stay.
 
 Differs: PixArt and DeepFloyd (and PRX after them) also lower-case and drop punctuation and Chinese, Japanese and Korean
-characters. Encoders that read capitals, commas and other languages lose by that, so it is left out. Models that were
-trained so read prompts so: `prx` and `prx-pixel` clean as diffusers' PRX pipelines do.
+characters. That costs encoders that read capitals, commas and other languages, so it is not done by default. Models
+that were trained so must be prompted so: `prx` and `prx-pixel` clean as diffusers' PRX pipelines do.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SPACE = re.compile(r"\s+")
 
 
 def clean(caption: str) -> str:
-    """HTML entities written out, tags and web addresses left out, control characters and runs of white space one space,
-    and letters with marks in their composed form."""
+    """Decode HTML entities, remove tags and web addresses, replace control characters and runs of white space by one
+    space, and compose letters with their marks."""
     plain = _unescaped(_unescaped(caption))  # twice: `&amp;quot;` is common
     plain = _without_tags(plain)
     plain = _ADDRESS.sub(" ", plain)
@@ -45,7 +45,7 @@ def clean(caption: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Write HTML entities out. One of so many digits is no character; Python refuses to read it as a number."""
+    """Decode HTML entities. One with a thousand digits is no character; Python refuses to read it as a number."""
     return html.unescape(_NO_CHARACTER.sub("\ufffd", text))
 
 

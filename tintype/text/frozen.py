@@ -1,6 +1,6 @@
-"""Frozen text encoders of others, through transformers: their token states, in their own arithmetic, known by a hash.
+"""Frozen text encoders of transformers: their token states, in their own arithmetic, identified by a hash.
 
-Each has the states of the last layer behind its norm, or those of an earlier layer. There is no chat template and no
+The states are those of the last layer after its norm, or of an earlier layer. There is no chat template and no
 instruction around a caption, as PRX has none. The empty caption has one token at least, whatever the tokenizer.
 
 B: captions of a group. L: tokens. C: width of the encoder. T: tokens of all captions.
@@ -22,6 +22,7 @@ from tintype.config.pins import check_pin
 from tintype.errors import UserError
 from tintype.pretrained.frozen import frozen_arithmetic
 from tintype.pretrained.hub import Checkpoint, explained
+from tintype.pretrained.packages import Untyped
 from tintype.pretrained.settings import PretrainedPart
 from tintype.pretrained.weights import digest
 from tintype.runtime.transfer import send
@@ -32,7 +33,7 @@ from tintype.text.packing import Grouping, Packed, alone, by_length, spread
 from tintype.text.part import TextPart
 
 _PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 500, "")
-"""Texts that show case, marks, special tokens and the cut."""
+"""Texts that show case, marks, special tokens and truncation."""
 _MOST_CUT = 1 << 17
 """Captions come again in every epoch."""
 _LONG = "one red ball and two blue cubes on the grass " * 200
@@ -46,14 +47,14 @@ class FrozenTextPart(PretrainedPart, TextPart):
     tokenizer_subfolder: str | None = Field(
         None, description="Where the tokenizer lies; by default beside the weights. In pipelines: tokenizer"
     )
-    max_tokens: int = Field(256, ge=2, description="Captions are cut to this many tokens, special ones included")
+    max_tokens: int = Field(256, ge=2, description="Captions are truncated to this many tokens, special ones included")
     clean: cleaning.Cleaning = Field(
         False,
         description="true: leave HTML, web addresses and superfluous white space out of captions; prx and prx-pixel: "
         "clean them as diffusers' PRXPipeline and PRXPixelPipeline do",
     )
     skip_layers: int = Field(
-        0, ge=0, description="0: the last layer behind its norm; 1: the layer before the last, without the norm; …"
+        0, ge=0, description="0: the last layer after its norm; 1: the layer before the last, without the norm; …"
     )
 
     @property
@@ -85,8 +86,8 @@ class FrozenTextPart(PretrainedPart, TextPart):
             "prompts unlike its captions was not measured."
         ]
 
-    def network(self) -> Any:
-        """The tower that reads texts, and nothing else of the checkpoint."""
+    def network(self) -> Untyped:
+        """Load the tower that reads texts, and nothing else of the checkpoint."""
         raise NotImplementedError
 
     def build(self, device: torch.device) -> FrozenTextEncoder:
@@ -94,9 +95,10 @@ class FrozenTextPart(PretrainedPart, TextPart):
 
 
 class FrozenTextEncoder:
-    """It is no `nn.Module`: nothing here is trained, averaged, cut into pieces or saved."""
+    """A frozen network with its tokenizer. It is no `nn.Module`: nothing here is trained, averaged, sharded or
+    saved."""
 
-    def __init__(self, settings: FrozenTextPart, network: Any, device: torch.device) -> None:
+    def __init__(self, settings: FrozenTextPart, network: Untyped, device: torch.device) -> None:
         self.settings, self.device = settings, device
         self._words = settings.checkpoint.words
         self._clean = cleaning.cleaner(settings.clean)
@@ -110,22 +112,22 @@ class FrozenTextEncoder:
         self.identity = self.identity_at(settings.max_tokens)
         self._refuse_other()
         network.config.use_cache = False  # of keys and values: nothing is generated
-        self._network: Any = network.eval().requires_grad_(False).to(device)
+        self._network: Untyped = network.eval().requires_grad_(False).to(device)
         self._cut = lru_cache(_MOST_CUT)(self._beginning)
-        self._try()
+        self._check_output()
 
     @property
-    def network(self) -> Any:
-        """A model of transformers that gives `last_hidden_state`."""
+    def network(self) -> Untyped:
+        """Return the model of transformers, whose output has `last_hidden_state`."""
         return self._network
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Untyped:
         return self._tokenizer
 
     @property
     def nothing(self) -> int:
-        """The one token of a caption of which the tokenizer leaves nothing."""
+        """Return the token that stands for a caption of which the tokenizer leaves nothing."""
         return self._nothing
 
     def transformers_form(self) -> TransformersForm:
@@ -135,16 +137,16 @@ class FrozenTextEncoder:
         )
 
     def compile_layers(self) -> None:
-        """Not compiled: the number and length of captions in a group change at every step."""
+        """Compile nothing: the number and length of captions in a group change at every step."""
 
     def encode(self, captions: Sequence[str]) -> TextTokens:
-        """Each caption once, however often it is there: the null caption is there often."""
+        """Encode each caption once, however often it is there: the null caption is there often."""
         place = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
         packed = self.packed(list(place), alone if self.device.type == "cpu" else by_length)
         return spread(packed, [place[caption] for caption in captions], self.settings.max_tokens, self.device)
 
     def packed(self, captions: Sequence[str], grouping: Grouping) -> Packed:
-        """The token states on the device, in the type that they are computed in."""
+        """Return the token states on the device, in the type that they are computed in."""
         ids = self.token_ids(captions)
         lengths = [len(one) for one in ids]
         starts, states, total = [0] * len(ids), [], 0
@@ -162,7 +164,7 @@ class FrozenTextEncoder:
         return [self._cut(caption, max_tokens) for caption in captions]
 
     def _beginning(self, caption: str, max_tokens: int) -> str:
-        """A word may be cut in two. Where its beginning alone is read as more tokens than in its place, letters go."""
+        """Truncate a caption, also inside a word. Letters go until what is left has no more tokens than asked for."""
         (text,) = self._read([caption])
         if not self._is_longer(text, max_tokens):
             return caption
@@ -181,13 +183,13 @@ class FrozenTextEncoder:
         return len(self.token_ids([text], max_tokens + 1)[0]) > max_tokens
 
     def token_ids(self, captions: Sequence[str], max_tokens: int | None = None) -> list[list[int]]:
-        """Cut to the settings' number of tokens, where no other is given."""
+        """Return the tokens of each caption, truncated to the settings' number where no other is given."""
         most = max_tokens or self.settings.max_tokens
         found = self._tokenizer(self._read(captions), truncation=True, max_length=most)["input_ids"]
         return [list(ids) or [self._nothing] for ids in found]
 
     def _read(self, captions: Sequence[str]) -> list[str]:
-        """As the tokenizer is given them."""
+        """Return the captions as the tokenizer is given them."""
         return [
             self._clean(caption).encode("utf-8", "replace").decode() for caption in captions
         ]  # a terminal's broken letters are no text
@@ -205,8 +207,8 @@ class FrozenTextEncoder:
         state_BLC: Tensor = output.hidden_states[-1 - skip] if skip else output.last_hidden_state
         return state_BLC
 
-    def _try(self) -> None:
-        """Reads the empty and an endless caption: what cannot be read is found before a run begins."""
+    def _check_output(self) -> None:
+        """Encode the empty and a very long caption: a network that fails on them is found before a run begins."""
         with explained(self.settings.checkpoint):
             token_TC = self.packed(["", _LONG], alone).token_TC
         if token_TC.shape[1] != self.dim or not token_TC.isfinite().all():
@@ -215,7 +217,7 @@ class FrozenTextEncoder:
                 f"in {self.settings.compute}; all must be finite. Are its weights whole? Else try text.compute=fp32"
             )
 
-    def _check_length(self, config: Any) -> None:
+    def _check_length(self, config: Untyped) -> None:
         most, depth = getattr(config, "max_position_embeddings", None), getattr(config, "num_hidden_layers", None)
         if isinstance(most, int) and self.settings.max_tokens > most:
             raise UserError(
@@ -228,7 +230,7 @@ class FrozenTextEncoder:
                 "must be left"
             )
 
-    def _stated(self, config: Any, key: str) -> int:
+    def _stated(self, config: Untyped, key: str) -> int:
         value = getattr(config, key, None)
         if not isinstance(value, int) or value < 1:
             raise UserError(
@@ -238,7 +240,7 @@ class FrozenTextEncoder:
         return value
 
     def _some_token(self, *ids: int | None) -> int:
-        """For padding, which nothing sees; and for a caption of which the tokenizer leaves nothing."""
+        """Return the first id that exists: for padding, and for a caption of which the tokenizer leaves nothing."""
         for found in ids:
             if found is not None:
                 return int(found)
@@ -247,7 +249,8 @@ class FrozenTextEncoder:
         )
 
     def identity_at(self, max_tokens: int) -> str:
-        """SHA-256 over the weights in the type they are computed in, the tokenizer, and the settings that count."""
+        """Return the SHA-256 over the weights in the type they are computed in, the tokenizer, and the settings that
+        count."""
         settings = self.settings
         vocabulary = hashlib.sha256(json.dumps(sorted(self._tokenizer.get_vocab().items())).encode()).hexdigest()
         content = [
@@ -267,7 +270,7 @@ class FrozenTextEncoder:
 
 
 POOLERS = frozenset({"pooler"})
-"""Modules behind the token states: nobody asks for theirs, and checkpoints often lack them."""
+"""Modules after the token states, whose output is not used; checkpoints often lack them."""
 
 
 def _used(name: str) -> bool:

@@ -1,7 +1,7 @@
-"""Captions of any length without their padding, and the way from there to a batch.
+"""Token states of captions without padding, and batches made of them.
 
 A group is what goes through a network at once: captions of about one length. The denoiser gets every batch padded to
-one length, so that it is compiled once and its numbers do not depend on which captions met in a batch; the padding is
+one length, so that it is compiled once and its numbers do not depend on which captions share a batch; the padding is
 zeros that its attention does not see.
 
 B: captions of a batch. L: tokens that the denoiser reads of each. T: tokens of all captions. C: width of the encoder.
@@ -21,13 +21,13 @@ from tintype.seams import TextTokens
 _MULTIPLE = 32
 """Lengths are rounded up to this on a GPU: fewer and fuller groups."""
 _MOST_TOKENS = 1 << 15
-"""Of a group, padding included."""
+"""Tokens of a group, padding included."""
 _EVEN = 32
 
 
 @dataclass(frozen=True)
 class Group:
-    """Captions, by their places in a list, that are padded to one length; further rows repeat the last one."""
+    """Captions, by their indices in a list, that are padded to one length; further rows repeat the last one."""
 
     members: tuple[int, ...]
     length: int
@@ -35,25 +35,25 @@ class Group:
 
 
 Grouping = Callable[[Sequence[int]], list[Group]]
-"""The groups of captions of these lengths; each caption is in one."""
+"""Maps the lengths of captions to groups; each caption is in one."""
 
 
 def alone(lengths: Sequence[int]) -> list[Group]:
-    """Each by itself without padding. What comes of it is a function of the caption alone, to the last bit."""
+    """Put each caption into a group of its own, without padding. Its states depend on it alone, to the last bit."""
     return [Group((place,), length, 1) for place, length in enumerate(lengths)]
 
 
 def by_length(lengths: Sequence[int]) -> list[Group]:
-    """Few groups, and little padding."""
-    return [Group(some, length, len(some)) for some, length in _pieces(lengths, lambda n: max(1, _MOST_TOKENS // n))]
+    """Make few groups with little padding."""
+    return [Group(some, length, len(some)) for some, length in _chunks(lengths, lambda n: max(1, _MOST_TOKENS // n))]
 
 
 def evenly(lengths: Sequence[int]) -> list[Group]:
-    """Groups of one number of rows: kernels round by it, and what is kept must not depend on who was encoded beside."""
-    return [Group(some, length, _EVEN) for some, length in _pieces(lengths, lambda n: _EVEN)]
+    """Make groups of one number of rows: kernels round by it, and a cached state must depend on its caption alone."""
+    return [Group(some, length, _EVEN) for some, length in _chunks(lengths, lambda n: _EVEN)]
 
 
-def _pieces(lengths: Sequence[int], most: Callable[[int], int]) -> list[tuple[tuple[int, ...], int]]:
+def _chunks(lengths: Sequence[int], most: Callable[[int], int]) -> list[tuple[tuple[int, ...], int]]:
     of_length: dict[int, list[int]] = {}
     for place, length in enumerate(lengths):
         of_length.setdefault(-(-length // _MULTIPLE) * _MULTIPLE, []).append(place)
@@ -66,7 +66,7 @@ def _pieces(lengths: Sequence[int], most: Callable[[int], int]) -> list[tuple[tu
 
 @dataclass(frozen=True)
 class Packed:
-    """The tokens of captions one after another, and where each caption's begin; between them may be others."""
+    """Tokens of captions one after another, and where each caption's begin; there may be others between them."""
 
     token_TC: Tensor
     starts: Sequence[int]
@@ -74,13 +74,13 @@ class Packed:
 
 
 def spread(packed: Packed, captions: Sequence[int], length: int, device: torch.device) -> TextTokens:
-    """A batch of these of the packed captions in fp32 on the device. The host waits for nothing."""
+    """Return a batch of these of the packed captions in fp32 on the device. The host waits for nothing."""
     token_TC = send(packed.token_TC, device)
     total, width = token_TC.shape
     start_B = torch.tensor([packed.starts[one] for one in captions])
     length_B = torch.tensor([packed.lengths[one] for one in captions])
     place_L = torch.arange(length)
     mask_BL = place_L < length_B[:, None]
-    index_BL = torch.where(mask_BL, start_B[:, None] + place_L, total)  # the padding's row comes behind all others
+    index_BL = torch.where(mask_BL, start_B[:, None] + place_L, total)  # the padding's row comes after all others
     padded_TC = torch.cat([token_TC, token_TC.new_zeros(1, width)])
     return TextTokens(padded_TC[send(index_BL, device)].float(), send(mask_BL, device))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from tintype.errors import UserError
+from tintype.pretrained.packages import Untyped
 from tintype.pretrained.settings import Compute, Revision, Source
 from tintype.text.frozen import POOLERS, FrozenTextPart
 
@@ -27,13 +28,14 @@ class T5GemmaSettings(FrozenTextPart):
     weights: Source = "google/t5gemma-2b-2b-ul2"
     compute: Compute = "bf16"
 
-    def network(self) -> Any:
-        """Its config holds one for the encoder and one for the decoder; an encoder saved by itself may have either.
+    def network(self) -> Untyped:
+        """Load the encoder. A config holds one for the encoder and one for the decoder; an encoder saved by itself may
+        have either.
 
         Its attention caps scores softly, which only the plain implementation does in all versions of transformers.
         """
         config = self.checkpoint.config()
-        how: dict[str, Any] = {"dtype": self.dtype, "attn_implementation": "eager"}
+        how: dict[str, Untyped] = {"dtype": self.dtype, "attn_implementation": "eager"}
         if config.model_type in _T5GEMMA and "T5GemmaEncoder" in (config.architectures or ()):
             config = config.encoder
         if config.model_type in _T5GEMMA_TOWER:
@@ -52,12 +54,12 @@ class T5Settings(FrozenTextPart):
     revision: Revision = "0613663d0d48ea86ba8cb3d7a44f0f65dc596a2a"
     compute: Compute = "bf16"
 
-    def network(self) -> Any:
+    def network(self) -> Untyped:
         return self.checkpoint.model(_T5, dtype=self.dtype)
 
 
 class Qwen3VlSettings(FrozenTextPart):
-    """The language tower of Qwen3-VL, without its head; the tower that reads images is let go of."""
+    """The language tower of Qwen3-VL, without its head; the tower that reads images is released."""
 
     model_types: ClassVar[frozenset[str]] = frozenset(_QWEN3_VL)
 
@@ -66,7 +68,7 @@ class Qwen3VlSettings(FrozenTextPart):
     revision: Revision = "89644892e4d85e24eaac8bacfd4f463576704203"
     compute: Compute = "bf16"
 
-    def network(self) -> Any:
+    def network(self) -> Untyped:
         model = self.checkpoint.model(_QWEN3_VL, dtype=self.dtype)
         return model if model.config.model_type == "qwen3_vl_text" else model.language_model
 
@@ -81,7 +83,7 @@ class ClipSettings(FrozenTextPart):
     revision: Revision = "32bd64288804d66eefd0ccbe215aa642df71cc41"
     max_tokens: int = Field(77, ge=2, description="CLIP has positions for 77")
 
-    def network(self) -> Any:
+    def network(self) -> Untyped:
         model = self.checkpoint.model(_CLIP, dtype=self.dtype)
         return model if model.config.model_type == "clip_text_model" else model.text_model
 
@@ -93,7 +95,7 @@ class MiniLmSettings(FrozenTextPart):
     weights: Source = "sentence-transformers/all-MiniLM-L6-v2"
     revision: Revision = "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"
 
-    def network(self) -> Any:
+    def network(self) -> Untyped:
         return self.checkpoint.model(_MINILM, unused=POOLERS, dtype=self.dtype)
 
 
@@ -102,7 +104,7 @@ class TransformersSettings(FrozenTextPart):
 
     kind: Literal["transformers"] = "transformers"
 
-    def network(self) -> Any:
+    def network(self) -> Untyped:
         model = self.checkpoint.model(unused=POOLERS, dtype=self.dtype)
         tower = model.get_encoder() if model.config.is_encoder_decoder else model
         if tower is None or not callable(getattr(tower, "get_input_embeddings", None)):

@@ -33,7 +33,7 @@ class WordsSettings(TextPart):
     width: int = Field(128, ge=8)
     depth: int = Field(2, ge=0)
     heads: int = Field(4, ge=1)
-    max_tokens: int = Field(96, ge=2, description="Captions are padded and cut to this many words, the start included")
+    max_tokens: int = Field(96, ge=2, description="Captions are padded or truncated to this many words, with the start")
 
     def build(self, device: torch.device) -> WordsEncoder:
         return WordsEncoder(self)
@@ -52,27 +52,29 @@ def bucket(word: str, buckets: int) -> int:
 
 
 def token_ids(caption: str, settings: WordsSettings) -> list[int]:
-    """The start token and one id per word. The empty caption is the start token alone: the null caption of guidance."""
+    """Return the start token and one id per word. The empty caption is the start token alone: the null caption of
+    guidance."""
     words = _WORD.findall(caption.lower())[: settings.max_tokens - 1]
     return [_START] + [bucket(word, settings.buckets) for word in words]
 
 
 @lru_cache(maxsize=1 << 17)
 def _cut(caption: str, max_tokens: int) -> str:
-    """The start token is one of them."""
+    """Truncate a caption; the start token is one of `max_tokens`."""
     ends = [found.end() for found in _WORD.finditer(caption)]
     return caption if len(ends) < max_tokens else caption[: ends[max_tokens - 2]]
 
 
 @lru_cache(maxsize=1 << 17)
 def _padded_ids(caption: str, settings: WordsSettings) -> Tensor:
-    """Kept, since captions come again in every epoch and every run of a study."""
+    """Return the ids with padding. They are cached, since captions come again in every epoch and every run of a
+    study."""
     ids = token_ids(caption, settings)
     return torch.tensor(ids + [_PADDING] * (settings.max_tokens - len(ids)))
 
 
 class WordsEncoder(nn.Module):
-    """Word and place embeddings, then a few pre-norm transformer layers over the words."""
+    """Word and position embeddings, then a few pre-norm transformer layers over the words."""
 
     def __init__(self, settings: WordsSettings) -> None:
         super().__init__()
@@ -85,7 +87,7 @@ class WordsEncoder(nn.Module):
 
     @property
     def identity(self) -> None:
-        """None: its weights are the run's own."""
+        """Return None: its weights are the run's own."""
         return None
 
     def identity_at(self, max_tokens: int) -> None:

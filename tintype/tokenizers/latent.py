@@ -1,4 +1,4 @@
-"""What all autoencoders share as tokenizers: frozen, in their own arithmetic, normalised, and known by a hash.
+"""Frozen autoencoders as tokenizers: in their own arithmetic, normalised, identified by a hash.
 
 B: images, C: channels, H, W: rows and columns of the image or of the latents.
 """
@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import Tensor, nn
 
 from tintype.config.pins import check_pin
 from tintype.errors import UserError
 from tintype.pretrained.frozen import encode_evenly, frozen_arithmetic
 from tintype.pretrained.hub import Checkpoint
+from tintype.pretrained.packages import Untyped
 from tintype.pretrained.settings import PretrainedPart
 from tintype.pretrained.weights import digest
 from tintype.seams import DiffusersForm, Draws
@@ -55,13 +56,13 @@ class LatentPart(PretrainedPart, TokenizerPart):
 
     @field_validator("scale", "shift", mode="before")
     @classmethod
-    def _as_tuple(cls, value: Any) -> Any:
-        """A plan's file has lists, and what stands before this in validation has made Python's own of them."""
+    def _as_tuple(cls, value: object) -> object:
+        """Accept the lists of a plan's file, which strict validation would refuse."""
         return tuple(value) if isinstance(value, list) else value
 
     @field_validator("scale", "shift")
     @classmethod
-    def _no_zero(cls, value: Numbers | None, info: Any) -> Numbers | None:
+    def _no_zero(cls, value: Numbers | None, info: ValidationInfo) -> Numbers | None:
         if info.field_name == "scale" and value is not None and 0 in (value if isinstance(value, tuple) else (value,)):
             raise ValueError("a scale of 0 leaves nothing of the latents")
         return value
@@ -79,14 +80,14 @@ class LatentPart(PretrainedPart, TokenizerPart):
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The autoencoder itself: a local folder may hold it, or hold it in its subfolder as a pipeline does."""
+        """Return the autoencoder itself: a local folder may be it, or have it in its subfolder as a pipeline does."""
         found = super().checkpoint
         if found.folder is not None and (found.folder / "config.json").is_file():
             return Checkpoint(self.weights)
         return found
 
     def check_compression(self, channels: int, stride_px: int) -> None:
-        """The plan was checked with the settings' numbers: those of the weights must be the same."""
+        """Refuse weights of other channels or another stride than the settings', with which the plan was checked."""
         for name, ours, theirs in (("channels", self.channels, channels), ("stride_px", self.stride_px, stride_px)):
             if ours != theirs:
                 raise UserError(
@@ -95,7 +96,7 @@ class LatentPart(PretrainedPart, TokenizerPart):
                 )
 
     def normalisation(self, stated: Callable[[], Normalisation]) -> Normalisation:
-        """The settings' own numbers, and those that the checkpoint states for what they leave open."""
+        """Return the settings' own numbers, and what the checkpoint states where they have none."""
         given = [None if value is None else filled(value, self.channels) for value in (self.shift, self.scale)]
         if given[0] is not None and given[1] is not None:
             return Normalisation(given[0], given[1])
@@ -107,14 +108,14 @@ class LatentPart(PretrainedPart, TokenizerPart):
 
 @dataclass(frozen=True)
 class Posterior:
-    """Of each latent; a network that gives latents at once has no deviation."""
+    """Mean and deviation of each latent; a network without a Gaussian has no deviation."""
 
     mean_BCHW: Tensor
     std_BCHW: Tensor | None = None
 
 
 class LatentTokenizer:
-    """An autoencoder behind the protocol. Subclasses say how it is called, with images in [-1, 1]."""
+    """A frozen autoencoder. Subclasses say how it is called, with images in [-1, 1]."""
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class LatentTokenizer:
         self._dtype, self._arithmetic = settings.dtype, settings.arithmetic
         self._device = device
         network = network.eval().requires_grad_(False).to(device)
-        self._network: Any = network.bfloat16() if settings.compute == "bf16" else network
+        self._network: Untyped = network.bfloat16() if settings.compute == "bf16" else network
         self._normalisation = normalisation.to(device)
         self._sampled = sampled
         self.moment_channels = self.channels * (2 if sampled else 1)
@@ -142,7 +143,7 @@ class LatentTokenizer:
         return self.drawn(self.moments(image_BCHW), draws)
 
     def moments(self, image_BCHW: Tensor) -> Tensor:
-        """The normalised latents; or mean and deviation before normalisation, where latents are drawn of them."""
+        """Return normalised latents; or mean and deviation before normalisation, where latents are drawn from them."""
         height, width = checked_size(image_BCHW, self.stride_px)
         with frozen_arithmetic(self._device, self._arithmetic):
             most = images_at_a_time(height, width)
@@ -170,7 +171,7 @@ class LatentTokenizer:
             return ((self.decode_float(z_BCHW) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
     def decode_float(self, z_BCHW: Tensor) -> Tensor:
-        """The decoded image before it is rounded: about [-1, 1]."""
+        """Decode to images before they are rounded: about [-1, 1]."""
         height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
         with frozen_arithmetic(self._device, self._arithmetic):
             latent_BCHW = self._normalisation.undo(z_BCHW).to(self._dtype)
@@ -178,7 +179,7 @@ class LatentTokenizer:
             return torch.cat(decoded)
 
     @property
-    def network(self) -> Any:
+    def network(self) -> Untyped:
         return self._network
 
     @property
@@ -222,7 +223,7 @@ class LatentTokenizer:
 
 
 def checked_size(image_BCHW: Tensor, stride_px: int) -> tuple[int, int]:
-    """Height and width of images that can be encoded."""
+    """Return height and width; refuse images that cannot be encoded."""
     if image_BCHW.dtype != torch.uint8:
         raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
     height, width = image_BCHW.shape[2:]
@@ -235,7 +236,7 @@ def checked_size(image_BCHW: Tensor, stride_px: int) -> tuple[int, int]:
 
 
 def images_at_a_time(height: int, width: int) -> int:
-    """How many of this size go through a network that is not trained."""
+    """Return how many images of this size go through a frozen network at a time."""
     return max(1, _MOST_PX // (height * width))
 
 

@@ -55,7 +55,7 @@ class LatentCache:
     source: ImageSource
     rows: DiskRows
     shape: tuple[int, int, int]
-    """Of the moments of an image."""
+    """Channels, rows and columns of the moments of an image."""
     device: torch.device
     batch: int
     """Images that a GPU encodes at once, always: those of a step."""

@@ -1,4 +1,4 @@
-"""From the latents of an autoencoder to ones of about mean 0 and deviation 1, and back.
+"""Normalisation of an autoencoder's latents to about mean 0 and deviation 1, and its inverse.
 
 B: images, C: channels, H, W: latent rows and columns.
 """
@@ -27,7 +27,7 @@ class Normalisation:
 
     @property
     def both(self) -> tuple[Tensor, Tensor]:
-        """Scale and shift."""
+        """Return scale and shift."""
         return self.scale_CHW, self.shift_CHW
 
     def to(self, device: torch.device) -> Normalisation:
@@ -43,12 +43,12 @@ class Normalisation:
 
 
 def filled(numbers: Numbers | Sequence[float], channels: int) -> Tensor:
-    """[C, 1, 1]."""
+    """Return the numbers as [C, 1, 1]."""
     return torch.tensor(numbers, dtype=torch.float32).expand(channels).reshape(-1, 1, 1).clone()
 
 
 def _repeated(tile_CHW: Tensor, size: Sequence[int]) -> Tensor:
-    """The tile laid over `size` rows and columns; a 1 × 1 tile is left to broadcasting."""
+    """Repeat the tile over `size` rows and columns; a 1 × 1 tile is left to broadcasting."""
     _, rows, columns = tile_CHW.shape
     if rows == columns == 1:
         return tile_CHW

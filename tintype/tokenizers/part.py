@@ -31,7 +31,7 @@ class Posterior:
         return self.mean_BCHW + (0.5 * self.logvar_BCHW).exp() * noise_BCHW
 
     def kl(self) -> Tensor:
-        """The divergence from a standard normal of each image, in nats for each number of its latents."""
+        """Return the divergence from a standard normal of each image, in nats for each number of its latents."""
         each_BCHW = 0.5 * (self.mean_BCHW.square() + self.logvar_BCHW.exp() - 1.0 - self.logvar_BCHW)
         return each_BCHW.mean(dim=(1, 2, 3))
 
@@ -45,12 +45,12 @@ class Autoencoder(Protocol):
 
     def posterior(self, x_BCHW: Tensor) -> Posterior: ...
     def decode_raw(self, raw_BCHW: Tensor) -> Tensor:
-        """Latents as the posterior has them, not normalised, to an image."""
+        """Decode latents as the posterior has them, not normalised."""
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of each channel of a tokenizer's latents: z = (latent - mean) / std."""
+    """Mean and deviation of each channel of a tokenizer's latents: z = (latent - mean) / std."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -58,14 +58,14 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Compression:
-    """What a tokenizer makes of pixels: one latent for each square of `stride_px`, of so many channels."""
+    """Size of latents: one for each square of `stride_px` pixels, of so many channels."""
 
     channels: int
     stride_px: int
 
 
 Known: TypeAlias = Mapping[str, Compression]
-"""What folders of tokenizers hold that may not be on this machine, by the name that a plan gives them."""
+"""Contents of folders of tokenizers that may not be on this machine, by the name that a plan gives them."""
 NONE_KNOWN: Known = MappingProxyType({})
 
 
@@ -89,7 +89,7 @@ class TokenizerPart(Part):
 
     @property
     def compression(self) -> Compression:
-        """Known from the settings alone: a plan is checked without any weights."""
+        """Return the size of latents from the settings alone: a plan is checked without any weights."""
         raise NotImplementedError
 
     def resolved(self, known: Known = NONE_KNOWN) -> Self:
@@ -97,7 +97,7 @@ class TokenizerPart(Part):
         return self
 
     def build(self, device: torch.device) -> Tokenizer:
-        """Loads its weights; what is missing or does not fit these settings is a UserError."""
+        """Load its weights; raise a `UserError` for what is missing or does not fit these settings."""
         raise NotImplementedError
 
     def why_uncacheable(self) -> str | None:
@@ -105,13 +105,14 @@ class TokenizerPart(Part):
         return None
 
     def why_frozen(self) -> str | None:
-        """Why its network cannot be trained with the denoiser; None where it can."""
+        """Return why its network cannot be trained with the denoiser; None where it can."""
         return "its encoder gives latents without a Gaussian to draw them from; take small-vae, flux1 or e2e-flux"
 
     def open(self) -> Autoencoder:
-        """The network itself, to be trained, as `build` would load it; `why_frozen` says whether there is one."""
+        """Return the network itself, to be trained, as `build` would load it; `why_frozen` says whether there is
+        one."""
         raise NotImplementedError
 
     def write_tuned(self, folder: Path, network: Any, normalisation: Statistics, about: dict[str, Any]) -> str:
-        """Writes a network that `open` gave and that was trained, to be used frozen; says how to name it in a plan."""
+        """Write a network that `open` returned and that was trained, to be used frozen. Return how a plan names it."""
         raise NotImplementedError

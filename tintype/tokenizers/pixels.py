@@ -11,7 +11,7 @@ from tintype.seams import Draws
 from tintype.tokenizers.part import Compression, Pipeline, TokenizerPart
 
 LEAST_STD = 0.02
-"""Of the pixels of many images: about 2.5 grey levels."""
+"""Smallest deviation of the pixels of many images: about 2.5 grey levels."""
 
 
 class PixelsSettings(TokenizerPart):
@@ -65,8 +65,8 @@ class Pixels:
         return None
 
     def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
-        """The scale is a convention (JiT's, PRX's) under which no mean and deviation is wrong, and no setting of ours
-        moves it; but images without any contrast are a fault of the data."""
+        """Return what is wrong with images without any contrast. No mean or deviation is wrong by itself: the scale is
+        a convention (JiT's, PRX's) that no setting moves."""
         if float(std_C.max()) >= LEAST_STD:
             return None
         return (

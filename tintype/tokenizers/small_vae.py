@@ -44,7 +44,7 @@ _LOGVAR = (-30.0, 20.0)
 
 
 class SmallVaeShape(Settings):
-    """All that decides the network's shape."""
+    """Settings that decide the network's shape."""
 
     channels: int = Field(16, ge=1, le=512, description="Channels of the latents")
     stride_px: Literal[4, 8] = Field(8, description="Pixels to a latent pixel, along each side")
@@ -53,12 +53,12 @@ class SmallVaeShape(Settings):
 
     @property
     def widths(self) -> list[int]:
-        """Channels at a half, a quarter, … of the resolution."""
+        """Return the channels at a half, a quarter, … of the resolution."""
         return [self.width * 2**level for level in range(self.stride_px.bit_length() - 1)]
 
 
 class _Residual(nn.Module):
-    """Two convolutions, each behind a group norm, beside the identity; at first the identity alone."""
+    """Two convolutions, each after a group norm, beside the identity; at first the identity alone."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def _head(channels_in: int, channels_out: int) -> list[nn.Module]:
 
 
 def _begin_as_enlarging(layer: nn.Conv2d) -> None:
-    """Makes the four pixels that come of one alike, so that no grid must be unlearnt (ICNR, arXiv 1707.02937)."""
+    """Make the four pixels that come of one alike, so that no grid must be unlearnt (ICNR, arXiv 1707.02937)."""
     assert layer.bias is not None
     with torch.no_grad():
         for values in (layer.weight, layer.bias):
@@ -122,7 +122,7 @@ class Vae(nn.Module):
         return Posterior(mean_BCHW, logvar_BCHW.clamp(*_LOGVAR))
 
     def decode_raw(self, raw_BCHW: Tensor) -> Tensor:
-        """Latents as the posterior has them, not normalised, to an image."""
+        """Decode latents as the posterior has them, not normalised."""
         x_BCHW: Tensor = self.decoder(_channels_last(raw_BCHW))
         return x_BCHW.float()
 
@@ -151,7 +151,7 @@ def to_bytes(x_BCHW: Tensor) -> Tensor:
 
 
 class SmallVae:
-    """The tokenizer: encodes to the posterior's mean or a draw from it, normalised.
+    """The tokenizer: it encodes to the posterior's mean or a draw from it, normalised.
 
     The network follows its input's device.
     """
@@ -179,11 +179,11 @@ class SmallVae:
         )
 
     def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
-        """Only a sampled posterior needs draws: the mean takes none."""
+        """Encode images. Only a sampled posterior needs draws."""
         return self.drawn(self.moments(image_BCHW), draws)
 
     def moments(self, image_BCHW: Tensor) -> Tensor:
-        """The normalised latents; or mean and deviation before normalisation, where latents are drawn of them."""
+        """Return normalised latents; or mean and deviation before normalisation, where latents are drawn from them."""
         checked_size(image_BCHW, self.stride_px)
         network = self.network.to(image_BCHW.device)
 
@@ -286,7 +286,7 @@ class SmallVaeSettings(TokenizerPart):
 
 
 class Record(Settings):
-    """What `vae.json` holds."""
+    """Contents of `vae.json`."""
 
     format: int
     kind: Literal["small-vae"]
@@ -297,7 +297,7 @@ class Record(Settings):
 
 
 def write_vae(folder: Path, network: Vae, trained: dict[str, Any]) -> Record:
-    """Weights first: a record vouches for weights that are there."""
+    """Write the weights, then the record: a record vouches for weights that are there."""
     content = save({name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()})
     record = Record(
         format=FORMAT,
@@ -332,7 +332,7 @@ def read_record(folder: Path) -> Record:
 
 @lru_cache(maxsize=16)
 def _read_record(path: Path, changed_ns: int, size: int) -> Record:
-    """Kept for as long as the file is the same: a plan asks for the shape many times."""
+    """Read a record, once for as long as the file is the same."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(data, dict) and data.get("format", FORMAT) != FORMAT:
@@ -347,7 +347,7 @@ def _read_record(path: Path, changed_ns: int, size: int) -> Record:
 
 
 def read_vae(folder: Path, sha256: str | None = None) -> Vae:
-    """The network of a folder, after its weights were found to be those of the record."""
+    """Load the network of a folder; refuse weights that are not those of the record."""
     record = read_record(folder)
     path = folder / WEIGHTS_NAME
     try:
@@ -357,7 +357,7 @@ def read_vae(folder: Path, sha256: str | None = None) -> Vae:
     found = hashlib.sha256(content).hexdigest()
     if found != record.sha256:
         raise UserError(
-            f"{path} is damaged or another's: its SHA-256 is {found[:12]}…, and {RECORD_NAME} says "
+            f"{path} is damaged or of another network: its SHA-256 is {found[:12]}…, and {RECORD_NAME} says "
             f"{record.sha256[:12]}…; put the right file back, or train anew"
         )
     if sha256 is not None and found != sha256:

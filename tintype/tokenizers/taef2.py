@@ -10,13 +10,11 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tintype.errors import UserError
 from tintype.pretrained.settings import Source
-from tintype.pretrained.weights import Weights, digest, fill
+from tintype.pretrained.weights import Weights, digest, fill, read_safetensors
 from tintype.tokenizers.latent import Channels, LatentPart, LatentTokenizer, Posterior, Scale, StridePx
 from tintype.tokenizers.normalise import Normalisation, filled
 
@@ -53,10 +51,7 @@ class Taef2Settings(LatentPart):
         file = checkpoint.file(name)
         if file is None:
             raise UserError(f"{checkpoint.words} has no {name}; name a folder with TAEF2's encoder and decoder")
-        try:
-            tensors = {key: tensor.float() for key, tensor in load_file(file).items()}
-        except SafetensorError as error:
-            raise UserError(f"{file} is not a file of safetensors: {error}") from None
+        tensors = {key: tensor.float() for key, tensor in read_safetensors(file).items()}
         return Weights(tensors, digest(tensors.values()), str(file))
 
 

@@ -56,7 +56,7 @@ def general_encoder() -> tuple[EncoderPart, str]:
 
 
 def _fetched(known: Known) -> bool:
-    """Whether the weights could be downloaded; why not, `fetch` prints."""
+    """Return whether the weights could be downloaded; `fetch` reports why not."""
     try:
         fetch(known)
     except UserError:

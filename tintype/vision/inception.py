@@ -43,7 +43,7 @@ _EPSILON = 1e-3
 
 
 def preprocess(resize: Resize) -> Preprocess:
-    """Both definitions shift by 128, not 127.5: white comes out at 127/128."""
+    """Return the preprocessing. Both definitions shift by 128, not 127.5: white comes out at 127/128."""
     return Preprocess(INPUT_PX, RESAMPLINGS[resize], scale=1.0, mean=(128.0,) * 3, std=(128.0,) * 3)
 
 
@@ -194,7 +194,7 @@ def _block_8px(channels_in: int, pool: Literal["average", "max"]) -> _Block:
 
 
 class Inception(nn.Module):
-    """Prepared images [B, 3, 299, 299] to the 2048 numbers of the last pool. The weights are buffers: fixed."""
+    """Maps prepared images [B, 3, 299, 299] to the 2048 numbers of the last pool. The weights are buffers: fixed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +231,8 @@ class _InceptionEncoder(FrozenEncoder):
 
 
 def from_torchscript(tensors: Mapping[str, Tensor], where: str) -> Tensors:
-    """The tensors of StyleGAN2-ADA's TorchScript (`….weight, beta, mean, var`), which has our units in our order."""
+    """Return the tensors of StyleGAN2-ADA's TorchScript (`….weight, beta, mean, var`), which has our units in our
+    order."""
     theirs = [name.removesuffix(".beta") for name in tensors if name.endswith(".beta")]
     if len(theirs) != UNITS:
         raise UserError(f"{where} has {len(theirs)} convolutions with a batch norm; the Inception of FID has {UNITS}")
@@ -244,7 +245,8 @@ def from_torchscript(tensors: Mapping[str, Tensor], where: str) -> Tensors:
 
 
 def from_state_dict(tensors: Mapping[str, Tensor], where: str) -> Tensors:
-    """The tensors of pytorch-fid's file. Its batch norms may carry a gain, which must be one; its classes are left."""
+    """Return the tensors of pytorch-fid's file. Its batch norms may have a gain, which must be one; its classifier is
+    left out."""
     parts = {"weight": "conv.weight", "beta": "bn.bias", "mean": "bn.running_mean", "variance": "bn.running_var"}
     found = {}
     for unit in _unit_names():

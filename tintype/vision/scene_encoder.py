@@ -38,7 +38,8 @@ _WIDTHS = (32, 48, 96, FEATURES)
 
 @dataclass(frozen=True)
 class SceneReading:
-    """What was read. `logits` has "presence" [B, P], each object attribute [B, P, K], each scene attribute [B, K]."""
+    """Attributes read off images. `logits` has "presence" [B, P], each object attribute [B, P, K], each scene attribute
+    [B, K]."""
 
     feature_BF: Tensor
     logits: Mapping[str, Tensor]
@@ -71,7 +72,7 @@ class _Residual(nn.Module):
 
 
 class SceneEncoder(nn.Module):
-    """uint8 images of any size to a `SceneReading`.
+    """Maps uint8 images of any size to a `SceneReading`.
 
     Images are scaled to [-2, 2] and resized to 64 px (bilinear, anti-aliased where that makes them smaller). Each
     position and each scene attribute has its own learned map of where on the trunk's last grid to look.
@@ -106,7 +107,7 @@ class SceneEncoder(nn.Module):
 
 
 def _first_looks() -> Tensor:
-    """Where each query starts to look, as logits over the grid: its own position, or everywhere."""
+    """Return where each query starts to look, as logits over the grid: its own position, or everywhere."""
     tick = (torch.arange(_GRID) + 0.5) / _GRID
     looks = [((tick - x) ** 2 + (tick[:, None] - y) ** 2).flatten() for x, y in POSITION_XY.values()]
     everywhere = [torch.zeros(_GRID * _GRID)] * len(SCENE_VOCABULARY)
@@ -114,7 +115,7 @@ def _first_looks() -> Tensor:
 
 
 def prepared(image_BCHW: Tensor) -> Tensor:
-    """The trunk's input."""
+    """Return the trunk's input."""
     assert image_BCHW.dtype == torch.uint8, f"images must be uint8, not {image_BCHW.dtype}"
     scaled_BCHW = image_BCHW.to(torch.float32) * (4.0 / 255.0) - 2.0
     if scaled_BCHW.shape[-2:] != (INPUT_PX, INPUT_PX):
@@ -123,7 +124,7 @@ def prepared(image_BCHW: Tensor) -> Tensor:
 
 
 def load_scene_encoder(device: torch.device | str = "cpu") -> SceneEncoder:
-    """The packaged encoder, frozen, in evaluation mode."""
+    """Load the packaged encoder, frozen, in evaluation mode."""
     return _load(WEIGHTS_PATH, RECORD_PATH).to(device)
 
 
@@ -139,18 +140,20 @@ def _load(weights_path: Path, record_path: Path) -> SceneEncoder:
 
 @cache
 def scene_encoder_record() -> dict[str, Any]:
-    """How the packaged encoder was trained and what it measured: the contents of `scene_encoder.json`."""
+    """Return the contents of `scene_encoder.json`: how the packaged encoder was trained and what it measured."""
     record: dict[str, Any] = json.loads(RECORD_PATH.read_text())
     return record
 
 
 def visible_attributes(size_px: int) -> frozenset[str]:
-    """The attributes that the encoder itself reads right at least 95 times in 100, in every style, at this size."""
+    """Return the attributes that the encoder itself reads right at least 95 times in 100, in every style, at this
+    size."""
     return _visible(scene_encoder_record()["accuracy"], size_px)
 
 
 def _visible(accuracy: Mapping[str, Mapping[str, Mapping[str, float]]], size_px: int) -> frozenset[str]:
-    """`accuracy` is size -> style -> attribute -> share; the nearest measured size that is not above decides."""
+    """Return the attributes by the nearest measured size that is not above. `accuracy`: size, style, attribute,
+    share."""
     below = [measured for measured in map(int, accuracy) if measured <= size_px]
     if not below:
         return frozenset()

@@ -1,7 +1,7 @@
-"""A teacher's tokens of the training data, kept by the id of the image.
+"""Tokens of the training images by a frozen teacher, cached by the id of the image.
 
-A frozen teacher says the same of an image in every epoch. Tokens are kept in fp16, and with a cache they always pass
-through fp16, so that it makes no difference to a run whether a row was there or had to be computed.
+They are the same in every epoch. A cache stores them in fp16, and with a cache they always pass through fp16, so that
+it makes no difference to a run whether a row was there or had to be computed.
 
 B: images. N: images of the data. M: those whose tokens are missing. L: tokens. D: width of the teacher.
 """
@@ -42,13 +42,13 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class TeacherCache:
-    """Asks the teacher for what is not there yet."""
+    """Tokens of all images of a source; those that are missing are computed."""
 
     teacher: Teacher
     rows: Rows
 
     def __call__(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
-        """Float32 [B, L, D] on the images' device, of numbers that fp16 has."""
+        """Return float32 [B, L, D] on the images' device, of numbers that fp16 has."""
         id_B = torch.tensor(ids, dtype=torch.int64)
         place_of = {ids[place]: place for place in (~self.rows.has(id_B)).nonzero()[:, 0].tolist()}
         if place_of:
@@ -57,7 +57,7 @@ class TeacherCache:
         return send(self.rows.read(id_B), image_BCHW.device).to(torch.float32)
 
     def _computed(self, image_MCHW: Tensor, batch: int) -> Tensor:
-        """A GPU too sees batches of one size: those of the run."""
+        """Compute tokens in batches of one size: on a GPU those of the run."""
         token_MLD = self.teacher.tokens(image_MCHW, _CPU_BATCH if image_MCHW.device.type == "cpu" else batch)
         row_MLD = token_MLD.to(torch.float16)
         if not row_MLD.isfinite().all():
@@ -91,7 +91,7 @@ _in_memory: dict[tuple[str, torch.device], MemoryRows] = {}
 def open_teacher_cache(
     kind: Literal["memory", "disk"], teacher: Teacher, source: ImageSource, data_key: str, device: torch.device
 ) -> TeacherCache:
-    """Room for the tokens of all images of a source, or a `UserError` where there is none."""
+    """Open the cache of all images of a source, or make it; raise a `UserError` where there is no room."""
     key = _key(teacher, source, data_key, device)
     shape = (len(source), teacher.grid[0] * teacher.grid[1], teacher.width)
     stamp = bytes.fromhex(key)
@@ -100,25 +100,25 @@ def open_teacher_cache(
         return TeacherCache(teacher, DiskRows(cache_folder() / "teacher" / f"{key}.tokens", content))
     here = (key, device)
     if here not in _in_memory:
-        _find_memory(content, device)
+        _check_memory(content, device)
         _in_memory[here] = MemoryRows(shape, device)
     return TeacherCache(teacher, _in_memory[here])
 
 
 def forget_teacher_cache(kept: TeacherCache) -> None:
-    """Lets go of what is held in memory; what is on the disk stays."""
+    """Release what is held in memory; what is on the disk stays."""
     for key in [key for key, rows in _in_memory.items() if rows is kept.rows]:
         del _in_memory[key]
 
 
 def _key(teacher: Teacher, source: ImageSource, data_key: str, device: torch.device) -> str:
-    """Names what decides every row."""
+    """Return a hash of what decides every row."""
     content = json.dumps([teacher.identity, data_key, fingerprint(source), teacher.grid, len(source), device.type])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
-def _find_memory(content: Content, device: torch.device) -> None:
-    """What earlier runs left is given up for it."""
+def _check_memory(content: Content, device: torch.device) -> None:
+    """Refuse what does not fit into memory. Tokens of earlier runs are released for it."""
     need = content.row_bytes
     if need > _free_bytes(device):
         _in_memory.clear()
