@@ -350,6 +350,7 @@ def settings_by_key(plan: Plan) -> Plain:
 
 
 def flat(value: object, prefix: str = "") -> Plain:
+    """Return nested settings by dotted key."""
     if isinstance(value, Mapping) and value:
         inside = {k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}.{key}".lstrip(".")).items()}
         return {prefix: "on", **inside} if prefix in _SWITCHES else inside

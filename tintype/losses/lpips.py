@@ -38,15 +38,15 @@ class LpipsLossSettings(PerceptualPart):
                 )
 
     def load(self, device: torch.device) -> LpipsDistance:
-        network = load_lpips(self.net, device, self.weights)
-        return LpipsDistance(network, self.largest_px, digest(network.state_dict().values()))
+        return load_distance(self.net, device, self.weights, self.largest_px)
 
 
 @dataclass(frozen=True)
 class LpipsDistance:
     network: Lpips
-    largest_px: int
     identity: str
+    largest_px: int | None = None
+    """Larger images are shrunk to this; None: they are not."""
 
     def __call__(self, predicted_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
         distance_B: Tensor = self.network(self._shrunk(predicted_BCHW), self._shrunk(true_BCHW))
@@ -56,6 +56,12 @@ class LpipsDistance:
         """Shrink the long side to at most `largest_px`, in proportion."""
         height, width = image_BCHW.shape[-2:]
         longest = max(height, width)
-        if longest <= self.largest_px:
+        if self.largest_px is None or longest <= self.largest_px:
             return image_BCHW
         return resized(image_BCHW, *(round(side * self.largest_px / longest) for side in (height, width)))
+
+
+def load_distance(net: Net, device: torch.device, weights: str | None, largest_px: int | None = None) -> LpipsDistance:
+    """Load LPIPS; raise UserError where its weights are missing."""
+    network = load_lpips(net, device, weights)
+    return LpipsDistance(network, digest(network.state_dict().values()), largest_px)

@@ -12,10 +12,10 @@ from pydantic import Field
 from torch import Tensor
 
 from tintype.errors import UserError
+from tintype.losses.lpips import load_distance
 from tintype.losses.perceptual import Distance, resized
-from tintype.pretrained.weights import digest
 from tintype.settings import PathText, Settings
-from tintype.vision.lpips import Net, load_lpips
+from tintype.vision.lpips import Net
 from tintype.vision.scene_encoder import INPUT_PX, load_scene_encoder, scene_encoder_record
 
 
@@ -37,7 +37,7 @@ class PerceptualSettings(Settings):
         if self.kind == "scenes":
             return SceneDistance(device)
         try:
-            return LpipsDistance(self, device)
+            return load_distance(self.net, device, self.weights)
         except UserError as error:
             raise UserError(f"{error}\n{self.way_out}") from None
 
@@ -61,13 +61,3 @@ class SceneDistance:
         small_BCHW = x_BCHW if x_BCHW.shape[-2:] == (INPUT_PX, INPUT_PX) else resized(x_BCHW, INPUT_PX, INPUT_PX)
         map_BCHW: Tensor = self._trunk((2.0 * small_BCHW).contiguous(memory_format=torch.channels_last))
         return map_BCHW
-
-
-class LpipsDistance:
-    def __init__(self, settings: PerceptualSettings, device: torch.device) -> None:
-        self._network = load_lpips(settings.net, device, settings.weights)
-        self.identity = digest(self._network.state_dict().values())
-
-    def __call__(self, predicted_BCHW: Tensor, true_BCHW: Tensor) -> Tensor:
-        distance_B: Tensor = self._network(predicted_BCHW, true_BCHW)
-        return distance_B
