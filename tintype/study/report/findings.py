@@ -43,6 +43,11 @@ def glyph(verdict: str) -> str:
     return _GLYPHS.get(verdict, "!")
 
 
+def marked(comparison: Comparison) -> str:
+    """Return the verdict with its sign."""
+    return f"{glyph(comparison.verdict)} {comparison.words}"
+
+
 def baseline_of(results: StudyResults) -> Arm:
     return next(arm for arm in results.arms if arm.role == "baseline")
 

@@ -56,6 +56,7 @@ def _template() -> Template:
         share=numerals.share,
         fixed=numerals.fixed,
         probability=numerals.probability,
+        percent=numerals.percent,
         significant=numerals.significant,
         duration=numerals.duration,
         count=numerals.count,

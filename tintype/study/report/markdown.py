@@ -76,15 +76,17 @@ def _metric_rows(views: Sequence[View], metric: str) -> Iterator[list[str]]:
     for view in views:
         column = view.column(metric)
         for arm in view.everyone:
-            if arm.role == "baseline":
-                yield [*_named(arm), column.effect(arm), *[""] * 6, column.baseline_values]
-            elif apart := column.apart.get(arm.name):
-                verdict = f"{findings.NOT_COMPARABLE}: {apart.reason}"
-                yield [*_named(arm), apart.mean, "", "", "", verdict, "", "", apart.values]
+            numbers = [""] * 6
+            if metric in arm.incomparable:
+                numbers[3] = f"{findings.NOT_COMPARABLE}: {arm.incomparable[metric]}"
             elif cell := column.cells.get(arm.name):
-                difference, verdict = f"{cell.difference} {cell.interval}".strip(), cell.marked
-                numbers = [difference, cell.interval_words, cell.relative, verdict, cell.detectable, cell.sampling]
-                yield [*_named(arm), cell.mean, *numbers, cell.values]
+                words, relative = findings.interval_words(view.results, arm, cell), findings.relative(cell)
+                numbers = [column.difference(cell), words, numerals.percent(relative), findings.marked(cell)]
+                numbers += [column.detectable(cell), column.written(cell.sampling_error)]
+            elif arm.role != "baseline":
+                continue
+            mean = column.mean(arm) if arm.name in column.cells else f"{column.mean(arm)} {column.spread(arm)}".strip()
+            yield [*_named(arm), mean, *numbers, column.values(arm)]
 
 
 def _prompt_kinds(view: View) -> list[str]:
