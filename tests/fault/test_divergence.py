@@ -16,7 +16,7 @@ from tintype.errors import DivergedError, UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
-from tintype.runtime.pending import Later
+from tintype.runtime.pending import PendingNumbers
 from tintype.settings import SKIP_WINDOW_STEPS
 from tintype.study.compare import read_run
 from tintype.study.runner import Task, _note_failure, _run
@@ -59,7 +59,7 @@ def test_absurdly_large_weights_end_the_run_before_they_are_saved(plan: Plan, tm
 
 
 def skip(state: TrainState, folder: RunFolder, step: int, skipped: bool) -> None:
-    numbers = Later(torch.tensor([float("nan") if skipped else 1.0, float(skipped), 1.0]))
+    numbers = PendingNumbers(torch.tensor([float("nan") if skipped else 1.0, float(skipped), 1.0]))
     result = StepResult({}, torch.zeros(2, 8), step, 4 * (step - 1), 0, numbers)
     count_step(folder, build_session(LONG), state, result)
 

@@ -20,7 +20,7 @@ from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.seams import Order
 from tintype.settings import TrainSettings
-from tintype.train.batch import BATCHES_AHEAD
+from tintype.train.batch import PREFETCHED_BATCHES
 
 CPU = torch.device("cpu")
 COUNT, BATCH, BATCHES = 24, 8, 6
@@ -59,7 +59,7 @@ def read(sources: Sequence[StoreSource], open_: Open, first_batch: int) -> list[
     for batch in range(first_batch, BATCHES):
         for rank, (source, order) in enumerate(zip(sources, orders, strict=True)):
             place = batch * BATCH + rank * count
-            for later in range(1, BATCHES_AHEAD + 1):
+            for later in range(1, PREFETCHED_BATCHES + 1):
                 source.expect(order.ids(place + later * BATCH, count))
             ids = order.ids(place, count)
             seen += zip(ids, (image.numpy().tobytes() for image in source.images(ids)), strict=True)

@@ -49,7 +49,7 @@ def _of_all_ranks(mine: list[Finding], world: World) -> list[Finding]:
     """The rank that leads has seen what all ranks share, and its piece of the rest; what others found is added."""
     if world.size == 1:
         return mine
-    told = [one for some in world.tell([asdict(finding) for finding in mine]) for one in some]
+    told = [one for some in world.all_gather([asdict(finding) for finding in mine]) for one in some]
     findings = [Finding(**{**one, "where": tuple(one["where"])}) for one in told]
     merged: dict[tuple[str, str], Finding] = {}
     for one in findings:

@@ -26,7 +26,7 @@ from tintype.plan import Plan
 from tintype.runtime.files import Json
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.machine import environment
-from tintype.train.batch import BATCHES_AHEAD
+from tintype.train.batch import PREFETCHED_BATCHES
 from tintype.train.parts import choose_device, exact_fp32
 from tintype.train.session import build_session
 from tintype.train.state import new_state
@@ -107,7 +107,7 @@ def _loading(plan: Plan, data: StoreSettings, steps: int, threads: int, device: 
     source.images(order.ids(0, count))  # starts the threads
     began_s, began_cpu_s = time.perf_counter(), _cpu_s(source)
     for step in range(1, steps + 1):
-        for later in range(min(BATCHES_AHEAD, steps - step) + 1):
+        for later in range(min(PREFETCHED_BATCHES, steps - step) + 1):
             source.expect(order.ids((step + later) * count, count))
         source.images(order.ids(step * count, count))
     wall_s, cpu_s = time.perf_counter() - began_s, _cpu_s(source) - began_cpu_s

@@ -72,11 +72,11 @@ def evaluate(
         agree_on_plan(plan, world, evaluation=plain(protocol))
         on_device = choose_device(device or plan.run.device)
         found = _stored(path, protocol, on_device, average, whole_step) if world.leads else None
-        if (known := world.lead(found.dump() if found else None)) is not None:
+        if (known := world.broadcast(found.dump() if found else None)) is not None:
             return result_of(known)
         _check_readiness(protocol, plan, on_device)
         parts, step = load_run(path, device, average)
-        refuse_other_steps(world.tell(step), path)
+        refuse_other_steps(world.all_gather(step), path)
         RunFolder(path).check_identity(parts.plan.data.scored_name, held_out(parts.plan.data, protocol).identity)
         began = time.perf_counter()
         file = result_file(path, protocol, step, average.name if average else "")
@@ -84,40 +84,40 @@ def evaluate(
         samples = _samples(path, step, parts.plan, protocol, average)
         card = _sample_and_score(parts, protocol, samples, on_progress, threads)
         if not world.leads:
-            return result_of(world.lead())
+            return result_of(world.broadcast())
         if bad := nonfinite(card.measured):
             raise DivergedError(f"{path}: the model has diverged; not finite: {', '.join(bad)}")
         card.warnings += [*notes, *_init_warnings(plan, step, average)]
         previews = _save_previews(next(samples[0].shards()), file.parent, path)
         result = _result(path, parts.plan, step, average, protocol, card, samples, previews, began)
         write_result(file, result)
-        world.lead(result.dump())
+        world.broadcast(result.dump())
         return result
 
 
 def _fit(path: Path, plan: Plan, protocol: Protocol) -> tuple[Protocol, list[str]]:
     """Fit the protocol to the run's data. The first rank decides for all, since machines may have other weights."""
     world, found = current(), None
-    with world.together():
+    with world.fail_together():
         if world.leads:
             fitted = fit_protocol(protocol, plan.data)
             if fitted.problems:
                 given = data_problems(plan.data, open_held_out(plan.data, 1, torch.device("cpu")), fitted.protocol)
                 refuse([*fitted.problems, *given])
             found = {"protocol": plain(fitted.protocol), "notes": list(fitted.notes)}
-    found = world.lead(found)
+    found = world.broadcast(found)
     return parse(Protocol, Document(str(path), found["protocol"])), found["notes"]
 
 
 def _check_readiness(protocol: Protocol, plan: Plan, device: torch.device) -> None:
     """Refuse what cannot work. On each machine one rank fetches what the encoders need; the others find it there."""
     world = current()
-    with world.together():
+    with world.fail_together():
         if world.size > 1 and world.local_rank == 0:
             for settings in protocol.encoders:
                 with suppress(UserError):  # named below, with all other problems
                     settings.build(device)
-    with world.together():
+    with world.fail_together():
         refuse(readiness_problems(protocol, [plan.data], device))
 
 

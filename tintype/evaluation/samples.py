@@ -60,7 +60,7 @@ class Samples:
             self.folder.mkdir(parents=True, exist_ok=True)
             about = {"seed": self.seed, "size_px": self.size_px, "sampler": plain(sampler)}
             write_json(self.folder / "samples.json", about)
-        missing = [(first, last) for first, last in world.lead(self.missing() if world.leads else None)]
+        missing = [(first, last) for first, last in world.broadcast(self.missing() if world.leads else None)]
         batches = [batch for span in missing for batch in spans(*span, sampler.batch)]
         starts = {last: first for first, last in missing}
         made: list[Tensor] = []
@@ -75,7 +75,7 @@ class Samples:
                     first = starts[last]
                     write_shard(_shard(self.folder, first), torch.cat(made), self.prompts[first:last])
                     made.clear()
-        world.wait()
+        world.barrier()
 
     def _generate(self, parts: Model, first: int, last: int, on_step: Callable[[int], None]) -> Tensor:
         noise = {"seed": self.seed, "size_px": self.size_px, "first_index": first}

@@ -61,11 +61,11 @@ class Contrastive(LossTerm):
 
     def loss(self, inputs: LossInputs) -> Tensor:
         world, count = inputs.world, len(inputs.captions)
-        captions = [caption for some in world.tell(list(inputs.captions)) for caption in some]
-        draws = Draws(inputs.draws.seed, world.rows(inputs.draws.position_B))
+        captions = [caption for some in world.all_gather(list(inputs.captions)) for caption in some]
+        draws = Draws(inputs.draws.seed, world.all_gather_tensor(inputs.draws.position_B))
         mine = slice(world.rank * count, (world.rank + 1) * count)
         negative_B, paired_B = (of_all[mine] for of_all in negatives(captions, draws))
-        target_BCHW = world.rows(inputs.target_BCHW)[negative_B]
+        target_BCHW = world.all_gather_tensor(inputs.target_BCHW)[negative_B]
         loss_B = -(paired_B * mean_square(inputs.velocity_BCHW, target_BCHW))
         return loss_B if inputs.weight_B is None else inputs.weight_B * loss_B
 

@@ -13,7 +13,7 @@ from torch.optim.adamw import adamw as fused_adamw
 from tintype.optim.part import OptimizerPart
 from tintype.optim.storage import EXACT, Storage
 from tintype.runtime.forms import Form, form_of
-from tintype.runtime.layout import ONE, Layout, is_cut, local
+from tintype.runtime.layout import ONE, Layout, is_sharded, local
 
 _CHUNK_NUMBERS = 1 << 26
 """Weights that are opened at a time."""
@@ -67,9 +67,9 @@ def step_adamw(
 ) -> None:
     """A step of those parameters of an optimizer that have a gradient."""
     moving = [parameter for parameter in parameters if parameter.grad is not None]
-    for device, cut in dict.fromkeys((parameter.device, is_cut(parameter)) for parameter in moving):
+    for device, cut in dict.fromkeys((parameter.device, is_sharded(parameter)) for parameter in moving):
         generator = storage.generator(device, optimizer.update_number, cut)
-        here = [parameter for parameter in moving if (parameter.device, is_cut(parameter)) == (device, cut)]
+        here = [parameter for parameter in moving if (parameter.device, is_sharded(parameter)) == (device, cut)]
         for chunk in [here] if storage.rounding == "nearest" else _chunks(here):
             _step_chunk(optimizer, settings, chunk, lr, storage, generator)
 

@@ -28,12 +28,12 @@ from tintype.optim.spread import Spread
 from tintype.optim.storage import EXACT, Storage
 from tintype.optim.symmetric import bracket, gram
 from tintype.runtime.forms import Form, form_of
-from tintype.runtime.layout import ONE, Layout, is_cut, local
+from tintype.runtime.layout import ONE, Layout, is_sharded, local
 
 T = TypeVar("T")
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic x -> a x + b x^3 + c x^5, steepest at zero: five steps bring [0.01, 1] to about [0.7, 1.2]."""
+"""Coefficients of x -> a x + b x^3 + c x^5, steepest at zero: five steps bring [0.01, 1] to about [0.7, 1.2]."""
 _SMALLEST_NORM = 1e-7
 _LARGE_NUMBERS = 1 << 25
 """From here on a batch takes its time for reading and writing, and below for starting kernels."""
@@ -137,7 +137,7 @@ class Muon(torch.optim.Optimizer):
             step_adamw(self, self.settings.adamw, group["params"], group["lr"], self.storage)
         device = matrices["params"][0].device
         # Other numbers than AdamW's part draws.
-        kinds = {batches[0].is_cut for batches, _ in self._portions}
+        kinds = {batches[0].is_sharded for batches, _ in self._portions}
         generators = {cut: self.storage.generator(device, -1 - self.update_number, cut) for cut in kinds}
         lr = self._lr_on(device, matrices["lr"])
         skipped = torch.zeros((), device=device) if self.found_inf is None else self.found_inf
@@ -148,7 +148,7 @@ class Muon(torch.optim.Optimizer):
             if at in self._replays:
                 self._replays[at]([lr, skipped, *gradients])
             else:
-                self._move(batches, fused, lr, skipped, gradients, generators[batches[0].is_cut])
+                self._move(batches, fused, lr, skipped, gradients, generators[batches[0].is_sharded])
 
     def slots(self, parameter: Tensor) -> dict[str, Form]:
         """The state of a parameter, from its first step on."""
@@ -163,7 +163,7 @@ class Muon(torch.optim.Optimizer):
         return self._lr.fill_(lr)
 
     def _same(self, batches: Sequence[_Batch], fused: bool) -> bool:
-        """Whether every step starts the same kernels: no other rank is asked, no random numbers are drawn."""
+        """Return whether every step starts the same kernels: no other rank is asked, no random numbers are drawn."""
         on_gpu = all(parameter.is_cuda for batch in batches for parameter in batch.parameters)
         return on_gpu and not fused and self._layout.world.size == 1 and self.storage.rounding == "nearest"
 
@@ -268,18 +268,18 @@ class _Batch:
 
     parameters: list[Tensor]
     parts: list[int]
-    """Of how many matrices, stacked by rows, each is made."""
+    """Number of matrices, stacked by rows, that each is made of."""
     scale: float
     spread: Spread
 
     @property
-    def is_cut(self) -> bool:
-        return is_cut(self.parameters[0])
+    def is_sharded(self) -> bool:
+        return is_sharded(self.parameters[0])
 
     @property
     def numbers(self) -> int:
         """About what a rank holds of them: all ranks must come to the same number."""
-        return sum(parameter.numel() for parameter in self.parameters) // self.spread.layout.pieces
+        return sum(parameter.numel() for parameter in self.parameters) // self.spread.layout.shards
 
     def orthogonalise(
         self, settings: MuonSettings, kind: torch.dtype, which: Sequence[int], matrices: list[Tensor]
@@ -303,7 +303,7 @@ def _stacked(matrices: list[Tensor], parts: list[int]) -> Tensor:
 
 
 def _apart(stack_NRC: Tensor, parts: list[int]) -> Sequence[Tensor]:
-    """What `_stacked` made one, each by itself again."""
+    """Undo `_stacked`."""
     if set(parts) == {1}:
         return stack_NRC.unbind()
     return [one.flatten(0, 1) for one in stack_NRC.split(parts)] if parts else []
@@ -315,7 +315,7 @@ def _batches_of(settings: MuonSettings, matrices: Sequence[tuple[str, nn.Paramet
         parts = _parts(name) if settings.fused == "parts" else 1
         rows, columns = parameter.shape[0] // parts, parameter.shape[1]
         scale = step_scale(settings.scaling, rows, columns)
-        key = (min(rows, columns), max(rows, columns), scale, is_cut(parameter))
+        key = (min(rows, columns), max(rows, columns), scale, is_sharded(parameter))
         found.setdefault(key, []).append((parts, parameter))
     batches: list[_Batch] = []
     for (_, _, scale, cut), members in found.items():
@@ -333,7 +333,7 @@ def _portions(batches: list[_Batch]) -> list[tuple[list[_Batch], bool]]:
     on_gpu = all(parameter.device.type == "cuda" for batch in batches for parameter in batch.parameters)
     is_large = [on_gpu and has_triton() and batch.numbers >= _LARGE_NUMBERS for batch in batches]
     small = [batch for batch, large in zip(batches, is_large, strict=True) if not large]
-    together = [[batch for batch in small if batch.is_cut == cut] for cut in (True, False)]
+    together = [[batch for batch in small if batch.is_sharded == cut] for cut in (True, False)]
     return [(some, False) for some in together if some] + [
         ([batch], True) for batch, large in zip(batches, is_large, strict=True) if large
     ]
@@ -344,7 +344,7 @@ def _parts(name: str) -> int:
 
 
 def step_scale(scaling: str, rows: int, columns: int) -> float:
-    """What an orthogonal step is multiplied with besides the learning rate."""
+    """Return the factor of an orthogonal step besides the learning rate."""
     if scaling == "matched":
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1.0, rows / columns))
@@ -366,7 +366,7 @@ def orthogonalise(matrix_NRC: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
 
 
 def _norm(gram_NRR: Tensor) -> Tensor:
-    """Of the matrices that these are the products of, each with itself."""
+    """Return the norms of the matrices X whose products X Xᵀ these are."""
     return gram_NRR.diagonal(dim1=1, dim2=2).float().sum(1).sqrt().clamp(min=_SMALLEST_NORM)
 
 

@@ -55,7 +55,7 @@ class AverageSettings(Settings):
         raise NotImplementedError
 
     def update_due(self, step: int) -> bool:
-        """Whether the average takes in the weights after this step, counted from 1."""
+        """Return whether to update the average after this step, counted from 1."""
         return True
 
     def init_share(self, steps: int) -> float:
@@ -72,9 +72,9 @@ class AverageSettings(Settings):
         )
 
     def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of the tensors that a checkpoint has of the average, the weights that sampling loads."""
+        """Return the weights that sampling loads, from the tensors of an average in a checkpoint."""
         return dict(stored)
 
     def snapshot_due(self, step: int, steps: int) -> bool:
-        """Whether the average is written down for good after this step of so many."""
+        """Return whether to snapshot the average at `step`."""
         return False

@@ -44,7 +44,7 @@ def exponent(length: float) -> float:
 
 @dataclass(frozen=True)
 class Profile:
-    """What an average of this length has of the past, after `updates` updates."""
+    """Weights of past updates in an average of this length, after `updates` updates."""
 
     length: float
     updates: int

@@ -1,4 +1,4 @@
-"""How an optimizer keeps the weights that it has moved: in fp32 as they are, or in bf16, which has 8 bits for a number.
+"""How an optimizer stores updated weights: in fp32 as they are, or in bf16, which has 8 bits for a number.
 
 In bf16 a step smaller than about 1/256 of a weight is lost when it is rounded to nearest. Rounded stochastically it is
 kept on average; with Kahan's compensation what was rounded away is kept beside the weight and added the next time.
@@ -27,8 +27,8 @@ COMPENSATION = "compensation"
 class Storage:
     rounding: Rounding = "nearest"
     seed: int = 0
-    piece: int = 0
-    """Which piece of the cut weights is kept here. Each draws its own random numbers, and its copies the same."""
+    shard: int = 0
+    """Index of this rank's shard. Each shard draws its own random numbers, and its replicas the same."""
 
     def open(self, weights: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> list[Tensor]:
         """The weights to compute with: themselves in fp32, else copies in fp32."""
@@ -73,12 +73,12 @@ class Storage:
         compensated = self.rounding == "kahan" and weight.dtype != torch.float32
         return {COMPENSATION: form_of(weight)} if compensated else {}
 
-    def generator(self, device: torch.device, update: int, cut: bool = False) -> torch.Generator | None:
+    def generator(self, device: torch.device, update: int, sharded: bool = False) -> torch.Generator | None:
         """The random numbers of an update: a function of the seed and its number, so that there is none to save."""
         if self.rounding != "stochastic":
             return None
-        piece = f"/{self.piece}" if cut and self.piece else ""
-        return torch.Generator(device).manual_seed(stream_key(self.seed, f"rounding/{update}{piece}"))
+        shard = f"/{self.shard}" if sharded and self.shard else ""
+        return torch.Generator(device).manual_seed(stream_key(self.seed, f"rounding/{update}{shard}"))
 
 
 EXACT = Storage()

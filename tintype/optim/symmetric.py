@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._triton import has_triton
 
 _COPIED_BYTES = 16
-"""What bulk copies ask of an address, and of the distance from one row to the next."""
+"""Alignment that bulk copies need of an address and of the distance between rows."""
 FEWEST_ROWS = 1024
 """Below, a product is done before the host has started the next one, and half of it saves nothing."""
 
@@ -56,7 +56,7 @@ def _takes(x_NRC: Tensor) -> bool:
 
 
 def runs_on(x_NRC: Tensor) -> bool:
-    """Whether the kernel can take it: its type, its device, and how it lies in memory."""
+    """Return whether the kernel can take it: its type, its device, and its memory layout."""
     if x_NRC.dtype != torch.bfloat16 or x_NRC.device.type != "cuda" or not _has_bulk_copies(x_NRC.device):
         return False
     return _is_aligned(x_NRC)

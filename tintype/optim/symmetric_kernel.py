@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 _SMALL_ROWS = 1024
 _DEPTH = 64
-"""Of every configuration alike: all add up in the same order, so that it cannot be told which was the fastest."""
+"""Block of the sum, the same in every configuration, so that all add in the same order and give the same bits."""
 
 
 def product(x_NRC: Tensor, gram_NRR: Tensor | None, norm_N: Tensor, a: float, b: float, c: float) -> Tensor:
@@ -111,7 +111,7 @@ def lower_triangle(  # type: ignore[no-untyped-def]
 
 
 def _set_blocks(arguments: dict[str, Any]) -> None:
-    """What the hardware copies at once follows the configuration."""
+    """Set the size of bulk copies to that of the configuration."""
     for name, side in (("left", "HIGH"), ("right", "WIDE")):
         sides = [arguments[side], arguments["DEPTH"]]
         arguments[name].block_shape = [1, *(reversed(sides) if arguments["TURNED"] else sides)]

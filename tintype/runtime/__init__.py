@@ -1,1 +1,1 @@
-"""What every room stands on: atomic files, locks, signals, fault points, ranks, copies to a device, rows on disk."""
+"""Foundations of every room: atomic files, locks, signals, fault points, ranks, copies to a device, rows on disk."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from tintype.runtime import activity as standing
+from tintype.runtime import activity
 
 PARTS = ("data", "text", "tokenizer", "teacher", "forward", "losses", "backward", "optimizer")
 
@@ -25,7 +25,7 @@ class Clock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        standing.mark(name)
+        activity.mark(name)
         if self._device.type == "cuda" and name != "data":  # waiting for data is time of the host
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tintype.errors import UserError
-from tintype.runtime import activity as standing
+from tintype.runtime import activity
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ _AGREE_S = 2.0
 _talk: dist.ProcessGroup | None = None
 """The group of what ranks tell each other, where it is not the default one."""
 _aside: dist.ProcessGroup | None = None
-"""The group of one more thread of each rank (`World.aside`)."""
+"""The group of one more thread of each rank (`World.for_thread`)."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,16 @@ class World:
     local_rank: int = 0
     """Among the processes of this machine, whose GPUs are numbered alike."""
     joined: bool = False
-    """Whether there is a process group, be it of one."""
+    """There is a process group, be it of one."""
     in_thread: bool = False
-    """Whether it is for the thread of each rank that saves in the background."""
+    """Its collectives are those of the thread that saves in the background."""
 
     @property
     def group(self) -> dist.ProcessGroup | None:
         """The group of these collectives; None for the default one."""
         return _aside if self.in_thread else _talk
 
-    def aside(self) -> World:
+    def for_thread(self) -> World:
         """Return the same ranks with a group of their own, for one more thread. Every rank must call it.
 
         Collectives of two threads in one group would be taken for each other.
@@ -73,33 +73,33 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the process that writes logs and talks."""
+        """Return whether this is the process that writes logs and reports."""
         return self.rank == 0
 
-    def mine(self, items: Sequence[Any]) -> Sequence[Any]:
-        """This rank's items: every size-th."""
+    def shard(self, items: Sequence[Any]) -> Sequence[Any]:
+        """Return this rank's shard of the items: every size-th."""
         return items[self.rank :: self.size]
 
-    def most(self, value: int) -> int:
-        """The largest value of all ranks."""
+    def all_reduce_max(self, value: int) -> int:
+        """Return the largest value of all ranks."""
         if self.size == 1:
             return value
         values = torch.tensor(value)
-        with standing.waiting():
+        with activity.waiting():
             dist.all_reduce(values, dist.ReduceOp.MAX, group=self.group)
         return int(values)
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank."""
-        return bool(self.most(int(flag)))
+        """Return whether the flag is set on any rank."""
+        return bool(self.all_reduce_max(int(flag)))
 
-    def wait(self) -> None:
-        """Returns when every rank has come here."""
-        self.most(0)
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        self.all_reduce_max(0)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """What is done inside succeeds on every rank or on none: a mistake that one of them finds is raised by all."""
+    def fail_together(self) -> Iterator[None]:
+        """Succeed on every rank or on none: raise a `UserError` of one rank on all of them."""
         if self.size == 1:
             yield
             return
@@ -108,12 +108,12 @@ class World:
             yield
         except UserError as error:
             found = str(error) or "failed"
-        errors = list(filter(None, self.tell(found)))
+        errors = list(filter(None, self.all_gather(found)))
         if errors:
             raise UserError(errors[0])
 
-    def tell(self, value: Any) -> list[Any]:
-        """What every rank has, in the order of ranks: anything that JSON holds."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return the JSON values of all ranks, in their order."""
         if self.size == 1:
             return [value]
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -124,16 +124,16 @@ class World:
 
         A value is anything that JSON holds.
         """
-        if self.size == 1 or len(set(self.tell(digest_of(values)))) == 1:
+        if self.size == 1 or len(set(self.all_gather(digest_of(values)))) == 1:
             return
-        raise UserError(_differences(self.tell(dict(values))))
+        raise UserError(_differences(self.all_gather(dict(values))))
 
-    def lead(self, value: Any = None) -> Any:
-        """What the first rank has, on all of them: anything that JSON holds."""
-        return self.tell(value if self.leads else None)[0]
+    def broadcast(self, value: Any = None) -> Any:
+        """Return the first rank's JSON value on all ranks."""
+        return self.all_gather(value if self.leads else None)[0]
 
     def share(self, items: Sequence[T], work: Callable[[T], Tensor]) -> Tensor | None:
-        """The rows that `work` makes of each item, in the items' order, on the CPU of the first rank; else None.
+        """Return the rows that `work` makes of each item, in the items' order, on the CPU of the first rank; else None.
 
         Ranks take the items in turn.
         """
@@ -142,11 +142,11 @@ class World:
 
     def share_named(self, items: Sequence[T], work: Callable[[T], Mapping[str, Tensor]]) -> dict[str, Tensor] | None:
         """As `share`, of several tensors by their names. There is at least one item."""
-        done = [{name: rows.cpu() for name, rows in work(item).items()} for item in self.mine(items)]
+        done = [{name: rows.cpu() for name, rows in work(item).items()} for item in self.shard(items)]
         mine = {name: torch.cat([one[name] for one in done]) for name in done[0]} if done else {}
         if self.size == 1:
             return mine
-        lengths = self.tell([len(next(iter(one.values()))) for one in done])
+        lengths = self.all_gather([len(next(iter(one.values()))) for one in done])
         if not self.leads:
             for rows in mine.values():
                 dist.send(rows, 0, group=self.group)
@@ -160,13 +160,9 @@ class World:
         turns = [divmod(index, self.size) for index in range(len(items))]
         return {name: torch.cat([by_rank[rank][turn] for turn, rank in turns]) for name, by_rank in pieces.items()}
 
-    def gather(self, rows: Tensor) -> Tensor:
-        """All ranks' rows, in the order of ranks, on the CPU. Ranks may have different numbers of them."""
-        return rows.cpu() if self.size == 1 else torch.cat(self._exchange(rows.detach().cpu()))
-
     def _exchange(self, rows: Tensor) -> list[Tensor]:
         counts = [torch.zeros((), dtype=torch.int64) for _ in range(self.size)]
-        with standing.waiting():
+        with activity.waiting():
             dist.all_gather(counts, torch.tensor(len(rows)), group=self.group)
         most = max(map(int, counts))
         padded = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
@@ -174,7 +170,7 @@ class World:
         dist.all_gather(found, padded, group=self.group)
         return [one[: int(count)] for one, count in zip(found, counts, strict=True)]
 
-    def rows(self, mine: Tensor) -> Tensor:
+    def all_gather_tensor(self, mine: Tensor) -> Tensor:
         """Gather all ranks' rows, in the order of ranks, where they are. Every rank has the same number.
 
         Gradients flow to the rank that a row comes from: a loss over the rows of all ranks has the gradient that one
@@ -185,12 +181,12 @@ class World:
         found: Tensor = _AllGather.apply(mine)  # type: ignore[no-untyped-call]
         return found
 
-    def mean(self, mine: Tensor) -> Tensor:
-        """The mean over the ranks, where it is. Gradients flow as those of `rows`."""
-        return mine if self.size == 1 else self.rows(mine[None]).mean(0)
+    def all_reduce_mean(self, mine: Tensor) -> Tensor:
+        """Return the mean over the ranks, on its device. Gradients flow as in `all_gather_tensor`."""
+        return mine if self.size == 1 else self.all_gather_tensor(mine[None]).mean(0)
 
     def say_once(self, text: str, say: Callable[[str], None]) -> None:
-        """Says a mistake that ends this process: once where every rank finds it, else with the rank's number.
+        """Report an error that ends this process: once where every rank finds it, else with the rank's number.
 
         Others that wait for this rank can learn that it is gone.
         """
@@ -222,7 +218,7 @@ class _AllGather(torch.autograd.Function):
         size = dist.get_world_size()
         ctx.rows = len(mine)
         found = mine.new_empty(size * len(mine), *mine.shape[1:])
-        with standing.waiting():
+        with activity.waiting():
             dist.all_gather(list(found.chunk(size)), mine.contiguous())
         return found
 
@@ -272,7 +268,7 @@ def store_key(*words: str) -> str:
 
 
 def someone_is_gone() -> bool:
-    """Whether a rank has said that it fails: it gives the reason, and the others none."""
+    """Return whether a rank has reported that it fails: it gives the reason, and the others none."""
     try:
         return bool(ranks_store().check([store_key("gone")]))
     except RuntimeError:  # so is the store
@@ -283,7 +279,7 @@ ALONE = World()
 
 
 def current() -> World:
-    """The world that this process has joined, or itself alone."""
+    """Return the world that this process has joined, or itself alone."""
     if not dist.is_initialized():
         return ALONE
     return World(dist.get_rank(), dist.get_world_size(), _number("LOCAL_RANK"), joined=True)
@@ -291,7 +287,7 @@ def current() -> World:
 
 @contextmanager
 def joined() -> Iterator[World]:
-    """Meets the other processes where `torchrun` started this one, and parts from them at the end.
+    """Join the process group where `torchrun` started this process, and leave it at the end.
 
     A process that fails does not part: it would wait for the others. Those that were waiting for it end without a word,
     for it has said what there is to say.
@@ -316,12 +312,12 @@ def joined() -> Iterator[World]:
 
 
 def is_connection_error(error: BaseException) -> bool:
-    """Whether it comes from the connection with other ranks: gloo has no class for its errors."""
+    """Return whether an error comes from the connection with other ranks: gloo has no class for its errors."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
 
 
 def launched() -> bool:
-    """Whether `torchrun` started this process."""
+    """Return whether `torchrun` started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -350,7 +346,7 @@ def _part() -> None:
 
 
 def alone(what: str) -> None:
-    """Refuses a command that starts its own processes, or has no use for several."""
+    """Refuse `torchrun` for a command that starts its own processes, or has no use for several."""
     if _number("WORLD_SIZE", 1) > 1 and launched():
         raise UserError(f"`{what}` runs as one process; start it without torchrun")
 

@@ -50,6 +50,7 @@ def written_beside(path: Path, *, durable: bool = False) -> Iterator[Path]:
     An error of the disk names the file.
     """
     temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    _remove(temporary)
     try:
         _remove(temporary)
         yield temporary
@@ -104,7 +105,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What an earlier `write_json` wrote there; empty where there is no file."""
+    """Return the content of a JSON file; empty where there is none."""
     if not path.exists():
         return {}
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -350,7 +351,7 @@ def set_aside(path: Path) -> Path:
     path.rename(target)
     for number in sorted(numbers)[: max(0, len(numbers) + 1 - _KEPT_DAMAGED)]:
         old = numbers[number]
-        shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
+        _remove(old)
     return target
 
 

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tintype.runtime import activity as standing
-from tintype.runtime.layout import ONE, Layout, is_cut, local
+from tintype.runtime import activity
+from tintype.runtime.layout import ONE, Layout, is_sharded, local
 
 _BUCKET_BYTES = 32 << 20
 
@@ -25,7 +25,7 @@ class GradientMean:
 
     def __init__(self, parameters: Sequence[nn.Parameter], layout: Layout) -> None:
         self._ranks = layout.world.size
-        copied = [parameter for parameter in parameters if not is_cut(parameter)]
+        copied = [parameter for parameter in parameters if not is_sharded(parameter)]
         self._buckets = _buckets(copied) if self._ranks > 1 else []
         self._armed = False
         for bucket in self._buckets:
@@ -43,7 +43,7 @@ class GradientMean:
             bucket.expect()
         yield
         self._armed = False
-        standing.mark("all-reduce")
+        activity.mark("all-reduce")
         for bucket in self._buckets:  # what got no gradient in this pass was not waited for
             bucket.send(self._ranks)
         for bucket in self._buckets:
@@ -118,15 +118,17 @@ def backward_start(loss: Tensor) -> Tensor:
 def clip(parameters: Sequence[Tensor], most: float | None, layout: Layout) -> Tensor:
     """Clips the norm of all gradients, over all pieces, and returns what it was before, in fp32."""
     given = [parameter for parameter in parameters if parameter.grad is not None]
-    cut = [local(one.grad) for one in given if is_cut(one) and one.grad is not None]
-    copied = [one.grad for one in given if not is_cut(one) and one.grad is not None]
+    cut = [local(one.grad) for one in given if is_sharded(one) and one.grad is not None]
+    copied = [one.grad for one in given if not is_sharded(one) and one.grad is not None]
     norm = _norm(copied) if copied else None
     if cut:
         square = _norm(cut).square()
-        dist.all_reduce(square, group=layout.of_one_copy)
+        dist.all_reduce(square, group=layout.shard_group)
         norm = (square if norm is None else square + norm.square()).sqrt()
-        if layout.copies > 1:  # which may have added up in another order: one number for all, or they would drift apart
-            dist.all_reduce(norm, dist.ReduceOp.MAX, group=layout.of_one_piece)
+        if (
+            layout.replicas > 1
+        ):  # which may have added up in another order: one number for all, or they would drift apart
+            dist.all_reduce(norm, dist.ReduceOp.MAX, group=layout.replica_group)
     assert norm is not None
     torch._foreach_mul_([*cut, *copied], torch.clamp((math.inf if most is None else most) / (norm + 1e-6), max=1.0))
     return norm

@@ -16,16 +16,16 @@ class Interrupt:
     def __init__(self) -> None:
         self.signal: int | None = None
 
-    def of_any(self, world: World) -> bool:
-        """Whether a signal has come to any rank; then it has come to all."""
-        if number := world.most(self.signal or 0):
+    def on_any_rank(self, world: World) -> bool:
+        """Return whether a signal has come to any rank; then note it on all."""
+        if number := world.all_reduce_max(self.signal or 0):
             self.signal = number
         return self.signal is not None
 
 
 @contextmanager
 def watch_signals(*numbers: signal.Signals) -> Iterator[Interrupt]:
-    """By default SIGINT and SIGTERM."""
+    """Note the first of the given signals, by default SIGINT and SIGTERM."""
     interrupt = Interrupt()
 
     def note(number: int) -> None:

@@ -1,7 +1,7 @@
-"""How the ranks of a run share its weights: each has a copy (DDP), or a part of one (FSDP2), or both (HSDP).
+"""How the ranks of a run hold its weights: replicated (DDP), sharded (FSDP2), or both (HSDP).
 
-The ranks form a grid of copies × pieces. The ranks of a row hold the pieces of one copy; the ranks of a column hold the
-same piece. DDP has one column, FSDP2 one row.
+The ranks form a grid of replicas × shards. The ranks of a row hold the shards of one replica; the ranks of a column
+hold the same shard. DDP has one column, FSDP2 one row.
 """
 
 from __future__ import annotations
@@ -34,53 +34,53 @@ class Distribution(Protocol):
 @dataclass(frozen=True)
 class Layout:
     world: World = ALONE
-    pieces: int = 1
+    shards: int = 1
     mesh: DeviceMesh | None = None
-    """Copies × pieces, where weights are cut into pieces."""
+    """Replicas × shards, where weights are sharded."""
 
     @property
-    def copies(self) -> int:
-        return self.world.size // self.pieces
+    def replicas(self) -> int:
+        return self.world.size // self.shards
 
     @property
-    def copy(self) -> int:
+    def replica(self) -> int:
         """The row of this rank."""
-        return self.world.rank // self.pieces
+        return self.world.rank // self.shards
 
     @property
-    def piece(self) -> int:
+    def shard(self) -> int:
         """The column of this rank."""
-        return self.world.rank % self.pieces
+        return self.world.rank % self.shards
 
     @property
-    def of_one_copy(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the pieces of this rank's copy; None for all ranks."""
-        return None if self.mesh is None else self.mesh.get_group("pieces")
+    def shard_group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the shards of this rank's replica; None for all ranks."""
+        return None if self.mesh is None else self.mesh.get_group("shards")
 
     @property
-    def of_one_piece(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the same piece as this one; None for all ranks."""
-        return None if self.mesh is None else self.mesh.get_group("copies")
+    def replica_group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the same shard as this one; None for all ranks."""
+        return None if self.mesh is None else self.mesh.get_group("replicas")
 
 
 ONE = Layout()
 
 
-def lay_out(settings: Distribution, world: World, device: torch.device) -> Layout:
-    """The layout of this world, as the plan has it."""
+def layout_for(settings: Distribution, world: World, device: torch.device) -> Layout:
+    """Return the layout that the settings ask for."""
     if settings.kind == "ddp" or not world.joined:
         return Layout(world)
-    pieces = settings.shards or world.size
-    if world.size % pieces:
+    shards = settings.shards or world.size
+    if world.size % shards:
         raise UserError(
-            f"run.distribution.shards is {pieces}, which does not divide the {world.size} ranks; valid: "
+            f"run.distribution.shards is {shards}, which does not divide the {world.size} ranks; valid: "
             + ", ".join(str(count) for count in range(1, world.size + 1) if world.size % count == 0)
         )
     from torch.distributed.device_mesh import init_device_mesh
 
-    names = ("copies", "pieces")
-    mesh = init_device_mesh(device.type, (world.size // pieces, pieces), mesh_dim_names=names)
-    return Layout(world, pieces, mesh)
+    names = ("replicas", "shards")
+    mesh = init_device_mesh(device.type, (world.size // shards, shards), mesh_dim_names=names)
+    return Layout(world, shards, mesh)
 
 
 def share_of_batch(batch: int, accumulate: int, world: World) -> int:
@@ -95,14 +95,14 @@ def share_of_batch(batch: int, accumulate: int, world: World) -> int:
     return micro // world.size
 
 
-def as_the_leader_has_it(modules: nn.Module, world: World) -> None:
-    """Gives every rank the first one's weights: other processors may draw other last bits from the same seed."""
+def broadcast_weights(modules: nn.Module, world: World) -> None:
+    """Broadcast the first rank's weights: other processors may draw other last bits from the same seed."""
     for tensor in modules.state_dict().values() if world.size > 1 else ():
         dist.broadcast(tensor, 0)
 
 
-def cut_into_pieces(denoiser: nn.Module, settings: Distribution, layout: Layout, gather: torch.dtype | None) -> None:
-    """FSDP2, block by block. Inputs are never cast: timesteps and rotations stay what they are.
+def shard_blocks(denoiser: nn.Module, settings: Distribution, layout: Layout, gather: torch.dtype | None) -> None:
+    """Shard the denoiser with FSDP2, block by block. Inputs are never cast: timesteps and rotations stay as they are.
 
     Weights are gathered as they are stored, unless `gather` says otherwise; gradients are reduced in fp32 always.
     """
@@ -110,21 +110,35 @@ def cut_into_pieces(denoiser: nn.Module, settings: Distribution, layout: Layout,
 
     assert layout.mesh is not None
     for name, parameter in denoiser.named_parameters():
-        if parameter.ndim > 1 and len(parameter) < layout.pieces:
+        if parameter.ndim > 1 and len(parameter) < layout.shards:
             raise UserError(
-                f"run.distribution.shards: {layout.pieces} ranks cannot share the {len(parameter)} rows of "
+                f"run.distribution.shards: {layout.shards} ranks cannot share the {len(parameter)} rows of "
                 f"denoiser.{name}; set it to {len(parameter)} or less, a divisor of the {layout.world.size} ranks, and "
-                "there will be copies of the weights (HSDP)"
+                "there will be replicas of the weights (HSDP)"
             )
     policy = MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    mesh = layout.mesh if layout.copies > 1 else layout.mesh["pieces"]
+    mesh = layout.mesh if layout.replicas > 1 else layout.mesh["shards"]
     blocks = denoiser.get_submodule("blocks")
     for part in (*blocks.children(), denoiser):
-        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=settings.reshard)
+        fully_shard(
+            part,
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=settings.reshard and can_reshard(layout.mesh.device_type),
+        )
 
 
-def is_cut(tensor: Tensor) -> bool:
-    """Whether this rank holds a piece of it only."""
+def can_reshard(device_type: str) -> bool:
+    """Return whether gathered weights can be released after the forward pass: on the CPU torch before 2.13 cannot.
+
+    There backward fails with `setStorage: ... out of bounds for storage of size 0`. They then stay gathered, which
+    takes memory and changes no number.
+    """
+    return device_type != "cpu" or tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether the tensor is sharded over ranks."""
     if type(tensor) in (Tensor, nn.Parameter):  # asked of every weight; the other question takes a second to import
         return False
     from torch.distributed.tensor import DTensor
@@ -133,16 +147,16 @@ def is_cut(tensor: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: its piece, or all of it. It is no copy."""
-    return tensor.to_local() if is_cut(tensor) else tensor  # type: ignore[attr-defined]
+    """Return this rank's shard of a tensor, or the tensor itself; not a copy."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole of a tensor. Every rank must ask."""
-    return tensor.full_tensor() if is_cut(tensor) else tensor  # type: ignore[attr-defined]
+    """Return the full tensor. Every rank must call it."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def rows_of_piece(rows: int, piece: int, pieces: int) -> int:
-    """How many rows of a matrix FSDP2 gives to a piece: as torch.chunk does, the last ones may have fewer or none."""
-    most = -(-rows // pieces)
-    return max(0, min(rows - piece * most, most))
+def rows_of_shard(rows: int, shard: int, shards: int) -> int:
+    """How many rows of a matrix FSDP2 gives to a shard: as torch.chunk does, the last ones may have fewer or none."""
+    most = -(-rows // shards)
+    return max(0, min(rows - shard * most, most))

@@ -1,4 +1,4 @@
-"""What a run was made on: packages, processor, device, and the commit of the code."""
+"""The environment of a run: packages, processor, device, and the commit of the code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tintype.runtime.parent import command_with_parent
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What the numbers were made on."""
+    """Return the versions and the hardware that numbers depend on."""
     return {
         "tintype": tintype.__version__,
         **({"commit": commit} if (commit := code_commit()) else {}),

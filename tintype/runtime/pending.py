@@ -1,4 +1,4 @@
-"""Numbers that are on their way from the GPU: the host goes on, and looks at them when they are there."""
+"""Numbers that are being copied from the GPU, without waiting for them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 
-class Later:
-    """A small tensor's values. Asking for them waits for the step that made them and for no later one."""
+class PendingNumbers:
+    """Values of a small tensor. Reading them waits for the step that made them and for no later one."""
 
     def __init__(self, value: Tensor) -> None:
         self._event: torch.cuda.Event | None = None

@@ -33,7 +33,7 @@ _LEFT_S = 3600
 
 @dataclass(frozen=True)
 class Content:
-    """What a file of rows holds."""
+    """Content of a file of rows."""
 
     words: str
     """Names it in errors, in the plural."""
@@ -41,7 +41,7 @@ class Content:
     """[N, …]"""
     dtype: torch.dtype
     otherwise: str
-    """What a user without room on the disk can do instead."""
+    """Advice to a user without room on the disk."""
     stamp: bytes = b""
     """Stands at the head of the file and says which rows these are; of a multiple of 8 bytes."""
 
@@ -52,7 +52,7 @@ class Content:
 
     @property
     def row_bytes(self) -> int:
-        """Of all rows, without their sums."""
+        """Size of all rows, without their checksums."""
         total = self.dtype.itemsize
         for size in self.shape:
             total *= size
@@ -147,7 +147,7 @@ class _Images(Protocol):
 
 
 def fingerprint(source: _Images) -> str:
-    """A few pictures of the data stand for how all are drawn or decoded."""
+    """Return a hash of a few images, which stand for how all are drawn or decoded."""
     some = sorted({0, len(source) // 2, len(source) - 1})
     return hashlib.sha256(source.images(some).cpu().contiguous().numpy().data).hexdigest()
 
@@ -179,7 +179,7 @@ def make_file(file: Path, content: Content) -> None:
 
 
 def _put_in_place(made: Path, file: Path) -> None:
-    """Of several processes that make one file the first wins: the others would take it from under its feet."""
+    """First writer wins."""
     try:
         os.link(made, file)
     except FileExistsError:
@@ -191,7 +191,7 @@ def _put_in_place(made: Path, file: Path) -> None:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """What a process left that was killed while it made a file: none takes an hour for that."""
+    """Remove what killed processes have left; making a file never takes an hour."""
     for left in folder.glob("*.making"):
         if time.time() - left.stat().st_mtime > _LEFT_S:
             left.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a first SIGINT or SIGTERM does is the caller's choice; a second one ends the process at once.
+"""Signal handlers: a first SIGINT or SIGTERM calls a function, a second one ends the process at once.
 
 `timeout` and job schedulers signal a process and then its group: what comes within a second is the same signal.
 """

@@ -23,7 +23,7 @@ from datetime import timedelta
 from typing import Any, Literal, Protocol
 
 from tintype.errors import UserError
-from tintype.runtime import activity as standing
+from tintype.runtime import activity
 from tintype.runtime.dist import World, is_connection_error, ranks_store, someone_is_gone, store_key
 
 EXIT_CODE = 1
@@ -55,7 +55,7 @@ class Place:
     passed: int
     stack: list[str] = field(default_factory=list)
     left: bool = False
-    """Whether it has left the training."""
+    """It has left the training."""
     writer: int = 0
     """Number of phases that its thread which saves in the background has begun."""
 
@@ -241,9 +241,9 @@ class Watchdog:
 
     def _write(self, left: bool = False) -> None:
         self._beats += 1
-        now = standing.here()
-        stack = [] if left else standing.stack()
-        place = Place(self._beats, now.phase, now.step, now.passed, stack, left, standing.passed_by_writer())
+        now = activity.here()
+        stack = [] if left else activity.stack()
+        place = Place(self._beats, now.phase, now.step, now.passed, stack, left, activity.passed_by_writer())
         self._store.set(store_key("stands", str(self._world.rank)), json.dumps(vars(place)))
 
 

@@ -48,7 +48,7 @@ def sample_run(
     average = reconstruction(run, ema_length) if ema_length is not None else None
     parts, step = load_run(run, device, average)
     agree_on_plan(parts.plan, current(), sampler=plain(settings), prompts=prompts, count=count, seed=seed)
-    refuse_other_steps(current().tell(step), run)
+    refuse_other_steps(current().all_gather(step), run)
     if settings.guidance.unbias:  # its mean velocity is taken of the training images
         RunFolder(run).check_identity("data", parts.source.identity)
     size_px = size_px or parts.plan.data.size_px
@@ -64,7 +64,7 @@ def sample_run(
     details = {"run": str(run), "plan": parts.plan.hash, "step": step, "seed": seed}
     details |= {"ema_length": average.length} if average else {}
     abouts = [{**details, "index": index, "size_px": size_px, **plain(settings)} for index in range(len(repeated))]
-    first_number = current().lead(_first_number(out, ending, list(zip(repeated, abouts, strict=True))))
+    first_number = current().broadcast(_first_number(out, ending, list(zip(repeated, abouts, strict=True))))
     written = [out / f"{first_number + index:04d}{ending}" for index in range(len(repeated))]
 
     done = 0.0

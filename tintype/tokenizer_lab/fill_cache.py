@@ -54,7 +54,7 @@ def fill_cache(
         raise UserError(reason)
     world, device = current(), choose_device(plan.run.device)
     batch = max(1, plan.train.batch // plan.train.accumulate // world.size)
-    with world.together():
+    with world.fail_together():
         tokenizer = plan.tokenizer.build(device)
         source = open_source(plan.data, "train", device)
         kept = open_latent_cache(
@@ -65,7 +65,7 @@ def fill_cache(
         encoded, changed = _fill(kept, world, interrupt, verify, on_images)
     seconds = time.perf_counter() - began
     kept.rows.flush()
-    totals = [sum(numbers) for numbers in zip(*world.tell([encoded, changed]), strict=True)]
+    totals = [sum(numbers) for numbers in zip(*world.all_gather([encoded, changed]), strict=True)]
     size_bytes = kept.rows.file.stat().st_size
     return Filled(kept.folder, size_bytes, len(kept.source), kept.rows.count, totals[0], totals[1], seconds)
 
@@ -78,11 +78,11 @@ def _fill(
     at_once = chunk * world.size
     encoded = changed = 0
     for first in range(0, count, at_once):
-        if interrupt.of_any(world):
+        if interrupt.on_any_rank(world):
             break
         start = first + world.rank * chunk
         ids = range(start, min(start + chunk, count))
-        with world.together():
+        with world.fail_together():
             if verify and ids:
                 other = kept.changed(ids)
                 if other:

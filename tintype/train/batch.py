@@ -18,8 +18,8 @@ from tintype.runtime.transfer import send
 from tintype.seams import Draws, TextTokens
 from tintype.train.session import Session, Term
 
-BATCHES_AHEAD = 3
-"""Micro-batches that are begun before they are asked for: one picture that takes long holds no step up."""
+PREFETCHED_BATCHES = 3
+"""Micro-batches that are prefetched, so that one slow image stalls no step."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Batch:
     terms: Sequence[Term]
     """Those that have a weight at this step."""
     seen: Mapping[str, Tensor | None]
-    """What each term's `look` gave, by its name."""
+    """Result of each term's `look`, by the name of the term."""
     step: int
     without_caption: int
     """Samples whose image has no caption to pick; they read the null caption."""
 
 
 def read_batch(parts: Session, first: int, count: int, step: int, clock: Clock) -> Batch:
-    """The samples at positions first … first + count - 1."""
+    """Read the samples at positions first … first + count - 1."""
     plan, device = parts.plan, parts.device
     terms = parts.terms_at(step)
     with clock.part("data"):
@@ -48,7 +48,7 @@ def read_batch(parts: Session, first: int, count: int, step: int, clock: Clock) 
         image_BCHW = None
         if parts.wants_images(terms):
             image_BCHW = send(parts.source_at(step).images(ids), device)
-            for later in range(1, BATCHES_AHEAD + 1):
+            for later in range(1, PREFETCHED_BATCHES + 1):
                 position = first + later * count * parts.world.size
                 parts.source_at(position // plan.train.batch).expect(parts.order.ids(position, count))
         records = parts.source.records(ids)

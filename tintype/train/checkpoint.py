@@ -5,7 +5,7 @@ pruned. The loader goes from the newest to the oldest, checks each, and moves a 
 only, safetensors and JSON: loading never runs code. Each has a copy of the run's small files (`records`), and the
 number of lines that its logs had.
 
-The tensors are one file, or one for each rank that holds pieces of them (`pieces`); any number of ranks loads either.
+The tensors are one file, or one for each rank that holds shards of them (`shards`); any number of ranks loads either.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tintype.errors import DamagedFileError, UserError
 from tintype.runtime import fault
 from tintype.runtime.dist import ALONE, World
 from tintype.runtime.files import flush, read_checked, set_aside, sha256_of, write_checked
-from tintype.runtime.layout import is_cut
-from tintype.train.shards import read_pieces, whole_place, write_pieces
+from tintype.runtime.layout import is_sharded
+from tintype.train.shards import read_shards, whole_place, write_shards
 from tintype.train.state import TrainState
 
 FORMAT = 1
@@ -76,9 +76,9 @@ def commit(
     world: World = ALONE,
     records: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes `folder/step-N` whole or not at all. `what` is its name in messages, `stage` that of its fault points.
+    """Write `folder/step-N` whole or not at all. `what` is its name in messages, `stage` that of its fault points.
 
-    Every rank must come here. The one that leads writes all that is not in pieces, and renames.
+    Every rank must call it. The first writes all that is not sharded, and renames.
     """
     fault.point(f"{stage}.begin")
     target = folder_of(folder, step)
@@ -86,8 +86,8 @@ def commit(
 
     @contextmanager
     def stage_of_all() -> Iterator[None]:
-        """Done by every rank or by none; what one has written the others see afterwards."""
-        with world.together():
+        """Succeed on every rank or on none; afterwards all ranks see what one has written."""
+        with world.fail_together():
             try:
                 yield
             except (OSError, SafetensorError) as error:
@@ -95,7 +95,7 @@ def commit(
                 intact = f"the {what} of step {kept[-1]} is intact" if kept else f"no {what} was written before"
                 raise UserError(
                     f"cannot write the {what} of step {step} to {folder}: {error}; {intact}. "
-                    "Make room or mend the permissions, then run the same command again to go on"
+                    "Make room or fix the permissions, then run the same command again to resume"
                 ) from error
 
     try:
@@ -110,7 +110,7 @@ def commit(
                 _write_json(temporary / _SCALARS, {"format": FORMAT, "scalars": dict(scalars)})
         with stage_of_all():
             mine = _flushed_digests(temporary, world)
-        digests = {name: digest for some in world.tell(mine) for name, digest in some.items()}
+        digests = {name: digest for some in world.all_gather(mine) for name, digest in some.items()}
         with stage_of_all():
             fault.point(f"{stage}.manifest")
             if world.leads:
@@ -131,11 +131,11 @@ def commit(
 
 
 def restore(folder: Path, state: TrainState, on_damage: Callable[[Path, str], None], world: World = ALONE) -> bool:
-    """Loads the newest good checkpoint into the state; damaged ones are moved aside and reported."""
-    for step in reversed(world.tell(steps(folder))[0]):
+    """Load the newest good checkpoint into the state; move damaged ones aside and report them."""
+    for step in reversed(world.all_gather(steps(folder))[0]):
         path = folder_of(folder, step)
         if damage := _damage(path, world):
-            with world.together():
+            with world.fail_together():
                 if world.leads:
                     on_damage(set_aside(path), damage)
             continue
@@ -146,36 +146,36 @@ def restore(folder: Path, state: TrainState, on_damage: Callable[[Path, str], No
 
 
 def _damage(path: Path, world: World) -> str:
-    """What is wrong with a checkpoint, or ''. The ranks share the files."""
+    """Return the damage of a checkpoint in words, or ''. Each rank checks its share of the files."""
     found = ""
-    with world.together():
+    with world.fail_together():
         try:
-            _verify(path, world.mine(sorted(_manifest(path))))
+            _verify(path, world.shard(sorted(_manifest(path))))
         except DamagedError as error:
             found = str(error)
-    return next(filter(None, world.tell(found)), "")
+    return next(filter(None, world.all_gather(found)), "")
 
 
 def read(path: Path, state: TrainState | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The verified content of one checkpoint: whole, or in pieces as a state has them. Then every rank must ask."""
+    """Return the verified content of a checkpoint: whole, or sharded as the state is. Then every rank must call it."""
     scalars = verify(path)["scalars"]
     return _content(path, state), scalars
 
 
 def _content(path: Path, state: TrainState | None) -> dict[str, Tensor]:
-    if state is None or not any(map(is_cut, state.parameters)):
+    if state is None or not any(map(is_sharded, state.parameters)):
         in_one = _TENSORS in _manifest(path)
-        return load_file(path / _TENSORS) if in_one else read_pieces(path, whole_place, alone=True)
-    return read_pieces(path, state.places(), alone=False)
+        return load_file(path / _TENSORS) if in_one else read_shards(path, whole_place, alone=True)
+    return read_shards(path, state.places(), alone=False)
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """What `state.json` holds, after all checksums were found right."""
+    """Check all checksums, and return the content of `state.json`."""
     return _verify(path, sorted(_manifest(path)))[0]
 
 
 def describe(path: Path) -> tuple[dict[str, Any], str]:
-    """The verified scalars, and the SHA-256 that the tensors should have: quick, since they are not read."""
+    """Return the verified scalars, and the SHA-256 that the tensors should have. The tensors are not read."""
     stored, wanted = _verify(path, (_SCALARS,))
     if _TENSORS not in wanted:
         raise DamagedError(f"{_MANIFEST} does not name {_TENSORS}")
@@ -183,7 +183,7 @@ def describe(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def records(folder: Path) -> dict[str, Any]:
-    """The run's small files and the lengths of its logs, as the newest checkpoint that has them whole noted them."""
+    """Return the run's small files and the lengths of its logs, from the newest checkpoint that has them whole."""
     for step in reversed(steps(folder)):
         with suppress(DamagedFileError):
             if found := read_checked(folder_of(folder, step) / _RECORDS, "the one before is used"):
@@ -206,7 +206,7 @@ def tensors_file(path: Path) -> Path:
 
 
 def _manifest(path: Path) -> dict[str, str]:
-    """The SHA-256 of each file, as it should be."""
+    """Return the SHA-256 that each file should have."""
     try:
         stored = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         _check_format(path, stored)
@@ -224,7 +224,7 @@ def _is_tensors_name(name: str) -> bool:
 
 
 def _verify(path: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """What `state.json` and the manifest hold, after the checksums of the named files were found right."""
+    """Check the checksums of the named files, and return the content of `state.json` and of the manifest."""
     wanted = _manifest(path)
     there = {file.name for file in path.glob("*.safetensors")}
     if strangers := there - set(wanted):  # they would be read with the others
@@ -271,7 +271,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def newest_whole_step(folder: Path) -> int | None:
-    """The step of the newest checkpoint, if nothing of it is damaged."""
+    """Return the step of the newest checkpoint, if nothing of it is damaged."""
     found = steps(folder)
     try:
         return found[-1] if found and verify(folder_of(folder, found[-1])) else None
@@ -280,7 +280,7 @@ def newest_whole_step(folder: Path) -> int | None:
 
 
 def newest_step(folder: Path) -> int | None:
-    """The step of the newest checkpoint by its own words. Its tensors are not read: they may be damaged."""
+    """Return the step of the newest checkpoint. Its tensors are not read, and may be damaged."""
     found = steps(folder)
     try:
         return found[-1] if found and _verify(folder_of(folder, found[-1]), (_SCALARS,)) else None
@@ -289,23 +289,23 @@ def newest_step(folder: Path) -> int | None:
 
 
 def tidy(folder: Path, world: World) -> int | None:
-    """Removes leftovers; returns the newest step, if nothing of it is damaged, as the rank that leads sees it."""
+    """Remove leftovers; return the newest step, if nothing of it is damaged, as the first rank sees it."""
     found = None
-    with world.together():
+    with world.fail_together():
         if world.leads:
             remove_leftovers(folder)
             found = newest_whole_step(folder)
-    return world.tell(found)[0]  # type: ignore[no-any-return]
+    return world.all_gather(found)[0]  # type: ignore[no-any-return]
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what a process that died while saving left behind."""
+    """Remove what a process that died while saving has left."""
     for leftover in folder.glob(f"{_WRITING}*"):
         shutil.rmtree(leftover)
 
 
 def remove_after(folder: Path, step: int) -> None:
-    """Removes what was written of later steps. Each goes at once: what is half removed is a leftover."""
+    """Remove the checkpoints of later steps. Each is renamed first: what is half removed is a leftover."""
     remove_leftovers(folder)
     for later in [one for one in steps(folder) if one > step]:
         path = folder_of(folder, later)
@@ -318,15 +318,15 @@ def folder_of(folder: Path, step: int) -> Path:
 
 
 def _write_tensors(temporary: Path, tensors: Mapping[str, Tensor], world: World) -> None:
-    if any(map(is_cut, tensors.values())):
-        write_pieces(temporary, tensors, world.group if world.in_thread else None)
+    if any(map(is_sharded, tensors.values())):
+        write_shards(temporary, tensors, world.group if world.in_thread else None)
     elif world.leads:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary / _TENSORS)
 
 
 def _flushed_digests(temporary: Path, world: World) -> dict[str, str]:
-    """The SHA-256 of this rank's share of the files."""
-    names = world.mine(sorted(file.name for file in temporary.iterdir()))
+    """Flush this rank's share of the files, and return their SHA-256."""
+    names = world.shard(sorted(file.name for file in temporary.iterdir()))
     for name in names:
         flush(temporary / name)
     return {name: sha256_of(temporary / name) for name in names}

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tintype.errors import DivergedError
-from tintype.runtime.layout import ONE, Layout, is_cut, local
+from tintype.runtime.layout import ONE, Layout, is_sharded, local
 from tintype.settings import SKIP_WINDOW_STEPS, TrainSettings
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ def _square_sums(weights: list[Tensor], layout: Layout) -> Tensor:
     """The sum of the squares of each tensor, over all its pieces: float64, on the CPU. fp32 would overflow at 1e19."""
     norms = torch._foreach_norm([local(weight) for weight in weights], 2, dtype=torch.float64)
     sums = torch.stack([norm.double() for norm in norms]).square()
-    in_pieces = torch.tensor([is_cut(weight) for weight in weights], device=sums.device)
+    in_pieces = torch.tensor([is_sharded(weight) for weight in weights], device=sums.device)
     if bool(in_pieces.any()):
         whole = torch.where(in_pieces, sums, 0.0)
-        dist.all_reduce(whole, group=layout.of_one_copy)
+        dist.all_reduce(whole, group=layout.shard_group)
         sums = torch.where(in_pieces, whole, sums)
     return sums.cpu()

@@ -75,9 +75,9 @@ class RunFolder:
 
     @contextmanager
     def claim(self, plan: Plan) -> Iterator[None]:
-        """Makes the folder this plan's, or refuses: another plan is in it, or another process is at work in it."""
+        """Claim the folder for this plan; refuse it where another plan is in it or another process works in it."""
         with ExitStack() as held:
-            with self.world.together():
+            with self.world.fail_together():
                 if self.writes:
                     held.enter_context(locked(self.path))
                     self._make(plan)
@@ -118,11 +118,11 @@ class RunFolder:
         write_sealed(self.path / "plan.yaml", plan.to_yaml())
 
     def _begun(self) -> bool:
-        """Whether there is anything of a run to lose: one that failed before its first step may be tried otherwise."""
+        """Return whether a run has begun; one that failed before its first step may be tried with another plan."""
         return self.metrics_file.exists() or any(self.checkpoints.glob("*"))
 
     def _was_of(self, plan: Plan) -> bool:
-        """Whether the run was trained with this plan, as far as its other files know."""
+        """Return whether the run was trained with this plan, by its other files."""
         return self.environment_file.exists() and self.read_record(self.environment_file).get("plan") == plan.hash
 
     def _note_plan(self, reason: str) -> None:
@@ -197,8 +197,7 @@ class RunFolder:
                 self._known[file.name] = found
 
     def keep_identities(self, loaded: Mapping[str, str | None], step: int) -> None:
-        """Notes the data, the tokenizer, the text encoder and what the losses compare with, and refuses to go on with
-        others than the run began with."""
+        """Record the identities of data, tokenizer, text encoder and teachers; refuse to resume with others."""
         before: dict[str, str] = self.read_record(self.loaded_file) if step else {}
         for name, identity in loaded.items():
             if before.get(name, identity) != identity and not self._only_added(name, before):
@@ -212,7 +211,7 @@ class RunFolder:
             self.write_record(self.loaded_file, {**known, **before})
 
     def check_identity(self, name: str, identity: str | None) -> None:
-        """Refuses to use a trained run with other weights of others than it was trained with."""
+        """Raise if a loaded network differs from the one used in training."""
         known = self.read_record(self.loaded_file)
         if known.get(name, identity) != identity and not self._only_added(name, known):
             raise UserError(
@@ -221,13 +220,13 @@ class RunFolder:
             )
 
     def _only_added(self, name: str, known: Mapping[str, str]) -> bool:
-        """Whether the data is that of the run but for captions that were added since, which it cannot read."""
+        """Return whether the data differs from that of the run by added captions only, which the run does not read."""
         from tintype.data.earlier import only_added
 
         return (self.path / "plan.yaml").exists() and only_added(plan_from_folder(self.path).data, name, known)
 
     def check_plan(self, plan: Plan) -> None:
-        """Refuses to hand on a trained run whose plan.yaml says something else than it was trained with."""
+        """Refuse to export a run whose plan.yaml differs from the plan it was trained with."""
         trained = self.read_record(self.environment_file).get("plan", plan.hash)  # older runs did not note it
         if trained != plan.hash:
             raise UserError(
@@ -236,16 +235,16 @@ class RunFolder:
             )
 
     def write_latents(self, images: int, mean_C: Sequence[float], std_C: Sequence[float]) -> None:
-        """Mean and deviation of each channel of the latents of the run's first images."""
+        """Record mean and deviation of each channel of the latents of the run's first images."""
         self.write_record(self.latents_file, {"images": images, "mean": list(mean_C), "std": list(std_C)})
 
     def write_about(self, parts: Session) -> None:
-        """What the run is made on, and which of its parameters are optimized how."""
+        """Write the run's environment, and how each of its parameters is optimized."""
         groups = parts.optimized()
         if not self.writes:
             return
         sizes = {name: parameter.numel() for name, parameter in parts.modules.named_parameters()}
-        made_on = {**environment(parts.device), "ranks": parts.world.size, "copies": parts.layout.copies}
+        made_on = {**environment(parts.device), "ranks": parts.world.size, "copies": parts.layout.replicas}
         environment_now = {**made_on, "parameters": sum(sizes.values()), "plan": parts.plan.hash}
         self.write_record(self.environment_file, environment_now)
         about = {
@@ -280,7 +279,7 @@ class RunFolder:
             _append(self.events_file, {"event": kind, "step": step, "time": time.time(), **details})
 
     def log_warnings(self, plan: Plan, step: int) -> None:
-        """Logs each of the plan's warnings once, however often the run starts."""
+        """Log each of the plan's warnings once, however often the run starts."""
         logged = {event.get("text") for event in self.events() if event["event"] == "warning"}
         for text in plan.warnings:
             if text not in logged:
@@ -297,7 +296,7 @@ class RunFolder:
         return read_lines(log, f"{self._command} keeps the lines that are whole and logs the loss", length)
 
     def forget_after(self, step: int) -> None:
-        """Drops the lines of steps that are going to be done again, and a last line that was cut short."""
+        """Drop the log lines of steps that will be repeated, and a truncated last line."""
         if not self.writes:
             return
         for file in self._logs:

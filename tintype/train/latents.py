@@ -1,4 +1,4 @@
-"""Looks at the latents of a run's first images before its first step: their mean and deviation decide what the noise
+"""Measures the latents of a run's first images before its first step: their mean and deviation decide what the noise
 means, and a tokenizer that is scaled wrongly trains without complaint and worse.
 
 B: images, C: channels, H, W: latent rows and columns.
@@ -16,12 +16,12 @@ from tintype.train.folder import RunFolder
 from tintype.train.session import Session
 
 MOST_IMAGES = 256
-"""Of the first batches; a run of fewer is looked at whole."""
+"""Number of first images whose latents are measured."""
 _BATCH = 32
 
 
 def check_latents(folder: RunFolder, parts: Session, step: int) -> None:
-    """Writes what the latents are like to the run's folder, and refuses those that no noise would fit."""
+    """Record the statistics of the latents, and refuse those that no noise would fit."""
     if step and folder.read_record(folder.latents_file):
         return
     mean_C, std_C, images = measure_latents(parts)
@@ -32,7 +32,7 @@ def check_latents(folder: RunFolder, parts: Session, step: int) -> None:
 
 
 def measure_latents(parts: Session) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Mean and deviation of each channel as training will see them, and the number of images; on each rank alike."""
+    """Return mean and deviation of each channel as training will see them, and the number of images; on every rank."""
     plan = parts.plan
     count = min(MOST_IMAGES, len(parts.source), plan.train.steps * plan.train.batch)
     sums = []

@@ -71,7 +71,7 @@ def train(
         watch_ranks(world, plan.run.watchdog, partial(log_stuck_rank, folder)) as begin_step,
     ):
         if checkpoint.tidy(folder.checkpoints, world) == plan.train.steps:
-            with world.together():
+            with world.fail_together():
                 folder.restore_files()
             return Outcome(plan.train.steps, finished=True, already_done=True)
         parts = build_session(plan)
@@ -80,14 +80,14 @@ def train(
         state = begin(folder, parts, state)
         identities = get_ready(parts, state.step)
         world.agree({**identities, "step": state.step})
-        with world.together():
+        with world.fail_together():
             folder.keep_identities(parts.identities | identities, state.step)
             folder.write_about(parts)
             folder.log_warnings(plan, state.step)
         begun = partial(on_progress, Progress(state.step, plan.train.steps, None, None))
         prepare_images(parts, state.images_seen, interrupt, begun)
-        if not interrupt.of_any(world):
-            with world.together():
+        if not interrupt.on_any_rank(world):
+            with world.fail_together():
                 check_latents(folder, parts, state.step)
         return RunTraining(folder, parts, state, interrupt, probe).run(on_progress, begin_step)
 
@@ -113,7 +113,7 @@ class RunTraining:
         return Outcome(self.state.step, finished=self.state.step >= self.cadence.steps)
 
     def interrupted(self) -> bool:
-        return self.interrupt.of_any(self.folder.world)
+        return self.interrupt.on_any_rank(self.folder.world)
 
     def take_step(self) -> StepResult:
         return update(self.parts, self.state, self.clock)

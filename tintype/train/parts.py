@@ -84,7 +84,7 @@ class Model:
 
 @contextmanager
 def exact_fp32(exact: bool = True) -> Iterator[None]:
-    """What the plan does not send to another type is fp32: cuDNN would by itself round its convolutions to TF32."""
+    """Compute fp32 convolutions exactly: by default cuDNN rounds them to TF32."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = not exact
     try:

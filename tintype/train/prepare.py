@@ -19,14 +19,14 @@ from tintype.train.session import Session
 
 _CHUNK_IMAGES = 256
 _CHUNK_LATENTS = 16
-"""Of each rank on a CPU, where a large tokenizer takes seconds for an image. Between chunks a signal is heard."""
+"""Images of each rank on a CPU, where a large tokenizer takes seconds for one. Signals are polled between chunks."""
 
 
 def get_ready(parts: Session, step: int) -> dict[str, str | None]:
-    """Loads what the losses compare with; one rank of each machine first, which fetches weights and makes caches."""
+    """Load teachers; one rank of each machine first, which downloads weights and makes caches."""
     found: dict[str, str | None] = {}
     for first in (True, False):
-        with parts.world.together():
+        with parts.world.fail_together():
             if (parts.world.local_rank == 0) == first:
                 found = parts.ready(step)
     return found
@@ -35,11 +35,12 @@ def get_ready(parts: Session, step: int) -> dict[str, str | None]:
 def prepare_images(
     parts: Session, images_seen: int, interrupt: Interrupt, on_chunk: Callable[[], None] = lambda: None
 ) -> None:
-    """The images that training will ask for from here on, and their captions, one epoch of each size at
-    most. A signal ends it."""
+    """Prepare the images that training will read from here on, and their captions, one epoch of each size at most.
+
+    A signal ends it."""
     for source, first, end in _stages(parts, images_seen):
         for ids in parts.order.once(first, end, _chunk(parts, parts.kept is not None)):
-            if interrupt.of_any(parts.world):
+            if interrupt.on_any_rank(parts.world):
                 return
             on_chunk()
             prepare_ids(parts, ids, source)
@@ -48,14 +49,14 @@ def prepare_images(
     last = parts.plan.train.steps * parts.plan.train.batch
     chunk, end = _chunk(parts, True), min(last, images_seen + len(parts.source))
     for first in range(images_seen, end, chunk):
-        if interrupt.of_any(parts.world):
+        if interrupt.on_any_rank(parts.world):
             return
         on_chunk()
         prepare_text(parts, first, min(chunk, end - first))
 
 
 def _stages(parts: Session, images_seen: int) -> Iterator[tuple[ImageSource, int, int]]:
-    """The sources that training will ask from here on, each with the positions for which it does."""
+    """Yield the sources that training will read from here on, each with its positions."""
     train, first = parts.plan.train, images_seen
     for until in (*(stage.until for stage in train.stages), train.steps):
         if first < until * train.batch:
@@ -72,15 +73,15 @@ def _chunk(parts: Session, networks: bool) -> int:
 
 
 def prepare_ids(parts: Session, ids: Sequence[int], source: ImageSource) -> None:
-    """Of the latents each rank encodes a share; where ranks do not see each other's files, a step encodes the rest."""
+    """Encode this rank's share of the latents; where ranks do not see each other's files, a step encodes the rest."""
     if parts.kept is not None:
-        parts.kept.fill(parts.world.mine(ids))
+        parts.kept.fill(parts.world.shard(ids))
     if parts.wants_images(parts.terms):
         source.prepare(ids)
 
 
 def prepare_text(parts: Session, first: int, count: int) -> None:
-    """The captions that samples at these positions will read, the null caption among them; each rank encodes a share.
+    """Encode this rank's share of the captions that samples at these positions will read, the null caption too.
 
     A policy may choose others for later epochs: a step encodes what it finds missing.
     """
@@ -88,11 +89,11 @@ def prepare_text(parts: Session, first: int, count: int) -> None:
         batch = parts.plan.train.batch
         steps = range(first // batch, (first + count - 1) // batch + 1)
         texts = [text for step in steps for text in _texts_of_step(parts, step, first, first + count)]
-        parts.text.fill(parts.world.mine(texts))
+        parts.text.fill(parts.world.shard(texts))
 
 
 def _texts_of_step(parts: Session, step: int, first: int, end: int) -> list[str]:
-    """What the samples of a step read whose positions are in first … end - 1."""
+    """Return the captions of those samples of a step whose positions are in first … end - 1."""
     plan, batch = parts.plan, parts.plan.train.batch
     first, end = max(first, step * batch), min(end, (step + 1) * batch)
     records = parts.source.records(parts.order.ids(first, end - first))

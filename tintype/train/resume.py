@@ -16,13 +16,13 @@ def resume(folder: RunFolder, state: TrainState) -> None:
     def on_damage(moved_to: Path, reason: str) -> None:
         folder.log_event("damaged-checkpoint", 0, moved_to=str(moved_to), reason=reason)
 
-    with folder.world.together():
+    with folder.world.fail_together():
         folder.restore_files()
     try:
         checkpoint.restore(folder.checkpoints, state, on_damage, folder.world)
     except StateMismatchError as error:
         raise UserError(f"the checkpoint in {folder.checkpoints} does not fit this plan and version: {error}") from None
-    with folder.world.together():
+    with folder.world.fail_together():
         folder.forget_after(state.step)
         if folder.writes:
             checkpoint.remove_after(folder.snapshots, state.step)

@@ -18,9 +18,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tintype.runtime import activity as standing
+from tintype.runtime import activity
 from tintype.runtime.dist import ALONE, World
-from tintype.runtime.layout import is_cut, local
+from tintype.runtime.layout import is_sharded, local
 from tintype.settings import RunSettings
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
@@ -43,7 +43,7 @@ class Saver:
         self.mode, self.world = mode, world
         self.in_background = mode == "background"
         self.stopped_s = 0.0
-        """How long training has stood still for saves."""
+        """Seconds that training has waited for saves."""
         self._read_s = 0.0
         self._start_s = time.perf_counter()
         self._step = -1
@@ -84,7 +84,7 @@ class Saver:
     def wait(self) -> None:
         """Return when all saves are on the disk. Raise the error of the first that failed."""
         running, self._running = self._running, []
-        with standing.waiting_for_writer():
+        with activity.waiting_for_writer():
             for save in running:
                 save.result()
 
@@ -94,7 +94,7 @@ class Saver:
             self.wait()
 
     def read(self) -> dict[str, float]:
-        """How long training has stood still for saves since the last call, for the log; empty if it has not."""
+        """Return the seconds that training has waited for saves since the last call, for the log."""
         seconds, self._read_s = self.stopped_s - self._read_s, self.stopped_s
         return {"saving_s": seconds} if seconds else {}
 
@@ -108,7 +108,7 @@ class Saver:
 
     def _start(self, tensors: Mapping[str, Tensor], commit: Commit) -> None:
         copies, copied = self.copy(self._own(tensors))
-        world, earlier = self.world.aside(), list(self._running)
+        world, earlier = self.world.for_thread(), list(self._running)
 
         def write() -> None:
             for save in earlier:  # a checkpoint vouches for the snapshot before it
@@ -121,8 +121,8 @@ class Saver:
         self._running.append(self._thread.submit(write))
 
     def _own(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The tensors that this rank writes something of."""
-        return tensors if self.world.leads or any(map(is_cut, tensors.values())) else {}
+        """Return the tensors that this rank writes something of."""
+        return tensors if self.world.leads or any(map(is_sharded, tensors.values())) else {}
 
     def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[], object]]:
         """Return copies in the host's memory, and a function that returns once they are complete.
@@ -136,7 +136,7 @@ class Saver:
         return copies, lambda: [event.synchronize() for event in events]
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
-        if is_cut(tensor):
+        if is_sharded(tensor):
             return tensor.to("cpu", copy=True)
         place = self._copies.get(name)
         if place is None or place.shape != tensor.shape or place.dtype != tensor.dtype:
@@ -157,7 +157,7 @@ def save_state(folder: RunFolder, run: RunSettings, state: TrainState, saver: Sa
 
 
 def _fits(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a copy takes less than half of the memory that is available, as far as the system says how much is."""
+    """Return whether a copy fits into half of the available memory, where the system says how much that is."""
     needed = sum(local(tensor).nbytes for tensor in tensors.values())
     file = Path("/proc/meminfo")
     lines = file.read_text().splitlines() if file.exists() else []

@@ -19,7 +19,7 @@ from tintype.rng import seeded
 from tintype.runtime import dist as world
 from tintype.runtime.dist import World
 from tintype.runtime.gradients import GradientMean
-from tintype.runtime.layout import Layout, as_the_leader_has_it, cut_into_pieces, lay_out, share_of_batch
+from tintype.runtime.layout import Layout, broadcast_weights, layout_for, shard_blocks, share_of_batch
 from tintype.runtime.transfer import send
 from tintype.seams import (
     CaptionPolicy,
@@ -67,30 +67,30 @@ class Session(Model):
 
     @property
     def identities(self) -> dict[str, str | None]:
-        """What was loaded and is not trained, losses aside: a run goes on with the same."""
+        """Identities of the frozen parts but for teachers. A run resumes with the same ones only."""
         return {**of_data(self.source), "tokenizer": self.tokenizer.identity, "text": self.text.identity}
 
     def source_at(self, step: int) -> ImageSource:
-        """The images in the size of this step."""
+        """Return the images in the size of this step."""
         return self.sources_by_size.get(self.plan.size_px_at(step), self.source)
 
     def terms_at(self, step: int) -> list[Term]:
-        """The terms that have a weight at this step."""
+        """Return the terms that have a weight at this step."""
         return [term for term in self.terms if term.settings.weight_at(step)]
 
     def release_losses(self, step: int) -> list[str]:
-        """Release what the losses that are just over had loaded, and return their names: a teacher leaves memory."""
+        """Release the teachers of losses that have just ended, and return the names of these losses."""
         ended = [term for term in self.terms if (over := term.settings.schedule.over)(step) and not over(step - 1)]
         for term in ended:
             term.part.release()
         return [term.name for term in ended]
 
     def wants_images(self, terms: Sequence[Term]) -> bool:
-        """Whether steps with these terms need the images themselves."""
+        """Return whether steps with these terms need the images themselves."""
         return self.kept is None or any(term.part.needs_images for term in terms)
 
     def latents(self, ids: Sequence[int], image_BCHW: Tensor | None, draws: Draws) -> Tensor:
-        """The latents of the images, on the device; those that are kept need no images."""
+        """Return the latents of the images, on the device; cached ones need no images."""
         if self.kept is not None:
             return self.kept(ids, draws)
         if image_BCHW is None:
@@ -98,7 +98,7 @@ class Session(Model):
         return self.tokenizer.encode(image_BCHW, draws)
 
     def optimized(self) -> dict[str, list[str]]:
-        """Which parameters are optimized how, by name."""
+        """Return the names of the parameters of each optimizer group."""
         named = dict(self.modules.named_parameters())
         groups = self.plan.optimizer.groups({name: one for name, one in named.items() if not name.startswith(JOINT)})
         for group in self.joint.groups if self.joint else ():
@@ -106,7 +106,7 @@ class Session(Model):
         return groups
 
     def ready(self, step: int = 0) -> dict[str, str | None]:
-        """Loads what the losses compare with from this step on, and gives the identities."""
+        """Load the teachers that losses need from this step on, and return their identities."""
         running = [term for term in self.terms if not term.settings.schedule.over(step)]
         identities = {term.name: term.part.ready() for term in running}
         return identities | (self.joint.ready() if self.joint else {})
@@ -115,7 +115,7 @@ class Session(Model):
 def build_session(plan: Plan) -> Session:
     """Build all that training needs, sharded or replicated over the ranks."""
     device = choose_device(plan.run.device)
-    layout = lay_out(plan.run.distribution, world.current(), device)
+    layout = layout_for(plan.run.distribution, world.current(), device)
     share = share_of_batch(plan.train.batch, plan.train.accumulate, layout.world)  # refuses before anything is built
     if lacking := lacks_fp8(plan.precision, device):
         raise UserError(f"precision.matmul is fp8, but {lacking}; use such a GPU, or --set precision.matmul=plain")
@@ -141,10 +141,10 @@ def build_session(plan: Plan) -> Session:
         joint.begin(source, order, plan.seed, plan.train.steps * plan.train.batch)
     if layout.world.size > 1:
         layout.world.agree({"tokenizer": tokenizer.identity, "text": networks.text.identity, **of_data(source)})
-    as_the_leader_has_it(modules, layout.world)
+    broadcast_weights(modules, layout.world)
     if layout.mesh is not None:
         gather = torch.bfloat16 if plan.precision.gather == "bf16" else None
-        cut_into_pieces(networks.denoiser, plan.run.distribution, layout, gather)
+        shard_blocks(networks.denoiser, plan.run.distribution, layout, gather)
     others = [parameter for name, parameter in modules.named_parameters() if not name.startswith(JOINT)]
     if joint:
         joint.attach({term.name: term.part for term in terms}, others, layout)
@@ -189,7 +189,7 @@ def _build_term(plan: Plan, settings: LossPart, place: LossContext) -> Term:
 
 
 def check_columns(plan: Plan, source: ImageSource) -> None:
-    """Refuses data without the captions that the plan reads."""
+    """Refuse data without the captions that the plan reads."""
     for what, columns in columns_by_part(source).items():
         for column in plan.captions.columns():
             if column not in columns:

@@ -1,7 +1,7 @@
-"""Tensors that ranks hold in pieces, on disk: torch.distributed.checkpoint with safetensors files.
+"""Sharded tensors on disk: torch.distributed.checkpoint with safetensors files.
 
 Each rank writes what it holds, and copies are written once. Any number of ranks reads them again, each what it needs.
-Where a piece belongs stands in the header of its file, as JSON; torch's own format would keep it in a pickle.
+Where a shard belongs stands in the header of its file, as JSON; torch's own format would keep it in a pickle.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 Place = Callable[[str, torch.Size, torch.dtype], Tensor]
-"""(name, whole shape, type) -> the empty tensor to read into: a whole one, or one of which this rank holds a piece."""
+"""(name, whole shape, type) -> the empty tensor to read into: a whole one, or one of which this rank holds a shard."""
 
 
-def write_pieces(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Write this rank's pieces to the folder. Every rank must call it; if one fails, all do, with an OSError."""
+def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Write this rank's shards to the folder. Every rank must call it; if one fails, all do, with an OSError."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -32,8 +32,8 @@ def write_pieces(folder: Path, tensors: Mapping[str, Tensor], group: dist.Proces
         raise OSError(_reasons(error)) from error
 
 
-def read_pieces(folder: Path, place: Place, alone: bool) -> dict[str, Tensor]:
-    """All tensors of a folder, read into what `place` gives. Unless `alone`, every rank must come here."""
+def read_shards(folder: Path, place: Place, alone: bool) -> dict[str, Tensor]:
+    """Read all tensors of a folder into what `place` gives. Unless `alone`, every rank must call it."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -57,10 +57,10 @@ def _reasons(error: Any) -> str:
 
 
 def _refuse_gaps(folder: Path, about: Mapping[str, Any]) -> None:
-    """What no file holds would stay whatever was in memory."""
+    """Refuse tensors that no file holds in full: the rest would stay whatever was in memory."""
     for name, one in about.items():
         if sum(chunk.sizes.numel() for chunk in one.chunks) != one.size.numel():
-            raise OSError(f"{folder}: the pieces of {name} do not make up a whole of {list(one.size)}")
+            raise OSError(f"{folder}: the shards of {name} do not make up a whole of {list(one.size)}")
 
 
 def whole_place(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:

@@ -21,7 +21,7 @@ from tintype.runtime.gradients import clip
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import ONE
 from tintype.runtime.locks import refuse_foreign
-from tintype.runtime.pending import Later
+from tintype.runtime.pending import PendingNumbers
 from tintype.settings import Settings, plain
 from tintype.train import checkpoint
 from tintype.train.divergence import NON_FINITE, too_large
@@ -54,7 +54,7 @@ def claim_folder(folder: RunFolder, settings: S, free: Collection[str]) -> None:
 class SimpleStep:
     step: int
     losses: dict[str, Tensor]
-    _numbers: Later
+    _numbers: PendingNumbers
     """Loss, gradient norm, and whether the step was skipped."""
 
     def refuse_nonfinite(self, folder: RunFolder, remedy: str) -> None:
@@ -111,7 +111,7 @@ class SimpleTraining:
         state.step += 1
         state.images_seen += self._batch
         found = {**{name: value.detach() for name, value in losses.items()}, "grad_norm": norms[0]}
-        return SimpleStep(state.step, found, Later(torch.stack([found["loss"], norms[0], skipped])))
+        return SimpleStep(state.step, found, PendingNumbers(torch.stack([found["loss"], norms[0], skipped])))
 
     def check_step(self, result: SimpleStep) -> None:
         result.refuse_nonfinite(self._folder, self._remedy)

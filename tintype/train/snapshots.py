@@ -3,7 +3,7 @@
 They are fp32. A reconstruction takes differences of snapshots, with weights that reach ten and more for a short average
 (`power_function.fit`), and the rounding of fp16 would be as much larger.
 
-A snapshot is written before the checkpoint of its step, and a run that goes on from a checkpoint removes the snapshots
+A snapshot is written before the checkpoint of its step, and a run that resumes from a checkpoint removes the snapshots
 of later steps, since it does these again. So they are of one training, each step once, and none is lost.
 """
 
@@ -53,11 +53,11 @@ class Snapshot:
     updates: int
     lengths: tuple[float, ...]
     sha256: str
-    """Of its tensors, as they should be."""
+    """SHA-256 that its tensors should have."""
 
 
 def read_snapshots(folder: Path) -> list[Snapshot]:
-    """All whole snapshots, oldest first. Their tensors are not looked at."""
+    """Return all whole snapshots, oldest first. Their tensors are not read."""
     found = []
     for step in checkpoint.steps(folder):
         path = checkpoint.folder_of(folder, step)

@@ -21,7 +21,7 @@ from tintype.errors import UserError
 from tintype.model.start import StartPart
 from tintype.optim.part import AverageSettings
 from tintype.plan import Plan, diff, plan_from_folder
-from tintype.runtime.layout import is_cut
+from tintype.runtime.layout import is_sharded
 from tintype.settings import plain
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
@@ -51,16 +51,16 @@ class Parent:
 
 
 def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:
-    """The state with the weights that the plan starts from; as it is for a run that goes on, or starts by chance."""
+    """Return the state with the weights that the plan starts from; unchanged for a resumed or a random start."""
     start = parts.plan.start
     if start is None or state.step:
         return state
-    with folder.world.together():
+    with folder.world.fail_together():
         parent = find_parent(parts.plan, start, folder.path)
         RunFolder(parent.path).check_identity("tokenizer", parts.tokenizer.identity)
         tokens = plain(parent.plan.text)["max_tokens"]  # the number is in the identity, and may be another
         RunFolder(parent.path).check_identity("text", parts.text.identity_at(tokens))
-    cut = any(map(is_cut, state.parameters))
+    cut = any(map(is_sharded, state.parameters))
     try:
         tensors, _ = checkpoint.read(parent.checkpoint, state if cut else None)
         whole = checkpoint.read(parent.checkpoint)[0] if cut and folder.writes else tensors
@@ -68,7 +68,7 @@ def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:
         raise UserError(
             f"start: the checkpoint {parent.checkpoint} is damaged ({error}); remove it, or start from another run"
         ) from None
-    with folder.world.together():
+    with folder.world.fail_together():
         _refuse_other_tensors(parent, start, tensors, parts)
         weights = _weights(parent, start, tensors)
         if folder.writes:
@@ -126,7 +126,7 @@ def unfit_settings(plan: Plan, parent: Plan) -> str:
 
 
 def _weights(parent: Parent, start: StartPart, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What is taken over."""
+    """Return the weights that the new run starts with."""
     return weights_in(tensors, _average(parent, start))
 
 
@@ -157,7 +157,7 @@ def identity(weights: Mapping[str, Tensor]) -> str:
 
 
 def _note(folder: RunFolder, lineage: dict[str, Any]) -> None:
-    """In its file, and once as an event, however often the run begins."""
+    """Record the lineage in its file, and once as an event, however often the run begins."""
     if folder.read_record(folder.lineage_file) != lineage:
         folder.log_event("started-from", 0, **{key: lineage[key] for key in ("folder", "plan", "at_step", "sha256")})
         folder.write_record(folder.lineage_file, lineage)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tintype.optim.part import OptimizerPart
 from tintype.optim.storage import Storage
 from tintype.runtime.forms import Form, forms_of, misfits, under
-from tintype.runtime.layout import Layout, is_cut
+from tintype.runtime.layout import Layout, is_sharded
 from tintype.seams import WeightAverage
 from tintype.train.parts import JOINT, JOINT_ONLY, LOSSES
 from tintype.train.session import Session
@@ -55,7 +55,7 @@ class TrainState:
 
     def places(self) -> Place:
         """Where to read stored tensors into: those of a weight's name and shape are cut as it is."""
-        weights = {name: weight for name, weight in self.modules.named_parameters() if is_cut(weight)}
+        weights = {name: weight for name, weight in self.modules.named_parameters() if is_sharded(weight)}
 
         def place(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
             like = next((weights[part] for part in name.split("/") if part in weights), None)
@@ -126,7 +126,7 @@ class TrainState:
 
 
 def new_state(parts: Session) -> TrainState:
-    storage = Storage(parts.plan.precision.rounding, parts.plan.seed, parts.layout.piece)
+    storage = Storage(parts.plan.precision.rounding, parts.plan.seed, parts.layout.shard)
     plan, named = parts.plan, dict(parts.modules.named_parameters())
     joint_lr = {group.prefix: group.lr for group in parts.joint.groups} if parts.joint else {}
     optimizer = build_optimizer(plan.optimizer, named, storage, parts.layout, joint_lr)

@@ -19,7 +19,7 @@ from tintype.runtime import fault
 from tintype.runtime.clock import Clock
 from tintype.runtime.gradients import backward_start, clip
 from tintype.runtime.layout import local, share_of_batch
-from tintype.runtime.pending import Later
+from tintype.runtime.pending import PendingNumbers
 from tintype.seams import LossInputs
 from tintype.train.batch import Batch, read_batch
 from tintype.train.session import Session
@@ -40,7 +40,7 @@ class StepResult:
     first_position: int
     without_caption: int
     """Samples of this rank's share that read the null caption for want of another."""
-    _numbers: Later
+    _numbers: PendingNumbers
     """Gradient norm, whether the step is skipped, and loss."""
 
     @property
@@ -53,7 +53,7 @@ class StepResult:
 
     @property
     def skipped(self) -> bool:
-        """Whether the step left the weights alone: it was not finite, or a spike."""
+        """Return whether the step was skipped: it was not finite, or a spike."""
         return self._numbers.numbers()[1] > 0
 
     @property
@@ -63,7 +63,7 @@ class StepResult:
 
 
 def update(parts: Session, state: TrainState, clock: Clock) -> StepResult:
-    """Advances the state by one step. One that is not finite, or a spike, leaves the weights and optimizer alone.
+    """Advance the state by one step. One that is not finite, or a spike, leaves the weights and optimizer alone.
 
     Nothing waits for the GPU here, unless a loss term does: whether to skip is decided on the device, and the optimizer
     obeys it there (`found_inf`, the way of torch's gradient scaler), so that the next step can be prepared meanwhile.
@@ -109,7 +109,7 @@ def update(parts: Session, state: TrainState, clock: Clock) -> StepResult:
             losses |= joint.finish(skipped)
     fault.point("step.optimizer")
     first = state.images_seen
-    numbers = Later(torch.stack([grad_norm, skipped, loss.to(grad_norm)]))
+    numbers = PendingNumbers(torch.stack([grad_norm, skipped, loss.to(grad_norm)]))
     result = StepResult(losses, by_time, state.step + 1, first, without_caption, numbers)
     state.step += 1
     state.images_seen += plan.train.batch
@@ -121,7 +121,7 @@ def _decide(parts: Session, state: TrainState, loss: Tensor, grad_norm: Tensor) 
     skipped = grad_norm.isfinite().logical_not().float()
     if state.spikes is None:
         return loss, skipped
-    loss, grad_norm = parts.world.mean(torch.stack([loss, grad_norm])).unbind()
+    loss, grad_norm = parts.world.all_reduce_mean(torch.stack([loss, grad_norm])).unbind()
     return loss, torch.maximum(skipped, state.spikes.is_spike(loss, grad_norm))
 
 
@@ -189,7 +189,7 @@ def lr_factor(plan: Plan, step: int) -> float:
 
 
 def _undo_loss_scale(state: TrainState, plan: Plan) -> None:
-    """Divides the gradients by what the loss was multiplied with; a power of two loses nothing of them."""
+    """Divide the gradients by the loss scale; a power of two loses nothing of them."""
     if plan.precision.loss_scale != 1:
         gradients = [local(one.grad) for one in state.parameters if one.grad is not None]
         torch._foreach_div_(gradients, plan.precision.loss_scale)

@@ -66,5 +66,5 @@ def _dtype(name: str, tensor: Tensor, plan: Plan, exported: torch.dtype | None, 
 
 
 def _of_loss(name: str) -> bool:
-    """Whether a tensor of an average, with or without its length before the name, is of a loss's own parameter."""
+    """Return whether a tensor of an average, with or without its length before the name, belongs to a loss term."""
     return name.startswith(LOSSES) or name.partition("/")[2].startswith(LOSSES)

@@ -44,19 +44,22 @@ def window_line(parts: Session, state: TrainState, window: Sequence[StepResult],
 def _without_caption(parts: Session, window: Sequence[StepResult]) -> int:
     """Samples of all ranks that read the null caption because their image has no other."""
     mine = torch.tensor(float(sum(result.without_caption for result in window)), device=parts.device)
-    return round(float(parts.world.mean(mine)) * parts.world.size)
+    return round(float(parts.world.all_reduce_mean(mine)) * parts.world.size)
 
 
 def _mean_losses(window: Sequence[StepResult], taken: Sequence[StepResult], world: World) -> dict[str, float | None]:
     names = dict.fromkeys(name for result in window for name in result.losses)
     found = {name: [result.losses[name] for result in taken if name in result.losses] for name in names}
-    return {name: float(world.mean(torch.stack(values).mean())) if values else None for name, values in found.items()}
+    return {
+        name: float(world.all_reduce_mean(torch.stack(values).mean())) if values else None
+        for name, values in found.items()
+    }
 
 
 def _by_time(taken: Sequence[StepResult], world: World) -> dict[str, float | None]:
     """The velocity's mean squared error in each bin of t, named by the bin's middle."""
     sums = torch.stack([result.by_time for result in taken]).sum(0) if taken else torch.zeros(2, TIME_BINS)
-    total, count = world.mean(sums).tolist()
+    total, count = world.all_reduce_mean(sums).tolist()
     return {
         f"{(index + 0.5) / TIME_BINS:g}": total[index] / count[index] if count[index] else None
         for index in range(TIME_BINS)

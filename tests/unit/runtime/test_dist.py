@@ -60,7 +60,7 @@ def test_several_tensors_are_shared_by_name_and_keep_their_types() -> None:
 def _mistake_of(failing: list[int]) -> str:
     """What this rank hears when some ranks find a mistake in what all do together."""
     try:
-        with current().together():
+        with current().fail_together():
             if current().rank in failing:
                 raise UserError(f"rank {current().rank} has no room")
     except UserError as error:
@@ -72,29 +72,27 @@ def _signalled(rank: int | None) -> tuple[bool, int | None]:
     """Whether this rank stops where a signal came to one, and by which signal."""
     interrupt = Interrupt()
     interrupt.signal = signal.SIGTERM if current().rank == rank else None
-    return interrupt.of_any(current()), interrupt.signal
+    return interrupt.on_any_rank(current()), interrupt.signal
 
 
 def _agree() -> tuple[object, ...]:
     ranks = current()
-    rows = torch.full((ranks.rank, 1), float(ranks.rank))
-    told = ranks.tell({"rank": ranks.rank, "text": "é" * ranks.rank})
+    told = ranks.all_gather({"rank": ranks.rank, "text": "é" * ranks.rank})
     return (
         ranks.any(ranks.rank == 1),
         ranks.any(False),
         told,
-        ranks.lead([ranks.rank, "x"]),
-        ranks.gather(rows).tolist(),
+        ranks.broadcast([ranks.rank, "x"]),
         [_mistake_of([1]), _mistake_of([2, 1]), _mistake_of([])],
         [_signalled(1), _signalled(None)],
-        ranks.rows(torch.tensor([ranks.rank, 10])).tolist(),
-        float(ranks.mean(torch.tensor(float(ranks.rank**2)))),
+        ranks.all_gather_tensor(torch.tensor([ranks.rank, 10])).tolist(),
+        float(ranks.all_reduce_mean(torch.tensor(float(ranks.rank**2)))),
     )
 
 
 def test_ranks_agree() -> None:
     told = [{"rank": rank, "text": "é" * rank} for rank in range(3)]
-    alike = (True, False, told, [0, "x"], [[1.0], [2.0], [2.0]])
+    alike = (True, False, told, [0, "x"])
     mistakes = ["rank 1 has no room", "rank 1 has no room", ""]
     signals = [(True, signal.SIGTERM), (False, None)]
     found = run_ranks(3, _agree)
@@ -107,9 +105,9 @@ ROWS, WIDTH = 6, 3
 def _contrast(world: World, x_BW: Tensor, weight_WW: Tensor, scale: Tensor, detach: bool) -> Tensor:
     """Mean loss over this rank's rows, each told apart from the rows of all ranks: every row is in every loss."""
     mine_BW = torch.tanh(x_BW @ weight_WW)
-    all_NW = world.rows(mine_BW.detach() if detach else mine_BW)
+    all_NW = world.all_gather_tensor(mine_BW.detach() if detach else mine_BW)
     target_B = torch.arange(len(mine_BW)) + world.rank * len(mine_BW)
-    spread = world.mean(mine_BW.square().mean())
+    spread = world.all_reduce_mean(mine_BW.square().mean())
     return torch.nn.functional.cross_entropy(scale * mine_BW @ all_NW.T, target_B) + spread.square()
 
 
@@ -138,7 +136,7 @@ def test_gradients_flow_to_the_rows_of_other_ranks(size: int) -> None:
 
 
 def test_alone_nobody_is_asked() -> None:
-    assert ALONE.tell(1) == [1] and ALONE.lead(2) == 2 and not ALONE.any(False)
+    assert ALONE.all_gather(1) == [1] and ALONE.broadcast(2) == 2 and not ALONE.any(False)
     said: list[str] = []
     ALONE.say_once("a mistake", said.append)
     assert said == ["a mistake"]

@@ -32,7 +32,7 @@ from tintype.runtime.clock import Clock
 from tintype.runtime.dist import World, current
 from tintype.runtime.gradients import GradientMean, clip
 from tintype.runtime.interrupt import Interrupt
-from tintype.runtime.layout import Layout, is_cut, local, rows_of_piece, share_of_batch, whole
+from tintype.runtime.layout import Layout, can_reshard, is_sharded, local, rows_of_shard, share_of_batch, whole
 from tintype.train import checkpoint
 from tintype.train import parts as parts_module
 from tintype.train.folder import RunFolder
@@ -155,7 +155,7 @@ def give_gradients(state: TrainState, step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     for parameter in state.modules.parameters():
         gradient = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
-        if is_cut(parameter):
+        if is_sharded(parameter):
             from torch.distributed.tensor import distribute_tensor
 
             gradient = distribute_tensor(gradient, parameter.device_mesh, parameter.placements)  # type: ignore[attr-defined]
@@ -226,7 +226,7 @@ def test_ranks_take_turns_with_the_matrices_of_all_batches(copies: int, pieces: 
 
     def owned(rank: int, matrices: int, first: int) -> list[int]:
         layout = Layout(World(rank, size), pieces)
-        found = Spread([torch.Size((4, 4))] * matrices, first, layout)._owned_by(layout.piece)
+        found = Spread([torch.Size((4, 4))] * matrices, first, layout)._owned_by(layout.shard)
         return [first + index for index in found]
 
     together = [owned(rank, count, 0) for rank in range(size)]
@@ -307,7 +307,7 @@ def go_on_after_damage(folder: str, settings: list[str], techniques: list[str]) 
         run = Path(folder) / harm
         go_on(str(run), settings, techniques)
         whole_one = final(run)
-        current().wait()
+        current().barrier()
         piece = checkpoint.folder_of(run / "checkpoints", 6) / "shard-00002-model-00001-of-00001.safetensors"
         if current().leads and harm == "remove":
             piece.unlink()
@@ -315,7 +315,7 @@ def go_on_after_damage(folder: str, settings: list[str], techniques: list[str]) 
             content = bytearray(piece.read_bytes())
             content[-5] ^= 1
             piece.write_bytes(content)
-        current().wait()
+        current().barrier()
         go_on(str(run), settings, techniques)
         again = final(run)
         same.append(all(torch.equal(whole_one[name], again[name]) for name in whole_one))
@@ -365,7 +365,7 @@ def fill_the_disk_of(failing: list[int], settings: list[list[str]], folder: str)
         except UserError as error:
             message = str(error)
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        current().wait()
+        current().barrier()
         found.append((message, [file.name for file in path.iterdir()]))
     return found
 
@@ -400,7 +400,7 @@ def rounded_replicas() -> dict[str, Tensor]:
         give_gradients(state, step)
         state.optimizer.update_number = step  # type: ignore[attr-defined]
         state.optimizer.step()
-    return {name: p.detach().clone() for name, p in state.modules.named_parameters() if not is_cut(p)}
+    return {name: p.detach().clone() for name, p in state.modules.named_parameters() if not is_sharded(p)}
 
 
 def test_copies_stay_the_same_where_rounding_is_random() -> None:
@@ -474,7 +474,7 @@ def rounded_at_random(settings: list[str]) -> tuple[int, dict[str, Tensor]]:
         local(weight.data).fill_(1.0)
         local(weight.grad).fill_(1.0)
     state.optimizer.step()
-    return parts.layout.piece, {name: local(weight.detach()).clone() for name, weight in held.items()}
+    return parts.layout.shard, {name: local(weight.detach()).clone() for name, weight in held.items()}
 
 
 def test_copies_are_rounded_alike_and_pieces_each_with_its_own_numbers(launch: Launch) -> None:
@@ -489,7 +489,7 @@ def what_is_cut(settings: list[str]) -> dict[str, bool]:
     state = new_state(build_session(tiny(settings, ["ema"])))
     give_gradients(state, 0)
     state.optimizer.step()
-    return {name: is_cut(tensor) for name, tensor in state.tensors().items()}
+    return {name: is_sharded(tensor) for name, tensor in state.tensors().items()}
 
 
 def test_fsdp_cuts_the_denoiser_with_its_moments_and_averages() -> None:
@@ -566,12 +566,23 @@ def test_settings_that_do_not_fit_are_refused(settings: list[str], message: str)
         tiny_plan(*settings)
 
 
+@pytest.mark.parametrize(
+    ("version", "device", "expected"),
+    [("2.11.0+cpu", "cpu", False), ("2.13.0", "cpu", True), ("3.0.1", "cpu", True), ("2.11.0+cu130", "cuda", True)],
+)
+def test_gathered_weights_stay_on_the_cpu_with_a_torch_that_cannot_release_them(
+    version: str, device: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert can_reshard(device) == expected
+
+
 def test_rows_are_shared_as_fsdp_shares_them() -> None:
     for rows in range(1, 12):
         for pieces in range(1, 6):
             expected = [len(one) for one in torch.arange(rows).chunk(pieces)]
             expected += [0] * (pieces - len(expected))
-            assert [rows_of_piece(rows, piece, pieces) for piece in range(pieces)] == expected
+            assert [rows_of_shard(rows, piece, pieces) for piece in range(pieces)] == expected
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused() -> None:

@@ -66,7 +66,7 @@ class LatentNorm(nn.Module):
         """Mean and biased variance of each channel over the batches of all ranks, which are of one size: float64."""
         wide_BCHW = raw_BCHW.double()
         var_C, mean_C = torch.var_mean(wide_BCHW, dim=(0, 2, 3), correction=0)
-        mean_RC, var_RC = world.rows(torch.stack([mean_C, var_C])[None]).unbind(1)
+        mean_RC, var_RC = world.all_gather_tensor(torch.stack([mean_C, var_C])[None]).unbind(1)
         mean_C = mean_RC.mean(0)
         return mean_C, (var_RC + (mean_RC - mean_C).square()).mean(0)
 
