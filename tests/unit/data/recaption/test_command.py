@@ -89,7 +89,7 @@ def test_mistakes_are_reported_with_a_way_out(shell: Shell, store: Path, server:
         "from its import": (*asked, "--column", "long"),
         "has a column 'width' of its own": (*asked, "--column", "width"),
         "The model `m` does not exist.": asked,
-        "--revision is of a model that runs here": (*asked, "--revision", "main"),
+        "leave it out with --server": (*asked, "--revision", "main"),
         "write it as http://HOST:PORT": (*asked, "--server", "localhost"),
         "no such variable": (*asked, "--key-variable", "TINTYPE_NO_SUCH_KEY"),
         "no server answers at http://127.0.0.1:9/v1": (*asked, "--server", "http://127.0.0.1:9"),
