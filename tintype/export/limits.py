@@ -43,8 +43,8 @@ def _of_training(record: RunRecord) -> Iterator[str]:
         )
     else:
         yield (
-            f"One seed ({plan.seed}): another training of the same plan would score differently, by how much is "
-            "unknown. The intervals of the scores do not cover it."
+            f"One seed ({plan.seed}): another training of the same plan would score differently; by how much "
+            "was not measured. The intervals of the scores do not cover it."
         )
     yield from _of_sizes(record)
     if plan.ema is not None and (start := plan.ema.init_share(record.step)) > MOST_INIT:
@@ -85,7 +85,7 @@ def _of_data(record: RunRecord) -> Iterator[str]:
 
 def _of_scores(record: RunRecord) -> Iterator[str]:
     if not record.evaluations:
-        yield "It was not evaluated: the quality of its images is unknown."
+        yield "It was not evaluated: the quality of its images was not measured."
         return
     for one in record.evaluations:
         if one.step != (now := record.weights_step):

@@ -6,7 +6,6 @@ interruption is on the hub already, and is not sent again.
 
 from __future__ import annotations
 
-import importlib
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
+from huggingface_hub import CommitOperationAdd, HfApi, errors, get_token
+from huggingface_hub.hf_api import RepoFile
 from rich.filesize import decimal
 
 from tintype.errors import UserError
@@ -33,6 +33,7 @@ _SCORED = "evaluation"
 """Samples and their prompts, which may be captions of one's own data; the card has the scores."""
 _PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".joblib", ".npy", ".npz"})
 """Endings under which others load pickles; arrays of numpy may hold some."""
+_HTTP_ERROR: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
 _PICKLE_PROTOCOLS = range(2, 6)
 
 
@@ -63,8 +64,7 @@ class Destination:
 class Login:
     """A login at the hub, and the repository that it has checked."""
 
-    hub: Any
-    api: Any
+    api: HfApi
     secret: str = field(repr=False)
     destination: Destination
 
@@ -126,10 +126,10 @@ def push(
     login = log_in(repo, private=private, token=token, endpoint=endpoint)
     if not consent(upload, login.destination):
         return None
-    with _explained(login.hub, login.api.endpoint, repo, login.secret):
+    with _explained(login.api.endpoint, repo, login.secret):
         if not login.destination.exists:
             login.api.create_repo(repo, private=private, exist_ok=True)
-        pushed = _commit(login.hub, login.api, upload, login.destination)
+        pushed = _commit(login.api, upload, login.destination)
         _check_arrived(login.api, upload, repo)
     return pushed
 
@@ -142,43 +142,43 @@ def check_name(repo: str) -> None:
 def log_in(repo: str, *, private: bool = False, token: TokenSource | None = None, endpoint: str | None = None) -> Login:
     """Log in and check the repository; change nothing there."""
     check_name(repo)
-    hub = _hub()
-    secret = (token or hub.get_token)()
+    secret = (token or get_token)()
     if not secret:
         raise UserError(f"no token of the hub was found; {_LOG_IN}")
-    api = hub.HfApi(endpoint=endpoint, token=secret, library_name="tintype")
-    with _explained(hub, api.endpoint, repo, secret):
-        destination = _destination(hub, api, repo, private)
+    api = HfApi(endpoint=endpoint, token=secret, library_name="tintype")
+    with _explained(api.endpoint, repo, secret):
+        destination = _destination(api, repo, private)
     if private and not destination.private:
         raise UserError(
             f"{repo} is there already and public, and --private was asked for; make it private in its settings, or "
             "choose another name"
         )
-    return Login(hub, api, secret, destination)
+    return Login(api, secret, destination)
 
 
-def _destination(hub: Any, api: Any, repo: str, private: bool) -> Destination:
+def _destination(api: HfApi, repo: str, private: bool) -> Destination:
     account, url = str(api.whoami()["name"]), f"{api.endpoint}/{repo}"
     try:
         info = api.model_info(repo)
-    except hub.errors.GatedRepoError:  # it is one of those not found, but it is there
+    except errors.GatedRepoError:  # it is one of those not found, but it is there
         raise
-    except hub.errors.RepositoryNotFoundError:
+    except errors.RepositoryNotFoundError:
         return Destination(repo, url, account, exists=False, private=private)
     return Destination(repo, url, account, exists=True, private=bool(info.private))
 
 
-def _commit(hub: Any, api: Any, upload: Upload, destination: Destination) -> Pushed:
+def _commit(api: HfApi, upload: Upload, destination: Destination) -> Pushed:
     before = api.model_info(destination.repo).sha if destination.exists else None
-    additions = [hub.CommitOperationAdd(name, str(upload.folder / name)) for name in upload.files]
+    additions = [CommitOperationAdd(name, str(upload.folder / name)) for name in upload.files]
     made = api.create_commit(destination.repo, additions, commit_message="Upload with tintype")
     return Pushed(destination.url, str(made.oid), changed=made.oid != before)
 
 
-def _check_arrived(api: Any, upload: Upload, repo: str) -> None:
+def _check_arrived(api: HfApi, upload: Upload, repo: str) -> None:
     """Check that all files arrived: a .gitignore of the repository leaves files out silently."""
     sizes = upload.sizes
-    found = {info.path: info.size for info in api.get_paths_info(repo, list(upload.files))}
+    infos = api.get_paths_info(repo, list(upload.files))
+    found = {info.path: info.size for info in infos if isinstance(info, RepoFile)}
     lost = [name for name in upload.files if found.get(name) != sizes[name]]
     if lost:
         raise UserError(
@@ -207,27 +207,19 @@ def _is_pickle(path: Path) -> bool:
         return any(name.endswith((".pkl", ".pickle")) for name in archive.namelist())
 
 
-def _hub() -> Any:
-    try:
-        importlib.import_module("huggingface_hub.errors")  # which the package itself may not have loaded
-        return importlib.import_module("huggingface_hub")
-    except ImportError as error:
-        raise UserError(f"pushing needs huggingface_hub ({error}): pip install 'tintype[hub]'") from None
-
-
 @contextmanager
-def _explained(hub: Any, endpoint: str, repo: str, secret: str) -> Iterator[None]:
+def _explained(endpoint: str, repo: str, secret: str) -> Iterator[None]:
     """Turn errors of the hub and of the connection into one message, without the token.
 
-    `errors.HTTPError` is the base of what the library's HTTP client raises, whichever that is; a part that failed in a
+    `_HTTP_ERROR` is the base of what the library's HTTP client raises, whichever that is; a part that failed in a
     thread comes as a RuntimeError, a malformed answer or card as a ValueError.
     """
     try:
         yield
-    except (hub.errors.HTTPError, OSError, RuntimeError, ValueError) as error:
+    except (_HTTP_ERROR, OSError, RuntimeError, ValueError) as error:
         chain = list(_chain(error))
-        answered = next((one for one in chain if isinstance(one, hub.errors.HfHubHTTPError)), None)
-        broken = next((one for one in chain if isinstance(one, (hub.errors.HTTPError, OSError))), None)
+        answered = next((one for one in chain if isinstance(one, errors.HfHubHTTPError)), None)
+        broken = next((one for one in chain if isinstance(one, (_HTTP_ERROR, OSError))), None)
         if answered is not None:
             what = _advice(answered.response.status_code, repo)
         elif broken is not None:
