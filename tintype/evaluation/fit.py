@@ -222,8 +222,3 @@ def refuse(problems: Sequence[Problem], what: str = "the evaluation") -> None:
 def _quoted(assignment: str) -> str:
     """Quote brackets, which some shells expand."""
     return f"'{assignment}'" if "[" in assignment else assignment
-
-
-def check_data(data: DataPart, source: ImageSource, protocol: Protocol) -> None:
-    """Refuse a protocol that does not fit the data, with all problems in one message."""
-    refuse(data_problems(data, source, protocol))

@@ -90,7 +90,8 @@ def evaluate_images(
         encoders[encoder.name] = EncoderInfo(identity=encoder.identity, definition=encoder.definition)
     if real is not None and protocol.paired:
         on_pairs = _progress(on_images, "comparing pairs", fake.fingerprint()[1])
-        measured |= reconstruction(fake, real, device, _pair_copies(made, found), on_pairs)
+        pair_copy_N = copy_numbers(list(zip(made.digests or (), found.digests or (), strict=False)))
+        measured |= reconstruction(fake, real, device, pair_copy_N, on_pairs)
     if bad := nonfinite(measured):
         raise UserError(f"{images} against {reference}: not finite: {', '.join(bad)}")
     meanings = image_definitions(protocol)
@@ -113,11 +114,6 @@ def _reference(path: Path, images: Images | None, encoder: Encoder, on_images: O
     found = read_reference(path)
     refuse_other_encoder(found.about, encoder, path)
     return found
-
-
-def _pair_copies(made: ImageFeatures, found: ImageFeatures) -> Tensor | None:
-    """Number the pairs of images by their content; None where all differ."""
-    return copy_numbers(list(zip(made.digests or (), found.digests or (), strict=False)))
 
 
 def _progress(on_images: OnImages, doing: str, total: int | None = None) -> Callable[[int], None]:

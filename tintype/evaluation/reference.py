@@ -25,7 +25,7 @@ from tintype.data.image_sets import Images
 from tintype.data.sample_shards import digest
 from tintype.data.sources import open_held_out
 from tintype.errors import DamagedFileError, UserError
-from tintype.evaluation.fit import check_data
+from tintype.evaluation.fit import data_problems, refuse
 from tintype.evaluation.protocol import Protocol
 from tintype.metrics.copies import digested
 from tintype.metrics.pair import Reference
@@ -66,7 +66,7 @@ def held_out(data: DataPart, protocol: Protocol) -> ImageSource:
     Refuse data that the protocol does not fit.
     """
     source = open_held_out(data, protocol.held_out_count, torch.device("cpu"))
-    check_data(data, source, protocol)
+    refuse(data_problems(data, source, protocol))
     return source
 
 
