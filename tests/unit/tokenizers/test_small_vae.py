@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.bounds import distance, network_bound
+from tests.bounds import distance, network_bound, rounding_bound
 from tests.tiny import tiny_plan
 from tests.tiny_perceptual import sample_images
 from tintype.data.scenes.source import scene_source
@@ -130,7 +130,8 @@ def test_the_divergence_is_that_of_two_gaussians() -> None:
     exact = torch.distributions.kl_divergence(
         torch.distributions.Normal(mean, (logvar / 2).exp()), torch.distributions.Normal(0.0, 1.0)
     )
-    assert posterior.kl().item() == pytest.approx(exact.mean().item(), rel=1e-6)
+    terms = 5 * len(mean)  # four numbers for each latent, and their mean
+    assert abs(posterior.kl().item() - exact.mean().item()) < rounding_bound(terms, exact.max())
     assert posterior.sample(torch.ones(1, 3, 1, 1)).flatten().tolist() == pytest.approx(
         [0.5 + math.exp(-1), -1 + math.exp(0.15), 1.0]
     )
