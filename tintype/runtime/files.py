@@ -21,7 +21,7 @@ import re
 import shutil
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -50,7 +50,6 @@ def written_beside(path: Path, *, durable: bool = False) -> Iterator[Path]:
     An error of the disk names the file.
     """
     temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
-    _remove(temporary)
     try:
         _remove(temporary)
         yield temporary
@@ -350,8 +349,8 @@ def set_aside(path: Path) -> Path:
     target = path.with_name(f"damaged-{max(numbers, default=-1) + 1}-{path.name}")
     path.rename(target)
     for number in sorted(numbers)[: max(0, len(numbers) + 1 - _KEPT_DAMAGED)]:
-        old = numbers[number]
-        _remove(old)
+        with suppress(OSError):  # what stays is removed the next time
+            _remove(numbers[number])
     return target
 
 
