@@ -124,11 +124,13 @@ def _watching_modules(parts: Session, seen: Seen) -> Iterator[_Calls]:
         yield calls
 
 
-def _arrival(path: str, seen: Seen, calls: _Calls, settings: ModelSettings) -> Callable[[nn.Module, Any, Any], None]:
+def _arrival(
+    path: str, seen: Seen, calls: _Calls, settings: ModelSettings
+) -> Callable[[nn.Module, tuple[object, ...], dict[str, object]], None]:
     """A hook that notes the floating-point tensors among a module's arguments."""
 
     @torch.no_grad()
-    def arrives(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def arrives(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         calls.enter(path)
         bound = _signature(type(module).forward).bind_partial(module, *args, **kwargs).arguments
         for argument, value in list(bound.items())[1:]:
@@ -149,11 +151,11 @@ def _arrival(path: str, seen: Seen, calls: _Calls, settings: ModelSettings) -> C
 
 
 @lru_cache(maxsize=256)
-def _signature(forward: Callable[..., Any]) -> inspect.Signature:
+def _signature(forward: Callable[..., object]) -> inspect.Signature:
     return inspect.signature(forward)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield value
@@ -219,7 +221,7 @@ class _Calls(TorchFunctionMode):
             self._note_narrow(func, args)
         return out
 
-    def _note_backward(self, root: Tensor, gradient: Tensor | None = None, *_: Any, **__: Any) -> None:
+    def _note_backward(self, root: Tensor, gradient: Tensor | None = None, *_: object, **__: object) -> None:
         started = root.detach() if gradient is None else root.detach() * gradient
         self.backward_from += float(local(started).double().sum())
 

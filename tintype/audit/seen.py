@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -136,7 +136,7 @@ class Input:
 
 @dataclass
 class Seen:
-    precision: Mapping[str, Any]
+    precision: Mapping[str, object]
     """The plan's section."""
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
     inputs: dict[tuple[str, str], Input] = field(default_factory=dict)

@@ -139,7 +139,7 @@ class _Shadow:
         return local(self.optimizer.state[self._weights[name]][slot])
 
 
-def _opened(weight: Tensor, slots: Mapping[str, Any]) -> Tensor:
+def _opened(weight: Tensor, slots: Mapping[str, Tensor]) -> Tensor:
     """Return the weight that the optimizer computes with: the stored one, plus its rounding error, added in fp32."""
     weight = weight.detach()
     if COMPENSATION in slots:
@@ -147,7 +147,7 @@ def _opened(weight: Tensor, slots: Mapping[str, Any]) -> Tensor:
     return weight.double()
 
 
-def _as_computed(weight: Tensor, slots: Mapping[str, Any]) -> Tensor:
+def _as_computed(weight: Tensor, slots: Mapping[str, Tensor]) -> Tensor:
     return local(_opened(weight, slots)).clone()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -30,6 +30,7 @@ from tintype.cli.shared import (
 from tintype.errors import UserError
 
 if TYPE_CHECKING:
+    from tintype.plan import Plan
     from tintype.settings import Settings
 
 plan_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Show, compare and describe plans.")
@@ -144,8 +145,8 @@ def plan_diff(
     before = any_plan(first, arm, arm_seed) if second is not None else _baseline(first, arm)
     after = any_plan(second or first, arm, arm_seed)
     changes = (diff if all_ else short_diff)(before, after)
-    for key, (before, after) in changes.items():
-        sys.stdout.write(f"{key}: {before} -> {after}\n")
+    for key, (old, new) in changes.items():
+        sys.stdout.write(f"{key}: {old} -> {new}\n")
     if not changes:
         sys.stdout.write("no difference, except perhaps the seed and the section run\n")
 
@@ -157,7 +158,7 @@ def _arms(study: Path) -> str:
     return list_arms([arm for arm in stored_study(study).arms if arm.role == "arm"])
 
 
-def _baseline(study: str, arm: str | None) -> Any:
+def _baseline(study: str, arm: str | None) -> Plan:
     """Return the plan of a study's baseline, at the resolution of an arm."""
     _, at, resolution = (arm or "").rpartition(" @ ")
     return any_plan(study, f"baseline{at}{resolution}" if at else "baseline")

@@ -15,6 +15,7 @@ from tintype.errors import UserError
 from tintype.terminal.lines import EncodedConsole, progress_console, say
 
 if TYPE_CHECKING:
+    from tintype.plan import Plan
     from tintype.settings import Settings
 
 S = TypeVar("S", bound="Settings")
@@ -90,14 +91,14 @@ def settings_of(model: type[S], name: str, assignments: list[str]) -> S:
     return parse(model, document)
 
 
-def plan_of(recipe: str, assignments: list[str], technique_specs: list[str]) -> Any:
+def plan_of(recipe: str, assignments: list[str], technique_specs: list[str]) -> Plan:
     from tintype.plan import read_plan
     from tintype.techniques.apply import apply_techniques
 
     return apply_techniques(read_plan(recipe, assignments), technique_specs, assignments)
 
 
-def any_plan(name: str, arm: str | None = None, seed: int | None = None) -> Any:
+def any_plan(name: str, arm: str | None = None, seed: int | None = None) -> Plan:
     """Return the plan of a recipe, a plan file, a run's folder, or an arm of a study's folder."""
     from tintype.plan import plan_from_folder
 
@@ -126,7 +127,7 @@ def is_study(folder: Path) -> bool:
     return (folder / _STUDY).is_file()
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     if console.quiet:  # another rank prints it
         return
     text = json.dumps(value, indent=1, allow_nan=False).replace("\x7f", "\\u007f")  # the one that JSON leaves as it is

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -32,6 +31,10 @@ _MOST_TOKENS = 1024
 """A tokenizer that states a greater length states none."""
 
 
+Section: TypeAlias = dict[str, Any]
+"""JSON of others, or a section of a plan made of it: checked where it is used."""
+
+
 @dataclass(frozen=True)
 class Foreign:
     place: Path
@@ -41,11 +44,11 @@ class Foreign:
     """`raw`, `average`, or `unknown` where nothing says it."""
     sha256: dict[str, str]
     """SHA-256 of each file of weights."""
-    about: dict[str, Any] = field(default_factory=dict)
+    about: Section = field(default_factory=dict)
     """The record that tintype wrote with it, if it did."""
-    config: dict[str, Any] | None = None
+    config: Section | None = None
     """The transformer's, where there is one."""
-    sections: dict[str, Any] = field(default_factory=dict)
+    sections: Section = field(default_factory=dict)
     """Sections of a plan that the folder implies."""
 
 
@@ -89,7 +92,7 @@ def _read_folder(place: Path, weights: str | None) -> Foreign:
     return Foreign(place, found, about.get("weights", kind), digests, about, config, sections)
 
 
-def _check_weights(about: Mapping[str, Any], weights: str | None, place: Path) -> None:
+def _check_weights(about: Section, weights: str | None, place: Path) -> None:
     if weights is not None and about and about.get("weights") != weights:
         raise UserError(f"{place} has the {about.get('weights')} weights of a run and no others; leave --weights out")
 
@@ -120,7 +123,7 @@ def _tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise UserError(f"{file} cannot be read as safetensors: {error}; is it whole?") from None
 
 
-def _about(text: str | None, place: Path) -> dict[str, Any]:
+def _about(text: str | None, place: Path) -> Section:
     if text is None:
         return {}
     try:
@@ -132,7 +135,7 @@ def _about(text: str | None, place: Path) -> dict[str, Any]:
     return read
 
 
-def _recorded(about: Mapping[str, Any]) -> dict[str, Any]:
+def _recorded(about: Section) -> Section:
     """Return the sections of a plan from tintype's own record."""
     if not about:
         return {}
@@ -151,7 +154,7 @@ def _recorded(about: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pipeline_sections(place: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+def _pipeline_sections(place: Path, about: Section) -> Section:
     """Return the sections of a plan that a pipeline's folder implies; tintype's own record has precedence."""
     index = place / "model_index.json"
     if not index.is_file():
@@ -165,7 +168,7 @@ def _pipeline_sections(place: Path, about: Mapping[str, Any]) -> dict[str, Any]:
             f"{index}: the model was trained with noise of deviation {stated.get('noise_scale', 2.0)}, and tintype has "
             "noise of deviation 1 only; it cannot be sampled or trained as it was. Use diffusers for it"
         )
-    sections: dict[str, Any] = {"text": _text(place, stated, about.get("text", {}))}
+    sections: Section = {"text": _text(place, stated, about.get("text", {}))}
     sections["tokenizer"] = (
         {"kind": "pixels"} if pipeline == "PRXPixelPipeline" else _autoencoder(place, about.get("tokenizer", {}))
     )
@@ -183,7 +186,7 @@ def _pipeline_sections(place: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in sections.items() if value}
 
 
-def _text(place: Path, stated: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+def _text(place: Path, stated: Section, recorded: Section) -> Section:
     config = place / "text_encoder" / "config.json"
     if not config.is_file():
         return {}
@@ -204,7 +207,7 @@ def _text(place: Path, stated: Mapping[str, Any], recorded: Mapping[str, Any]) -
     return section
 
 
-def _autoencoder(place: Path, recorded: Mapping[str, Any]) -> dict[str, Any]:
+def _autoencoder(place: Path, recorded: Section) -> Section:
     file = place / "vae" / "config.json"
     if not file.is_file():
         return {}
@@ -218,7 +221,7 @@ def _autoencoder(place: Path, recorded: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(blocks, list) or not isinstance(channels, int):
         raise UserError(f"{file} does not say how many channels and blocks the autoencoder has")
     size = {"channels": channels, "stride_px": 2 ** (len(blocks) - 1)}
-    kept = {key: recorded[key] for key in ("posterior", "compute") if key in recorded}
+    kept: Section = {key: recorded[key] for key in ("posterior", "compute") if key in recorded}
     return {"kind": kind, "weights": str(place.absolute()), "subfolder": "vae", **size, **kept}
 
 

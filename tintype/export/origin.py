@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from tintype.export.public import HUB_NAME
 from tintype.runtime.redact import LOCAL
@@ -16,11 +16,15 @@ _IN_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})(
 """Where huggingface_hub keeps what it has fetched."""
 
 
+Record: TypeAlias = Mapping[str, Any]
+"""A record as JSON in the folder of a run has it."""
+
+
 @dataclass(frozen=True)
 class Origin:
-    runs: tuple[Mapping[str, Any], ...]
+    runs: tuple[Record, ...]
     """Those that it started from, the nearest first, as `lineage.json` has them."""
-    imported: Mapping[str, Any] | None
+    imported: Record | None
     """The imported model at the beginning, as `imported.json` has it."""
 
     @property
@@ -43,7 +47,7 @@ class Origin:
         every.append(self._import_words(self.imported) if self.imported else "random weights")
         yield from (("which started from" if index else "Started from", words) for index, words in enumerate(every))
 
-    def _import_words(self, imported: Mapping[str, Any]) -> str:
+    def _import_words(self, imported: Record) -> str:
         place = f"{self.hub[0]} at {self.hub[1]}" if self.hub else LOCAL
         files = ", ".join(f"{name} {sha256}" for name, sha256 in imported["sha256"].items())
         about = imported.get("exported_from")
@@ -59,9 +63,9 @@ def hub_place(path: str) -> str:
 
 def read_origin(folder: RunFolder) -> Origin | None:
     """Return the origin; None for a run that began with random weights."""
-    runs: list[Mapping[str, Any]] = []
-    found: Mapping[str, Any] | None = folder.read_record(folder.lineage_file)
-    imported: Mapping[str, Any] | None = folder.read_record(folder.imported_file)
+    runs: list[Record] = []
+    found: Record | None = folder.read_record(folder.lineage_file)
+    imported: Record | None = folder.read_record(folder.imported_file)
     while found:
         runs.append(found)
         imported = found.get("imported")
@@ -69,7 +73,7 @@ def read_origin(folder: RunFolder) -> Origin | None:
     return Origin(tuple(runs), imported or None) if runs or imported else None
 
 
-def _run_words(run: Mapping[str, Any]) -> str:
+def _run_words(run: Record) -> str:
     return (
         f"the {run['weights']} weights of the run {run['plan']}, seed {run['seed']}, at step {run['at_step']:,} of "
         f"{run['steps']:,} (SHA-256 {run['sha256']})"

@@ -10,7 +10,7 @@ import io
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
@@ -31,7 +31,11 @@ _CHART_WIDTH, _CHART_HEIGHT = 480.0, 210.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 38.0, 8.0, 12.0, 26.0
 
 
-def to_html(result: dict[str, Any], image_NCHW: Tensor, trips: Sequence[Tensor]) -> str:
+Cells: TypeAlias = dict[str, Any]
+"""A row of the results, or what the template shows of it."""
+
+
+def to_html(result: Cells, image_NCHW: Tensor, trips: Sequence[Tensor]) -> str:
     """`trips` are the reconstructions of the images that are shown, one tensor for each tokenizer."""
     rows = result["tokenizers"]
     return _template().render(
@@ -58,7 +62,7 @@ def _file(package: str, name: str) -> str:
     return (files(package) / name).read_text(encoding="utf-8")
 
 
-def _with_colour(index: int, row: dict[str, Any]) -> dict[str, Any]:
+def _with_colour(index: int, row: Cells) -> Cells:
     return {**row, "colour": f"arm-{index % _COLOURS}", "shape": " × ".join(map(str, row["latent_shape"]))}
 
 
@@ -68,11 +72,11 @@ def _label(name: str) -> str:
     return ", ".join(filter(None, [metric.label, metric.unit]))
 
 
-def _compression(row: dict[str, Any]) -> str:
+def _compression(row: Cells) -> str:
     return f"{numerals.significant(row['compression'])}×"
 
 
-def _metric(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _metric(name: str, rows: Sequence[Cells]) -> Cells:
     """One column: a text for each row, and which row is best among those that lose anything."""
     lossy = {row["name"]: row["metrics"][name] for row in rows if not row["exact"]}
     metric = _METRICS.get(name, FD)
@@ -96,12 +100,12 @@ def _decimals(value: float | None) -> int:
     return min(4, numerals.decimals_showing(abs(value or 0.0)) + 1)
 
 
-def _images(image_NCHW: Tensor, names: Sequence[str], trips: Sequence[Tensor]) -> list[list[dict[str, Any]]]:
+def _images(image_NCHW: Tensor, names: Sequence[str], trips: Sequence[Tensor]) -> list[list[Cells]]:
     """For each image the original and what every tokenizer made of it, with its PSNR."""
     psnrs = [psnr(image_NCHW, seen_NCHW).tolist() for seen_NCHW in trips]
     rows = []
     for index, image_CHW in enumerate(image_NCHW):
-        row: list[dict[str, Any]] = [{"name": "original", "uri": _uri(image_CHW), "psnr": ""}]
+        row: list[Cells] = [{"name": "original", "uri": _uri(image_CHW), "psnr": ""}]
         for name, seen_NCHW, of_all in zip(names, trips, psnrs, strict=True):
             value = "exact" if of_all[index] == float("inf") else f"{of_all[index]:.1f} dB"
             row.append({"name": name, "uri": _uri(seen_NCHW[index]), "psnr": value})
@@ -117,7 +121,7 @@ def _uri(image_CHW: Tensor) -> str:
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode("ascii")
 
 
-def _latent_chart(row: dict[str, Any], colour: str) -> dict[str, Any]:
+def _latent_chart(row: Cells, colour: str) -> Cells:
     """A line from mean − std to mean + std for each channel; grid lines at -1, 0 and 1, where they should end."""
     pairs = list(zip(row["latent_mean"], row["latent_std"], strict=True))
     ends = [edge for mean, std in pairs for edge in (mean - std, mean + std)]
