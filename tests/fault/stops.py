@@ -110,10 +110,10 @@ def stop_at(phase: Phase) -> None:
                 time.sleep(60)
 
     def wait() -> None:
-        """Let the last step not end before a save in the background has come to the signal."""
+        """Hold the step before the last until a save in the background has come to the signal."""
         nonlocal steps
         steps += 1
-        if steps == STEPS:
+        if steps == STEPS - 1:
             sent.wait(60)
 
     if phase.point == "build_session":
