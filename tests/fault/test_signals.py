@@ -244,7 +244,7 @@ def stop_group(root: Path, sign: str, number: int, before: int) -> subprocess.Co
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment(), "cwd": ROOT}
     process = subprocess.Popen(command, start_new_session=True, **pipes)  # type: ignore[call-overload]
     wanted = 2 if sign.endswith("metrics.jsonl") else 1
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 300
     while time.monotonic() < deadline_s:
         if len(list(out.glob(sign))) >= wanted and (wanted == 1 or lines_in(out) > before):
             break
@@ -252,5 +252,5 @@ def stop_group(root: Path, sign: str, number: int, before: int) -> subprocess.Co
     if sign == "study.yaml":
         time.sleep(0.5)  # the workers are born, and import torch
     os.killpg(process.pid, number)
-    stdout, stderr = process.communicate(timeout=90)
+    stdout, stderr = process.communicate(timeout=300)
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
