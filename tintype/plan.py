@@ -60,6 +60,12 @@ UNHASHED = "run"
 """The housekeeping section: it is no part of what a run is."""
 
 
+def _shift_of_time(plan: Plain) -> Plain:
+    """Return the shift of the sampling grid of older plans, which was that of the times; 1 where they set none."""
+    time = plan.get("time")
+    return {"shift": time.get("shift", 1.0) if isinstance(time, Mapping) else 1.0}
+
+
 class Plan(Settings):
     """All that decides what a run learns, one field per seam. The defaults are PRX's where it has one."""
 
@@ -74,7 +80,7 @@ class Plan(Settings):
     model: ModelSettings = ModelSettings()
     objective: Annotated[ObjectivePart, OneOf(OBJECTIVES)] = VelocitySettings()
     time: Annotated[TimePart, OneOf(TIMES, "mixture")] = MixtureTime()
-    sampling: Annotated[SamplingSettings, Since(lambda plan: {"shift": plan["time"]["shift"]})] = SamplingSettings()
+    sampling: Annotated[SamplingSettings, Since(_shift_of_time)] = SamplingSettings()
     weighting: Annotated[WeightingPart, OneOf(WEIGHTINGS)] | None = None
     route: Annotated[RoutePart, OneOf(ROUTES)] | None = None
     losses: tuple[Annotated[LossPart, OneOf(LOSSES)], ...] = ()
