@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from tests.other_rounding import OtherRounding
+from tintype.terminal.notes import show_notes
 
+show_notes()
 pytest_plugins = ["tests.fault.promises"]
 
 torch.set_num_threads(1)  # results are bit-exact for one thread count, and tests run side by side

@@ -47,15 +47,12 @@ from tintype.settings import (
     joined_later,
     plain,
 )
-from tintype.text import PARTS as TEXTS
 from tintype.text import TextChoice
 from tintype.text.words import WordsSettings
 from tintype.tokenizers import TokenizerChoice
 from tintype.tokenizers.part import NONE_KNOWN, Known, TokenizerPart
 from tintype.tokenizers.pixels import PixelsSettings
 
-_KINDS: dict[str, tuple[type[Part], ...]] = {"data": DATA, "text": TEXTS}
-"""Sections whose kind can be exchanged with `--set`."""
 UNHASHED = "run"
 """The housekeeping section: it is no part of what a run is."""
 
@@ -242,8 +239,7 @@ def plan_from_document(
         document.data = {}
     for assignment, option in zip(assignments, options or ["--set "] * len(assignments), strict=True):
         section, _, key = assignment.partition("=")[0].strip().partition(".")
-        changes_kind = key == "kind" and section in _KINDS
-        document.override(assignment, option, partial(_forget_other_kinds, section) if changes_kind else None)
+        document.override(assignment, option, partial(_forget_other_kinds, section) if key == "kind" else None)
     return parse(Plan, document, partial(_resolved, known=known))
 
 
@@ -263,11 +259,12 @@ def _resolved(data: Plain, known: Known) -> Plain:
 
 
 def _forget_other_kinds(section: str, data: Plain) -> None:
-    """Remove what another kind has and this one lacks, as for `--set data.kind=store` on a recipe of scenes."""
-    known = {str(kind.model_fields["kind"].default): set(kind.model_fields) for kind in _KINDS[section]}
-    if (own := known.get(str(data[section]["kind"]))) is not None:
-        for key in set().union(*known.values()) - own:
-            data[section].pop(key, None)
+    """Remove the settings that other kinds of the section have and this one lacks, after `--set data.kind=store`."""
+    field = Plan.model_fields.get(section)
+    parts = [part.model_fields for part in settings_in(field) if "kind" in part.model_fields] if field else []
+    own = next((fields for fields in parts if fields["kind"].default == data[section]["kind"]), None)
+    for key in set().union(*parts) - set(own) if own else ():
+        data[section].pop(key, None)
 
 
 def plan_from_folder(folder: Path) -> Plan:

@@ -58,6 +58,12 @@ def test_data_of_another_kind_takes_the_place_of_scenes() -> None:
         tiny_plan("data.kind=stor")
 
 
+def test_any_section_takes_another_kind_and_drops_what_that_one_lacks() -> None:
+    plan = tiny_plan("optimizer.kind=muon", "captions.kind=mix", "captions.weights={long: 1, short: 1}")
+    assert (plan.optimizer.kind, plan.captions.kind) == ("muon", "mix")
+    assert plan.optimizer.lr == tiny_plan().optimizer.lr, "what both kinds have stays"
+
+
 def test_a_pinned_store_names_a_run_wherever_it_lies() -> None:
     def hash_of(*assignments: str) -> str:
         return tiny_plan("data.kind=store", *assignments).hash

@@ -27,6 +27,7 @@ from tintype.runtime.signals import end_with, handle_signals
 from tintype.runtime.streams import prepare_streams
 from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted, begin_command, came, interrupt_command, leave
 from tintype.terminal.lines import EncodedConsole, progress_console, say
+from tintype.terminal.notes import show_notes
 from tintype.terminal.progress import Heartbeat, duration
 
 __all__ = ["app", "main"]
@@ -39,6 +40,7 @@ LAUNCHED = "TORCHELASTIC_RUN_ID"
 
 def main() -> None:
     prepare_streams()
+    show_notes()
     begin_command()
     handle_signals(interrupt_command)
     try:

@@ -33,7 +33,8 @@ from tintype.metrics import throughput
 from tintype.metrics.table import LOG_METRICS
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.dist import current, refuse_other_steps
-from tintype.runtime.files import note_once, remove_unfinished, set_aside, sha256_of
+from tintype.runtime.files import remove_unfinished, set_aside, sha256_of
+from tintype.runtime.notes import note_once
 from tintype.runtime.watchdog import watch_ranks
 from tintype.sampling.images import save_png
 from tintype.settings import plain

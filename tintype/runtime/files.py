@@ -19,7 +19,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from pydantic import JsonValue
 from safetensors import SafetensorError
 
 from tintype.errors import DamagedFileError, UserError
+from tintype.runtime.notes import note_once
 
 Json: TypeAlias = JsonValue
 """A value as JSON holds it."""
@@ -180,16 +180,6 @@ def check_sha256(path: Path, wanted: str, remake: str) -> None:
         raise damaged(path, "it is missing", remake)
     if not sha256_of(path).startswith(wanted):
         raise damaged(path, "it does not match its checksum", remake)
-
-
-_noted: set[str] = set()
-
-
-def note_once(subject: str, text: str) -> None:
-    """Write a note to stderr, once in a process for each subject."""
-    if subject not in _noted:
-        _noted.add(subject)
-        sys.stderr.write(f"note: {text}\n")
 
 
 def note_unchecked(path: Path) -> None:

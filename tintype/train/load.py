@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -14,6 +13,7 @@ from tintype.errors import DivergedError, UserError
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.dist import current
 from tintype.runtime.forms import Form, forms_of, misfits
+from tintype.runtime.notes import note
 from tintype.train import checkpoint
 from tintype.train.divergence import too_large
 from tintype.train.folder import RunFolder
@@ -58,10 +58,7 @@ def load_run(
     parts.modules.eval()
     step = int(scalars["step"]) if average is None else average.step
     if plan.tuning is not None and step != int(scalars["step"]) and current().leads:
-        sys.stderr.write(
-            f"note: the average is of step {step}, and the tuned tokenizer, of which there is none, of step "
-            f"{scalars['step']}\n"
-        )
+        note(f"the average is of step {step}; the tuned tokenizer has none and is of step {scalars['step']}")
     return replace(parts, trained_steps=step), step
 
 
@@ -93,9 +90,7 @@ def newest_good(path: Path, state: TrainState | None = None) -> tuple[dict[str, 
             found.append(f"{checkpoint.folder_of(folder, step)} is damaged ({error})")
             if not current().leads:
                 continue
-            sys.stderr.write(
-                f"note: the checkpoint of step {step} in {path} is damaged ({error}); trying the one before\n"
-            )
+            note(f"the checkpoint of step {step} in {path} is damaged ({error}); trying the one before")
     command = f"`tintype train RECIPE --out {quote(str(path))}` trains it"
     if found:
         raise UserError(f"{path} has no whole checkpoint: {'; '.join(found)}; {command} again")

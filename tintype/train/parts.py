@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from tintype.model import TextCache, Transformer, fp8
 from tintype.plan import Plan
 from tintype.rng import seeded
 from tintype.runtime import dist as world
+from tintype.runtime.notes import note
 from tintype.seams import (
     Draws,
     ImageSource,
@@ -199,7 +199,7 @@ def _precision_to_sample(precision: PrecisionSettings, device: torch.device) -> 
     lacking = lacks_fp8(precision, device)
     if not lacking:
         return precision
-    sys.stderr.write(f"note: the run was trained with FP8 products, but {lacking}; computing in bf16 instead\n")
+    note(f"the run was trained with FP8 products, but {lacking}; computing in bf16 instead")
     return precision.model_copy(update={"matmul": "plain"})
 
 

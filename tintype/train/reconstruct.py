@@ -18,8 +18,8 @@ from tintype.errors import UserError
 from tintype.optim.power_ema import prefix
 from tintype.optim.power_function import LONGEST, Profile, fit
 from tintype.plan import plan_from_folder
-from tintype.runtime.files import note_once
 from tintype.runtime.forms import Form, misfits
+from tintype.runtime.notes import note_once
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.snapshots import Snapshot, damaged, read_snapshots

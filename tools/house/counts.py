@@ -68,7 +68,9 @@ def _docstrings(tree: ast.Module) -> Iterator[str]:
 
 
 def prints_of(file: Path) -> list[int]:
-    """Return the lines of a file that call `print`."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return [call.lineno for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
+    """Return the lines of a file that call `print` or use the process's output streams."""
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    streams = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr in {"stdout", "stderr"}]
+    printed = [call.lineno for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
+    return printed + [n.lineno for n in streams if isinstance(n.value, ast.Name) and n.value.id == "sys"]

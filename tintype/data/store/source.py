@@ -26,7 +26,7 @@ from tintype.data.store.prefetch import Prefetch
 from tintype.data.store.selection import refuse_empty, select
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
-from tintype.runtime.files import note_once
+from tintype.runtime.notes import note_once
 from tintype.runtime.transfer import send
 from tintype.seams import Record
 
