@@ -1,4 +1,4 @@
-"""What a checkpoint's preprocessor_config.json says of its network's input."""
+"""Read the preprocessing that a checkpoint states in its preprocessor_config.json."""
 
 from __future__ import annotations
 
