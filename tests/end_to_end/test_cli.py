@@ -19,6 +19,7 @@ from tintype import cli
 from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import draw_scenes
 from tintype.errors import UserError
+from tintype.runtime.files import read_lines
 from tintype.sampling.images import save_png
 from tintype.techniques import TECHNIQUES
 
@@ -36,7 +37,7 @@ def test_plans_are_shown_compared_and_described() -> None:
     shown = ask("plan", "show", "pocket", "--set", "optimizer.lr=2e-4", "--technique", "ema:decay=0.9")
     assert "lr: 0.0002" in shown and "decay: 0.9" in shown and shown.startswith("# hash: ")
     assert "data.size_px: 16 -> 64" in ask("plan", "diff", "pocket", "mini")
-    assert "the same" in ask("plan", "diff", "pocket", "pocket")
+    assert "no difference" in ask("plan", "diff", "pocket", "pocket")
     assert json.loads(ask("plan", "schema"))["title"] == "Plan"
 
 
@@ -47,7 +48,7 @@ def test_two_sets_of_pictures_are_scored_without_a_run(tmp_path: Path) -> None:
             save_png(image, tmp_path / name / f"{index}.png")
     both = ["--images", str(tmp_path / "a"), "--reference", str(tmp_path / "b"), "--set", "encoders=[scenes]"]
     shown = " ".join(ask("evaluate", *both).split())
-    assert "10 against 10 pictures" in shown and "coverage (scenes)" in shown and "note: " in shown
+    assert "10 against 10 images" in shown and "coverage (scenes)" in shown and "note: " in shown
     result = json.loads(ask("evaluate", *both, "--json"))
     assert result["encoders"]["scenes"]["identity"][:12] in shown and len(result["metrics"]) == 10
 
@@ -76,7 +77,7 @@ def test_a_dry_run_shows_the_arms() -> None:
         (["evaluate"], "give the folder of a run, or --images A --reference B"),
         (["evaluate", "--images", "nowhere"], "give the folder of a run, or --images A --reference B"),
         (["evaluate", "--images", "nowhere", "--reference", "x"], "nowhere does not exist"),
-        (["evaluate", "--images", ".", "--reference", "."], "holds no pictures"),
+        (["evaluate", "--images", ".", "--reference", "."], "holds no images"),
         (["evaluate", "--images", ".", "--reference", ".", "--set", "encoders=[incepton]"], "did you mean 'inception'"),
         (
             ["evaluate", "--images", ".", "--reference", ".", "--set", "metrics=[fid]"],
@@ -156,7 +157,7 @@ def test_a_signal_saves_and_exits_and_the_run_goes_on(number: signal.Signals, tm
     command = [sys.executable, "-m", "tintype", "train", str(plan), "--out", str(out)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     deadline = time.monotonic() + 300
-    while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
+    while not read_lines(out / "metrics.jsonl") and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(number)
     _, stderr = process.communicate(timeout=300)

@@ -147,8 +147,9 @@ def test_a_signal_at_start_up_ends_every_command_with_one_line(promise: Promise,
 def test_control_without_handlers_an_early_signal_is_a_traceback(promise: Promise, folder: Path) -> None:
     """SIGINT at an import of a command that leaves it to Python."""
     off = "import tintype.__main__ as program; program.handle_signals = lambda *_: None"
-    _, said = early("techniques", 60, signal.SIGINT, folder, off)
-    promise.count("Traceback" not in said, said)
+    for at in IMPORTS[1:4]:  # some module may drop the exception
+        _, said = early("techniques", at, signal.SIGINT, folder, off)
+        promise.count("Traceback" not in said, said)
 
 
 AT_THE_END = """
