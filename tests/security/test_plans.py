@@ -42,7 +42,7 @@ def attacks(trap: Path) -> list[Any]:
         f"{{{{ {call} }}}}",
         f"$(mkdir {trap})",
         "os.mkdir",
-        "tintype.techniques.x_prediction.XPrediction",
+        "tintype.flow.x_prediction.XPrediction",
         [call, {"_partial_": True}],
     ]
 
