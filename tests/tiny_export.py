@@ -37,7 +37,9 @@ def tokenizer_settings(kind: str) -> list[str]:
 
 
 def latent_plan(text: str, tokenizer: str, *assignments: str) -> Plan:
-    return tiny_plan(*text_settings(text), *tokenizer_settings(tokenizer), "time.shift=3.0", *assignments)
+    return tiny_plan(
+        *text_settings(text), *tokenizer_settings(tokenizer), "time.shift=3.0", "sampling.shift=3.0", *assignments
+    )
 
 
 def pixel_plan(text: str, *assignments: str) -> Plan:

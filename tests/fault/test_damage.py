@@ -23,7 +23,7 @@ from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import evaluate
-from tintype.runtime import files
+from tintype.runtime import files, notes
 from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab, runner
 from tintype.study.progress import Message
@@ -355,7 +355,7 @@ def test_files_of_an_earlier_version_are_read_with_a_note(
 ) -> None:
     """Take checksums, line numbers and copies out of every file of a study, as an earlier version wrote them."""
     expected = read_results(study)
-    monkeypatch.setattr(files, "_noted", set())
+    monkeypatch.setattr(notes, "_noted", set())
     for path in [path for path in study.rglob("*") if path.is_file() and path.name != "manifest.json"]:
         if path.name == "records.json":
             path.unlink()

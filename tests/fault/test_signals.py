@@ -147,7 +147,7 @@ def test_a_signal_at_start_up_ends_every_command_with_one_line(promise: Promise,
 def test_control_without_handlers_an_early_signal_is_a_traceback(promise: Promise, folder: Path) -> None:
     """SIGINT at an import of a command that leaves it to Python."""
     off = "import tintype.__main__ as program; program.handle_signals = lambda *_: None"
-    for at in IMPORTS[1:4]:  # some module may drop the exception
+    for at in IMPORTS[:3]:  # some module may drop the exception, and the command line handles signals itself
         _, said = early("techniques", at, signal.SIGINT, folder, off)
         promise.count("Traceback" not in said, said)
 

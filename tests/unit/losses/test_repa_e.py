@@ -467,7 +467,7 @@ def test_an_average_of_another_step_than_the_tokenizer_is_noted(
     for step, notes in ((6, 0), (4, 1)):
         parts, found = load_run(tmp_path / "run", average=try_reconstruction(tmp_path / "run", 0.1, step))
         assert found == step
-        assert capsys.readouterr().err.count("the average is of step 4, and the tuned tokenizer") == notes
+        assert capsys.readouterr().err.count("the average is of step 4; the tuned tokenizer") == notes
         assert isinstance(parts.tokenizer, TunedTokenizer)
 
 

@@ -177,7 +177,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on_later(
 ) -> None:
     run = tmp_path / "run"
     fault.arm("snapshot.rename", lambda: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(UserError, match=r"cannot write the snapshot of step 2 .*No space left.* to go on"):
+    with pytest.raises(UserError, match=r"cannot write the snapshot of step 2 .*No space left.* to resume"):
         train(PLAN, run, Interrupt())
     fault.disarm()
     assert not list((run / "snapshots").iterdir())
