@@ -11,7 +11,7 @@ import torch
 
 from tests.fault.promises import Promise
 from tests.offline import NAMES, OFFLINE, baseline_for, refused_by_the_device, with_technique
-from tests.slow import slow_unless
+from tests.slow import slow_unless, third
 from tests.stopping import train_to
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
@@ -142,7 +142,9 @@ def test_adds_exactly_the_parameters_that_it_declares_and_trains_them_all(name: 
 
 
 @pytest.mark.promise(1)
-@pytest.mark.parametrize("names", [*((name,) for name in NAMES), *slow_unless(in_spread, TOGETHER)], ids=" + ".join)
+@pytest.mark.parametrize(
+    "names", [*third([(name,) for name in NAMES]), *slow_unless(in_spread, TOGETHER)], ids=" + ".join
+)
 def test_resume_is_bit_exact_from_every_step(names: tuple[str, ...], promise: Promise, tmp_path: Path) -> None:
     """Stop a run of each technique after every step; compare weights, averages, optimizer, snapshots and losses."""
     if refused_before_the_first_step(*names):

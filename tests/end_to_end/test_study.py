@@ -188,6 +188,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "report.md").read_text() == "precious"
 
 
+@pytest.mark.slow
 def test_a_study_of_two_resolutions_compares_each_with_its_own_baseline_and_both_with_each_other(
     tmp_path: Path,
 ) -> None:

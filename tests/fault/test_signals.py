@@ -146,7 +146,8 @@ def test_a_signal_at_start_up_ends_every_command_with_one_line(promise: Promise,
 @pytest.mark.promise(3, control="signals are not handled")
 def test_control_without_handlers_an_early_signal_is_a_traceback(promise: Promise, folder: Path) -> None:
     """SIGINT at an import of a command that leaves it to Python."""
-    off = "import tintype.__main__ as program; program.handle_signals = lambda *_: None"
+    usual = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell's background job ignores it
+    off = f"{usual}; import tintype.__main__ as program; program.handle_signals = lambda *_: None"
     for at in IMPORTS[:3]:  # some module may drop the exception, and the command line handles signals itself
         _, said = early("techniques", at, signal.SIGINT, folder, off)
         promise.count("Traceback" not in said, said)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.offline import with_technique
+from tests.slow import third
 from tintype.plan import Plan, read_plan
 from tintype.runtime.clock import Clock
 from tintype.techniques import TECHNIQUES
@@ -47,7 +48,7 @@ def first_losses(name: str) -> list[float]:
     return [float(update(parts, state, Clock(parts.device)).losses["loss"]) for _ in range(STEPS)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", third(NAMES))
 def test_first_losses_are_as_recorded(name: str, request: pytest.FixtureRequest) -> None:
     if name == "fp8":
         pytest.skip("fp8 does not run on a CPU, where these losses are recorded")

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 
 from tests.offline import NAMES, with_technique
 from tests.ranks import run_ranks
+from tests.slow import third
 from tests.tiny import TINY, tiny_plan
 from tintype import cli, recipes
 from tintype.audit import run
@@ -254,7 +255,7 @@ def audit_both_here(settings: list[str]) -> list[tuple[set[str], int]]:
     return [audit_here(settings), audit_here(settings, "bf16-storage")]
 
 
-@pytest.mark.parametrize("settings", [[], ["run.distribution.kind=fsdp"]])
+@pytest.mark.parametrize("settings", [[], pytest.param(["run.distribution.kind=fsdp"], marks=pytest.mark.slow)])
 def test_ranks_audit_as_one_process_does(settings: list[str]) -> None:
     assert run_ranks(2, audit_both_here, settings) == [[(set(), 0), audit_here([], "bf16-storage")]] * 2
 
@@ -470,7 +471,7 @@ def test_an_average_in_bf16_stays_where_it_is_and_one_in_fp32_moves() -> None:
 # silence
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if TECHNIQUES[name].seam != "precision"])
+@pytest.mark.parametrize("name", third([name for name in NAMES if TECHNIQUES[name].seam != "precision"]))
 def test_every_technique_is_silent(name: str) -> None:
     found = audit_plan(with_technique(name), 3)
     assert found.findings == [] and found.seen.steps == 3

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.bounds import distance, network_bound
+from tests.slow import slow_unless
 from tests.tiny import tiny_plan
 from tests.tiny_clip import write
 from tests.tiny_dino import dino_model
@@ -185,7 +186,7 @@ def run(folder: Path, cache: str, stop: int | None = None) -> dict[str, Tensor]:
     return tensors
 
 
-@pytest.mark.parametrize("cache", ["memory", "disk"])
+@pytest.mark.parametrize("cache", slow_unless(lambda cache: cache == "disk", ["memory", "disk"]))
 def test_a_cold_cache_a_warm_one_and_a_resumed_run_end_bit_for_bit_alike(
     cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -293,6 +293,7 @@ def test_recomputed_activations_change_nothing() -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, when dynamo is imported
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.slow
 def test_compiled_blocks_are_compiled_for_the_two_passes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.utils import counters
 
@@ -471,6 +472,7 @@ def test_an_average_of_another_step_than_the_tokenizer_is_noted(
         assert isinstance(parts.tokenizer, TunedTokenizer)
 
 
+@pytest.mark.slow
 def test_an_accumulated_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     plan = tuned_plan("train.accumulate=2", techniques=[*BOTH, "tread:first=2,last=2"])
     train(plan, tmp_path / "whole", Interrupt())

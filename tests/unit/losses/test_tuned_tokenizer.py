@@ -88,6 +88,7 @@ def normalised_by_ranks() -> tuple[Tensor, Tensor, Tensor]:
     return z, norm.running_mean, norm.running_var
 
 
+@pytest.mark.slow
 def test_ranks_have_the_statistics_of_all_their_batches() -> None:
     norm = LatentNorm(3, MOMENTUM, EPS)
     for raw in batches():

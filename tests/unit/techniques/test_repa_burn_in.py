@@ -65,6 +65,7 @@ def teachers_in_memory() -> int:
     return sum(count for kind, count in kinds.items() if issubclass(kind, Teacher))
 
 
+@pytest.mark.slow
 def test_at_the_stop_the_teacher_leaves_memory_and_is_not_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

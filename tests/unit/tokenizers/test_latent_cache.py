@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.ranks import run_ranks
+from tests.slow import slow_unless
 from tests.tiny import tiny_plan
 from tests.tiny_autoencoders import chosen, option, write_autoencoder
 from tests.tiny_store import tiny_store
@@ -109,7 +110,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.usefixtures("other_rounding")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_unless(lambda kind: kind == "small-vae", KINDS))
 def test_a_run_learns_the_same_without_a_cache_with_a_cold_one_and_with_a_full_one(
     kind: str, vae: Path, tmp_path: Path
 ) -> None:
