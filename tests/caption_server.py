@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Deed = Callable[[BaseHTTPRequestHandler], None]
-"""What the server does in place of an answer."""
+"""Behaviour of the server in place of an answer."""
 
 
 class CaptionServer(ThreadingHTTPServer):

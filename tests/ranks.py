@@ -35,7 +35,7 @@ class RankError(AssertionError):
 def run_ranks(
     size: int, function: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S, grace_s: float = 0.0
 ) -> list[Any]:
-    """What `function(*args)` returns on each of `size` ranks, in their order.
+    """Return the results of `function(*args)` on each of `size` ranks, in their order.
 
     The function stands at the top level of a module (children find it by name); arguments and results can be pickled.
     Each child has torch's threads set to 1, the parent's environment and torchrun's variables. The first failure

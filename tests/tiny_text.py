@@ -76,7 +76,7 @@ ENDS: dict[str, str] = {
     "minilm": "<bos> $A <eos>",
     "transformers": "$A",
 }
-"""What their tokenizers put around a text: two of them nothing."""
+"""Tokens that their tokenizers put around a text: two of them nothing."""
 
 
 @lru_cache

@@ -354,7 +354,7 @@ class JointGroup:
     """Parameters that a joint training optimizes in a group of their own, with AdamW."""
 
     name: str
-    """Its name in `optimizer.json`."""
+    """Name in `optimizer.json`."""
     prefix: str
     """Prefix of the names of its parameters."""
     lr: float

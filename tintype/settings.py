@@ -180,7 +180,7 @@ class SourceUse:
     images: int | None
     """Images read, repeats included; None for a source that is scored against and never read."""
     share: str = ""
-    """Its share of the batches in words, where there are several sources."""
+    """Share of the batches in words, where there are several sources."""
 
 
 class DataPart(Part):

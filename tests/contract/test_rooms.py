@@ -46,13 +46,13 @@ def test_an_import_against_the_order_is_found(source: str, tmp_path: Path, monke
 
 
 def test_only_the_terminal_and_the_commands_print() -> None:
-    """What a process must say where nobody else can is in `runtime/`: the watchdog's last words, for example."""
+    """`runtime/` may write where nobody else can: the watchdog's last words, for example."""
     printing = {"terminal", "cli", "runtime"}
     quiet = [file for file in PACKAGE.rglob("*.py") if file.relative_to(PACKAGE).parts[0] not in printing]
     assert not [f"{file}:{line}" for file in quiet for line in prints_of(file)]
 
 
-def test_no_docstring_begins_with_of_or_what() -> None:
+def test_docstrings_name_their_subject() -> None:
     assert not vague_docstrings()
 
 

@@ -1,4 +1,4 @@
-"""What a user sees: help, listings, messages for mistakes, signals."""
+"""The command line as a user sees it: help, listings, messages for mistakes, signals."""
 
 from __future__ import annotations
 

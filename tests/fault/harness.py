@@ -67,9 +67,9 @@ LATENT_KILLS = [
     *[("rows.done", n) for n in (1, 3)],
     ("step.data", 4),
 ]
-"""Of a run that fills a cache of 600 latents in chunks of 150 before its first step."""
+"""Points of a run that fills a cache of 600 latents in chunks of 150 before its first step."""
 CACHE_KILLS = [("rows.sum", 1), ("rows.sum", 10), ("rows.done", 4)]
-"""Of the command that fills it in chunks of 16."""
+"""Points of the command that fills it in chunks of 16."""
 
 
 def latent_plan(root: Path) -> Plan:

@@ -125,7 +125,7 @@ class Input:
     telling: int = 0
     """Values that were looked at for rounding: not those that every type has, 0 and ±1."""
     telling_in_bf16: int = 0
-    """Those of them that bf16 can say exactly."""
+    """Number of them that bf16 represents exactly."""
     off: float = 0.0
     """Largest error of the timesteps' sinusoid, against that of the timesteps that the denoiser was given."""
 

@@ -166,7 +166,7 @@ class Row:
     slowest_images_per_s: float | None = None
     fastest_images_per_s: float | None = None
     times_dense: float | None = None
-    """Its images per second over those of the plan as it is, at the same number of tokens and size of the batch."""
+    """Ratio of its images per second to those of the unchanged plan, at the same number of tokens and batch size."""
     time_split: dict[str, float] | None = None
     """Fractions of the whole steps, the wait for data included."""
     data_share: float | None = None

@@ -23,7 +23,7 @@ Record: TypeAlias = Mapping[str, Any]
 @dataclass(frozen=True)
 class Origin:
     runs: tuple[Record, ...]
-    """Those that it started from, the nearest first, as `lineage.json` has them."""
+    """Runs that it started from, the nearest first, as `lineage.json` has them."""
     imported: Record | None
     """The imported model at the beginning, as `imported.json` has it."""
 

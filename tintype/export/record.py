@@ -31,7 +31,7 @@ class Source:
 
     data: DataPart
     share: str
-    """Its share of the batches in words; empty where it is the only source."""
+    """Share of the batches in words; empty where it is the only source."""
     images: int | None
     """Images that training has read, repeats included; None where it is only scored against."""
     identity: str
@@ -82,7 +82,7 @@ class RunRecord:
     plan: Plan
     step: int
     weights_step: int
-    """That of the weights whose scores are asked for: an average of another length is of the last snapshot's."""
+    """Step of the weights whose scores are asked for: an average of another length is of the last snapshot's."""
     environment: Mapping[str, Any]
     identities: Mapping[str, str]
     latents: Mapping[str, Any]
@@ -188,7 +188,7 @@ def _evaluations(path: Path, plan: Plan) -> list[Evaluation]:
 
 
 def _newest(found: Sequence[Evaluation], step: int) -> list[Evaluation]:
-    """Those of the checkpoint; where it has none, those of the last step before that has some."""
+    """Return the scores of the checkpoint; where it has none, those of the last step before that has some."""
     last = max((one.step for one in found if one.step <= step), default=None)
     return [one for one in found if one.step == last]
 

@@ -35,7 +35,7 @@ class Trained:
     weights: str
     """raw or average; of an export of a longer average, its words."""
     average: Reconstruction | None = None
-    """That of another length than the checkpoint has, where it was asked for."""
+    """Weight average of another length than the checkpoint has, where it was asked for."""
 
     @property
     def words(self) -> str:

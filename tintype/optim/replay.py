@@ -42,7 +42,7 @@ class Replay:
         self._graph.replay()
 
     def _copy(self, inputs: Sequence[Tensor]) -> None:
-        """Those of one type at once, which is one kernel for many."""
+        """Copy all tensors of one type at once: one kernel for many."""
         for dtype in {one.dtype for one in inputs}:
             pairs = [(kept, one) for kept, one in zip(self._inputs, inputs, strict=True) if one.dtype == dtype]
             torch._foreach_copy_([kept for kept, _ in pairs], [one for _, one in pairs])

@@ -41,7 +41,7 @@ class Spread:
         return [index for index in range(len(self.shapes)) if (self.first + index) % self.layout.replicas == replica]
 
     def _owned_by(self, shard: int) -> list[int]:
-        """Those of this rank's row that a shard's rank works on."""
+        """Return the matrices of this rank's row that a shard's rank works on."""
         replicas, shards = self.layout.replicas, self.layout.shards
         return [index for index in self._row(self.layout.replica) if (self.first + index) // replicas % shards == shard]
 

@@ -52,7 +52,7 @@ class World:
     joined: bool = False
     """There is a process group, be it of one."""
     in_thread: bool = False
-    """Its collectives are those of the thread that saves in the background."""
+    """Whether its collectives are those of the thread that saves in the background."""
 
     @property
     def group(self) -> dist.ProcessGroup | None:

@@ -78,7 +78,7 @@ class Segments:
                     self._places[key] = _Place(segment, first, size, total)
 
     def missing(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Those of the keys that no process has added."""
+        """Return the keys that no process has added."""
         if any(self.get(key) is None for key in keys):
             self.refresh()
         return [key for key in keys if self.get(key) is None]

@@ -55,7 +55,7 @@ class Place:
     passed: int
     stack: list[str] = field(default_factory=list)
     left: bool = False
-    """It has left the training."""
+    """Whether the rank has left the training."""
     writer: int = 0
     """Number of phases that its thread which saves in the background has begun."""
 

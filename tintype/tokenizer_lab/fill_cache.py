@@ -35,7 +35,7 @@ class Filled:
     """Images in the cache."""
     encoded: int
     changed: int
-    """Those of `encoded` whose image had changed."""
+    """Images of `encoded` that had changed."""
     seconds: float
 
     @property

@@ -31,7 +31,7 @@ class Batch:
     text: TextTokens
     draws: Draws
     terms: Sequence[Term]
-    """Those that have a weight at this step."""
+    """Loss terms that have a weight at this step."""
     seen: Mapping[str, Tensor | None]
     """Result of each term's `look`, by the name of the term."""
     step: int

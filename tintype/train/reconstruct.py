@@ -68,7 +68,7 @@ class Reconstruction:
 
 
 def reconstruction(run: Path, length: float, step: int | None = None) -> Reconstruction:
-    """That of a length at the last snapshot, or at that of a step. Refused where the snapshots cannot give it."""
+    """Return the average of a length at the last snapshot or at `step`; refuse what the snapshots cannot give."""
     found = try_reconstruction(run, length, step)
     if found.residual > MOST_RESIDUAL:
         count = len({snapshot.path for snapshot, _, _ in found.terms})

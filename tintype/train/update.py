@@ -26,7 +26,7 @@ from tintype.train.session import Session
 from tintype.train.state import TrainState
 
 TIME_BINS = 8
-"""Their middles are the times of the validation loss."""
+"""Number of equal bins of t; their middles are the times of the validation loss."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class StepResult:
     by_time: Tensor
     """[2, bins]: sum and number of the samples' velocity errors, not weighted, in equal bins of t."""
     step: int
-    """Its number, from 1."""
+    """Number of the step, from 1."""
     first_position: int
     without_caption: int
     """Samples of this rank's share that read the null caption for want of another."""

@@ -104,7 +104,7 @@ def _noise(generator: np.random.Generator, shape: tuple[int, ...]) -> stats.Arra
 def _standardised_lognormal(
     values: stats.Array,
 ) -> stats.Array:
-    """Of mean zero and deviation one, with a skewness of 3.3: about that of a distance that now and then is large."""
+    """Draw numbers of mean zero, deviation one and skewness 3.3, like a distance that is large now and then."""
     mean = math.exp(_SKEW**2 / 2)
     return (np.exp(_SKEW * values) - mean) / (mean * math.sqrt(math.expm1(_SKEW**2)))
 

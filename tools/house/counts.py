@@ -20,6 +20,8 @@ _LAYOUT = {
     tokenize.ENDMARKER,
 }
 
+_VAGUE = ("Of ", "What ", "Those ", "So ", "Who ")
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -31,7 +33,7 @@ class Counts:
     late_imports: int
     """Inside functions, of the package's own modules."""
     vague_docstrings: int
-    """Beginning with "Of" or "What"."""
+    """Beginning with "Of", "What" or the like."""
 
 
 def count() -> Counts:
@@ -49,9 +51,10 @@ def count() -> Counts:
 
 
 def vague_docstrings() -> list[str]:
-    """Return the docstrings that begin with "Of" or "What"."""
-    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in sorted(PACKAGE.rglob("*.py"))]
-    return [text for tree in trees for text in _docstrings(tree) if text.startswith(("Of ", "What "))]
+    """Return the docstrings, those of attributes too, that do not name their subject."""
+    files = [*sorted(PACKAGE.rglob("*.py")), *sorted(Path(__file__).parents[1].rglob("*.py"))]
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
+    return [text for tree in trees for text in _docstrings(tree) if text.startswith(_VAGUE)]
 
 
 def code_lines(source: str) -> int:
@@ -69,8 +72,8 @@ def code_lines(source: str) -> int:
 
 def _docstrings(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield ast.get_docstring(node) or ""
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
 
 
 def prints_of(file: Path) -> list[int]:

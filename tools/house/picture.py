@@ -36,7 +36,7 @@ WAY: tuple[tuple[str, str, str], ...] = (
     ("weights", "Optimizer, WeightAverage", "updated"),
     ("checkpoint", "metrics.jsonl, events.jsonl", "on disk"),
 )
-"""What there is after each step, the seam that makes it, and how."""
+"""Product of each step, the seam that makes it, and how."""
 _WIDTH, _FLOOR, _ROOM, _GAP = 1120, 44, 118, 8
 _BOX_W, _BOX_H = 204, 76
 _STYLE = (

@@ -112,7 +112,7 @@ def wave_in_bf16(parts: Session, state: TrainState) -> None:
 
 
 def timestep_rounded_inside(parts: Session, state: TrainState) -> None:
-    """What arrives is right, but the wave is of other timesteps."""
+    """Give the modules the right input, but the wave is of other timesteps."""
 
     def narrow(wave_BF: Tensor) -> Tensor:
         phase_B = torch.atan2(wave_BF[:, 255], wave_BF[:, 127])

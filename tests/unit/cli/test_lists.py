@@ -1,4 +1,4 @@
-"""What there is: lists of recipes and studies, and what shells complete."""
+"""Lists of recipes and studies, and what shells complete."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def beginning(letter: str) -> list[str]:
 
 
 def completed(words: str) -> list[str]:
-    """What a shell offers for the last word."""
+    """Return the completions of the last word."""
     given = {"_TINTYPE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     return CliRunner().invoke(app, [], prog_name="tintype", env=given).output.split()
 

@@ -162,7 +162,7 @@ SAME = "both sets are the same images: distances of zero say nothing about a mod
 
 
 def notes(images: Path, reference: Path, protocol: ImageProtocol = FD) -> list[str]:
-    """Those on copies alone: the others begin with the metrics that they are about."""
+    """Return the warnings about copies alone: the others begin with the metrics that they are about."""
     labels = tuple(meaning.label for meaning in image_definitions(protocol).values())
     return [text for text in evaluate_images(images, reference, protocol, CPU).warnings if not text.startswith(labels)]
 

@@ -149,7 +149,7 @@ def test_a_result_of_two_ranks_is_that_of_one_and_both_worked(trained: Path, tmp
 
 
 def _load_as_it_is_trained_on(folder: Path, out: Path) -> list[str]:
-    """What this rank hears if the second one loads a later step."""
+    """Return the error of this rank if the second one loads a later step."""
     heard = []
     for module in (run, sample):
         load = module.load_run

@@ -40,7 +40,7 @@ evaluation: {EVALUATION}
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> Imported:
-    """Of a folder that lies where huggingface_hub keeps what it has fetched."""
+    """Address of a folder that lies where huggingface_hub keeps what it has fetched."""
     folder = tmp_path_factory.mktemp("secret-place")
     fetched = folder / "models--me--old" / "snapshots" / ("ab" * 20)
     export_pipeline(write_run(folder / "first", pixel_plan("t5")), fetched)

@@ -55,7 +55,7 @@ def test_the_ends_of_the_path(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_error_of_x_counts_the_bounded_ratio(name: str) -> None:
-    """What the paper asks for: whatever is predicted, the loss is min(SNR, γ) |x̂ - x|²."""
+    """As in the paper: whatever is predicted, the loss is min(SNR, γ) |x̂ - x|²."""
     objective = OBJECTIVES[name]
     x = torch.randn(512, 16, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     sample = objective.draw(x, Draws(0, torch.arange(512)))

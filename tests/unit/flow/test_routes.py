@@ -1,4 +1,4 @@
-"""What guidance asks of models with and without a route of their own."""
+"""Guidance of models with and without a route of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an alignment term is given: a small place, and views with features of block 2 (1 counted from 0)."""
+"""Inputs of an alignment term: a small context, and inputs with features of block 2 (1 counted from 0)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every perceptual loss: where it applies, what it counts, and that its network stays outside."""
+"""Properties of every perceptual loss: where it applies, what it counts, and that its network stays outside."""
 
 from __future__ import annotations
 

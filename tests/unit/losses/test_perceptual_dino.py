@@ -30,7 +30,7 @@ def ready_term(source: Path, size_px: int = SIZE_PX) -> PerceptualTerm:
 
 
 def patch_tokens(image_BCHW: Tensor, size_px: int, first: int = 1 + REGISTERS) -> Tensor:
-    """What the network makes of a picture in [-1, 1], in float64; the tokens from `first` on."""
+    """Return the tokens of an image in [-1, 1], in float64; the tokens from `first` on."""
     small = interpolate(image_BCHW.double(), (size_px, size_px), mode="bilinear", antialias=True)
     mean, std = (
         torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -1,4 +1,4 @@
-"""What reaches what in a step of repa-e, and all that a run with it is."""
+"""Which gradient reaches which part in a step of repa-e, and all that a run with it is."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ from tintype.train.state import new_state
 from tintype.train.update import update
 
 LATE = 3
-"""Of the six steps of a tiny run, as many as come before a discriminator that does not begin at once."""
+"""Steps, of the six of a tiny run, that come before a discriminator that does not begin at once."""
 
 
 def judged(start: int = 0, weight: float = 0.1, base: str = NO_PERCEPTUAL) -> str:
@@ -122,7 +122,7 @@ def test_the_discriminator_gets_its_own_gradient_whatever_the_generators_weight(
 
 
 def test_the_denoiser_takes_no_notice() -> None:
-    """Of a first step, before which all is the same: its gradients, their norm and so its weights."""
+    """Logged numbers of a first step, before which all is the same: its gradients, their norm and so its weights."""
     found = []
     for technique in (judged(), NO_PERCEPTUAL):
         parts, _ = ready(judged_plan(techniques=[REPA, technique]))

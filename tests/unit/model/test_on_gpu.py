@@ -1,4 +1,4 @@
-"""What only a GPU can show of precision plans: the compiler's own passes, and FP8 on its matrix units."""
+"""Precision plans on a GPU: the compiler's own passes, and FP8 on its matrix units."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_the_share_of_an_update_against_fifty_digits(length: float, updates: int
 
 
 def explicit_weights(length: float, count: int) -> np.ndarray:
-    """What each update has in the average: its own share, times what every later update keeps."""
+    """Return the share of each update in the average: its own share, times what every later update keeps."""
     shares = np.array([float(share(length, torch.tensor(t))) for t in range(1, count + 1)])
     kept_later: np.ndarray = np.append(np.cumprod((1 - shares)[:0:-1])[::-1], 1.0)
     weights: np.ndarray = shares * kept_later

@@ -1,4 +1,4 @@
-"""What bf16 storage loses, and what stochastic rounding and Kahan's compensation give back."""
+"""Losses of bf16 storage, and what stochastic rounding and Kahan's compensation give back."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_kahan_keeps_the_way_and_stochastic_rounding_keeps_its_mean(settings: Ad
         return float((found - exact).norm() / exact.norm())
 
     def slope(found: Tensor) -> float:
-        """Of the regression on the exact way: one where the mean is kept."""
+        """Return the slope of the regression on the exact weights: one where the mean is kept."""
         return float((found * exact).sum() / exact.square().sum())
 
     assert error(kahan) < 0.35 * error(lost)

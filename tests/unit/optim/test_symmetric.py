@@ -19,7 +19,7 @@ HALF_A_PLACE = 2.0**-8
 
 
 def matrices(shape: tuple[int, int, int], turned: bool = False, device: str = "cpu") -> Tensor:
-    """Of different sizes, and whose singular values are not alike."""
+    """Matrices of different sizes, whose singular values are not alike."""
     generator = torch.Generator().manual_seed(0)
     x_NRC = torch.randn(shape, generator=generator) * torch.logspace(-2, 1, shape[0])[:, None, None]
     x_NRC = x_NRC * torch.logspace(0, -1, shape[1])[:, None]
@@ -42,7 +42,7 @@ def norms(x_NRC: Tensor) -> Tensor:
 
 
 def error(found: Tensor, exact: Tensor) -> float:
-    """Of the worst matrix."""
+    """Return the error of the worst matrix."""
     difference = torch.linalg.vector_norm(found.double() - exact, dim=(1, 2))
     return float((difference / torch.linalg.vector_norm(exact, dim=(1, 2))).max())
 
@@ -123,7 +123,7 @@ def test_the_kernel_rounds_once_and_is_symmetric_to_the_bit(shape: tuple[int, in
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("rows", [384, 1096])
 def test_all_configurations_give_the_same_bits(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a run that goes on after a stop, and tunes anew, is the run that never stopped."""
+    """A run that resumes, and tunes again, is the run that never stopped."""
     from tintype.optim import symmetric_kernel
 
     x_NRC = matrices((2, rows, 1608), device="cuda").bfloat16()

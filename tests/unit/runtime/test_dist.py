@@ -58,7 +58,7 @@ def test_several_tensors_are_shared_by_name_and_keep_their_types() -> None:
 
 
 def _mistake_of(failing: list[int]) -> str:
-    """What this rank hears when some ranks find a mistake in what all do together."""
+    """Return the error of this rank when some ranks find a mistake in what all do together."""
     try:
         with current().fail_together():
             if current().rank in failing:

@@ -1,4 +1,4 @@
-"""What each objective is minimised by, found with the real training step and known in closed form on Gaussian data."""
+"""Minimisers of each objective, found with the real training step and known in closed form on Gaussian data."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ STEPS = "train.steps=20"
 
 
 def counts(plan: Plan) -> dict[str, list[int]]:
-    """Of each source in each step."""
+    """Number of images of each source in each step."""
     assert isinstance(plan.data, MixtureSettings)
     count_SN = images_before(plan.data.shares, plan.train.batch, plan.train.steps).diff(dim=0)
     return dict(zip(plan.data.read, count_SN.T.tolist(), strict=True))

@@ -27,7 +27,7 @@ GO, SKIP = torch.zeros(()), torch.ones(())
 
 
 def power_weights(length: float, count: int) -> Tensor:
-    """What each of so many updates has in the average, in closed form."""
+    """Return the share of each update in the average, in closed form."""
     power = torch.arange(count + 1, dtype=torch.float64) ** (exponent(length) + 1)
     return power.diff() / power[-1]
 

@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 LARGE = "data.size_px=32"
 THREE = "resolution-stages:sizes=[16,24],until=[2,3]"
 SIZES = [16, 16, 24, 32, 32, 32]
-"""Of the images of each step of the tiny plan with `THREE`."""
+"""Sizes of the images of each step of the tiny plan with `THREE`."""
 
 
 @pytest.fixture(autouse=True)

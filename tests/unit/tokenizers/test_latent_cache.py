@@ -403,7 +403,7 @@ def test_a_folder_that_cannot_be_written_is_named(vae: Path, tmp_path: Path) -> 
 
 
 def test_pixels_and_tuned_tokenizers_do_without_a_cache(tmp_path: Path) -> None:
-    """So that one setting serves all arms of a study; who asks for the cache itself is told why there is none."""
+    """One setting serves all arms of a study; asking for the cache itself raises with the reason."""
     for plan, reason in (
         (tiny_plan("run.latents=disk"), "'pixels' has no latents to cache: "),
         (tuned_plan("run.latents=disk"), "'repa-e' trains the tokenizer: "),

@@ -117,7 +117,7 @@ def test_no_gradient_and_no_autocast_reach_it() -> None:
 
 
 def test_the_four_pixels_of_one_begin_alike() -> None:
-    """Of the last layer: without its own start a fresh decoder draws a grid."""
+    """Init of the last layer: without its own start a fresh decoder draws a grid."""
     vae = Vae(TINY)
     seen = vae.decode_raw(torch.randn(1, 3, 4, 4))
     folded = torch.nn.functional.pixel_unshuffle(seen, 2).view(1, 3, 4, 8, 8)

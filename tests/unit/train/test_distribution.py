@@ -91,7 +91,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def logged(folder: Path) -> list[float]:
-    """What a log says of the training itself: losses, norms, and errors by time, -1 where no sample had it."""
+    """Return the log of the training itself: losses, norms, and errors by time, -1 where no sample had it."""
     return [
         -1.0 if number is None else number
         for line in lines(folder)
@@ -109,7 +109,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Launch:
-    """What the ranks of a layout did in one go."""
+    """Results of the ranks of a layout."""
 
     size: int
     folder: Path
@@ -393,7 +393,7 @@ def test_the_norm_is_that_of_all_pieces_and_is_clipped_once(launch: Launch) -> N
 
 
 def rounded_replicas() -> dict[str, Tensor]:
-    """What every rank has a copy of, after stochastic rounding."""
+    """Return the replicated weights, after stochastic rounding."""
     plan = tiny(["kind=fsdp"], ["bf16-storage:rounding=stochastic", "muon:lr=0.01", "sprint:share=0.5"])
     state = new_state(build_session(plan))
     for step in range(2):
@@ -527,7 +527,7 @@ def test_timesteps_rotations_and_gradients_stay_in_fp32() -> None:
 
 
 def first_weights() -> dict[str, Tensor]:
-    """Of a rank whose seeds are its own, as if another processor had drawn them."""
+    """Return the weights of a rank whose seeds are its own, as if another processor had drawn them."""
     true = rng.seeded
     setattr(parts_module, "seeded", lambda seed, name: true(seed + current().rank, name))  # noqa: B010
     return {name: tensor.clone() for name, tensor in build_session(tiny()).modules.state_dict().items()}

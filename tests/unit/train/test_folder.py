@@ -1,4 +1,4 @@
-"""What a run's folder says about the code that made it."""
+"""Record in a run's folder of the code that made it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ PLAN = tiny_plan(f"train.steps={STEPS}", "optimizer.lr=3e-3", techniques=["power
 class Recorded:
     run: Path
     weights: list[dict[str, Tensor]]
-    """Those of each step that was not skipped, in float64."""
+    """Weights of each step that was not skipped, in float64."""
 
     def average(self, length: float, updates: int | None = None) -> Tensor:
         """By brute force."""

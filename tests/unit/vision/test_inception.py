@@ -73,7 +73,7 @@ def test_rows_are_the_same_to_the_last_bit_for_any_batch(encoder: Any) -> None:
 
 
 def test_a_negative_has_other_features(encoder: Any) -> None:
-    """What the mistake of the published evaluation, uint8 * 255, scored in place of the images."""
+    """Return the images that the published evaluation scored by mistake: uint8 * 255."""
     image = photos(1)[0][None]
     right, wrong = (encoder.encode(encoder.prepare(one)) for one in (image, image * 255))
     assert (right - wrong).norm() / right.norm() > 0.3

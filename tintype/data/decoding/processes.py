@@ -83,7 +83,7 @@ class _Decoder:
 
 
 class Decoders:
-    """So many processes, each started when all that are there have work."""
+    """A pool of processes; another one is started when all present ones are busy."""
 
     def __init__(self, count: int) -> None:
         self._free: LifoQueue[_Decoder | None] = LifoQueue()

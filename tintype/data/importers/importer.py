@@ -33,7 +33,7 @@ class Item:
     """An image as it lies in the source. Where `content` is None, `problem` says why it could not be read."""
 
     source: str
-    """Its file or row."""
+    """File or row of the item."""
     content: bytes | None = None
     values: Mapping[str, object] = field(default_factory=dict)
     """The requested columns: texts, numbers, truths, None, and whatever JSON holds."""

@@ -25,7 +25,7 @@ class Table:
 
     path: Path
     name: str
-    """Its name in the sources of items."""
+    """Name of the table in the sources of items."""
     rows: int
     schema: pyarrow.Schema
     split: str | None = None

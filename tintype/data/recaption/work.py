@@ -38,7 +38,7 @@ class Choice:
 
     split: Split | None = None
     only_empty: str | None = None
-    """Those whose caption of this kind is empty; all others keep it."""
+    """Ids of the images whose caption of this kind is empty; all others keep theirs."""
     limit: int | None = None
     """The first so many, as a trial: the column is not added before all are answered."""
 

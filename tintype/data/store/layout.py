@@ -100,7 +100,7 @@ class AddedColumn(BaseModel):
     """The file with what was asked and answered."""
     journal_sha256: str | None = None
     made_by: dict[str, Any]
-    """Who wrote the captions, how, when, and how many are empty."""
+    """Record of who wrote the captions, how, when, and how many are empty."""
 
     @property
     def files(self) -> list[str]:
@@ -126,7 +126,7 @@ class AboutStore(BaseModel):
     made_from: dict[str, Any]
     """The source and the options of the import."""
     added: list[AddedColumn] = []
-    """Those of the captions that are not in the shards."""
+    """Caption columns that are not in the shards."""
     attributes: dict[str, Kind] = {}
     """The attributes and their kinds."""
 

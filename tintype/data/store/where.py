@@ -78,7 +78,7 @@ class Node:
 
     @property
     def a(self) -> str:
-        """Its type with an article, for messages."""
+        """Name the type with an article, for messages."""
         plain = self.type == "truth" and (self.literal or self.column)
         return "true or false" if plain else _A[self.type]
 

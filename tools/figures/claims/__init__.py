@@ -1,4 +1,4 @@
-"""What the pages say, with values from data: one function for each page that reports results."""
+"""Claims of the pages, with values from data: one function for each page that reports results."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def statistics_page() -> Iterator[Claim]:
 
 
 def _primary_comparisons(resolutions: int) -> Counts:
-    """Of two arms and a control, two primary and seven other metrics, the throughput among them."""
+    """Studies of two arms and a control, two primary and seven other metrics, the throughput among them."""
     return count_comparisons(2, True, resolutions, ["first", "second"], 9)
 
 
@@ -150,7 +150,7 @@ def _smallest(comparisons: float, share: float, seeds: int) -> str:
 
 
 def _smallest_differences() -> list[str]:
-    """Of 3 arms, 2 primary and 7 other metrics, by how the 5% are shared."""
+    """Studies of 3 arms, 2 primary and 7 other metrics, by how the 5% are shared."""
     primary, others = 6, 21
     shared: dict[str, tuple[float, float]] = {
         "two families of 5% (too many false verdicts)": (1 / primary, 1 / others),
@@ -239,7 +239,7 @@ def _calibration() -> Iterator[Claim]:
 
 
 def _power_output() -> Iterator[Claim]:
-    """What the command on the page prints, sentence by sentence."""
+    """Sentences that the command on the page prints."""
     folder = ROOT / "studies/2026-11-15_captions-and-target-mini"
     console = Console(file=io.StringIO(), width=110, color_system=None)
     show_power(plan_power([folder], "5%", 3, ACCURACY, 3), console)

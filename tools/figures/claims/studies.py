@@ -80,7 +80,7 @@ def millions(one: Study) -> str:
 
 
 def design(one: Study) -> Iterator[Claim]:
-    """What every README says of its study: size, length, seeds and the number of comparisons."""
+    """Claims that every README makes about its study: size, length, seeds and the number of comparisons."""
     yield Quote(millions(one))
     yield Quote(one.setup())
     yield Quote(f"all {one.comparisons} comparisons")

@@ -60,7 +60,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.mark.parametrize("form", ["webdataset", "jsonl", "json", "metadata.parquet", "csv"])
 def test_every_importer_brings_in_the_same_attributes(tmp_path: Path, store: Store, form: str) -> None:
-    """Of all but CSV, which has texts only, the kinds are known."""
+    """Importers know the kinds, but for CSV, which has texts only."""
     found = stored(tmp_path, form, SAID if form == "csv" else ASKED)
     assert found.identity == store.identity and found.attributes == store.attributes
     assert found.attributes == {"score": "float", "objects": "int", "style": "text", "nsfw": "bool"}

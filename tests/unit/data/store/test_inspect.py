@@ -58,7 +58,7 @@ def written(folder: Path, texts: list[str], images: list[bytes] | None = None) -
 
 
 def leaky(folder: Path) -> Path:
-    """Of 12 images, 2 are in the evaluation split in another file, 1 is there twice, and 1 is broken."""
+    """Make a store of 12 images: 2 are in the evaluation split in another file, 1 is there twice, and 1 is broken."""
     images = [textured(seed) for seed in range(9)]
     images += [again(images[0]), again(images[8], scale=0.8), images[4], b"broken"]
     splits = ["train"] * 8 + ["test"] * 2 + ["train"] * 3
