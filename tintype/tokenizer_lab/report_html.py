@@ -5,14 +5,9 @@ N: images. C: channels. H, W: rows, columns.
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
 from typing import Any, TypeAlias
 
-from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
@@ -21,6 +16,7 @@ from tintype.metrics.frechet_distance import FD
 from tintype.metrics.reconstruction import pair_name, psnr
 from tintype.metrics.table import PAIR_METRICS
 from tintype.page import numerals, svg
+from tintype.page.template import image_uri, template
 
 _LARGEST_PX = 512
 _PIXELATED_PX = 160
@@ -38,8 +34,7 @@ Cells: TypeAlias = dict[str, Any]
 def to_html(result: Cells, image_NCHW: Tensor, trips: Sequence[Tensor]) -> str:
     """`trips` are the reconstructions of the images that are shown, one tensor for each tokenizer."""
     rows = result["tokenizers"]
-    return _template().render(
-        style=Markup(_file("tintype.page", "style.css")),
+    return template("tintype.tokenizer_lab", "report.html.j2").render(
         result=result,
         rows=[_with_colour(index, row) for index, row in enumerate(rows)],
         metrics=[_metric(name, rows) for name in rows[0]["metrics"]],
@@ -49,17 +44,6 @@ def to_html(result: Cells, image_NCHW: Tensor, trips: Sequence[Tensor]) -> str:
         pixelated=result["images"]["size_px"] <= _PIXELATED_PX,
         compression=_compression,
     )
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(significant=numerals.significant)
-    return environment.from_string(_file("tintype.tokenizer_lab", "report.html.j2"))
-
-
-def _file(package: str, name: str) -> str:
-    return (files(package) / name).read_text(encoding="utf-8")
 
 
 def _with_colour(index: int, row: Cells) -> Cells:
@@ -114,11 +98,7 @@ def _images(image_NCHW: Tensor, names: Sequence[str], trips: Sequence[Tensor]) -
 
 
 def _uri(image_CHW: Tensor) -> str:
-    image = Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy())
-    image.thumbnail((_LARGEST_PX, _LARGEST_PX))
-    content = io.BytesIO()
-    image.save(content, "PNG")
-    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode("ascii")
+    return image_uri(Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy()), _LARGEST_PX)
 
 
 def _latent_chart(row: Cells, colour: str) -> Cells:

@@ -5,16 +5,12 @@ Captions and names of files are text, never HTML: the template escapes everythin
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterable
-from functools import cache, partial
-from importlib.resources import files
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TypedDict
 
-from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from tintype.data.image_file import Encoded, open_image
@@ -26,6 +22,7 @@ from tintype.data.store.inspect_result import Histogram, LogHistogram
 from tintype.data.store.layout import Store
 from tintype.data.store.texts import shortened
 from tintype.page import numerals, svg
+from tintype.page.template import image_uri, template
 
 _THUMB_PX = 200
 _SHOWN_GROUPS, _SHOWN_MEMBERS = 16, 6
@@ -38,8 +35,8 @@ def to_html(store: Store, inspection: Inspection) -> str:
     wanted = sorted({*inspection.samples, *(row for group in groups for row in group.rows[:_SHOWN_MEMBERS])})
     uris = map_prefetched(lambda row: _uri(store.encoded(row)), wanted, store.pixels)
     thumbs = dict(zip(wanted, uris, strict=True))
-    return _template().render(
-        style=Markup((files("tintype.page") / "style.css").read_text(encoding="utf-8")),
+    page = template("tintype.data.store", "inspect.html.j2", code=_code, whole="{:,.0f}".format, said=_said)
+    return page.render(
         result=result,
         name=Path(result["store"]).resolve().name,
         leak=result["duplicates"]["leaking"],
@@ -73,15 +70,6 @@ def to_html(store: Store, inspection: Inspection) -> str:
     )
 
 
-@cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(
-        code=_code, share=numerals.share, significant=numerals.significant, whole="{:,.0f}".format, said=_said
-    )
-    return environment.from_string((files("tintype.data.store") / "inspect.html.j2").read_text(encoding="utf-8"))
-
-
 def _code(text: str) -> Markup:
     """Mark as code what stands between backticks."""
     return Markup("").join(
@@ -113,10 +101,7 @@ def _uri(one: Encoded) -> str:
     with open_image(one.content, one.name) as image:
         image.draft("RGB", (_THUMB_PX, _THUMB_PX))
         small = image.convert("RGB")
-    small.thumbnail((_THUMB_PX, _THUMB_PX))
-    content = io.BytesIO()
-    small.save(content, "JPEG", quality=82)
-    return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode("ascii")
+    return image_uri(small, _THUMB_PX, "jpeg", quality=82)
 
 
 def bars(histogram: Histogram, description: str) -> Markup:

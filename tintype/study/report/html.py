@@ -6,21 +6,18 @@ Names, captions, errors and events come from outside. They reach the page throug
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib.resources import files
+from functools import cached_property
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from tintype.data.image_file import BadImageError, open_image, read_file
 from tintype.page import numerals
+from tintype.page.template import image_uri, template
 from tintype.seams import ANY_VALUE
 from tintype.study.report import charts, findings
 from tintype.study.report.view import Column, View, columns_of
@@ -34,8 +31,14 @@ _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5}(?:v\d+)?|[a-z-]+(?:\.[A-Z]{2})?/\d{7
 def to_html(results: StudyResults, folder: Path) -> str:
     """Return the page. `folder` is where the paths of the samples start."""
     colours = arm_colours(results)
-    return _template().render(
-        style=Markup((files("tintype.page") / "style.css").read_text(encoding="utf-8")),
+    page = template(
+        "tintype.study.report",
+        "report.html.j2",
+        plain=findings.plain,
+        glyph=findings.glyph,
+        verdict_class=charts.verdict_class,
+    )
+    return page.render(
         results=results,
         findings=findings,
         several=bool(results.resolutions),
@@ -47,28 +50,6 @@ def to_html(results: StudyResults, folder: Path) -> str:
         speed_name=SPEED,
         link=_link,
     )
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(
-        share=numerals.share,
-        fixed=numerals.fixed,
-        probability=numerals.probability,
-        percent=numerals.percent,
-        significant=numerals.significant,
-        duration=numerals.duration,
-        count=numerals.count,
-        plain=findings.plain,
-        glyph=findings.glyph,
-        verdict_class=charts.verdict_class,
-    )
-    return environment.from_string(template_text("report.html.j2"))
-
-
-def template_text(name: str) -> str:
-    return (files("tintype.study.report") / name).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -254,10 +235,7 @@ def _image(folder: Path, path: str) -> _Image:
     except (OSError, BadImageError):
         return _Image(None)
     small = max(image.size) <= _LARGEST_PREVIEW_PX / 2
-    image.thumbnail((_LARGEST_PREVIEW_PX, _LARGEST_PREVIEW_PX))
-    content = io.BytesIO()
-    image.save(content, "PNG", optimize=True)
-    return _Image("data:image/png;base64," + base64.b64encode(content.getvalue()).decode("ascii"), small)
+    return _Image(image_uri(image, _LARGEST_PREVIEW_PX, optimize=True), small)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
 
-from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from tintype.page import numerals
+from tintype.page.template import template
 from tintype.study.report import findings
-from tintype.study.report.html import template_text
 from tintype.study.report.view import View, columns_of
 from tintype.study.results import Arm, StudyResults
 
@@ -19,7 +17,8 @@ _MEANINGFUL = re.compile(r"([\\|`*]|\](?=[(\[]))")
 
 
 def to_markdown(results: StudyResults) -> str:
-    text = _template().render(
+    page = template("tintype.study.report", "report.md.j2", finalize=_safe, plain=findings.plain, glyph=findings.glyph)
+    text = page.render(
         results=results,
         findings=findings,
         views=[View(one, columns) for one, columns in columns_of(results)],
@@ -39,23 +38,8 @@ def escaped(words: str) -> str:
     return _MEANINGFUL.sub(r"\\\1", one_line).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-@cache
-def _template() -> Template:
-    """Return the template. Every value is escaped as Markdown, in place of Jinja's own escape for HTML."""
-    environment = Environment(
-        autoescape=True, finalize=_safe, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(
-        share=numerals.share,
-        significant=numerals.significant,
-        probability=numerals.probability,
-        plain=findings.plain,
-        glyph=findings.glyph,
-    )
-    return environment.from_string(template_text("report.md.j2"))
-
-
 def _safe(value: object) -> Markup:
+    """Escape a value as Markdown, in place of Jinja's own escape for HTML."""
     return value if isinstance(value, Markup) else Markup(escaped(str(value)))
 
 

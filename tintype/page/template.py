@@ -1,0 +1,41 @@
+"""Templates of reports and pages, with the style sheet that they share, and images inside the page."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
+from PIL import Image
+
+from tintype.page import numerals
+
+_FILTERS = ("count", "duration", "fixed", "percent", "probability", "share", "significant")
+
+
+@cache
+def template(
+    package: str, name: str, *, finalize: Callable[[object], object] | None = None, **filters: Callable[..., object]
+) -> Template:
+    """Return a template of a package. It escapes everything, has `style`, and filters for numbers beside its own."""
+    environment = Environment(
+        autoescape=True, finalize=finalize, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals["style"] = Markup((files("tintype.page") / "style.css").read_text(encoding="utf-8"))
+    environment.filters.update({one: getattr(numerals, one) for one in _FILTERS}, **filters)
+    return environment.from_string((files(package) / name).read_text(encoding="utf-8"))
+
+
+def image_uri(image: Image.Image, largest_px: int, form: str = "png", **options: object) -> str:
+    """Shrink an image where it is larger, and return it as a data URI.
+
+    It is encoded from its pixels, so nothing else that its file may hold gets into the page.
+    """
+    image.thumbnail((largest_px, largest_px))
+    content = io.BytesIO()
+    image.save(content, form, **options)
+    return f"data:image/{form};base64,{base64.b64encode(content.getvalue()).decode('ascii')}"
