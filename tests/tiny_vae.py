@@ -9,7 +9,8 @@ import torch
 
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.scenes.source import SceneSource
-from tintype.tokenizers.small_vae import SmallVaeShape, Vae, to_floats, write_vae
+from tintype.tokenizers.part import to_floats
+from tintype.tokenizers.small_vae import SmallVaeShape, Vae, write_vae
 
 
 def write_tiny_vae(folder: Path, seed: int = 0, width: int = 8) -> Path:

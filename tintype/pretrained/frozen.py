@@ -20,10 +20,11 @@ from tintype.pretrained.preprocess import Preparation
 from tintype.seams import Encoder
 
 Arithmetic = Literal["fp32", "tf32"]
+Compute = Literal[Arithmetic, "bf16"]
 
 
 @contextmanager
-def frozen_arithmetic(device: torch.device, arithmetic: Arithmetic = "fp32") -> Iterator[None]:
+def frozen_arithmetic(device: torch.device, arithmetic: Compute = "fp32") -> Iterator[None]:
     """Switch gradients and autocast off, TF32 too unless asked for: features do not depend on how training computes."""
     before = torch.get_float32_matmul_precision()
     fast = arithmetic == "tf32"

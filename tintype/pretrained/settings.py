@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field, model_validator
 
 from tintype.config.pins import Pin
-from tintype.pretrained.frozen import Arithmetic
+from tintype.pretrained.frozen import Compute
 from tintype.pretrained.hub import Checkpoint
 from tintype.settings import LocalFiles, Part, PathText
-
-Compute = Literal["fp32", "tf32", "bf16"]
 
 Source = Annotated[PathText, Field(min_length=1, description="Repository of the hub, or a local folder")]
 Revision = Annotated[str | None, Field(description="Branch, tag or commit of the hub; a commit cannot change")]
@@ -73,8 +71,3 @@ class PretrainedPart(Part):
     @property
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.compute == "bf16" else torch.float32
-
-    @property
-    def arithmetic(self) -> Arithmetic:
-        """Return what products of fp32 matrices are computed in."""
-        return "tf32" if self.compute == "tf32" else "fp32"

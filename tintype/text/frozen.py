@@ -150,7 +150,7 @@ class FrozenTextEncoder:
         ids = self.token_ids(captions)
         lengths = [len(one) for one in ids]
         starts, states, total = [0] * len(ids), [], 0
-        with frozen_arithmetic(self.device, self.settings.arithmetic):
+        with frozen_arithmetic(self.device, self.settings.compute):
             for group in grouping(lengths):
                 length = min(group.length, self.settings.max_tokens)  # there may be no positions beyond
                 state_BLC = self._states([ids[place] for place in group.members], length, group.rows)

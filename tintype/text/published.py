@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from tintype.errors import UserError
+from tintype.pretrained.frozen import Compute
 from tintype.pretrained.packages import Untyped
-from tintype.pretrained.settings import Compute, Revision, Source
+from tintype.pretrained.settings import Revision, Source
 from tintype.text.frozen import POOLERS, FrozenTextPart
 
 _T5GEMMA = {"t5gemma": "T5GemmaEncoderModel"}

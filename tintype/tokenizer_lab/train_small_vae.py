@@ -32,6 +32,7 @@ from tintype.runtime.locks import locked
 from tintype.runtime.transfer import send
 from tintype.settings import Settings, plain
 from tintype.tokenizer_lab.images import SCENES, SceneSettings, TrainingImages, TrainingScenes, TrainingSet
+from tintype.tokenizers.part import to_floats
 from tintype.tokenizers.small_vae import (
     Record,
     SmallVae,
@@ -39,7 +40,6 @@ from tintype.tokenizers.small_vae import (
     Vae,
     is_trained,
     read_record,
-    to_floats,
     write_vae,
 )
 from tintype.train.folder import RunFolder
@@ -263,7 +263,7 @@ def _finish(out: Path, settings: Training, data: TrainingSet, network: Vae) -> R
     network.latent_mean.copy_(mean_C.view(1, -1, 1, 1))
     network.latent_std.copy_(std_C.clamp_min(1e-6).view(1, -1, 1, 1))
     tokenizer = SmallVae(network)
-    held_out_NCHW = data.held_out_images()
+    held_out_NCHW = data.held_out_images().to(network.latent_mean.device)
     psnr_N = torch.cat(
         [psnr(chunk, tokenizer.decode(tokenizer.encode(chunk))) for chunk in held_out_NCHW.split(_MEASURED_TOGETHER)]
     )

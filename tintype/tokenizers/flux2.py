@@ -17,8 +17,7 @@ from torch import Tensor
 
 from tintype.pretrained.packages import Untyped
 from tintype.pretrained.settings import Revision, Source, Subfolder
-from tintype.tokenizers.latent import Channels, StridePx
-from tintype.tokenizers.normalise import Normalisation
+from tintype.tokenizers.latent import Channels, Normalisation, StridePx
 from tintype.tokenizers.published import KlPart
 
 

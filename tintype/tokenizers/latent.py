@@ -1,11 +1,14 @@
 """Frozen autoencoders as tokenizers: in their own arithmetic, normalised, identified by a hash.
 
+Latents are normalised to about mean 0 and deviation 1.
+
 B: images, C: channels, H, W: rows and columns of the image or of the latents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from shlex import quote
 from typing import Annotated
@@ -16,15 +19,16 @@ from torch import Tensor, nn
 
 from tintype.config.pins import check_pin
 from tintype.errors import UserError
-from tintype.pretrained.frozen import encode_evenly, frozen_arithmetic
+from tintype.pretrained.frozen import Compute, encode_evenly, frozen_arithmetic
 from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.packages import Untyped
 from tintype.pretrained.settings import PretrainedPart
 from tintype.pretrained.weights import digest
 from tintype.seams import DiffusersForm, Draws
-from tintype.tokenizers.normalise import Normalisation, Numbers, filled
-from tintype.tokenizers.part import Compression, TokenizerPart
+from tintype.tokenizers.part import Compression, TokenizerPart, to_bytes, to_floats
 
+Numbers = float | tuple[float, ...]
+"""One for all channels, or one for each."""
 Channels = Annotated[int, Field(ge=1, description="Channels of a latent")]
 StridePx = Annotated[int, Field(ge=1, description="Pixels from one latent to the next")]
 Scale = Annotated[
@@ -44,6 +48,41 @@ CHANNEL_MEAN, CHANNEL_LEAST_STD, CHANNEL_MOST_STD = 3.0, 0.1, 4.0
 """Bounds on each channel: wide, for the channels of a good autoencoder differ, and so do data sets. TAEF2's have means
 to 1.4 and deviations of 0.5 to 1.6 on scenes and photographs."""
 _TINY = 1e-8
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """z = (latent - shift) · scale, in fp32.
+
+    Both are [C, h, w], repeated over the latents: h = w = 1, unless the numbers depend on a latent's place in a patch.
+    """
+
+    shift_CHW: Tensor
+    scale_CHW: Tensor
+
+    def to(self, device: torch.device) -> Normalisation:
+        return Normalisation(self.shift_CHW.to(device), self.scale_CHW.to(device))
+
+    def apply(self, latent_BCHW: Tensor) -> Tensor:
+        size = latent_BCHW.shape[2:]
+        return (latent_BCHW.float() - _repeated(self.shift_CHW, size)) * _repeated(self.scale_CHW, size)
+
+    def undo(self, z_BCHW: Tensor) -> Tensor:
+        size = z_BCHW.shape[2:]
+        return z_BCHW.float() / _repeated(self.scale_CHW, size) + _repeated(self.shift_CHW, size)
+
+
+def filled(numbers: Numbers | Sequence[float], channels: int) -> Tensor:
+    """Return the numbers as [C, 1, 1]."""
+    return torch.tensor(numbers, dtype=torch.float32).expand(channels).reshape(-1, 1, 1).clone()
+
+
+def _repeated(tile_CHW: Tensor, size: Sequence[int]) -> Tensor:
+    """Repeat the tile over `size` rows and columns; a 1 × 1 tile is left to broadcasting."""
+    _, rows, columns = tile_CHW.shape
+    if rows == columns == 1:
+        return tile_CHW
+    return tile_CHW.repeat(1, -(-size[0] // rows), -(-size[1] // columns))[:, : size[0], : size[1]]
 
 
 class LatentPart(PretrainedPart, TokenizerPart):
@@ -106,16 +145,82 @@ class LatentPart(PretrainedPart, TokenizerPart):
         )
 
 
-@dataclass(frozen=True)
-class Posterior:
-    """Mean and deviation of each latent; a network without a Gaussian has no deviation."""
-
-    mean_BCHW: Tensor
-    std_BCHW: Tensor | None = None
-
-
 class LatentTokenizer:
-    """A frozen autoencoder. Subclasses say how it is called, with images in [-1, 1]."""
+    """A frozen autoencoder. Subclasses say how it is called, with images in [-1, 1], and how latents are normalised."""
+
+    def __init__(
+        self, network: Untyped, size: Compression, identity: str, *, sampled: bool = False, compute: Compute = "fp32"
+    ) -> None:
+        """Take the network on the device that it is to run on. `sampled`: latents are drawn from its Gaussian."""
+        self.channels, self.stride_px, self.identity = size.channels, size.stride_px, identity
+        self._dtype = torch.bfloat16 if compute == "bf16" else torch.float32
+        self.network = network.eval().requires_grad_(False).to(self._dtype)
+        self.moment_channels = self.channels * (2 if sampled else 1)
+        self.arithmetic = f"{compute}, {'mean and deviation' if sampled else 'mean'} of the posterior"
+        self._sampled, self._compute = sampled, compute
+        self._device = next(network.parameters()).device
+
+    def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
+        """Encode images. Only a sampled posterior needs draws."""
+        return self.drawn(self.moments(image_BCHW), draws)
+
+    def moments(self, image_BCHW: Tensor) -> Tensor:
+        """Return normalised latents; or mean and deviation before normalisation, where latents are drawn from them."""
+        most = images_at_a_time(*checked_size(image_BCHW, self.stride_px))
+        with self._frozen():
+            if self._device.type == "cpu":
+                return encode_evenly(self._moments, image_BCHW, min(CPU_BATCH, most))
+            return torch.cat([self._moments(some_BCHW) for some_BCHW in image_BCHW.split(most)])
+
+    def _moments(self, image_BCHW: Tensor) -> Tensor:
+        """Contiguous, as cached ones are: the layout decides in which order later kernels add."""
+        mean_BCHW, std_BCHW = self._posterior(to_floats(image_BCHW.to(self._device)).to(self._dtype))
+        if std_BCHW is None or not self._sampled:
+            return self._normalised(mean_BCHW.float()).contiguous()
+        return torch.cat([mean_BCHW.float(), std_BCHW.float()], dim=1).contiguous()
+
+    def drawn(self, moment_BCHW: Tensor, draws: Draws | None) -> Tensor:
+        if not self._sampled:
+            return moment_BCHW
+        if draws is None:
+            raise TypeError("a sampled posterior needs draws")
+        mean_BCHW, std_BCHW = moment_BCHW.chunk(2, dim=1)
+        with self._frozen():
+            return self._normalised(mean_BCHW + std_BCHW * draws.normal("posterior", tuple(mean_BCHW.shape[1:])))
+
+    def decode(self, z_BCHW: Tensor) -> Tensor:
+        return to_bytes(self.decode_float(z_BCHW)).contiguous()
+
+    def decode_float(self, z_BCHW: Tensor) -> Tensor:
+        """Decode to images before they are rounded: about [-1, 1]."""
+        height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
+        with self._frozen():
+            latent_BCHW = self._raw(z_BCHW.float()).to(self._dtype)
+            decoded = [self._decoded(some).float() for some in latent_BCHW.split(images_at_a_time(height, width))]
+            return torch.cat(decoded)
+
+    def diffusers_form(self) -> DiffusersForm | None:
+        return None
+
+    def _frozen(self) -> AbstractContextManager[None]:
+        return frozen_arithmetic(self._device, self._compute)
+
+    def _posterior(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return mean and deviation of each latent; a network without a Gaussian has no deviation."""
+        raise NotImplementedError
+
+    def _decoded(self, latent_BCHW: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _normalised(self, latent_BCHW: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _raw(self, z_BCHW: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class PublishedTokenizer(LatentTokenizer):
+    """The autoencoder of a checkpoint, normalised as its settings or its config say."""
 
     def __init__(
         self,
@@ -125,74 +230,24 @@ class LatentTokenizer:
         device: torch.device,
         sampled: bool = False,
     ) -> None:
-        self.channels, self.stride_px = settings.channels, settings.stride_px
-        stored = [*network.state_dict().values(), normalisation.shift_CHW, normalisation.scale_CHW]
-        self.identity = digest(stored)
+        identity = digest([*network.state_dict().values(), normalisation.shift_CHW, normalisation.scale_CHW])
         what = f"the weights and the normalisation of {settings.checkpoint.words}"
-        check_pin("tokenizer.sha256", settings.sha256, what, self.identity, "take the right weights")
-        self._dtype, self._arithmetic = settings.dtype, settings.arithmetic
-        self._device = device
-        network = network.eval().requires_grad_(False).to(device)
-        self._network: Untyped = network.bfloat16() if settings.compute == "bf16" else network
-        self._normalisation = normalisation.to(device)
-        self._sampled = sampled
-        self.moment_channels = self.channels * (2 if sampled else 1)
-        self.arithmetic = f"{settings.compute}, {'mean and deviation' if sampled else 'mean'} of the posterior"
+        check_pin("tokenizer.sha256", settings.sha256, what, identity, "take the right weights")
+        super().__init__(network.to(device), settings.compression, identity, sampled=sampled, compute=settings.compute)
+        self.normalisation = normalisation.to(device)
 
-    def encode(self, image_BCHW: Tensor, draws: Draws) -> Tensor:
-        return self.drawn(self.moments(image_BCHW), draws)
+    def _normalised(self, latent_BCHW: Tensor) -> Tensor:
+        return self.normalisation.apply(latent_BCHW)
 
-    def moments(self, image_BCHW: Tensor) -> Tensor:
-        """Return normalised latents; or mean and deviation before normalisation, where latents are drawn from them."""
-        height, width = checked_size(image_BCHW, self.stride_px)
-        with frozen_arithmetic(self._device, self._arithmetic):
-            most = images_at_a_time(height, width)
-            if self._device.type == "cpu":
-                return encode_evenly(self._moments, image_BCHW, min(CPU_BATCH, most))
-            return torch.cat([self._moments(some_BCHW) for some_BCHW in image_BCHW.split(most)])
-
-    def _moments(self, image_BCHW: Tensor) -> Tensor:
-        """Contiguous, as cached ones are: the layout decides in which order later kernels add."""
-        found = self._posterior(image_BCHW)
-        if found.std_BCHW is None or not self._sampled:
-            return self._normalisation.apply(found.mean_BCHW.float()).contiguous()
-        return torch.cat([found.mean_BCHW.float(), found.std_BCHW.float()], dim=1).contiguous()
-
-    def drawn(self, moment_BCHW: Tensor, draws: Draws) -> Tensor:
-        if not self._sampled:
-            return moment_BCHW
-        mean_BCHW, std_BCHW = moment_BCHW.chunk(2, dim=1)
-        with frozen_arithmetic(self._device, self._arithmetic):
-            latent_BCHW = mean_BCHW + std_BCHW * draws.normal("posterior", tuple(mean_BCHW.shape[1:]))
-            return self._normalisation.apply(latent_BCHW)
-
-    def decode(self, z_BCHW: Tensor) -> Tensor:
-        with frozen_arithmetic(self._device, self._arithmetic):
-            return ((self.decode_float(z_BCHW) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-
-    def decode_float(self, z_BCHW: Tensor) -> Tensor:
-        """Decode to images before they are rounded: about [-1, 1]."""
-        height, width = (side * self.stride_px for side in z_BCHW.shape[2:])
-        with frozen_arithmetic(self._device, self._arithmetic):
-            latent_BCHW = self._normalisation.undo(z_BCHW).to(self._dtype)
-            decoded = [self._decode(some).float() for some in latent_BCHW.split(images_at_a_time(height, width))]
-            return torch.cat(decoded)
-
-    @property
-    def network(self) -> Untyped:
-        return self._network
-
-    @property
-    def normalisation(self) -> Normalisation:
-        return self._normalisation
-
-    def diffusers_form(self) -> DiffusersForm | None:
-        return None
+    def _raw(self, z_BCHW: Tensor) -> Tensor:
+        return self.normalisation.undo(z_BCHW)
 
     def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         mean = float(mean_C.mean())
         std = float((std_C.square() + (mean_C - mean).square()).mean().sqrt())
-        scale_C, shift_C = (numbers.mean((1, 2)).cpu() for numbers in self._normalisation.both)
+        scale_C, shift_C = (
+            numbers.mean((1, 2)).cpu() for numbers in (self.normalisation.scale_CHW, self.normalisation.shift_CHW)
+        )
         if not (abs(mean) <= MOST_MEAN and LEAST_STD <= std <= MOST_STD):
             scale, shift = float(scale_C.mean()), float(shift_C.mean())
             return (
@@ -211,15 +266,6 @@ class LatentTokenizer:
             f"tokenizer.shift={_listed(shift_C + mean_C / scale_C)} and "
             f"tokenizer.scale={_listed(scale_C / std_C.clamp_min(_TINY))}"
         )
-
-    def _posterior(self, image_BCHW: Tensor) -> Posterior:
-        return self._encode((image_BCHW.to(self._device).float() / 127.5 - 1).to(self._dtype))
-
-    def _encode(self, x_BCHW: Tensor) -> Posterior:
-        raise NotImplementedError
-
-    def _decode(self, latent_BCHW: Tensor) -> Tensor:
-        raise NotImplementedError
 
 
 def checked_size(image_BCHW: Tensor, stride_px: int) -> tuple[int, int]:

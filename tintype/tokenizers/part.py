@@ -36,6 +36,15 @@ class Posterior:
         return each_BCHW.mean(dim=(1, 2, 3))
 
 
+def to_floats(image_BCHW: Tensor) -> Tensor:
+    """uint8 to [-1, 1]."""
+    return image_BCHW.float() / 127.5 - 1
+
+
+def to_bytes(x_BCHW: Tensor) -> Tensor:
+    return ((x_BCHW.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
 class Autoencoder(Protocol):
     """An `nn.Module` in fp32 with a Gaussian for each latent. Images are floats in [-1, 1]."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tintype.seams import Draws
-from tintype.tokenizers.part import Compression, Pipeline, TokenizerPart
+from tintype.tokenizers.part import Compression, Pipeline, TokenizerPart, to_bytes, to_floats
 
 LEAST_STD = 0.02
 """Smallest deviation of the pixels of many images: about 2.5 grey levels."""
@@ -47,7 +47,7 @@ class Pixels:
     def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
         if image_BCHW.dtype != torch.uint8:
             raise TypeError(f"images must be uint8, not {image_BCHW.dtype}")
-        return image_BCHW.float() / 127.5 - 1
+        return to_floats(image_BCHW)
 
     def moments(self, image_BCHW: Tensor) -> Tensor:
         return self.encode(image_BCHW)
@@ -59,7 +59,7 @@ class Pixels:
         return z_BCHW.float()
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
-        return ((z_BCHW.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+        return to_bytes(z_BCHW)
 
     def diffusers_form(self) -> None:
         return None

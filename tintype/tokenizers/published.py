@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from tintype.errors import UserError
 from tintype.pretrained.packages import Untyped
 from tintype.seams import DiffusersForm
-from tintype.tokenizers.latent import LatentPart, LatentTokenizer, Posterior
-from tintype.tokenizers.normalise import Normalisation, filled
-from tintype.tokenizers.part import Posterior as Gaussian
+from tintype.tokenizers.latent import LatentPart, Normalisation, PublishedTokenizer, filled
+from tintype.tokenizers.part import Posterior
 
 
 class DiffusersPart(LatentPart):
@@ -69,18 +68,18 @@ class KlPart(DiffusersPart):
         return self.posterior == "sample"
 
 
-class DiffusersTokenizer(LatentTokenizer):
+class DiffusersTokenizer(PublishedTokenizer):
     def diffusers_form(self) -> DiffusersForm | None:
-        scale_CHW, shift_CHW = self.normalisation.both
+        scale_CHW, shift_CHW = self.normalisation.scale_CHW, self.normalisation.shift_CHW
         if scale_CHW.shape[1:] != (1, 1) or shift_CHW.shape[1:] != (1, 1):
             return None  # the place in a patch counts
         return DiffusersForm(self.network, shift_CHW.flatten(), scale_CHW.flatten())
 
-    def _encode(self, x_BCHW: Tensor) -> Posterior:
+    def _posterior(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor | None]:
         (found,) = self.network.encode(x_BCHW, return_dict=False)
-        return Posterior(found) if isinstance(found, Tensor) else Posterior(found.mean, found.std)
+        return (found, None) if isinstance(found, Tensor) else (found.mean, found.std)
 
-    def _decode(self, latent_BCHW: Tensor) -> Tensor:
+    def _decoded(self, latent_BCHW: Tensor) -> Tensor:
         image_BCHW: Tensor = self.network.decode(latent_BCHW).sample
         return image_BCHW
 
@@ -97,9 +96,9 @@ class KlAutoencoder(nn.Module):
         found: nn.Module = self.network
         return found
 
-    def posterior(self, x_BCHW: Tensor) -> Gaussian:
+    def posterior(self, x_BCHW: Tensor) -> Posterior:
         found = self.network.encode(x_BCHW).latent_dist
-        return Gaussian(found.mean.float(), found.logvar.float())
+        return Posterior(found.mean.float(), found.logvar.float())
 
     def decode_raw(self, raw_BCHW: Tensor) -> Tensor:
         x_BCHW: Tensor = self.network.decode(raw_BCHW).sample

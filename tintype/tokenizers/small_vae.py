@@ -25,13 +25,11 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from tintype.errors import UserError
-from tintype.pretrained.frozen import encode_evenly, frozen_arithmetic
 from tintype.pretrained.weights import digest
 from tintype.runtime.files import write_bytes, write_json
 from tintype.runtime.forms import forms_of, misfits
-from tintype.seams import Draws
 from tintype.settings import LocalFiles, PathText, Settings, Since, plain
-from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, CPU_BATCH, checked_size
+from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, LatentTokenizer
 from tintype.tokenizers.part import NONE_KNOWN, Compression, Known, Posterior, Statistics, TokenizerPart
 
 WEIGHTS_NAME, RECORD_NAME = "vae.safetensors", "vae.json"
@@ -141,31 +139,15 @@ def _channels_last(x_BCHW: Tensor) -> Tensor:
     return x_BCHW.contiguous(memory_format=torch.channels_last)
 
 
-def to_floats(image_BCHW: Tensor) -> Tensor:
-    """uint8 to [-1, 1]."""
-    return image_BCHW.float() / 127.5 - 1
+class SmallVae(LatentTokenizer):
+    """The tokenizer: it encodes to the posterior's mean or a draw from it, normalised."""
 
-
-def to_bytes(x_BCHW: Tensor) -> Tensor:
-    return ((x_BCHW.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-
-
-class SmallVae:
-    """The tokenizer: it encodes to the posterior's mean or a draw from it, normalised.
-
-    The network follows its input's device.
-    """
+    network: Vae
 
     def __init__(self, network: Vae, sampled: bool = False) -> None:
-        self.network = network.eval().requires_grad_(False)
-        self._sampled = sampled
-        self.channels, self.stride_px = network.shape.channels, int(network.shape.stride_px)
-        self.moment_channels = self.channels * (2 if sampled else 1)
-        self.arithmetic = f"fp32, {'mean and deviation' if sampled else 'mean'} of the posterior"
-
-    @property
-    def identity(self) -> str:
-        return digest(list(self.network.state_dict().values()))
+        shape = network.shape
+        identity = digest(network.state_dict().values())
+        super().__init__(network, Compression(shape.channels, shape.stride_px), identity, sampled=sampled)
 
     def check_latents(self, mean_C: Tensor, std_C: Tensor) -> str | None:
         odd_C = (mean_C.abs() > CHANNEL_MEAN) | (std_C < CHANNEL_LEAST_STD) | (std_C > CHANNEL_MOST_STD)
@@ -178,46 +160,18 @@ class SmallVae:
             "another; train a small-vae on it (`tintype tokenizer train`)"
         )
 
-    def encode(self, image_BCHW: Tensor, draws: Draws | None = None) -> Tensor:
-        """Encode images. Only a sampled posterior needs draws."""
-        return self.drawn(self.moments(image_BCHW), draws)
+    def _posterior(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.network.posterior(x_BCHW)
+        return found.mean_BCHW, (0.5 * found.logvar_BCHW).exp()
 
-    def moments(self, image_BCHW: Tensor) -> Tensor:
-        """Return normalised latents; or mean and deviation before normalisation, where latents are drawn from them."""
-        checked_size(image_BCHW, self.stride_px)
-        network = self.network.to(image_BCHW.device)
+    def _decoded(self, latent_BCHW: Tensor) -> Tensor:
+        return self.network.decode_raw(latent_BCHW)
 
-        def found(image_BCHW: Tensor) -> Tensor:
-            posterior = network.posterior(to_floats(image_BCHW))
-            if not self._sampled:
-                return network.normalised(posterior.mean_BCHW).contiguous()
-            return torch.cat([posterior.mean_BCHW, (0.5 * posterior.logvar_BCHW).exp()], dim=1).contiguous()
+    def _normalised(self, latent_BCHW: Tensor) -> Tensor:
+        return self.network.normalised(latent_BCHW)
 
-        with frozen_arithmetic(image_BCHW.device):
-            if image_BCHW.device.type == "cpu":
-                return encode_evenly(found, image_BCHW, CPU_BATCH)
-            return found(image_BCHW)
-
-    def drawn(self, moment_BCHW: Tensor, draws: Draws | None) -> Tensor:
-        if not self._sampled:
-            return moment_BCHW
-        if draws is None:
-            raise TypeError("a sampled posterior needs draws")
-        mean_BCHW, std_BCHW = moment_BCHW.chunk(2, dim=1)
-        network = self.network.to(moment_BCHW.device)
-        with frozen_arithmetic(moment_BCHW.device):
-            return network.normalised(mean_BCHW + std_BCHW * draws.normal("posterior", tuple(mean_BCHW.shape[1:])))
-
-    def decode(self, z_BCHW: Tensor) -> Tensor:
-        return to_bytes(self.decode_float(z_BCHW)).contiguous()
-
-    def decode_float(self, z_BCHW: Tensor) -> Tensor:
-        network = self.network.to(z_BCHW.device)
-        with frozen_arithmetic(z_BCHW.device):
-            return network.decode_raw(network.raw(z_BCHW.float()))
-
-    def diffusers_form(self) -> None:
-        return None
+    def _raw(self, z_BCHW: Tensor) -> Tensor:
+        return self.network.raw(z_BCHW)
 
 
 class SmallVaeSettings(TokenizerPart):

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from tintype.errors import UserError
 from tintype.pretrained.settings import Source
 from tintype.pretrained.weights import Weights, digest, fill, read_safetensors
-from tintype.tokenizers.latent import Channels, LatentPart, LatentTokenizer, Posterior, Scale, StridePx
-from tintype.tokenizers.normalise import Normalisation, filled
+from tintype.tokenizers.latent import Channels, LatentPart, Normalisation, PublishedTokenizer, Scale, StridePx, filled
 
 _WIDTH, _LATENT, _STRIDE_PX = 64, 32, 8
 _POOL_WIDTH, _POOL_GROUPS = 256, 4
@@ -35,7 +34,7 @@ class Taef2Settings(LatentPart):
     scale: Scale = 1.15
     """The reciprocal of the latents' deviation on photographs, 0.87; the weights state none."""
 
-    def build(self, device: torch.device) -> LatentTokenizer:
+    def build(self, device: torch.device) -> PublishedTokenizer:
         self.check_compression(_LATENT, _STRIDE_PX)
         network = Taef2()
         for part in ("encoder", "decoder"):
@@ -55,12 +54,12 @@ class Taef2Settings(LatentPart):
         return Weights(tensors, digest(tensors.values()), str(file))
 
 
-class _Taef2(LatentTokenizer):
-    def _encode(self, x_BCHW: Tensor) -> Posterior:
-        return Posterior(self._network.encoder((x_BCHW + 1) / 2))
+class _Taef2(PublishedTokenizer):
+    def _posterior(self, x_BCHW: Tensor) -> tuple[Tensor, None]:
+        return self.network.encoder((x_BCHW + 1) / 2), None
 
-    def _decode(self, latent_BCHW: Tensor) -> Tensor:
-        image_BCHW: Tensor = self._network.decoder(latent_BCHW)
+    def _decoded(self, latent_BCHW: Tensor) -> Tensor:
+        image_BCHW: Tensor = self.network.decoder(latent_BCHW)
         return image_BCHW * 2 - 1
 
 

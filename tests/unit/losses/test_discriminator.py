@@ -12,7 +12,7 @@ from tintype.losses.discriminator import (
     discriminator_hinge,
     generator_hinge,
 )
-from tintype.tokenizers.small_vae import to_floats
+from tintype.tokenizers.part import to_floats
 
 
 def adversary(width: int = 8) -> Discriminator:

@@ -32,7 +32,7 @@ from tintype.losses.discriminator import Discriminator
 from tintype.losses.repa_e.training import RepaE
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
-from tintype.tokenizers.small_vae import to_floats
+from tintype.tokenizers.part import to_floats
 from tintype.train import checkpoint
 from tintype.train.batch import read_batch
 from tintype.train.folder import RunFolder

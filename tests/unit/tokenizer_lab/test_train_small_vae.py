@@ -30,7 +30,8 @@ from tintype.tokenizer_lab.train_small_vae import (
     reconstruction_loss,
     train,
 )
-from tintype.tokenizers.small_vae import SmallVae, SmallVaeSettings, Vae, read_vae, to_floats
+from tintype.tokenizers.part import to_floats
+from tintype.tokenizers.small_vae import SmallVae, SmallVaeSettings, Vae, read_vae
 from tintype.train.steps import Progress
 
 CPU = torch.device("cpu")
@@ -334,7 +335,7 @@ def test_it_trains_on_a_gpu_in_bf16(tmp_path: Path) -> None:
     device = torch.device("cuda")
     outcome = train(tiny(compute="bf16", steps=20), tmp_path, device, Interrupt())
     assert outcome.record is not None
-    tokenizer = SmallVae(read_vae(tmp_path))
+    tokenizer = SmallVae(read_vae(tmp_path).to(device))
     image = sample_images(0, 2, 16)
     on_gpu, on_cpu = tokenizer.encode(image.to(device)).cpu(), SmallVae(read_vae(tmp_path)).encode(image)
     torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-3, atol=1e-3)

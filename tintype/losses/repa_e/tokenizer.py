@@ -21,8 +21,7 @@ from tintype.pretrained.weights import digest
 from tintype.runtime.dist import World
 from tintype.seams import DiffusersForm, Draws
 from tintype.tokenizers.latent import checked_size, images_at_a_time
-from tintype.tokenizers.part import Autoencoder, Compression, Posterior, Statistics
-from tintype.tokenizers.small_vae import to_bytes, to_floats
+from tintype.tokenizers.part import Autoencoder, Compression, Posterior, Statistics, to_bytes, to_floats
 
 _LEAST_STD = 1e-3
 """A latent that varies less, after the norm, is no latent."""

@@ -26,7 +26,7 @@ from tintype.runtime.clock import Clock
 from tintype.runtime.gradients import GradientMean, backward_start, clip
 from tintype.runtime.layout import Layout
 from tintype.seams import Draws, ImageSource, JointBatch, JointGroup, JointHost, JointTraining, LossTerm, Order
-from tintype.tokenizers.small_vae import to_floats
+from tintype.tokenizers.part import to_floats
 
 if TYPE_CHECKING:
     from tintype.losses.repa_e.settings import TuningSettings
