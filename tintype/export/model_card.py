@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -19,13 +19,15 @@ from tintype.config.strict import write_yaml
 from tintype.errors import UserError
 from tintype.evaluation.reference import held_out
 from tintype.evaluation.samples import sampling_prompts
-from tintype.export import card_facts
-from tintype.export.limits import intended_use, limits
-from tintype.export.public import HUB_NAME, escape, facts, fenced, one_line, redacted, table
+from tintype.export.public import HUB_NAME, escape, fenced, one_line, redacted
 from tintype.export.record import RunRecord, read_record
+from tintype.metrics import throughput
+from tintype.optim.part import MOST_INIT
 from tintype.plan import Plan
-from tintype.runtime.files import write_bytes
-from tintype.settings import plain
+from tintype.pretrained.hub import Checkpoint
+from tintype.runtime.files import Json, write_bytes
+from tintype.runtime.redact import LOCAL
+from tintype.settings import Part, Settings, plain
 from tintype.train.folder import RunFolder
 
 Library = Literal["tintype", "diffusers"]
@@ -34,18 +36,6 @@ CARD = "README.md"
 SAMPLES = "samples"
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _PNG = b"\x89PNG\r\n\x1a\n"
-_TEMPLATES = Environment(
-    loader=PackageLoader("tintype.export", "."),
-    autoescape=True,
-    finalize=escape,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
-"""Every value that a template prints is escaped as Markdown, by `escape`."""
-_TEMPLATES.filters["thousands"] = "{:,}".format
-_TEMPLATES.globals |= {"facts": facts, "table": table, "scores": card_facts.score_table}
 
 
 @dataclass(frozen=True)
@@ -62,11 +52,10 @@ class CardOptions:
     ema_length: float | None = None
     with_captions: bool = False
     """Show captions of a store beside the samples. Captions of scenes are always shown."""
-    usage: Callable[[str], str] | None = None
-    """Return code that uses the exported model with a prompt."""
-    usage_language: str = "python"
     weights: str | None = None
     """Which weights the card is for: only their scores are shown. Without, those that the run is sampled with."""
+    exported: Mapping[str, Any] = field(default_factory=dict)
+    """Record of the exported model that the card goes with, as its folder has it."""
 
     def __post_init__(self) -> None:
         if self.library not in get_args(Library):
@@ -105,24 +94,31 @@ def make_card(run: Path, options: CardOptions | None = None) -> Card:
         record=record,
         plan=plan,
         options=options,
+        exported=options.exported,
+        repo=options.repo or "OWNER/NAME",
         parameters=f", {size:,} {'trained ' * bool(record.step)}parameters" if size else "",
         start=(options.base_model if record.step else None) or (origin.brief if origin else None),
-        sizes=card_facts.sizes(plan),
-        usage=_usage(options, one_line(prompts[0] if prompts else "an image")),
+        sizes=_sizes(plan),
+        prompt=one_line(prompts[0] if prompts else "an image"),
         images=list(images),
         prompts=list(zip(images, prompts, strict=True)) if images and prompts else [],
-        data=card_facts.data_facts(record, options.datasets),
-        sources=card_facts.source_rows(record),
-        reading=card_facts.reading_facts(record),
-        training=card_facts.training_facts(record),
-        changes=card_facts.change_rows(record),
-        cost=card_facts.cost_facts(record),
-        intended_use=intended_use(record),
-        limits=limits(record),
-        lineage=card_facts.lineage_facts(record, options.base_model, f"tintype {tintype.__version__}"),
+        checkpoints=_checkpoints({section: part for section, part in plain(plan).items() if section != "start"}),
+        version=tintype.__version__,
         full_plan=fenced(write_yaml(redacted(plain(plan))), "yaml"),
     )
     return Card(text, images, tuple(_warnings(record, options)))
+
+
+def exported_card(run: Path, options: CardOptions | None, about: Mapping[str, Any]) -> Card:
+    """Return the card of an exported model, with the scores of its weights and how it is opened from the hub."""
+    which = {"ema_length": about["ema"]["length"]} if "ema" in about else {"weights": about["weights"]}
+    library: Library = "diffusers" if "pipeline" in about else "tintype"
+    return make_card(run, replace(options or CardOptions(), library=library, exported=about, **which))
+
+
+def limits(record: RunRecord) -> str:
+    """Return the limits of a model as a list, each from a fact of the record."""
+    return _TEMPLATES.get_template("limits.md.j2").render(record=record, plan=record.plan)
 
 
 def write_card(card: Card, file: Path, overwrite: bool = False) -> list[Path]:
@@ -194,23 +190,6 @@ def _results(record: RunRecord) -> Iterator[EvalResult]:
             )
 
 
-def _usage(options: CardOptions, prompt: str) -> Markup:
-    if options.usage is not None:
-        return fenced(options.usage(prompt), options.usage_language)
-    if options.library == "tintype":
-        asked = shlex.quote(prompt)
-        return fenced(f"tintype sample RUN {asked} --out samples --guidance 3.5 --steps 50", "sh")
-    code = [
-        "from diffusers import DiffusionPipeline",
-        "",
-        f"pipeline = DiffusionPipeline.from_pretrained({json.dumps(options.repo or 'OWNER/NAME')})",
-        f"prompt = {json.dumps(prompt, ensure_ascii=False)}",
-        "image = pipeline(prompt, num_inference_steps=50, guidance_scale=3.5).images[0]",
-        'image.save("image.png")',
-    ]
-    return fenced("\n".join(code), "python")
-
-
 def _samples(record: RunRecord) -> dict[str, Path]:
     """Return the previews of the first evaluation. A result names them; only PNGs of the run's own folder are taken."""
     if not record.evaluations:
@@ -237,3 +216,87 @@ def _prompts(record: RunRecord, options: CardOptions, count: int) -> list[str]:
     protocol = record.evaluations[0].protocol
     RunFolder(record.path).check_identity(data.scored_name, held_out(data, protocol).identity)  # else they are others'
     return list(sampling_prompts(data, protocol, protocol.conditions[0])[:count])
+
+
+def _sizes(plan: Plan) -> str:
+    size_px, shapes = plan.data.size_px, plan.data.shapes
+    full = f"{size_px} × {size_px} px"
+    if len(shapes) > 1:
+        listed = ", ".join(f"{height} × {width}" for height, width in shapes)
+        return f"{len(shapes)} shapes (height × width in px): {listed}"
+    early = [f"{one.size_px} × {one.size_px} px up to step {one.until:,}" for one in plan.train.stages]
+    return ", ".join([*early, f"then {full}"]) if early else full
+
+
+def _checkpoints(value: Json, where: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every checkpoint of others that the plan names, with its revision."""
+    if isinstance(value, list):
+        for inner in value:
+            yield from _checkpoints(inner, where)
+    if not isinstance(value, Mapping):
+        return
+    for key in ("weights", "source"):
+        if isinstance(name := value.get(key), str):
+            shown, revision, subfolder = str(redacted(name, key)), value.get("revision"), value.get("subfolder")
+            pinned = Checkpoint(shown, str(revision) if revision else None, subfolder=str(subfolder or "")).words
+            yield f"{where} {value.get('kind', '')}".strip(), shown if shown == LOCAL else pinned
+    for key, inner in value.items():
+        yield from _checkpoints(inner, f"{where} {key}".strip())
+
+
+def described(part: Part, without: Container[str] = ()) -> str:
+    """Return a part in its own words, or its settings where it has none."""
+    return part.describe() or listed(part, without)
+
+
+def listed(settings: Settings, without: Container[str] = ()) -> str:
+    """Return settings on one line, without paths: `kind` first, then what is set."""
+    return _listed({key: value for key, value in plain(settings).items() if key not in without})
+
+
+def _listed(settings: Mapping[str, Json]) -> str:
+    shown = {key: redacted(value, key) for key, value in settings.items() if value not in (None, "", [], {})}
+    kind = shown.pop("kind", None)
+    return ", ".join([*([str(kind)] if kind else []), *(f"{key} {_words(value)}" for key, value in shown.items())])
+
+
+def _words(value: Json) -> str:
+    if isinstance(value, Mapping):
+        return f"({_listed(value)})"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_words, value)) + "]"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def value(setting: Json, key: str) -> str:
+    """Return the value of a setting in words, by its dotted key."""
+    return _words(redacted(setting, key.rpartition(".")[2]))
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("tintype.export", "."),
+    autoescape=True,
+    finalize=escape,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+"""Every value that a template prints is escaped as Markdown, by `escape`."""
+_TEMPLATES.filters |= {
+    "thousands": "{:,}".format,
+    "percent": "{:.0%}".format,
+    "number": "{:.4g}".format,
+    "literal": lambda text: Markup(json.dumps(text, ensure_ascii=False)),
+    "quoted": lambda text: Markup(shlex.quote(text)),
+}
+_TEMPLATES.globals |= {
+    "described": described,
+    "listed": listed,
+    "value": value,
+    "fenced": fenced,
+    "throughput": throughput,
+    "most_init": MOST_INIT,
+}

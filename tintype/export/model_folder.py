@@ -6,10 +6,8 @@ others that the plan names are copied into it. `train/model_folder.py` reads it.
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from tintype.config.strict import write_yaml
 from tintype.errors import UserError
-from tintype.export.model_card import CARD, Card, CardOptions, make_card, write_card
+from tintype.export.model_card import CARD, CardOptions, exported_card, write_card
 from tintype.export.origin import hub_place
 from tintype.export.pipeline_folder import CONFIGS, Exported, forget_places
 from tintype.export.public import is_local
@@ -48,8 +46,8 @@ def export_model(
     refuse_existing(out)
     trained = load_trained(run, weights, ema_length)
     tensors = _tensors(trained, dtype)
-    made = _card(run, trained, card or CardOptions())
     about = {**trained.about(dtype), "form": FORM, "notes": [] if trained.plan.data.of_scenes else [_NOTE]}
+    made = exported_card(run, card, about)
     with written_whole(out) as temporary:
         temporary.mkdir()
         _write_plan(trained.plan, temporary)
@@ -79,20 +77,6 @@ def _tensors(trained: Trained, dtype: Dtype) -> dict[str, Tensor]:
             tensor = tensor.to(DTYPES[dtype])
         found[f"modules/{name}"] = tensor.contiguous()
     return found
-
-
-def _card(run: Path, trained: Trained, options: CardOptions) -> Card:
-    repo = options.repo or "OWNER/NAME"
-    guidance = 3.5 if trained.plan.captions.dropout else 1
-
-    def usage(prompt: str) -> str:
-        return (
-            f"pip install tintype\nhf download {repo} --local-dir model\n"
-            f"tintype sample model {shlex.quote(prompt)} --out samples --guidance {guidance} --steps 50"
-        )
-
-    which = {"ema_length": trained.average.length} if trained.average else {"weights": trained.weights}
-    return make_card(run, replace(options, library="tintype", usage=usage, usage_language="sh", **which))
 
 
 def _write_plan(plan: Plan, folder: Path) -> None:

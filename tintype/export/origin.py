@@ -4,7 +4,7 @@ both, one after the other."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -41,11 +41,9 @@ class Origin:
             return f"the weights of another run ({self.runs[0]['plan']})"
         return f"{self.hub[0]}, imported" if self.hub else "an imported model"
 
-    def rows(self) -> Iterator[tuple[str, str]]:
-        """Yield the steps of the lineage, the nearest first."""
-        every = [_run_words(run) for run in self.runs]
-        every.append(self._import_words(self.imported) if self.imported else "random weights")
-        yield from (("which started from" if index else "Started from", words) for index, words in enumerate(every))
+    def steps(self) -> list[str]:
+        """Return the steps of the lineage in words, the nearest first."""
+        return [*map(_run_words, self.runs), self._import_words(self.imported) if self.imported else "random weights"]
 
     def _import_words(self, imported: Record) -> str:
         place = f"{self.hub[0]} at {self.hub[1]}" if self.hub else LOCAL

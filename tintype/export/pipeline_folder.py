@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tintype.export import reader
 from tintype.export.architecture import to_config
 from tintype.export.autoencoder import for_pipeline
 from tintype.export.contract import LATENT, PIXEL, pipeline_for
-from tintype.export.model_card import CARD, Card, CardOptions, make_card, write_card
+from tintype.export.model_card import CARD, CardOptions, exported_card, write_card
 from tintype.export.quiet import quiet_diffusers
 from tintype.export.trained import Dtype, Trained, Weights, load_trained
 from tintype.export.whole import refuse_existing, written_whole
@@ -38,19 +38,6 @@ CONFIGS = ("config.json", "model_index.json", "tokenizer_config.json")
 """Files in which diffusers and transformers note where they were loaded from."""
 TRAIN_TIMESTEPS = 1000
 """The scheduler's: its timesteps are t × 1000."""
-_GUIDANCE = 3.5
-_SCRIPT = """\
-import json, pathlib, torch
-from diffusers import {pipeline}
-from huggingface_hub import snapshot_download
-
-folder = snapshot_download({repo})
-call = json.loads(pathlib.Path(folder, "{about}").read_text())["call"]
-pipe = {pipeline}.from_pretrained(folder, torch_dtype={dtype})
-generator = torch.Generator().manual_seed(0)
-image = pipe({prompt}, guidance_scale={guidance}, generator=generator, **call).images[0]
-image.save("image.png")
-"""
 
 
 @dataclass(frozen=True)
@@ -80,32 +67,12 @@ def export_pipeline(
     pipeline = pipeline_for(plan_from_folder(run), run)  # before anything large is loaded
     trained = load_trained(run, weights, ema_length)
     about = {**trained.about(dtype), "pipeline": pipeline, **_how_to_call(trained, pipeline), "notes": _notes(trained)}
-    made = _card(run, trained, about, card or CardOptions())
+    made = exported_card(run, card, about)
     with quiet_diffusers(), written_whole(out) as temporary:
         _write(trained, pipeline, dtype, temporary)
         write_json(temporary / ABOUT, about)
         write_card(made, temporary / CARD)
     return Exported(out, about, trained, made.warnings)
-
-
-def _card(run: Path, trained: Trained, about: Mapping[str, Any], options: CardOptions) -> Card:
-    """Make a card with the scores of these weights, and code that opens this folder from the hub."""
-    guidance = _GUIDANCE if trained.plan.captions.dropout else 1.0
-    dtype = str(DTYPES[about["dtype"]])
-    repo = options.repo or "OWNER/NAME"
-
-    def usage(prompt: str) -> str:
-        return _SCRIPT.format(
-            pipeline=about["pipeline"],
-            repo=json.dumps(repo),
-            about=ABOUT,
-            dtype=dtype,
-            prompt=json.dumps(prompt, ensure_ascii=False),
-            guidance=guidance,
-        )
-
-    which = {"ema_length": trained.average.length} if trained.average else {"weights": trained.weights}
-    return make_card(run, replace(options, library="diffusers", usage=usage, **which))
 
 
 def timesteps(steps: int, shift: float) -> list[float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -46,16 +46,6 @@ def escape(value: object) -> Markup:
     shown = _MEANINGFUL.sub(lambda found: "\\" + found[0], one_line(value))
     shown = "".join(_ENTITIES.get(letter, letter) for letter in shown)
     return Markup(re.sub(r"(?i)(https?|ftp|www)([:.])", r"\1&#8203;\2", shown))  # no address becomes a link by itself
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
-    lines: list[Sequence[object]] = [heads, [Markup("---")] * len(heads), *rows]
-    return Markup("".join("| " + " | ".join(map(escape, line)) + " |\n" for line in lines))
-
-
-def facts(rows: Iterable[tuple[str, object]]) -> Markup:
-    """Return a table of names and values, without the rows that have no value."""
-    return table(["", ""], [row for row in rows if row[1] not in (None, "")])
 
 
 def fenced(content: str, language: str) -> Markup:

@@ -125,9 +125,25 @@ class RunRecord:
         return found
 
     @property
+    def sources_read(self) -> dict[str, Source]:
+        """The sources that training has read from."""
+        return {name: source for name, source in self.sources.items() if source.images is not None}
+
+    @property
+    def data_limits(self) -> list[str]:
+        return list(dict.fromkeys(limit for source in self.sources_read.values() for limit in source.data.limits()))
+
+    @property
+    def intended_use(self) -> str:
+        if not self.step:
+            return "Nothing in the record says what the model is fit for: look at the card of what was imported."
+        uses = {source.data.intended_use() for source in self.sources_read.values()}
+        return uses.pop() if self.origin is None and len(uses) == 1 else self.plan.data.intended_use()
+
+    @property
     def data_count(self) -> int | None:
         """Training images; None where a store is not at hand to be asked."""
-        counts = [source.count for source in self.sources.values() if source.images is not None]
+        counts = [source.count for source in self.sources_read.values()]
         return None if None in counts else sum(count for count in counts if count)
 
     @cached_property

@@ -26,8 +26,7 @@ from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import EvaluationResult
 from tintype.evaluation.run import evaluate
 from tintype.export import public
-from tintype.export.limits import limits
-from tintype.export.model_card import CardOptions, make_card, write_card
+from tintype.export.model_card import CardOptions, limits, make_card, write_card
 from tintype.export.record import read_record
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.redact import LOCAL
@@ -310,7 +309,7 @@ def test_the_limits_come_from_the_record(scenes: Run, stored: Run) -> None:
 
     def said(*assignments: str, **changes: Any) -> str:
         plan = tiny_plan(*assignments, techniques=["ema:ramp=false"])
-        return " ".join(limits(replace(record, plan=plan, **changes)))
+        return limits(replace(record, plan=plan, **changes))
 
     usual = said()
     assert "One seed (0)" in usual and "show 1 to 2 objects" in usual and "16 × 16 pixels" in usual
@@ -322,7 +321,7 @@ def test_the_limits_come_from_the_record(scenes: Run, stored: Run) -> None:
     assert "seen about 12 times" in said("data.count=2")
     assert "24 of 100" in said("data.count=100")
     assert "share of" not in said(step=5000)
-    of_store = " ".join(limits(read_record(stored.path)))
+    of_store = limits(read_record(stored.path))
     assert "who holds rights" in of_store and "The scenes" not in of_store
 
 
@@ -415,8 +414,8 @@ def test_a_mixture_shows_the_captions_of_the_source_that_it_is_scored_against(st
 def test_a_run_that_ended_in_an_early_stage_has_not_seen_its_size(scenes: Run) -> None:
     plan = tiny_plan("data.size_px=32", techniques=["resolution-stages:sizes=[16],until=[4]"])
     record = read_record(scenes.path)
-    assert "has not seen 32 × 32 pixels yet" in " ".join(limits(replace(record, plan=plan, step=4)))
-    assert "has not seen" not in " ".join(limits(replace(record, plan=plan, step=5)))
+    assert "has not seen 32 × 32 pixels yet" in limits(replace(record, plan=plan, step=4))
+    assert "has not seen" not in limits(replace(record, plan=plan, step=5))
 
 
 def test_scores_of_other_weights_than_the_cards_are_left_out(scenes: Run) -> None:
