@@ -39,7 +39,7 @@ from tintype.data.store.fingerprints import look
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.inspect_html import _uri
 from tintype.data.store.layout import open_store
-from tintype.data.store.writer import Record, Writer
+from tintype.data.store.writer import Writer
 from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
 from tintype.study.report.html import _image
@@ -88,7 +88,7 @@ def store_of(folder: Path, content: bytes) -> Path:
     assert isinstance(made, Prepared)
     bad = Prepared(content, 24, 20, hashlib.sha256(content).hexdigest(), "0" * 64)
     for index, one in enumerate((made, bad)):
-        writer.add(Record(one, f"{index}.png", "train", {"long": "words"}))
+        writer.add(one, f"{index}.png", "train", {"long": "words"}, {})
     writer.keep()
     writer.finish(folder / "store")
     return folder / "store"

@@ -113,8 +113,8 @@ def test_an_image_is_stored_as_it_is_to_be_seen(orientation: int) -> None:
     assert isinstance(found, Prepared)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
     assert (found.width, found.height) == upright.size
-    assert (decode(Encoded("", found.content)).int() - decode(Encoded("", _png(upright))).int()).abs().max() < 24
-    assert (found.content == content) == (orientation == 1)
+    assert (decode(Encoded("", found.image)).int() - decode(Encoded("", _png(upright))).int()).abs().max() < 24
+    assert (found.image == content) == (orientation == 1)
 
 
 def test_what_cannot_be_stored_is_set_aside_with_its_reason(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from tintype.data.store.layout import (
     AboutStore,
     AddedColumn,
     AddedPart,
-    Identity,
     Store,
     added_schema,
+    identity_of,
     refuse_built_in,
 )
 from tintype.errors import UserError
@@ -59,10 +59,9 @@ def add_column(
         column = _write_files(store, name, texts, made_by, journal)
         added = [one for one in store.about.added if one.name != name] + [column]
         captions = [one for one in store.captions if one != name] + [name]
-        columns = _columns(store, [one for one in store.captions if one != name]) | {name: texts}
-        about = store.about.model_copy(
-            update={"identity": identity_of(store, columns), "captions": captions, "added": added}
-        )
+        columns = store.table.drop_columns([CAPTION + name] if before else [])
+        identity = identity_of(columns.append_column(CAPTION + name, [texts]))
+        about = store.about.model_copy(update={"identity": identity, "captions": captions, "added": added})
         write_bytes(path / ABOUT, about.to_json().encode(), durable=True)
         for file in set(before.files if before else []) - set(column.files):
             (path / file).unlink(missing_ok=True)
@@ -97,23 +96,10 @@ def _write_files(
 
 def earlier_identities(store: Store) -> Iterator[str]:
     """Yield the identities that the store had before captions were added, the newest first."""
-    captions = list(store.captions)
+    columns = store.table
     for column in reversed(store.about.added):
-        captions.remove(column.name)
-        yield identity_of(store, _columns(store, captions))
-
-
-def _columns(store: Store, names: Sequence[str]) -> dict[str, Sequence[str]]:
-    return {name: store.texts(CAPTION + name) for name in names}
-
-
-def identity_of(store: Store, columns: Mapping[str, Sequence[str]]) -> str:
-    """Return the identity of the store with these captions."""
-    identity = Identity()
-    rows = zip(store.texts("sha256"), store.texts("split"), *columns.values(), strict=True)
-    for number, (sha256, split, *row) in enumerate(rows):
-        identity.add(sha256, split, dict(zip(columns, row, strict=True)), store.attributes_of(number))
-    return identity.hexdigest()
+        columns = columns.drop_columns([CAPTION + column.name])
+        yield identity_of(columns)
 
 
 @contextmanager

@@ -28,7 +28,10 @@ class Sizing:
 
 @dataclass(frozen=True)
 class Prepared:
-    content: bytes
+    """An image with the columns that a store has of it."""
+
+    image: bytes
+    """The bytes of its file."""
     width: int
     height: int
     sha256: str

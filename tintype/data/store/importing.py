@@ -25,7 +25,7 @@ from tintype.data.store.attributes import Attribute, MisfitError, Settled, Value
 from tintype.data.store.encode import Prepared, Refused, Sizing, prepare
 from tintype.data.store.layout import ABOUT, SPLITS, AboutStore, Split, is_store, open_store, refuse_built_in
 from tintype.data.store.texts import unfit
-from tintype.data.store.writer import Record, Writer, has_kept
+from tintype.data.store.writer import Writer, has_kept
 from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
@@ -170,7 +170,7 @@ def _store(
         return
     try:
         texts, known = _texts(item, captions), _fitted(item, attributes)
-        writer.add(Record(image, item.source, splitter.split_of(item, image), texts, known))
+        writer.add(image, item.source, splitter.split_of(item, image), texts, known)
     except _RefusedError as reason:
         writer.refuse(item.source, str(reason))
 

@@ -83,7 +83,7 @@ def inspect_store(
         return None
     is_eval = np.zeros(len(store), dtype=np.bool_)
     is_eval[store.rows("eval")] = True
-    pixels = np.array(store.column("pixels").to_pylist(), dtype="U64")
+    pixels = np.array(store.table["pixels"].to_pylist(), dtype="U64")
     groups = find_groups(rows, looks, pixels, is_eval, asked.most_bits)
     samples = ids_at(asked.seed, 0, min(asked.samples, len(rows)), len(rows)).numpy()
     result: Result = {
@@ -127,7 +127,7 @@ def _record(store: Store, row: int) -> Sample:
 
 def _origins(store: Store, rows: NDArray[np.int64]) -> Counts:
     """Return the files or folders that records came from, those of most records first."""
-    origins = map(_origin, store.column("source").take(rows).to_pylist())
+    origins = map(_origin, store.table["source"].take(rows).to_pylist())
     return [{"name": name, "records": count} for name, count in most_common(origins)]
 
 
@@ -197,7 +197,7 @@ def _aspects(store: Store, rows: NDArray[np.int64]) -> Aspects:
 
 
 def _captions(store: Store, name: str, rows: NDArray[np.int64]) -> Captions:
-    column = store.column(CAPTION + name).take(rows)
+    column = store.table[CAPTION + name].take(rows)
     words = word_counts(column).astype(np.int64)
     texts: list[str] = column.fill_null("").to_pylist()
     counts = Counter(texts)

@@ -16,7 +16,7 @@ SHOWN_NAMES = 12
 
 
 def about_attribute(store: Store, name: str, rows: NDArray[np.int64]) -> AttributeValues:
-    column = store.column(ATTRIBUTE + name).take(rows)
+    column = store.table[ATTRIBUTE + name].take(rows)
     kind, there = store.attributes[name], column.drop_null()
     about: AttributeValues = {
         "kind": kind,

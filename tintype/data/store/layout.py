@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from tintype.data.arrow_file import FILE_HEAD, refuse_compressed
 from tintype.data.image_file import Encoded
@@ -64,9 +62,7 @@ def refuse_built_in(caption: str, option: str, rest: str = "") -> None:
         )
 
 
-class Shard(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
+class Shard(BaseModel, frozen=True, extra="forbid", strict=True):
     name: str
     rows: int
     bytes: int
@@ -77,10 +73,8 @@ class Shard(BaseModel):
     """SHA-256 of the file without the images."""
 
 
-class AddedPart(BaseModel):
+class AddedPart(BaseModel, frozen=True, extra="forbid", strict=True):
     """The captions of one shard."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str
     bytes: int
@@ -88,10 +82,8 @@ class AddedPart(BaseModel):
     """SHA-256 of the file."""
 
 
-class AddedColumn(BaseModel):
+class AddedColumn(BaseModel, frozen=True, extra="forbid", strict=True):
     """A kind of caption that was added to the store after the import."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str
     parts: list[AddedPart]
@@ -107,10 +99,8 @@ class AddedColumn(BaseModel):
         return [*(part.name for part in self.parts), *([self.journal] if self.journal else [])]
 
 
-class AboutStore(BaseModel):
+class AboutStore(BaseModel, frozen=True, extra="forbid", strict=True):
     """The content of `store.json`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: Literal["tintype-store-2"] = FORMAT
     identity: str
@@ -131,17 +121,13 @@ class AboutStore(BaseModel):
     """The attributes and their kinds."""
 
     @model_validator(mode="after")
-    def _added_fit(self) -> Self:
+    def _columns_fit(self) -> Self:
         names = [column.name for column in self.added]
         if len(set(names)) != len(names) or not set(names) <= set(self.captions):
             raise ValueError(f"the added captions {names} are not among the captions {self.captions}, each once")
         for column in self.added:
             if len(column.parts) != len(self.shards):
                 raise ValueError(f"the caption {column.name} has {len(column.parts)} parts, not one for each shard")
-        return self
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> Self:
         if taken := sorted(set(self.attributes) & {*self.captions, *RESERVED}):
             raise ValueError(f"the attributes {taken} have names of captions or of other columns")
         return self
@@ -181,14 +167,26 @@ class Identity:
     def __init__(self) -> None:
         self._total = hashlib.sha256()
 
-    def add(self, sha256: str, split: str, captions: Mapping[str, str], attributes: Mapping[str, Value]) -> None:
-        """Add a record. Without attributes it hashes as it did before there were any."""
-        known = [sorted(attributes.items())] if attributes else []
-        record = json.dumps([sha256, split, sorted(captions.items()), *known], ensure_ascii=False)
-        self._total.update(hashlib.sha256(record.encode()).digest())
+    def add(self, batch: pyarrow.RecordBatch) -> None:
+        """Add the records of a batch. Without attributes they hash as they did before there were any."""
+        for row in batch.select([name for name in batch.schema.names if name != "image"]).to_pylist():
+            captions, attributes = (
+                sorted((name.removeprefix(kind), value) for name, value in row.items() if name.startswith(kind))
+                for kind in (CAPTION, ATTRIBUTE)
+            )
+            record = [row["sha256"], row["split"], captions, *([attributes] if attributes else [])]
+            self._total.update(hashlib.sha256(json.dumps(record, ensure_ascii=False).encode()).digest())
 
     def hexdigest(self) -> str:
         return self._total.hexdigest()
+
+
+def identity_of(table: pyarrow.Table) -> str:
+    """Return the identity of all records of a table."""
+    identity = Identity()
+    for batch in table.to_batches():
+        identity.add(batch)
+    return identity.hexdigest()
 
 
 def is_store(path: Path) -> bool:
@@ -199,11 +197,15 @@ class Store:
     """A store that is open. Rows count through all its shards."""
 
     def __init__(self, path: Path, about: AboutStore | None = None) -> None:
+        from pyarrow import Table, compute
+
         self.path, self.about = path, about or read_about(path)
         self.captions, self.attributes = list(self.about.captions), dict(self.about.attributes)
-        self._batches = [_open_whole(path, self.about, index) for index in range(len(self.about.shards))]
-        self._ends: list[int] = np.cumsum([shard.rows for shard in self.about.shards]).tolist()
-        self._rows = {split: self._of_split(split) for split in SPLITS}
+        shards = range(len(self.about.shards))
+        self.table = Table.from_batches([_open_whole(path, self.about, index) for index in shards])
+        """All columns of all records, as they lie in the shards: nothing is copied."""
+        own = self.table["split"]
+        self._rows = {split: np.flatnonzero(compute.equal(own, split).to_numpy()) for split in SPLITS}
         if {split: len(rows) for split, rows in self._rows.items()} != self.about.counts:
             raise UserError(
                 f"{path} is damaged: its splits do not have the {self.about.counts} records that {ABOUT} says"
@@ -214,24 +216,18 @@ class Store:
         return self.about.identity
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self.table.num_rows)
 
     def rows(self, split: Split) -> NDArray[np.int64]:
         return self._rows[split]
 
     def sizes(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return width and height of every row."""
-        return self._all("width"), self._all("height")
+        return self.table["width"].to_numpy(), self.table["height"].to_numpy()
 
     def pixels(self, row: int) -> int:
         """Return how many pixels the image of a row has."""
         return int(self._value("width", row)) * int(self._value("height", row))
-
-    def column(self, name: str) -> pyarrow.ChunkedArray:
-        """Return one column of all records, as it lies in the shards: nothing is copied."""
-        import pyarrow
-
-        return pyarrow.chunked_array([batch.column(name) for batch in self._batches])
 
     def encoded(self, row: int) -> Encoded:
         """Return the bytes of an image; raise unless they are those that were stored."""
@@ -253,11 +249,11 @@ class Store:
 
     def missing(self) -> dict[str, int]:
         """Return how many records lack each attribute."""
-        return {name: self.column(ATTRIBUTE + name).null_count for name in self.attributes}
+        return {name: self.table[ATTRIBUTE + name].null_count for name in self.attributes}
 
     def texts(self, column: str) -> list[str]:
         """Return a column of texts of every row; a kind of caption is named `caption:NAME`."""
-        return [text for batch in self._batches for text in batch.column(column).to_pylist()]
+        return list(self.table[column].to_pylist())
 
     def about_row(self, row: int) -> dict[str, str]:
         return {name: self._value(name, row) for name in ROW_TEXTS}
@@ -284,15 +280,12 @@ class Store:
         for column in self.about.added:
             if column.journal is not None and column.journal_sha256 is not None:
                 self._checked_file(column.journal, column.journal_sha256)
-        identity = Identity()
         for row in range(len(self)):
             self.encoded(row)
-            texts, known = self.captions_of(row), self.attributes_of(row)
-            identity.add(self._value("sha256", row), self._value("split", row), texts, known)
             on_records(row + 1)
-        if identity.hexdigest() != self.identity:
+        if (found := identity_of(self.table)) != self.identity:
             raise UserError(
-                f"{self.path} is damaged: its records give the identity {identity.hexdigest()[:12]}…, and {ABOUT} says "
+                f"{self.path} is damaged: its records give the identity {found[:12]}…, and {ABOUT} says "
                 f"{self.identity[:12]}…; {_AGAIN}"
             )
 
@@ -304,19 +297,8 @@ class Store:
             raise UserError(f"{path} {found}; {_AGAIN}")
         return content
 
-    def _of_split(self, split: Split) -> NDArray[np.int64]:
-        from pyarrow import compute
-
-        ours = [compute.equal(batch.column("split"), split) for batch in self._batches]
-        return np.flatnonzero(np.concatenate([one.to_numpy(zero_copy_only=False) for one in ours]))
-
     def _value(self, column: str, row: int) -> Any:
-        shard = bisect_right(self._ends, row)
-        first = self._ends[shard - 1] if shard else 0
-        return self._batches[shard].column(column)[row - first].as_py()
-
-    def _all(self, column: str) -> NDArray[np.int32]:
-        return np.concatenate([batch.column(column).to_numpy() for batch in self._batches])
+        return self.table[column][row].as_py()
 
 
 def open_store(path: Path) -> Store:
@@ -407,32 +389,20 @@ def check_part(path: Path, part: Shard | AddedPart, again: str) -> None:
 
 def sum_of(path: Path, skip_at: int, skip_bytes: int) -> str:
     """Return the SHA-256 of a file without a piece of it."""
-    total = hashlib.sha256()
-    with (
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-        memoryview(mapped) as view,
-        view[: max(0, skip_at)] as before,
-        view[max(0, skip_at + skip_bytes) :] as after,
-    ):
-        total.update(before)
-        total.update(after)
+    content = np.memmap(path, np.uint8, "r")
+    total = hashlib.sha256(content[: max(0, skip_at)])
+    total.update(content[max(0, skip_at + skip_bytes) :])
     return total.hexdigest()
 
 
 def shard_of(path: Path) -> Shard:
     """Describe the file of a shard."""
-    import pyarrow
-
-    rows = open_shard(path).num_rows
-    with pyarrow.memory_map(str(path)) as file:
-        whole = file.read_buffer()
-        (batch,) = pyarrow.ipc.open_stream(whole.slice(FILE_HEAD))
-        images = batch.column("image").buffers()[2]
-        at, size = (0, 0) if images is None else (images.address - whole.address, images.size)
+    whole, batch = _mapped(path)
+    images = batch.column("image").buffers()[2]
+    at, size = (0, 0) if images is None else (images.address - whole.address, images.size)
     return Shard(
         name=path.name,
-        rows=rows,
+        rows=batch.num_rows,
         bytes=path.stat().st_size,
         images_at=at,
         images_bytes=size,
@@ -442,17 +412,21 @@ def shard_of(path: Path) -> Shard:
 
 def open_shard(path: Path) -> pyarrow.RecordBatch:
     """Return the one record batch of a shard, memory-mapped."""
+    return _mapped(path)[1]
+
+
+def _mapped(path: Path) -> tuple[pyarrow.Buffer, pyarrow.RecordBatch]:
+    """Return the bytes of a shard, and its one record batch in them."""
     import pyarrow
 
     refuse_compressed(path, FILE_HEAD)
     try:
         with pyarrow.memory_map(str(path)) as file:
-            batches = list(
-                pyarrow.ipc.open_stream(file.read_buffer().slice(FILE_HEAD))
-            )  # what was checked, not the footer
+            whole = file.read_buffer()
+            batches = list(pyarrow.ipc.open_stream(whole.slice(FILE_HEAD)))  # what was checked, not the footer
             if len(batches) != 1:
                 raise UserError(f"{path} has {len(batches)} record batches; a shard of a store has one")
             batches[0].validate(full=True)  # offsets that point elsewhere would be followed
-            return batches[0]
+            return whole, batches[0]
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as a shard of a store: {error}") from None

@@ -110,7 +110,7 @@ def _skipped(store: Store, entries: SkipList) -> tuple[NDArray[np.bool_], frozen
 
     if not len(entries):
         return np.zeros(len(store), dtype=np.bool_), frozenset()
-    column = store.column("sha256")
+    column = store.table["sha256"]
     named = [pyarrow.array(sorted(some), pyarrow.string()) for some in (entries.whole, entries.repeats)]
     whole, repeats = (compute.is_in(column, value_set=some).to_numpy().astype(np.bool_) for some in named)
     at = np.flatnonzero(repeats)

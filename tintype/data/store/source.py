@@ -21,7 +21,7 @@ from tintype.data.image_sets import decode
 from tintype.data.order import ids_at
 from tintype.data.resident import Resident, resident_bytes
 from tintype.data.shapes import Shape, nearest_shape
-from tintype.data.store.layout import Split, Store, open_store
+from tintype.data.store.layout import Split, open_store
 from tintype.data.store.prefetch import Prefetch
 from tintype.data.store.selection import refuse_empty, select
 from tintype.data.store.settings import StoreSettings
@@ -69,9 +69,10 @@ class StoreSource:
         self._rows = self._rows[: settings.limit]
         if split == "train" and not len(self._rows):
             raise UserError(f"{self._store.path} has no training images; import it with a smaller --eval-share")
-        _refuse_small(self._store, self._rows, settings.size_px)
+        width_N, height_N = (torch.from_numpy(side[self._rows.numpy()]) for side in self._store.sizes())
+        self._refuse_small(width_N, height_N, settings.size_px)
         self._decoding = PixelBudget(MOST_PIXELS_AT_ONCE)
-        self.bucket_N = _buckets(self._store, self._rows, settings) if settings.buckets else None
+        self.bucket_N = nearest_shape(height_N, width_N, settings.buckets) if settings.buckets else None
         self.identity: str | None = selection.identity(self._store)
         self.columns = frozenset(self._store.captions)
         self._records: dict[int, Record] = {}
@@ -83,6 +84,18 @@ class StoreSource:
         beside_gpu = device.type == "cuda" and not self.resident
         self.decoders = decoders(threads) if (beside_gpu if processes is None else processes) else None
         self.prefetch = Prefetch(self._write, self._shape, threads, pinned=device.type == "cuda")
+
+    def _refuse_small(self, width_N: Tensor, height_N: Tensor, size_px: int) -> None:
+        """Raise where an image would have to be enlarged. Sizes are known without decoding."""
+        small = (torch.minimum(width_N, height_N) < size_px).nonzero().flatten()
+        if len(small):
+            first = int(small[0])
+            raise UserError(
+                f"{self._store.name(int(self._rows[first]))} has {int(width_N[first])} × {int(height_N[first])} "
+                f"pixels, and {len(small):,} of {len(self):,} images have fewer than data.size_px={size_px} on a side; "
+                "they are never enlarged. Take a smaller size, or leave them out: "
+                f"data.where='min(width, height) >= {size_px}'"
+            )
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -129,21 +142,3 @@ class StoreSource:
 def store_source(settings: StoreSettings, split: Split, device: torch.device) -> StoreSource:
     """Return one source per (settings, split, device) in a process, so that the runs of a study share images."""
     return StoreSource(settings, split, device)
-
-
-def _buckets(store: Store, row_N: Tensor, settings: StoreSettings) -> Tensor:
-    width_N, height_N = (torch.from_numpy(side)[row_N] for side in store.sizes())
-    return nearest_shape(height_N, width_N, settings.buckets)
-
-
-def _refuse_small(store: Store, row_N: Tensor, size_px: int) -> None:
-    """Raise where an image would have to be enlarged. Sizes are known without decoding."""
-    width, height = (torch.from_numpy(side)[row_N] for side in store.sizes())
-    small = (torch.minimum(width, height) < size_px).nonzero().flatten()
-    if len(small):
-        first = int(small[0])
-        raise UserError(
-            f"{store.name(int(row_N[first]))} has {int(width[first])} × {int(height[first])} pixels, and "
-            f"{len(small):,} of {len(row_N):,} images have fewer than data.size_px={size_px} on a side; they are "
-            f"never enlarged. Take a smaller size, or leave them out: data.where='min(width, height) >= {size_px}'"
-        )

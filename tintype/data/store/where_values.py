@@ -35,7 +35,7 @@ class Columns:
         from pyarrow import ArrowInvalid, float64
 
         try:
-            numbers: NDArray[np.float64] = self._store.column(name).cast(float64()).to_numpy()
+            numbers: NDArray[np.float64] = self._store.table[name].cast(float64()).to_numpy()
         except ArrowInvalid:
             raise UserError(
                 f"{name} of {self._store.path} has whole numbers beyond ±2^53, which cannot be compared exactly here; "
@@ -44,10 +44,10 @@ class Columns:
         return numbers
 
     def text(self, name: str) -> pyarrow.ChunkedArray:
-        return self._store.column(name)
+        return self._store.table[name]
 
     def truth(self, name: str) -> NDArray[np.int8]:
-        return truths_in(self._store.column(name))
+        return truths_in(self._store.table[name])
 
 
 def truth(found: Value, known: Value = True) -> NDArray[np.int8]:

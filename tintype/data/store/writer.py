@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from tintype.data.arrow_file import file_of
 from tintype.data.store.attributes import Kind, Value
@@ -40,33 +39,8 @@ SHARD_BYTES, SHARD_ROWS = 64 << 20, 4096
 _PROGRESS, _CHECKSUM = "progress.json", "checksum"
 
 
-@dataclass(frozen=True)
-class Record:
-    image: Prepared
-    source: str
-    split: Split
-    captions: Mapping[str, str]
-    attributes: Mapping[str, Value] = field(default_factory=dict)
-
-    def row(self) -> dict[str, bytes | Value]:
-        image = self.image
-        return {
-            "image": image.content,
-            "width": image.width,
-            "height": image.height,
-            "source": self.source.encode(errors="backslashreplace").decode(),  # a file's name may be any bytes
-            "sha256": image.sha256,
-            "pixels": image.pixels,
-            "split": self.split,
-            **{CAPTION + name: text for name, text in self.captions.items()},
-            **{ATTRIBUTE + name: value for name, value in self.attributes.items()},
-        }
-
-
-class _Kept(BaseModel):
+class _Kept(BaseModel, extra="forbid"):
     """The progress that lies on the disk."""
-
-    model_config = ConfigDict(extra="forbid")
 
     request: dict[str, Any]
     """All that decides what is stored."""
@@ -110,9 +84,24 @@ class Writer:
     def quarantined(self) -> int:
         return self._kept.quarantined + len(self._refused)
 
-    def add(self, record: Record) -> None:
-        self._rows.append(record.row())
-        self._bytes += len(record.image.content)
+    def add(
+        self,
+        image: Prepared,
+        source: str,
+        split: Split,
+        captions: Mapping[str, str],
+        attributes: Mapping[str, Value],
+    ) -> None:
+        self._rows.append(
+            {
+                **vars(image),
+                "source": source.encode(errors="backslashreplace").decode(),  # a file's name may be any bytes
+                "split": split,
+                **{CAPTION + name: text for name, text in captions.items()},
+                **{ATTRIBUTE + name: value for name, value in attributes.items()},
+            }
+        )
+        self._bytes += len(image.image)
         self._new_items += 1
         if self._bytes >= SHARD_BYTES or len(self._rows) >= SHARD_ROWS:
             self.keep()
@@ -178,7 +167,7 @@ class Writer:
             (self._work / _PROGRESS).unlink()
             (self._work / ".lock").unlink(missing_ok=True)
             if not kept.quarantined:
-                (self.quarantine).unlink()
+                self.quarantine.unlink()
             flush(self._work)
             self._work.replace(out)
             flush(out.parent)
@@ -197,14 +186,10 @@ class Writer:
 
     def _take_in(self, batch: pyarrow.RecordBatch) -> None:
         """Count the rows of a written shard."""
-        columns = ["sha256", "split", "pixels", "source", *(CAPTION + name for name in self._captions)]
-        columns += [ATTRIBUTE + name for name in self._attributes]
-        for sha256, split, pixels, source, *rest in zip(*(batch.column(c).to_pylist() for c in columns), strict=True):
-            texts, values = rest[: len(self._captions)], rest[len(self._captions) :]
-            captions = dict(zip(self._captions, texts, strict=True))
-            self._identity.add(sha256, split, captions, dict(zip(self._attributes, values, strict=True)))
-            self._counts[split] += 1
-            self.first_seen.setdefault(pixels, (split, source))
+        self._identity.add(batch)
+        for row in batch.select(["pixels", "split", "source"]).to_pylist():
+            self._counts[row["split"]] += 1
+            self.first_seen.setdefault(row["pixels"], (row["split"], row["source"]))
 
     def _no_room(self, error: OSError) -> UserError:
         return UserError(

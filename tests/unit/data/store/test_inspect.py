@@ -27,7 +27,7 @@ from tintype.data.store.inspect_result import Result
 from tintype.data.store.layout import Split, Store, open_store
 from tintype.data.store.problems import strange_text
 from tintype.data.store.selection import select
-from tintype.data.store.writer import Record, Writer
+from tintype.data.store.writer import Writer
 from tintype.errors import UserError
 
 
@@ -51,7 +51,7 @@ def written(folder: Path, texts: list[str], images: list[bytes] | None = None) -
         made = prepare(Item(f"p{index}.png", images[index] if images else image_file(index, (80, 72))), Sizing())
         assert isinstance(made, Prepared)
         split: Split = "eval" if index % 4 == 3 else "train"
-        writer.add(Record(made, f"p{index}.png", split, {"long": text}))
+        writer.add(made, f"p{index}.png", split, {"long": text}, {})
     writer.keep()
     writer.finish(folder / "store")
     return folder / "store"
