@@ -35,7 +35,7 @@ from tintype.data.store.layout import CAPTION, SPLITS, Store
 from tintype.data.store.problems import LONG_WORDS, TINY_PX, find_problems, strange_text
 from tintype.data.store.selection import REPEATS, Selection
 from tintype.data.store.texts import shortened
-from tintype.data.store.where_values import word_counts
+from tintype.data.store.where import word_counts
 from tintype.errors import UserError
 from tintype.runtime.files import write_text
 
@@ -197,9 +197,11 @@ def _aspects(store: Store, rows: NDArray[np.int64]) -> Aspects:
 
 
 def _captions(store: Store, name: str, rows: NDArray[np.int64]) -> Captions:
-    column = store.table[CAPTION + name].take(rows)
-    words = word_counts(column).astype(np.int64)
-    texts: list[str] = column.fill_null("").to_pylist()
+    from pyarrow import compute
+
+    column = store.table[CAPTION + name].take(rows).fill_null("")
+    words = word_counts(compute, column).to_numpy().astype(np.int64)
+    texts: list[str] = column.to_pylist()
     counts = Counter(texts)
     strange = [(row, what) for row, text in zip(rows.tolist(), texts, strict=True) if (what := strange_text(text))]
     often = [(text, count) for text, count in counts.most_common(_SHOWN_CAPTIONS) if count > 1 and text]

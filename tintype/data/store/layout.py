@@ -390,8 +390,8 @@ def check_part(path: Path, part: Shard | AddedPart, again: str) -> None:
 def sum_of(path: Path, skip_at: int, skip_bytes: int) -> str:
     """Return the SHA-256 of a file without a piece of it."""
     content = np.memmap(path, np.uint8, "r")
-    total = hashlib.sha256(content[: max(0, skip_at)])
-    total.update(content[max(0, skip_at + skip_bytes) :])
+    total = hashlib.sha256(content[: max(0, skip_at)].data)
+    total.update(content[max(0, skip_at + skip_bytes) :].data)
     return total.hexdigest()
 
 

@@ -4,39 +4,40 @@
 
 Nothing is executed. Names and quoted texts are masked, Python's own `ast` parses what is left, and only the nodes named
 in `_Builder._node` are accepted. Types are checked against the store's columns before any column is read. The
-expression is computed for all records at once, on the memory-mapped columns.
+expression is computed for all records at once, on the memory-mapped columns, by Arrow.
 
 Beyond Python's syntax there are `[any column name]` and `caption:NAME`. A backslash in a text is a backslash.
 
-A value may be missing; then a comparison is neither true nor false (`where_values.py`), and its record is not taken.
+A value may be missing, which is null in Arrow. As in SQL, a comparison with it is neither true nor false (Kleene's
+logic), and its record is not taken.
 """
 
 from __future__ import annotations
 
 import ast
-import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TypeAlias
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tintype.config.strict import nearest
 from tintype.data.store.attributes import Kind
-from tintype.data.store.layout import Store
-from tintype.data.store.where_values import FUNCTIONS, Columns, Type, Value, compared, same_text, same_truth, truth
+from tintype.data.store.layout import ATTRIBUTE, CAPTION, Store
 from tintype.errors import UserError
 
-Compute: TypeAlias = Callable[[Columns], Value]
-Join: TypeAlias = Callable[[Value, Value], Value]
+Type = Literal["number", "text", "truth"]
+Value: TypeAlias = Any
+"""A float, str or bool, or a scalar or column of Arrow with such values."""
+Compute: TypeAlias = Callable[[Store], Value]
 
 _LONGEST, _DEEPEST = 4000, 60
 _TOO_DEEP = f"nested more than {_DEEPEST} levels deep"
 _NUMBERS, _TEXTS = ("width", "height"), ("source", "sha256", "split")
-_CAPTION, _ATTRIBUTE = "caption:", "attribute:"
 _TYPES: dict[Kind, Type] = {"text": "text", "int": "number", "float": "number", "bool": "truth"}
 _TRUTHS = {"true": True, "false": False}
 _WORDS = ("and", "or", "not", "in")
@@ -48,21 +49,59 @@ _TOKEN = re.compile(
     |(?P<odd>(?<![=<>!])=(?!=)|[^0-9.<>=!()+\-*/,])""",
     re.VERBOSE,
 )
-_COMPARE: dict[type[ast.cmpop], tuple[str, Join]] = {
-    ast.Eq: ("==", operator.eq),
-    ast.NotEq: ("!=", operator.ne),
-    ast.Lt: ("<", operator.lt),
-    ast.LtE: ("<=", operator.le),
-    ast.Gt: (">", operator.gt),
-    ast.GtE: (">=", operator.ge),
+_COMPARE: dict[type[ast.cmpop], tuple[str, str]] = {
+    ast.Eq: ("==", "equal"),
+    ast.NotEq: ("!=", "not_equal"),
+    ast.Lt: ("<", "less"),
+    ast.LtE: ("<=", "less_equal"),
+    ast.Gt: (">", "greater"),
+    ast.GtE: (">=", "greater_equal"),
 }
-_COMPUTE: dict[type[ast.operator], Join] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
+_COMPUTE: dict[type[ast.operator], str] = {
+    ast.Add: "add",
+    ast.Sub: "subtract",
+    ast.Mult: "multiply",
+    ast.Div: "divide",
 }
 _A: dict[Type, str] = {"number": "a number", "text": "a text", "truth": "a comparison"}
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the language, and an example of its use."""
+
+    takes: tuple[Type | Literal["any"], ...]
+    gives: Type
+    compute: Callable[..., Value]
+    """Called with `pyarrow.compute` and the arguments."""
+    example: str
+    pattern: bool = False
+    """Whether its last argument must be a literal text."""
+
+
+def word_counts(pc: ModuleType, text: Value) -> Value:
+    """Return the number of words of each text, separated by white space."""
+    trimmed = pc.utf8_trim_whitespace(text)
+    pieces = pc.list_value_length(pc.utf8_split_whitespace(trimmed))
+    return pc.subtract(pieces, pc.equal(trimmed, "").cast("int32"))  # an empty text has one empty piece
+
+
+def _arrow(name: str, **options: bool) -> Callable[..., Value]:
+    return lambda pc, *given: getattr(pc, name)(*given, **options)
+
+
+FUNCTIONS = {
+    "words": Function(("text",), "number", word_counts, "words(long)"),
+    "characters": Function(("text",), "number", _arrow("utf8_length"), "characters(long)"),
+    "min": Function(("number",) * 2, "number", _arrow("min_element_wise", skip_nulls=False), "min(width, height)"),
+    "max": Function(("number",) * 2, "number", _arrow("max_element_wise", skip_nulls=False), "max(width, height)"),
+    "lower": Function(("text",), "text", _arrow("utf8_lower"), "lower(long)"),
+    "contains": Function(("text",) * 2, "truth", _arrow("match_substring"), "contains(long, 'dog')", True),
+    "starts": Function(("text",) * 2, "truth", _arrow("starts_with"), "starts(source, 'train/')", True),
+    "ends": Function(("text",) * 2, "truth", _arrow("ends_with"), "ends(source, '.png')", True),
+    "matches": Function(("text",) * 2, "truth", _arrow("match_substring_regex"), "matches(long, '^A ')", True),
+    "missing": Function(("any",), "truth", _arrow("is_null"), "missing(score)"),
+}
 
 
 @dataclass(frozen=True)
@@ -85,8 +124,12 @@ class Node:
 
 def kept_by(store: Store, expression: str, option: str = "data.where") -> NDArray[np.bool_]:
     """Return for each row whether the expression holds."""
+    from pyarrow import compute
+
     tree = _Builder(expression, option, known_columns(store)).whole()
-    return np.array(np.broadcast_to(tree.value(Columns(store)) == 1, len(store)), dtype=np.bool_)
+    found = compute.and_kleene(store.table["sha256"].is_valid(), tree.value(store))  # one for each row, in any case
+    kept: NDArray[np.bool_] = found.fill_null(False).to_numpy()
+    return kept
 
 
 def known_columns(store: Store) -> dict[str, tuple[Type, str]]:
@@ -94,18 +137,16 @@ def known_columns(store: Store) -> dict[str, tuple[Type, str]]:
 
     A kind of caption that has the name of another column is `caption:NAME`; attributes have names of their own.
     """
-    captions = store.captions
-    own: dict[str, tuple[Type, str]] = {name: ("number", name) for name in _NUMBERS}
-    own |= {name: ("text", name) for name in _TEXTS}
-    prefixed: dict[str, tuple[Type, str]] = {_CAPTION + name: ("text", _CAPTION + name) for name in captions}
-    attributes = {name: (_TYPES[kind], _ATTRIBUTE + name) for name, kind in store.attributes.items()}
-    return {**{name: ("text", _CAPTION + name) for name in captions}, **attributes, **prefixed, **own}
+    found: dict[str, tuple[Type, str]] = {name: ("text", CAPTION + name) for name in store.captions}
+    found |= {name: (_TYPES[kind], ATTRIBUTE + name) for name, kind in store.attributes.items()}
+    found |= {CAPTION + name: ("text", CAPTION + name) for name in store.captions}
+    return found | {name: ("number", name) for name in _NUMBERS} | {name: ("text", name) for name in _TEXTS}
 
 
 def written(column: str) -> str:
     """Return a kind of caption or an attribute as an expression names it."""
     if column in (*_NUMBERS, *_TEXTS):
-        return _CAPTION + column
+        return CAPTION + column
     plain = re.fullmatch(r"[^\W\d]\w*", column) and column not in (*_WORDS, *_TRUTHS, *FUNCTIONS)
     return column if plain else f"[{column}]"
 
@@ -158,15 +199,15 @@ class _Builder:
             raise self._error(node.col_offset, _TOO_DEEP)
         match node:
             case ast.BoolOp():
-                word, join = ("and", np.minimum) if isinstance(node.op, ast.And) else ("or", np.maximum)
+                word = "and" if isinstance(node.op, ast.And) else "or"
                 parts = [self._typed(one, "truth", f"'{word}' joins comparisons", depth) for one in node.values]
-                return self._joined(node, join, parts)
+                return Node("truth", node.col_offset, _joined(f"{word}_kleene", parts))
             case ast.UnaryOp(op=ast.Not()):
                 inner = self._typed(node.operand, "truth", "'not' stands before a comparison", depth)
-                return Node("truth", node.col_offset, _negative(inner.value))
+                return Node("truth", node.col_offset, _called("invert", inner))
             case ast.UnaryOp(op=ast.USub()):
                 inner = self._typed(node.operand, "number", "'-' stands before a number", depth)
-                return Node("number", node.col_offset, _negative(inner.value), inner.literal)
+                return Node("number", node.col_offset, _called("negate", inner), inner.literal)
             case ast.Compare():
                 return self._compared(node, depth)
             case ast.BinOp() if type(node.op) in _COMPUTE:
@@ -176,17 +217,14 @@ class _Builder:
             case ast.Name() | ast.List():
                 return self._column(node)
             case ast.Constant(value=str()) if (quoted := self._source(node))[0] not in quoted[1:-1]:
-                return Node("text", node.col_offset, lambda columns: quoted[1:-1], literal=True)
+                return Node("text", node.col_offset, lambda store: quoted[1:-1], literal=True)
             case ast.Constant(value=int() | float()):
                 number = float(self._source(node))
-                return Node("number", node.col_offset, lambda columns: number, literal=True)
+                return Node("number", node.col_offset, lambda store: number, literal=True)
         shown = self._source(node)[:40]
         raise self._error(
             node.col_offset, f"'{shown}' is not expected here; a column, a number, a 'text' or a function is"
         )
-
-    def _joined(self, node: ast.expr, join: Join, parts: list[Node]) -> Node:
-        return Node("truth", node.col_offset, lambda columns: reduce(join, (part.value(columns) for part in parts)))
 
     def _compared(self, node: ast.Compare, depth: int) -> Node:
         if any(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
@@ -197,21 +235,18 @@ class _Builder:
             self._comparison(left, op, at, right)
             for left, op, at, right in zip(parts, node.ops, places, parts[1:], strict=False)
         ]
-        return self._joined(node, np.minimum, chain)  # a <= b < c is a <= b and b < c
+        return Node("truth", node.col_offset, _joined("and_kleene", chain))  # a <= b < c is a <= b and b < c
 
     def _comparison(self, left: Node, op: ast.cmpop, at: int, right: Node) -> Node:
-        sign, compare = _COMPARE[type(op)]
+        sign, function = _COMPARE[type(op)]
         truths = left.type == "truth" and not (left.literal or right.literal)
         if truths or left.type != right.type:
             hint = _as_number(left, right) or _as_number(right, left)
             raise self._error(at, f"'{sign}' cannot compare {left.a} with {right.a}{hint}")
-        if left.type == "number":
-            return Node("truth", at, _both(compared(compare), left.value, right.value))
-        if sign not in ("==", "!="):
+        if left.type != "number" and sign not in ("==", "!="):
             what = "texts are" if left.type == "text" else "true and false are"
             raise self._error(at, f"{what} compared with == and !=; '{sign}' is for numbers")
-        value = _both(same_text if left.type == "text" else same_truth, left.value, right.value)
-        return Node("truth", at, value if sign == "==" else _negative(value))
+        return Node("truth", at, _called(function, left, right))
 
     def _within(self, node: ast.Compare, depth: int) -> Node:
         choices = node.comparators[0]
@@ -223,39 +258,40 @@ class _Builder:
         if odd := next((part for part in parts if not part.literal), None):
             raise self._error(odd.at, "a list after 'in' holds numbers or texts in quotes")
         found = [self._comparison(left, ast.Eq(), part.at, part) for part in parts]
-        taken = self._joined(node, np.maximum, found)
-        return taken if isinstance(node.ops[0], ast.In) else Node("truth", taken.at, _negative(taken.value))
+        taken = Node("truth", node.col_offset, _joined("or_kleene", found))
+        return taken if isinstance(node.ops[0], ast.In) else Node("truth", taken.at, _called("invert", taken))
 
     def _computed(self, node: ast.BinOp, depth: int) -> Node:
-        at, compute = self._sign_at(node.left, node.right), _COMPUTE[type(node.op)]
+        at = self._sign_at(node.left, node.right)
         why = f"'{self._masked[at]}' computes with numbers"
-        first, second = (self._typed(one, "number", why, depth).value for one in (node.left, node.right))
+        first, second = (self._typed(one, "number", why, depth) for one in (node.left, node.right))
+        result = _called(_COMPUTE[type(node.op)], first, second)
 
-        def divide(above: Value, below: Value) -> Value:
-            if zeros := int(np.count_nonzero(np.asarray(below) == 0)):
-                records = f"{zeros:,} of the" if np.ndim(below) else "all"
+        def divided(store: Store) -> Value:
+            from pyarrow import ChunkedArray, compute
+
+            zero = compute.equal(second.value(store), 0)
+            if zeros := compute.sum(zero).as_py():
+                records = f"{zeros:,} of the" if isinstance(zero, ChunkedArray) else "all"
                 raise self._error(at, f"this divides by zero, in {records} records")
-            return compute(above, below)
+            return result(store)
 
-        return Node("number", at, _both(divide if isinstance(node.op, ast.Div) else compute, first, second))
+        return Node("number", at, divided if isinstance(node.op, ast.Div) else result)
 
     def _column(self, node: ast.Name | ast.List) -> Node:
         at, shown = node.col_offset, self._source(node)
         name = shown[1:-1] if isinstance(node, ast.List) else shown
         if shown in _TRUTHS:
-            known = truth(_TRUTHS[shown])
-            return Node("truth", at, lambda columns: known, literal=True)
+            return Node("truth", at, lambda store: _TRUTHS[shown], literal=True)
         if name in FUNCTIONS and name not in self._columns:
             raise self._error(at, f"{name} is a function; write {FUNCTIONS[name].example}")
         if name not in self._columns:
-            names = [known for known in self._columns if not known.startswith(_CAPTION)]
+            names = [known for known in self._columns if not known.startswith(CAPTION)]
             guess = nearest(name, names) if len(names) > 1 else ""
             guess = f"{guess} The" if guess.startswith("did you") else "the"
             raise self._error(at, f"there is no column '{name}'; {guess} columns are {', '.join(names)}")
         kind, column = self._columns[name]
-        readers: dict[Type, Callable[[Columns, str], Value]]
-        readers = {"number": Columns.number, "text": Columns.text, "truth": Columns.truth}
-        return Node(kind, at, lambda columns: readers[kind](columns, column), column=column)
+        return Node(kind, at, lambda store: _read(store, kind, column), column=column)
 
     def _called(self, node: ast.Call, depth: int) -> Node:
         name = self._source(node.func)
@@ -274,11 +310,14 @@ class _Builder:
         if function.pattern and not given[-1].literal:
             raise self._error(given[-1].at, f"this must be a text in quotes: {function.example}")
 
-        def value(columns: Columns) -> Value:
+        def value(store: Store) -> Value:
+            from pyarrow import compute
+
             try:
-                return function.compute(*(one.value(columns) for one in given))
+                found = function.compute(compute, *(one.value(store) for one in given))
             except ValueError as error:  # Arrow's, of a pattern
                 raise self._error(given[-1].at, f"this is no regular expression: {error}") from None
+            return compute.cast(found, "float64") if function.gives == "number" else found
 
         return Node(function.gives, node.col_offset, value)
 
@@ -307,15 +346,41 @@ class _Builder:
 
 def _as_number(text: Node, number: Node) -> str:
     """Return the remedy for an attribute of numbers that was imported as text."""
-    if text.type != "text" or number.type != "number" or not text.column.startswith(_ATTRIBUTE):
+    if text.type != "text" or number.type != "number" or not text.column.startswith(ATTRIBUTE):
         return ""
-    name = text.column.removeprefix(_ATTRIBUTE)
+    name = text.column.removeprefix(ATTRIBUTE)
     return f"; the attribute {name} was imported as text: import it with --attribute {name}=COLUMN:float"
 
 
-def _both(join: Join, first: Compute, second: Compute) -> Compute:
-    return lambda columns: join(first(columns), second(columns))
+def _read(store: Store, kind: Type, column: str) -> Value:
+    from pyarrow import ArrowInvalid
+
+    try:
+        return store.table[column].cast("float64") if kind == "number" else store.table[column]
+    except ArrowInvalid:
+        raise UserError(
+            f"{column} of {store.path} has whole numbers beyond ±2^53, which cannot be compared exactly here; "
+            "import it as text: --attribute NAME=COLUMN:text"
+        ) from None
 
 
-def _negative(inner: Compute) -> Compute:
-    return lambda columns: -inner(columns)
+def _called(function: str, *parts: Node) -> Compute:
+    """Compute a function of Arrow on the values of parts."""
+
+    def value(store: Store) -> Value:
+        from pyarrow import compute
+
+        return compute.call_function(function, [part.value(store) for part in parts])
+
+    return value
+
+
+def _joined(function: str, parts: Sequence[Node]) -> Compute:
+    """Compute a function of Arrow on the first two parts, on the result and the third part, and so on."""
+
+    def value(store: Store) -> Value:
+        from pyarrow import compute
+
+        return reduce(getattr(compute, function), (part.value(store) for part in parts))
+
+    return value
