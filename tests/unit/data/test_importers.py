@@ -228,7 +228,7 @@ def test_a_tar_that_is_cut_or_packed_is_refused(tmp_path: Path) -> None:
     members += [("c.png", image_file(2)), ("c.txt", b"a caption")]
     imported(sets.tar_of(tmp_path / "b.tar", members), tmp_path / "store")
     reasons = quarantine(tmp_path / "store")
-    assert "5,242,880 bytes" in reasons["b.tar:a"] and "not text in UTF-8" in reasons["b.tar:b"]
+    assert "5,242,880 bytes" in reasons["b.tar:a.png"] and "not text in UTF-8" in reasons["b.tar:b.png"]
 
 
 def test_what_follows_a_damaged_header_or_another_tar_is_not_dropped(tmp_path: Path) -> None:

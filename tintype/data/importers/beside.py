@@ -1,4 +1,4 @@
-"""Captions in files that stand beside an image under its name, on a disk or in a tar.
+"""Images with captions in files that stand beside them under their name, on a disk or in a tar.
 
 `dog.txt` is the column `txt`, `dog.short.txt` the column `short`, and so on for any name between the dots. The entries
 of `dog.json` are columns under their own names; captions are those that are strings.
@@ -6,19 +6,24 @@ of `dog.json` are columns under their own names; captions are those that are str
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tintype.data.importers.importer import Kinds, usual_captions
+from tintype.data import tar_file
+from tintype.data.image_file import BadImageError, read_file, too_large
+from tintype.data.image_sets import SUFFIXES
+from tintype.data.importers.importer import FOLDER, MOST_TEXT_BYTES, Importer, Item, usual_captions
+from tintype.data.store.attributes import add_kinds
 from tintype.errors import UserError
 from tintype.runtime.files import Json, parse_object
 
-PLAIN = "txt"
+_PLAIN, _JSON = "txt", "json"
 
 
 class UnreadableError(Exception):
-    """A side file that cannot be used; the message says why."""
+    """A file beside an image, or a column, that cannot be used; the message says why."""
 
 
 def text_of(content: bytes, name: str) -> str:
@@ -36,24 +41,101 @@ def entries_of(content: bytes, name: str) -> dict[str, Json]:
         raise UnreadableError(f"{name} {error}") from None
 
 
-@dataclass(frozen=True)
-class SideColumns:
-    """The columns that text files and entries of JSON files beside images give."""
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file on the disk, or a piece of a tar."""
 
-    columns: list[str]
-    kinds: Kinds
-    usual: dict[str, str]
+    name: str
+    """For messages."""
+    path: Path
+    start: int = 0
+    size: int | None = None
+
+    def read(self, most: int) -> bytes:
+        if self.size is None:
+            return read_file(self.path, most)
+        if self.size > most:
+            raise UnreadableError(too_large(self.name, self.size, most))
+        return tar_file.content(self.path, self.start, self.size)
+
+    def text(self) -> str:
+        return text_of(self.read(MOST_TEXT_BYTES), self.name)
+
+    def entries(self) -> dict[str, Json]:
+        return entries_of(self.read(MOST_TEXT_BYTES), self.name)
 
 
-def side_columns(source: Path, texts: Collection[str], entries: Kinds) -> SideColumns:
-    """Return the columns of text files and of entries; a text file takes precedence over an entry of its name.
+@dataclass
+class Sample:
+    source: str
+    members: dict[str, Member] = field(default_factory=dict)
+    """The image and what stands beside it, by what follows the name and a dot: `png`, `txt`, `short.txt`, `json`."""
+    known: dict[str, str | None] = field(default_factory=dict)
+    """Values of columns that are in no file."""
+    problem: str = ""
 
-    Captions are every text file, and of the entries those with a usual name.
+    @property
+    def image(self) -> str | None:
+        """Return the member that is the image: one with a plain ending, or else the only one that ends so."""
+        plain = [ending for ending in self.members if f".{ending}" in SUFFIXES]
+        some = plain or [ending for ending in self.members if ending.endswith(SUFFIXES)]
+        return some[0] if len(some) == 1 else None
+
+
+class SideImporter(Importer):
+    """Captions are every text file, and of the entries those with a usual name.
+
+    A text file takes precedence over an entry of its name.
     """
-    strings = {name for name, kinds in entries.items() if "text" in kinds}
-    if double := sorted(strings.intersection(texts)):
-        raise UserError(f"{source}: {', '.join(double)} is the name of .txt files and of entries in .json files")
-    kinds = {name: entries[name] for name in sorted(entries)} | {name: {"text"} for name in sorted(texts)}
-    named = {name: name for name in sorted(texts) if name != PLAIN}
-    plain = {"long": PLAIN} if PLAIN in texts else {}
-    return SideColumns(sorted({*texts, *strings}), kinds, {**usual_captions(strings), **plain, **named})
+
+    def __init__(
+        self, source: Path, files: Sequence[Path], samples: Sequence[Sample], most_bytes: int, folder: bool = False
+    ) -> None:
+        self._samples, self._most_bytes = samples, most_bytes
+        self._texts = sorted({column for sample in samples for one in sample.members if (column := _column(one))})
+        entries: dict[str, set[str]] = {}
+        for sample in samples:
+            if _JSON in sample.members:
+                with suppress(OSError, UnreadableError, BadImageError):  # reported with its image
+                    add_kinds(entries, sample.members[_JSON].entries())
+        strings = {name for name, kinds in entries.items() if "text" in kinds}
+        if double := sorted(strings.intersection(self._texts)):
+            raise UserError(f"{source}: {', '.join(double)} is the name of .txt files and of entries in .json files")
+        own = [FOLDER] if folder else []
+        kinds = dict(sorted(entries.items())) | {name: {"text"} for name in (*self._texts, *own)}
+        plain_first = sorted(self._texts, key=lambda name: name != _PLAIN)
+        usual = usual_captions(strings) | {"long" if name == _PLAIN else name: name for name in plain_first}
+        super().__init__(files, [*sorted({*self._texts, *strings}), *own], kinds, len(samples), usual)
+
+    def items(self, columns: Collection[str], first: int) -> Iterator[Item]:
+        return (self._item(sample, set(columns)) for sample in self._samples[first:])
+
+    def _item(self, sample: Sample, columns: set[str]) -> Item:
+        if sample.problem:
+            return Item(sample.source, problem=sample.problem)
+        if sample.image is None:
+            endings = ", ".join(sample.members)
+            return Item(sample.source, problem=f"it has no image, or more than one: its members are {endings}")
+        try:
+            content = sample.members[sample.image].read(self._most_bytes)
+            return Item(sample.source, content, self._values_of(sample, columns))
+        except (OSError, UnreadableError, BadImageError) as error:
+            return Item(sample.source, problem=f"it or its caption cannot be read: {error}")
+
+    def _values_of(self, sample: Sample, columns: set[str]) -> dict[str, object]:
+        found: dict[str, object] = {**dict.fromkeys(columns), **sample.known}
+        if _JSON in sample.members and columns.difference(self._texts, sample.known):
+            for key, value in sample.members[_JSON].entries().items():
+                if key not in self._texts and (key not in sample.known or isinstance(value, str)):
+                    found[key] = value
+        for ending, member in sample.members.items():
+            if (column := _column(ending)) and column in columns:
+                found[column] = member.text()
+        return found
+
+
+def _column(ending: str) -> str | None:
+    """Return the column of a text file, by what follows the image's name."""
+    if ending == _PLAIN:
+        return _PLAIN
+    return ending.removesuffix(".txt") if ending.endswith(".txt") else None
