@@ -228,6 +228,11 @@ class RelativeEffect(_Data):
     high: float | None
 
 
+def interval_ends(one: Comparison | RelativeEffect) -> list[float]:
+    """Return both ends of the interval; none where there is no interval."""
+    return [] if one.low is None or one.high is None else [one.low, one.high]
+
+
 class Trend(_Data):
     """The change of one arm's relative effect on one metric with the number of tokens."""
 

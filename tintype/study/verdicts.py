@@ -16,14 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.resources import files
 from statistics import fmean
 from typing import Literal, Protocol
 
-from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
 from pydantic import Field
 
+from tintype.page.template import template
 from tintype.seams import Direction
 from tintype.settings import Settings
 from tintype.study import stats
@@ -314,7 +313,7 @@ def describe_method(
     """Return how intervals and verdicts were computed, for the report. `tokens` are those of several resolutions."""
     level = 1 - stats.CONFIDENCE
     reach = stats.smallest_permutation_p(seeds, counts.others / (1 - PRIMARY_SHARE)) if counts.others else 0.0
-    text = _method_template().render(
+    text = template("tintype.study", "method.j2", finalize=_as_it_is).render(
         seeds=seeds,
         counts=counts,
         control=control,
@@ -329,7 +328,6 @@ def describe_method(
     return " ".join(text.split())
 
 
-@cache
-def _method_template() -> Template:
-    text = (files("tintype.study") / "method.j2").read_text(encoding="utf-8")
-    return Environment(undefined=StrictUndefined, trim_blocks=True).from_string(text)  # plain text: escaped by reports
+def _as_it_is(value: object) -> Markup:
+    """Keep plain text, which reports escape."""
+    return Markup(str(value))

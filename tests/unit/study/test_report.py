@@ -9,7 +9,7 @@ import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from PIL import Image
@@ -31,7 +31,18 @@ from tintype.page import numerals, svg
 from tintype.study import report
 from tintype.study.report import charts, findings, read_results, to_csv, write_report
 from tintype.study.report.markdown import escaped, to_markdown
-from tintype.study.results import Arm, Change, Command, Curve, Run, StudyResults, TokenizerInfo
+from tintype.study.results import (
+    Arm,
+    Change,
+    Command,
+    Comparison,
+    Curve,
+    MetricInfo,
+    RelativeEffect,
+    Run,
+    StudyResults,
+    TokenizerInfo,
+)
 from tintype.study.trends import NO_RUNS, NOT_POSITIVE
 from tintype.terminal.studies import show_verdicts
 
@@ -506,10 +517,22 @@ def test_metrics_without_speed_have_no_speed_figure(results: StudyResults, tmp_p
     assert "Quality against speed" not in _page(slow, tmp_path).text
 
 
+def _metric(direction: Literal["lower", "higher"] = "higher", **known: Any) -> MetricInfo:
+    return MetricInfo(name="m", label="recall", direction=direction, definition="", **known)
+
+
+def _effect(
+    difference: float, low: float | None, high: float | None, reach: float | None, seeds: list[float]
+) -> Comparison:
+    return Comparison(
+        mean=0.4 + difference, baseline_mean=0.4, differences=seeds, difference=difference, low=low, high=high, p=None,
+        p_adjusted=None, detectable=reach, verdict="not shown",
+    )  # fmt: skip
+
+
 def test_better_is_right_whichever_way_the_metric_points() -> None:
-    gain = charts.Effect("arm", "better", 2.0, 1.0, 3.0, 0.5, [1.5, 2.5])
-    higher = charts.effect_scale([gain], lower_is_better=False, width=100)
-    lower = charts.effect_scale([gain], lower_is_better=True, width=100)
+    gain = _effect(2.0, 1.0, 3.0, 0.5, [1.5, 2.5])
+    higher, lower = (charts.effect_scale(_metric(direction), [gain]) for direction in ("higher", "lower"))
     assert higher(2.0) > higher(0.0) and lower(2.0) < lower(0.0)
 
 
@@ -521,27 +544,27 @@ def _bands(drawn: str) -> list[list[float]]:
 
 def test_the_data_set_the_axis_and_not_the_band() -> None:
     """A share of 0.6 with seeds within 0.02, and a band of ±5: it ends in points at both edges of the axis."""
-    effect = charts.Effect("arm", "not shown", 0.01, -0.4, 0.42, 5.0, [0.0, 0.02])
-    scale = charts.effect_scale([effect], False, 360)
+    effect = _effect(0.01, -0.4, 0.42, 5.0, [0.0, 0.02])
+    scale = charts.effect_scale(_metric(), [effect])
     assert -0.03 < scale.low < 0.0 and 0.02 < scale.high < 0.05
-    drawn = charts.forest("recall", [effect], 2, False)
+    drawn = charts.forest(_metric(), {"arm": effect}, 2)
     (band,) = _bands(drawn)
     assert min(band) >= 0 and max(band) <= 360 and len(band) == 6
     assert drawn.count('class="interval beyond"') == 2 and 'class="undetectable beyond"' in drawn
 
 
 def test_a_band_and_an_interval_within_the_axis_are_drawn_whole() -> None:
-    effect = charts.Effect("arm", "not shown", 0.1, 0.05, 0.15, 0.12, [0.08, 0.12])
-    drawn = charts.forest("recall", [effect], 2, False)
+    effect = _effect(0.1, 0.05, 0.15, 0.12, [0.08, 0.12])
+    drawn = charts.forest(_metric(), {"arm": effect}, 2)
     (band,) = _bands(drawn)
     assert len(band) == 4 and "beyond" not in drawn and drawn.count('class="interval"') == 3
 
 
-@pytest.mark.parametrize("lower", [True, False])
-def test_the_axis_ends_at_the_metrics_range(lower: bool) -> None:
+@pytest.mark.parametrize("direction", ["lower", "higher"])
+def test_the_axis_ends_at_the_metrics_range(direction: Literal["lower", "higher"]) -> None:
     """Seeds that spread widely would give the interval room to −0.9; the share is 0.4, so it cannot fall by more."""
-    effect = charts.Effect("arm", "not shown", 0.0, -3.0, 3.0, 3.0, [-0.3, 0.3])
-    scale = charts.effect_scale([effect], lower, 360, possible=(-0.4, 0.6))
+    effect = _effect(0.0, -3.0, 3.0, 3.0, [-0.3, 0.3])
+    scale = charts.effect_scale(_metric(direction, range=(0.0, 1.0)), [effect])
     assert sorted((scale.low, scale.high)) == pytest.approx([-0.46, 0.66])  # and 6% of air
     assert svg.padded([0.5, 0.99], 0.5, (0.0, 1.0)) == (0.255, 1.0)
     assert svg.padded([1.0, 1.0], possible=(0.0, 1.0)) == (0.94, 1.0)
@@ -549,20 +572,20 @@ def test_the_axis_ends_at_the_metrics_range(lower: bool) -> None:
 
 
 def test_equal_values_still_have_an_axis() -> None:
-    effect = charts.Effect("arm", "not shown", 0.0, 0.0, 0.0, 0.0, [0.0, 0.0])
-    scale = charts.effect_scale([effect], False, 360)
+    effect = _effect(0.0, 0.0, 0.0, 0.0, [0.0, 0.0])
+    scale = charts.effect_scale(_metric(), [effect])
     assert scale.low < 0 < scale.high
 
 
 def test_an_unknown_interval_is_not_drawn() -> None:
-    effect = charts.Effect("arm", "sketch", 0.1, None, None, None, [0.1])
-    drawn = charts.forest("label", [effect], 2, lower_is_better=False)
+    effect = _effect(0.1, None, None, None, [0.1])
+    drawn = charts.forest(_metric(), {"arm": effect}, 2)
     assert 'class="interval"' not in drawn and 'class="mean"' in drawn
 
 
 def test_names_in_the_scatter_do_not_overlap() -> None:
-    clouds = [charts.Cloud(f"an arm {index}", "arm-0", [(1.0 + index / 100, 1.0)]) for index in range(5)]
-    clouds.append(charts.Cloud("far away", "arm-1", [(2.0, 2.0)]))
+    clouds = [charts.Series(f"an arm {index}", "arm-0", [(1.0 + index / 100, 1.0)]) for index in range(5)]
+    clouds.append(charts.Series("far away", "arm-1", [(2.0, 2.0)]))
     drawn = charts.scatter(clouds, "x", "y", lower_is_better=False)
     places = [
         (float(x), float(y)) for x, y in re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*class="name halo"', drawn)
@@ -575,7 +598,7 @@ def test_names_in_the_scatter_do_not_overlap() -> None:
 
 def test_curves_average_within_bins_and_over_seeds() -> None:
     flat = [
-        charts.Traces("arm", "arm-0", [Curve(step=list(range(1, 100)), value=[value] * 99) for value in (1.0, 3.0)])
+        charts.Series("arm", "arm-0", [Curve(step=list(range(1, 100)), value=[value] * 99) for value in (1.0, 3.0)])
     ]
     drawn = charts.curves("loss", flat)
     assert drawn is not None
@@ -584,7 +607,7 @@ def test_curves_average_within_bins_and_over_seeds() -> None:
 
 
 def test_curves_of_one_point_are_left_out() -> None:
-    assert charts.curves("loss", [charts.Traces("arm", "arm-0", [Curve(step=[1], value=[0.5])])]) is None
+    assert charts.curves("loss", [charts.Series("arm", "arm-0", [Curve(step=[1], value=[0.5])])]) is None
 
 
 @pytest.mark.parametrize(
@@ -755,11 +778,14 @@ def test_an_arm_that_changes_other_keys_elsewhere_has_a_card_for_each(
 
 
 def _token_figure(lower_is_better: bool, high: float = 1.4) -> str:
-    points = [charts.AtTokens(64, 1.1, 0.9, 1.3), charts.AtTokens(256, 1.2, 1.0, high)]
-    drawn = charts.against_tokens(
-        "m", [charts.TokenLine("arm", "arm-0", points)], {"a": 64, "b": 256, "c": 4096},
-        lower_is_better=lower_is_better, percents=True,
-    )  # fmt: skip
+    ratios = {"a": (1.1, 0.9, 1.3), "b": (1.2, 1.0, high)}
+    effects = [
+        RelativeEffect(resolution=name, **dict(zip(("value", "low", "high"), map(math.log, of_name), strict=True)))
+        for name, of_name in ratios.items()
+    ]
+    metric = _metric("lower" if lower_is_better else "higher")
+    tokens = {"a": 64, "b": 256, "c": 4096}
+    drawn = charts.against_tokens(metric, [charts.Series("arm", "arm-0", effects)], tokens, percents=True)
     assert drawn is not None
     return drawn
 
@@ -1012,7 +1038,7 @@ def test_prompts_that_no_metric_is_taken_on_are_not_scored(results: StudyResults
 
 
 def test_in_a_scatter_of_one_metric_both_axes_run_to_the_better() -> None:
-    clouds = [charts.Cloud("a", "arm-0", [(1.0, 1.0)]), charts.Cloud("b", "arm-1", [(2.0, 2.0)])]
+    clouds = [charts.Series("a", "arm-0", [(1.0, 1.0)]), charts.Series("b", "arm-1", [(2.0, 2.0)])]
 
     def places(*, lower: bool, same: bool) -> list[tuple[float, float]]:
         drawn = str(charts.scatter(clouds, "x", "y", lower, same_across=same))

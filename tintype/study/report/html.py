@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -20,8 +21,9 @@ from tintype.page import numerals
 from tintype.page.template import image_uri, template
 from tintype.seams import ANY_VALUE
 from tintype.study.report import charts, findings
+from tintype.study.report.charts import Series
 from tintype.study.report.view import Column, View, columns_of
-from tintype.study.results import SPEED, Arm, MetricInfo, RelativeEffect, Run, StudyResults
+from tintype.study.results import SPEED, Arm, MetricInfo, StudyResults
 
 _LARGEST_PREVIEW_PX = 320
 _ARM_COLOURS = 8
@@ -31,14 +33,8 @@ _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5}(?:v\d+)?|[a-z-]+(?:\.[A-Z]{2})?/\d{7
 def to_html(results: StudyResults, folder: Path) -> str:
     """Return the page. `folder` is where the paths of the samples start."""
     colours = arm_colours(results)
-    page = template(
-        "tintype.study.report",
-        "report.html.j2",
-        plain=findings.plain,
-        glyph=findings.glyph,
-        verdict_class=charts.verdict_class,
-    )
-    return page.render(
+    filters = {"plain": findings.plain, "glyph": findings.glyph, "verdict_class": charts.verdict_class}
+    return template("tintype.study.report", "report.html.j2", **filters).render(
         results=results,
         findings=findings,
         several=bool(results.resolutions),
@@ -46,10 +42,27 @@ def to_html(results: StudyResults, folder: Path) -> str:
         colours=colours,
         part_colours=charts.PART_COLOURS,
         views=[_HtmlView(one, columns, folder, colours) for one, columns in columns_of(results)],
-        token_figures=_token_figures(results, colours),
+        token_figures=list(_token_figures(results, colours)),
         speed_name=SPEED,
         link=_link,
     )
+
+
+class _Image(NamedTuple):
+    uri: str | None
+    """None where the file is missing or is no image."""
+    small: bool = True
+
+
+class _Parts(NamedTuple):
+    label: str
+    figure: Markup
+    arms: list[Series[dict[str, float]]]
+    reference: dict[str, float]
+    names: list[str]
+    decimals: int
+    left_out: str
+    """Arms that are not shown, and why; empty where all are."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +72,11 @@ class _HtmlView(View):
     folder: Path
     colours: dict[str, str]
 
-    def forest(self, column: Column) -> Markup | None:
+    def forest(self, column: Column) -> Markup:
         """Draw the differences of all arms on a metric."""
-        name, (least, most) = column.info.name, column.info.range
-        arms = [arm for arm in self.arms if name in arm.comparisons]
-        if not arms:
-            return None
-        compared = [(findings.titled(arm), arm.comparisons[name]) for arm in arms]
-        effects = [
-            charts.Effect(title, one.verdict, one.difference, one.low, one.high, one.detectable, one.differences)
-            for title, one in compared
-        ]
-        means = [one.baseline_mean for _, one in compared]
-        possible = (None if least is None else least - max(means), None if most is None else most - min(means))
-        lower = column.info.direction == "lower"
-        return charts.forest(column.info.label, effects, column.decimals, lower, possible)
+        compared = [arm for arm in self.arms if arm.name in column.cells]
+        effects = {findings.titled(arm): column.cells[arm.name] for arm in compared}
+        return charts.forest(column.info, effects, column.decimals)
 
     @cached_property
     def speed_figure(self) -> Markup | None:
@@ -92,12 +95,17 @@ class _HtmlView(View):
         labels = (f"{x.label} on {first}", f"on {second}")
         return charts.scatter(clouds, *labels, x.direction == "lower", same_across=True, possible=x.range)
 
-    def _clouds(self, x: MetricInfo, y: MetricInfo) -> list[charts.Cloud]:
-        return [
-            charts.Cloud(arm.name, self.colours[arm.name], points)
-            for arm in self.results.arms
-            if not {x.name, y.name} & set(arm.incomparable) and (points := list(_points(arm, x.name, y.name)))
+    def _clouds(self, x: MetricInfo, y: MetricInfo) -> list[Series[list[charts.Point]]]:
+        compared = [arm for arm in self.results.arms if not {x.name, y.name} & set(arm.incomparable)]
+        points = [
+            [(run.metrics.get(x.name, math.nan), run.metrics.get(y.name, math.nan)) for run in arm.runs]
+            for arm in compared
         ]
+        known = [[point for point in of_arm if all(map(math.isfinite, point))] for of_arm in points]
+        return [self._series(arm, points) for arm, points in zip(compared, known, strict=True) if points]
+
+    def _series(self, arm: Arm, data: charts.Data) -> Series[charts.Data]:
+        return Series(arm.name, self.colours[arm.name], data)
 
     @cached_property
     def curve_figures(self) -> list[tuple[str, Markup]]:
@@ -105,10 +113,8 @@ class _HtmlView(View):
         found = []
         names = list(dict.fromkeys(name for arm in self.results.arms for run in arm.runs for name in run.curves))
         for name in sorted(names, key=lambda name: name != "flow"):
-            traces = [
-                charts.Traces(arm.name, self.colours[arm.name], [r.curves[name] for r in arm.runs if name in r.curves])
-                for arm in self.results.arms
-            ]
+            arms = self.results.arms
+            traces = [self._series(arm, [run.curves[name] for run in arm.runs if name in run.curves]) for arm in arms]
             label = {"flow": "loss of the objective"}.get(name, name.replace("_", " "))
             captions = {label: False, f"{label}, second half": True} if name == "flow" else {label: False}
             drawn = [(caption, charts.curves(label, traces, tail=tail)) for caption, tail in captions.items()]
@@ -117,20 +123,19 @@ class _HtmlView(View):
 
     @cached_property
     def part_figures(self) -> list[_Parts]:
-        known = {metric.name: metric for metric in self.results.metrics}
         names = dict.fromkeys(name for arm in self.results.arms for run in arm.runs for name in run.details)
-        found = [self._parts(name, known.get(name)) for name in names]
-        return [parts for parts in found if parts is not None]
+        return [parts for parts in map(self._parts, names) if parts is not None]
 
-    def _parts(self, name: str, info: MetricInfo | None) -> _Parts | None:
+    def _parts(self, name: str) -> _Parts | None:
         compared = [arm for arm in self.results.arms if name not in arm.incomparable]
-        arms = [charts.PartValues(a.name, self.colours[a.name], findings.part_means(a, name)) for a in compared]
-        parts = list(dict.fromkeys(part for arm in arms for part in arm.values))
+        arms = [self._series(arm, findings.part_means(arm, name)) for arm in compared]
+        parts = list(dict.fromkeys(part for arm in arms for part in arm.data))
         if not parts:
             return None
         reference = self.results.reference.get(name, {})
+        info = next((metric for metric in self.results.metrics if metric.name == name), None)
         label, possible = (info.label, info.range) if info else (name, ANY_VALUE)
-        decimals = numerals.decimals_showing(max(abs(value) for arm in arms for value in arm.values.values()) / 10)
+        decimals = numerals.decimals_showing(max(abs(value) for arm in arms for value in arm.data.values()) / 10)
         figure = charts.parts(label, arms, reference, possible)
         return _Parts(label, figure, arms, reference, parts, decimals, findings.left_out(self.results, name))
 
@@ -140,16 +145,17 @@ class _HtmlView(View):
 
     @cached_property
     def time_figure(self) -> Markup | None:
-        bars = [charts.Bar(arm.name, shares) for arm, shares in self.time_shares]
+        bars = {arm.name: shares for arm, shares in self.time_shares}
         return charts.stacked(bars, findings.time_parts(self.results)) if bars else None
 
     @cached_property
-    def samples(self) -> dict[str, _Samples]:
-        return {arm.name: self._samples(arm) for arm in self.results.arms}
-
-    def _samples(self, arm: Arm) -> _Samples:
-        run: Run | None = next((run for run in arm.runs if run.previews), None)
-        return _Samples(f"seed {run.seed}" if run else "no run", self._images(run.previews if run else []))
+    def samples(self) -> dict[str, tuple[str, list[_Image]]]:
+        """Return (run, one image for each prompt) by arm."""
+        first = {arm.name: next((run for run in arm.runs if run.previews), None) for arm in self.results.arms}
+        return {
+            name: (f"seed {run.seed}" if run else "no run", self._images(run.previews if run else []))
+            for name, run in first.items()
+        }
 
     @cached_property
     def real_samples(self) -> list[_Image]:
@@ -163,7 +169,7 @@ class _HtmlView(View):
 
     @property
     def sampled(self) -> bool:
-        return any(image.uri for samples in self.samples.values() for image in samples.images)
+        return any(image.uri for _, images in self.samples.values() for image in images)
 
 
 def arm_colours(results: StudyResults) -> dict[str, str]:
@@ -173,58 +179,14 @@ def arm_colours(results: StudyResults) -> dict[str, str]:
     return {arm.name: colours.get(arm.name, f"arm-{arm.role}") for arm in results.arms}
 
 
-def _token_figures(results: StudyResults, colours: dict[str, str]) -> list[tuple[MetricInfo, Markup]]:
+def _token_figures(results: StudyResults, colours: dict[str, str]) -> Iterator[tuple[MetricInfo, Markup]]:
     """Draw the arms against the number of tokens, for each metric that is compared between resolutions."""
-    names = {trend.metric for trend in results.trends}
-    figures = [(info, _token_figure(results, info, colours)) for info in results.metrics if info.name in names]
-    return [(info, figure) for info, figure in figures if figure is not None]
-
-
-def _token_figure(results: StudyResults, info: MetricInfo, colours: dict[str, str]) -> Markup | None:
-    resolutions = findings.token_counts(results)
-    lines = [
-        charts.TokenLine(
-            trend.arm,
-            colours[trend.arm],
-            [_at_tokens(resolutions[one.resolution], one) for one in trend.effects],
-        )
-        for trend in results.trends
-        if trend.metric == info.name
-    ]
-    lower, speed = info.direction == "lower", info.name == SPEED
-    return charts.against_tokens(info.label, lines, resolutions, lower_is_better=lower, percents=not speed)
-
-
-def _at_tokens(tokens: int, effect: RelativeEffect) -> charts.AtTokens:
-    low, high = (None if end is None else _ratio(end) for end in (effect.low, effect.high))
-    return charts.AtTokens(tokens, _ratio(effect.value), low, high)
-
-
-def _ratio(logarithm: float) -> float:
-    """Return the ratio, bounded: an interval of two seeds can reach beyond what a float holds."""
-    return math.exp(min(max(logarithm, -50.0), 50.0))
-
-
-def _points(arm: Arm, x: str, y: str) -> Iterator[tuple[float, float]]:
-    for run in arm.runs:
-        point = run.metrics.get(x, math.nan), run.metrics.get(y, math.nan)
-        if all(map(math.isfinite, point)):
-            yield point
-
-
-@dataclass(frozen=True)
-class _Image:
-    uri: str | None
-    """None where the file is missing or is no image."""
-    small: bool = True
-
-
-@dataclass(frozen=True)
-class _Samples:
-    """An arm's samples, one for each prompt."""
-
-    source: str
-    images: list[_Image]
+    for info in results.metrics:
+        trends = [trend for trend in results.trends if trend.metric == info.name]
+        lines = [Series(trend.arm, colours[trend.arm], trend.effects) for trend in trends]
+        figure = charts.against_tokens(info, lines, findings.token_counts(results), percents=info.name != SPEED)
+        if figure is not None:
+            yield info, figure
 
 
 def _image(folder: Path, path: str) -> _Image:
@@ -236,18 +198,6 @@ def _image(folder: Path, path: str) -> _Image:
         return _Image(None)
     small = max(image.size) <= _LARGEST_PREVIEW_PX / 2
     return _Image(image_uri(image, _LARGEST_PREVIEW_PX, optimize=True), small)
-
-
-@dataclass(frozen=True)
-class _Parts:
-    label: str
-    figure: Markup
-    arms: list[charts.PartValues]
-    reference: dict[str, float]
-    names: list[str]
-    decimals: int
-    left_out: str
-    """Arms that are not shown, and why; empty where all are."""
 
 
 def _link(paper: str) -> str | None:

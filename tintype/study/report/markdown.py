@@ -17,8 +17,8 @@ _MEANINGFUL = re.compile(r"([\\|`*]|\](?=[(\[]))")
 
 
 def to_markdown(results: StudyResults) -> str:
-    page = template("tintype.study.report", "report.md.j2", finalize=_safe, plain=findings.plain, glyph=findings.glyph)
-    text = page.render(
+    filters = {"plain": findings.plain, "glyph": findings.glyph}
+    text = template("tintype.study.report", "report.md.j2", finalize=_safe, **filters).render(
         results=results,
         findings=findings,
         views=[View(one, columns) for one, columns in columns_of(results)],
