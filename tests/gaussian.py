@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from tintype import rng
-from tintype.data.order import Shuffled
 from tintype.model import Transformer
 from tintype.plan import Plan
 from tintype.runtime.clock import Clock
@@ -56,9 +55,7 @@ def best_line(plan: Plan, count: int = COUNT) -> tuple[float, float]:
 
 def _on_numbers(plan: Plan, line: Tensor) -> Session:
     denoiser = cast(Transformer, Line(line))
-    numbers = Numbers()
-    parts = replace(build_session(plan), source=numbers, order=Shuffled(plan.seed, numbers), denoiser=denoiser)
-    return replace(parts, tokenizer=AsTheyAre(), text=NoText())
+    return replace(build_session(plan), opened=Numbers(), denoiser=denoiser, tokenizer=AsTheyAre(), text=NoText())
 
 
 class Numbers:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tintype.data.scenes.settings import ScenesSettings
-from tintype.data.scenes.source import scene_source
+from tintype.data.scenes.source import SceneSource
 
 FOLDER = Path(os.environ["TINTYPE_CACHE"]) / "tiny-autoencoders"
 CHANNELS, STRIDE_PX = 4, 4
@@ -98,7 +98,7 @@ def network(kind: str) -> Any:
 
 
 def sample_images(count: int, size_px: int = 16) -> Tensor:
-    return scene_source(ScenesSettings(size_px=size_px), "train", torch.device("cpu")).images(list(range(count)))
+    return SceneSource(ScenesSettings(size_px=size_px), "train", torch.device("cpu")).images(list(range(count)))
 
 
 def chosen(kind: str) -> dict[str, Any]:

@@ -177,11 +177,6 @@ class ImageSource(Protocol):
     def records(self, ids: Sequence[int]) -> list[Record]: ...
 
 
-class CaptionPolicy(Protocol):
-    def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
-        """Return one of an image's captions for a uniform draw u in [0, 1), or an empty one where it has none."""
-
-
 @dataclass(frozen=True)
 class TransformersForm:
     """A text encoder as transformers loads it."""

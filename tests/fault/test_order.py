@@ -47,7 +47,7 @@ def opened(store: Path, buckets: str, threads: int) -> StoreSource:
 
 def plan_order(source: StoreSource, rank: int) -> Order:
     data = StoreSettings(path="of the source", size_px=16)
-    return open_order(SEED, data, TrainSettings(steps=BATCHES, batch=BATCH), source, CPU)
+    return open_order(SEED, data, TrainSettings(steps=BATCHES, batch=BATCH), source)
 
 
 def read(sources: Sequence[StoreSource], open_: Open, first_batch: int) -> list[tuple[int, bytes]]:

@@ -103,7 +103,7 @@ def measure_data(plan: Plan, steps: int, on_part: OnPart = lambda part, done, to
 def _loading(plan: Plan, data: StoreSettings, steps: int, threads: int, device: torch.device) -> Loading:
     source = StoreSource(data, "train", device, keep=False, threads=threads)
     count = plan.train.batch // plan.train.accumulate
-    order = open_order(plan.seed, data, plan.train, source, device)
+    order = open_order(plan.seed, data, plan.train, source)
     source.images(order.ids(0, count))  # starts the threads
     began_s, began_cpu_s = time.perf_counter(), _cpu_s(source)
     for step in range(1, steps + 1):
@@ -121,7 +121,7 @@ def _cpu_s(source: StoreSource) -> float:
 
 
 def _training(plan: Plan, data: StoreSettings, steps: int, device: torch.device) -> dict[str, float]:
-    parts = replace(build_session(plan), source=StoreSource(data, "train", device, keep=False))
+    parts = replace(build_session(plan), opened=StoreSource(data, "train", device, keep=False))
     parts.ready()
     state, clock = new_state(parts), StepClock(parts.device)
     for _ in range(_WARM_UP_STEPS):

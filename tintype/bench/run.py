@@ -123,7 +123,7 @@ def _some_captions(parts: Session, count: int) -> list[str]:
     records = parts.source.records([index % len(parts.source) for index in range(count)])
     settings = parts.plan.captions.model_copy(update={"dropout": 0.0})
     draws = Draws(parts.plan.seed, torch.arange(count))
-    return captions_of(records, parts.captions, settings, draws, 0, parts.text).texts
+    return captions_of(records, settings, draws, 0, parts.text).texts
 
 
 def _render_rate(style: Style, device: torch.device) -> float:

@@ -8,7 +8,6 @@ the change takes are this project's choice. With the schedule's factor s, a samp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -45,8 +44,16 @@ class CurriculumSettings(CaptionsPart):
                 "let it change earlier, or take a mix (caption-mix)"
             )
 
-    def build(self) -> Curriculum:
-        return Curriculum(self.first, self.weights, self.schedule)
+    def weights_at(self, step: int) -> dict[str, float]:
+        """Return the weights at a step; they sum to 1."""
+        share, total = self.schedule.factor(step), sum(self.weights.values())
+        weights = {column: share * weight / total for column, weight in self.weights.items()}
+        return {**weights, self.first: weights.get(self.first, 0.0) + 1 - share}
+
+    def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
+        """Pick by the weights of the step; an image without any such caption reads another of its captions."""
+        every = {self.first: 1.0, **self.weights}
+        return pick_weighted(captions, self.weights_at(step), u) or pick_weighted(captions, every, u)
 
     def columns(self) -> frozenset[str]:
         return frozenset({self.first, *self.weights})
@@ -54,21 +61,3 @@ class CurriculumSettings(CaptionsPart):
     def describe(self) -> str:
         when = f"{self.schedule.kind} from step {self.schedule.start:,} to {self.schedule.end:,}"
         return f"column {self.first}, then a mix ({when}): {describe_weights(self.weights)}"
-
-
-@dataclass(frozen=True)
-class Curriculum:
-    first: str
-    mix: Mapping[str, float]
-    schedule: Schedule
-
-    def weights_at(self, step: int) -> dict[str, float]:
-        """Return the weights at a step; they sum to 1."""
-        share, total = self.schedule.factor(step), sum(self.mix.values())
-        weights = {column: share * weight / total for column, weight in self.mix.items()}
-        return {**weights, self.first: weights.get(self.first, 0.0) + 1 - share}
-
-    def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
-        """Pick by the weights of the step; an image without any such caption reads another of its captions."""
-        every = {self.first: 1.0, **self.mix}
-        return pick_weighted(captions, self.weights_at(step), u) or pick_weighted(captions, every, u)

@@ -7,7 +7,6 @@ gives it a weight of 1e-9 instead, so that it can.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import model_validator
@@ -25,19 +24,11 @@ class MixSettings(CaptionsPart):
             raise ValueError(f"a mix of '{next(iter(self.weights))}' alone is no mix; give another column a weight too")
         return self
 
-    def build(self) -> Mix:
-        return Mix(self.weights)
+    def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
+        return pick_weighted(captions, self.weights, u)
 
     def columns(self) -> frozenset[str]:
         return frozenset(self.weights)
 
     def describe(self) -> str:
         return f"each sample reads one of its image's captions: {describe_weights(self.weights)}"
-
-
-@dataclass(frozen=True)
-class Mix:
-    weights: Mapping[str, float]
-
-    def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
-        return pick_weighted(captions, self.weights, u)

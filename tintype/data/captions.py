@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from tintype.seams import CaptionPolicy, Draws, Record, TextEncoder
+from tintype.seams import Draws, Record, TextEncoder
 from tintype.settings import Part, PlanView, Since
 
 NULL_CAPTION = ""
@@ -42,7 +42,8 @@ class CaptionsPart(Part):
     def check(self, plan: PlanView) -> None:
         """Raise ValueError where the plan cannot have these captions."""
 
-    def build(self) -> CaptionPolicy:
+    def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
+        """Return one of an image's captions for a uniform draw u in [0, 1), or an empty one where it has none."""
         raise NotImplementedError
 
     def columns(self) -> frozenset[str]:
@@ -56,22 +57,14 @@ class ColumnSettings(CaptionsPart):
     kind: Literal["column"] = "column"
     column: str = "long"
 
-    def build(self) -> Column:
-        return Column(self.column)
+    def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
+        return captions.get(self.column, NULL_CAPTION)
 
     def columns(self) -> frozenset[str]:
         return frozenset({self.column})
 
     def describe(self) -> str:
         return f"column {self.column}"
-
-
-@dataclass(frozen=True)
-class Column:
-    column: str
-
-    def pick(self, captions: Mapping[str, str], u: float, step: int) -> str:
-        return captions.get(self.column, NULL_CAPTION)
 
 
 def _are_weights(weights: dict[str, float]) -> dict[str, float]:
@@ -121,16 +114,11 @@ class Captions:
 
 
 def captions_of(
-    records: Sequence[Record],
-    policy: CaptionPolicy,
-    settings: CaptionsPart,
-    draws: Draws,
-    step: int,
-    text: TextEncoder,
+    records: Sequence[Record], settings: CaptionsPart, draws: Draws, step: int, text: TextEncoder
 ) -> Captions:
     """Return the caption of each sample, drawn by sample position, which is on the host: a GPU's would make it wait."""
     choice, drop = draws.uniform("caption", (2,)).unbind(1)
-    texts = [policy.pick(record.captions, u, step) for record, u in zip(records, choice.tolist(), strict=True)]
+    texts = [settings.pick(record.captions, u, step) for record, u in zip(records, choice.tolist(), strict=True)]
     texts = [one if one.strip() else NULL_CAPTION for one in texts]
     lacking = texts.count(NULL_CAPTION)
     if settings.keep_parts < 1:

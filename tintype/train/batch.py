@@ -54,7 +54,7 @@ def read_batch(parts: Session, first: int, count: int, step: int, clock: Clock) 
         records = parts.source.records(ids)
         position_B = torch.arange(first, first + count)
         drawn = Draws(plan.seed, position_B)
-        captions = captions_of(records, parts.captions, plan.captions, drawn, step, parts.text)
+        captions = captions_of(records, plan.captions, drawn, step, parts.text)
         draws = Draws(plan.seed, send(position_B, device))
         fault.point("step.data")
     with parts.compute():

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from tintype.data.sources import LaterSource, open_order
+from tintype.data.sources import open_order, open_source
 from tintype.errors import UserError
 from tintype.flow.routes import Unrouted
 from tintype.model import TextCache, Transformer, fp8
@@ -41,9 +42,6 @@ class Model:
 
     plan: Plan
     device: torch.device
-    source: ImageSource
-    """The training images; opened when they are first asked for, unless a session trains on them."""
-    order: Order
     text: TextEncoder
     tokenizer: Tokenizer
     denoiser: Transformer
@@ -53,6 +51,17 @@ class Model:
     """Everything with weights that were or are trained: optimizer, average and checkpoint see exactly this."""
     trained_steps: int | None = None
     """How long the weights were trained, where they were loaded."""
+    opened: ImageSource | None = None
+    """The training images, where they are open already."""
+
+    @cached_property
+    def source(self) -> ImageSource:
+        """The training images. They are opened when first asked for: a run can be sampled where its data is not."""
+        return open_source(self.plan.data, "train", self.device) if self.opened is None else self.opened
+
+    @cached_property
+    def order(self) -> Order:
+        return open_order(self.plan.seed, self.plan.data, self.plan.train, self.source)
 
     def route(self, z_BCHW: Tensor, step: int, draws: Draws) -> Route | None:
         """The tokens' way through a step of training: the same whenever it is asked for."""
@@ -137,12 +146,9 @@ def build_model(plan: Plan) -> Model:
     """Build a model to sample from, whole on every rank. Nothing that only training needs is built."""
     device = choose_device(plan.run.device)
     networks = build_networks(plan, device, _precision_to_sample(plan.precision, device))
-    source = LaterSource(plan.data, "train", device)
     return Model(
         plan=plan,
         device=device,
-        source=source,
-        order=open_order(plan.seed, plan.data, plan.train, source, device),
         text=networks.text,
         tokenizer=networks.tokenizer,
         denoiser=networks.denoiser,

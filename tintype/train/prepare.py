@@ -98,4 +98,4 @@ def _texts_of_step(parts: Session, step: int, first: int, end: int) -> list[str]
     first, end = max(first, step * batch), min(end, (step + 1) * batch)
     records = parts.source.records(parts.order.ids(first, end - first))
     draws = Draws(plan.seed, torch.arange(first, end))
-    return captions_of(records, parts.captions, plan.captions, draws, step, parts.text).texts
+    return captions_of(records, plan.captions, draws, step, parts.text).texts

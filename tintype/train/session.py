@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tintype.data.mixture.source import columns_by_part
 from tintype.data.mixture.source import identities as of_data
-from tintype.data.sources import LaterSource, open_order, open_source
+from tintype.data.sources import open_order, open_source
 from tintype.errors import UserError
 from tintype.losses import LossPart
 from tintype.plan import Plan
@@ -21,15 +21,7 @@ from tintype.runtime.dist import World
 from tintype.runtime.gradients import GradientMean
 from tintype.runtime.layout import Layout, broadcast_weights, layout_for, shard_blocks, share_of_batch
 from tintype.runtime.transfer import send
-from tintype.seams import (
-    CaptionPolicy,
-    Draws,
-    ImageSource,
-    JointTraining,
-    LossContext,
-    LossTerm,
-    Weighting,
-)
+from tintype.seams import Draws, ImageSource, JointTraining, LossContext, LossTerm, Weighting
 from tintype.settings import DataPart
 from tintype.tokenizers.latent_cache import LatentCache, open_latent_cache, why_uncacheable
 from tintype.train.parts import JOINT, LOSSES, Model, build_networks, choose_device, lacks_fp8, register, storage_dtype
@@ -49,7 +41,6 @@ class Term:
 
 @dataclass(frozen=True, kw_only=True)
 class Session(Model):
-    captions: CaptionPolicy
     weighting: Weighting | None
     terms: tuple[Term, ...]
     layout: Layout
@@ -58,8 +49,6 @@ class Session(Model):
     """Where the tokenizer is trained too."""
     kept: LatentCache | None
     """The latents on the disk, where `run.latents` asks for them."""
-    sources_by_size: Mapping[int, ImageSource]
-    """The same images, by the same ids, in the sizes of the plan's stages; `source` has those of the last one."""
 
     @property
     def world(self) -> World:
@@ -71,8 +60,11 @@ class Session(Model):
         return {**of_data(self.source), "tokenizer": self.tokenizer.identity, "text": self.text.identity}
 
     def source_at(self, step: int) -> ImageSource:
-        """Return the images in the size of this step."""
-        return self.sources_by_size.get(self.plan.size_px_at(step), self.source)
+        """Return the images in the size of this step; `source` has those of the last stage."""
+        size_px = self.plan.size_px_at(step)
+        if size_px == self.plan.data.size_px:
+            return self.source
+        return open_source(self.plan.data.at_size(size_px), "train", self.device)
 
     def terms_at(self, step: int) -> list[Term]:
         """Return the terms that have a weight at this step."""
@@ -123,7 +115,7 @@ def build_session(plan: Plan) -> Session:
     tokenizer = networks.tokenizer
     source = open_source(plan.data, "train", device)
     check_columns(plan, source)
-    order = open_order(plan.seed, plan.data, plan.train, source, device)
+    order = open_order(plan.seed, plan.data, plan.train, source)
     kept: LatentCache | None = None
     if plan.run.latents == "disk" and why_uncacheable(plan.tokenizer, plan.tuning) is None:
         kept = open_latent_cache(
@@ -151,9 +143,7 @@ def build_session(plan: Plan) -> Session:
     return Session(
         plan=plan,
         device=device,
-        source=source,
-        order=order,
-        captions=plan.captions.build(),
+        opened=source,
         text=networks.text,
         tokenizer=tokenizer,
         denoiser=networks.denoiser,
@@ -166,9 +156,6 @@ def build_session(plan: Plan) -> Session:
         gradients=GradientMean(others, layout),
         joint=joint,
         kept=kept,
-        sources_by_size={
-            stage.size_px: LaterSource(plan.data.at_size(stage.size_px), "train", device) for stage in plan.train.stages
-        },
     )
 
 

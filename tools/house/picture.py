@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
 WAY: tuple[tuple[str, str, str], ...] = (
     ("ids", "Order", "position"),
     ("images", "ImageSource", "decoded"),
-    ("captions", "CaptionPolicy", "picked"),
+    ("captions", "CaptionsPart", "picked"),
     ("tokens, latents", "TextEncoder, Tokenizer", "encoded or cached"),
     ("t, noise, x_t, target", "Objective, TimeDensity", "drawn"),
     ("route", "Router", "kept tokens"),

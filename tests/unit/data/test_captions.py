@@ -9,7 +9,6 @@ from tests.gaussian import NoText
 from tintype.data.captions import (
     NULL_CAPTION,
     Captions,
-    Column,
     ColumnSettings,
     captions_of,
     first_words,
@@ -26,7 +25,7 @@ PARTS = ["A red ball,", "a blue cube;", "and a ring.", "It is lit from above!"]
 
 def pick(dropout: float, seed: int = 0, count: int = 2000) -> list[str]:
     settings = ColumnSettings(column="short", dropout=dropout)
-    return captions_of(RECORDS[:count], Column("short"), settings, Draws(seed, torch.arange(count)), 0, NoText()).texts
+    return captions_of(RECORDS[:count], settings, Draws(seed, torch.arange(count)), 0, NoText()).texts
 
 
 def test_the_column_is_read_and_each_sample_is_dropped_by_itself() -> None:
@@ -40,18 +39,16 @@ def test_what_is_drawn_depends_on_the_position_and_not_on_the_batch() -> None:
     """The text beside them has more parts, so more is drawn for the batch."""
     settings = ColumnSettings(dropout=0.5, keep_parts=0.5, max_words=9)
     records = [Record({"long": CLAUSES * (1 + i % 5)}, None) for i in range(40)]
-    every = captions_of(records, Column("long"), settings, Draws(0, torch.arange(40)), 0, NoText()).texts
-    alone = captions_of(records[5:7], Column("long"), settings, Draws(0, torch.tensor([5, 6])), 0, NoText()).texts
+    every = captions_of(records, settings, Draws(0, torch.arange(40)), 0, NoText()).texts
+    alone = captions_of(records[5:7], settings, Draws(0, torch.tensor([5, 6])), 0, NoText()).texts
     assert alone == every[5:7]
 
 
 def test_an_image_without_the_caption_reads_none_and_is_counted() -> None:
     records = [Record({"long": text} if text is not None else {}, None) for text in ("a", "", None, " \n", "b")]
-    found = captions_of(records, Column("long"), ColumnSettings(dropout=0.0), Draws(0, torch.arange(5)), 0, NoText())
+    found = captions_of(records, ColumnSettings(dropout=0.0), Draws(0, torch.arange(5)), 0, NoText())
     assert found == Captions(["a", "", "", "", "b"], lacking=3)
-    everything_dropped = captions_of(
-        records, Column("long"), ColumnSettings(dropout=1.0), Draws(0, torch.arange(5)), 0, NoText()
-    )
+    everything_dropped = captions_of(records, ColumnSettings(dropout=1.0), Draws(0, torch.arange(5)), 0, NoText())
     assert everything_dropped == Captions([""] * 5, lacking=3)
 
 
@@ -114,5 +111,5 @@ def test_a_caption_is_truncated_after_its_words_as_they_are_written() -> None:
 def test_the_parts_go_before_the_words_are_counted() -> None:
     settings = ColumnSettings(keep_parts=0.5, max_words=2, dropout=0.0)
     records = [Record({"long": CLAUSES}, None)] * 200
-    texts = set(captions_of(records, Column("long"), settings, Draws(0, torch.arange(200)), 0, NoText()).texts)
+    texts = set(captions_of(records, settings, Draws(0, torch.arange(200)), 0, NoText()).texts)
     assert texts == {"A red", "a blue", "and a", "It is"}

@@ -23,7 +23,7 @@ from tintype.data.image_file import Encoded
 from tintype.data.image_sets import decode, open_images
 from tintype.data.importers import open_importer
 from tintype.data.scenes.settings import ScenesSettings
-from tintype.data.scenes.source import scene_source
+from tintype.data.scenes.source import SceneSource
 from tintype.data.store import writer
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import open_store
@@ -67,7 +67,7 @@ def test_the_embedded_scenes_are_a_set_too(tmp_path: Path) -> None:
     assert about.counts == {"train": 7, "eval": 1} and about.made_from["source"].startswith("scenes:")
     store, scenes = open_store(tmp_path / "store"), ScenesSettings(count=7, size_px=16, style="photo")
     for split in ("train", "eval"):
-        source = scene_source(scenes, split, torch.device("cpu"))
+        source = SceneSource(scenes, split, torch.device("cpu"))
         for id_, row in enumerate(store.rows(split).tolist()):
             assert torch.equal(decode(store.encoded(row)), source.images([id_])[0])
             assert store.captions_of(row) == source.records([id_])[0].captions

@@ -79,7 +79,7 @@ def test_counts_follow_the_shares_to_rounding_at_every_step(name: str, batch: in
 
 
 def order(data: MixtureSettings, sizes: dict[str, int], batch: int = 5, steps: int = 40, seed: int = 0) -> Mixed:
-    return Mixed(seed, data, batch, steps, lambda: sizes)
+    return Mixed(seed, data, batch, steps, sizes)
 
 
 @pytest.mark.parametrize("name", SHARES)

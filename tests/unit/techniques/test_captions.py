@@ -13,7 +13,7 @@ import torch
 
 from tests.gaussian import NoText
 from tests.tiny import tiny_plan
-from tintype.data.caption_curriculum import Curriculum
+from tintype.data.caption_curriculum import CurriculumSettings
 from tintype.data.captions import captions_of
 from tintype.data.scenes.source import SceneSource
 from tintype.errors import UserError
@@ -34,7 +34,7 @@ GRID = [(index + 0.5) / 1000 for index in range(1000)]
 def shares(plan: Plan, step: int = 0, count: int = 20_000) -> dict[str, float]:
     records = [Record(BOTH, None)] * count
     settings = plan.captions.model_copy(update={"dropout": 0.0})
-    texts = captions_of(records, plan.captions.build(), settings, Draws(3, torch.arange(count)), step, NoText()).texts
+    texts = captions_of(records, settings, Draws(3, torch.arange(count)), step, NoText()).texts
     return {text: number / count for text, number in Counter(texts).items()}
 
 
@@ -69,7 +69,7 @@ def test_shares_of_a_short_training_are_a_step_apart(
 
 
 def test_an_image_that_lacks_the_caption_of_the_moment_reads_another() -> None:
-    policy = Curriculum("long", {"short": 1.0}, Schedule(kind="ramp", start=5, end=6))
+    policy = CurriculumSettings(first="long", weights={"short": 1.0}, schedule=Schedule(kind="ramp", start=5, end=6))
     assert {policy.pick({"short": "s", "long": ""}, u, 0) for u in GRID} == {"s"}
     assert {policy.pick({"long": "l"}, u, 9) for u in GRID} == {"l"}
     assert policy.pick({}, 0.5, 9) == ""

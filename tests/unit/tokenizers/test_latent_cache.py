@@ -25,7 +25,7 @@ from tests.tiny_vae import write_tiny_vae
 from tintype.data.scenes import source as scenes
 from tintype.data.scenes.render import render
 from tintype.data.scenes.settings import ScenesSettings
-from tintype.data.scenes.source import SceneSource, scene_source
+from tintype.data.scenes.source import SceneSource
 from tintype.data.sources import forget_sources, open_source
 from tintype.data.store import source as stores
 from tintype.data.store.layout import open_store
@@ -52,9 +52,9 @@ KINDS = ("small-vae", "flux1", "flux1-sampled")
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TINTYPE_CACHE", str(tmp_path / "cache"))
-    scene_source.cache_clear()
+    forget_sources()
     yield
-    scene_source.cache_clear()
+    forget_sources()
 
 
 @pytest.fixture(scope="module")
@@ -253,12 +253,12 @@ def test_images_that_changed_are_found_by_their_hashes(
     filled(plan)
     images = SceneSource.images
     monkeypatch.setattr(SceneSource, "images", lambda self, ids: _with_dot(images(self, ids), ids))
-    scene_source.cache_clear()
+    forget_sources()
     assert filled(plan).encoded == 0
     found = filled(plan, verify=True)
     assert (found.changed, found.encoded) == (1, 1)
     assert filled(plan, verify=True).changed == 0
-    source = scene_source(plan.data, "train", CPU)
+    source = open_source(plan.data, "train", CPU)
     draws = Draws(0, torch.arange(2))
     wanted = plan.tokenizer.build(CPU).encode(source.images([5, 6]), draws)
     assert torch.equal(opened(plan)([5, 6], draws), wanted)
@@ -293,7 +293,7 @@ def test_every_part_of_the_key_makes_another_cache(vae: Path, tmp_path: Path, mo
     assert [opened(plan).folder for plan in plans] == folders
     assert opened(plan_of("small-vae", vae, "seed=3", "train.batch=2")).folder == folders[0]
     monkeypatch.setattr(scenes, "render", lambda *args: _darker(args))
-    scene_source.cache_clear()
+    forget_sources()
     assert opened(plans[0]).folder not in folders
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.bounds import distance, network_bound, rounding_bound
 from tests.tiny import tiny_plan
 from tests.tiny_perceptual import sample_images
-from tintype.data.scenes.source import scene_source
+from tintype.data.sources import open_source
 from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws
@@ -218,7 +218,7 @@ def test_a_folder_that_is_not_there_is_said() -> None:
 
 
 def test_a_plan_trains_on_its_latents(tmp_path: Path) -> None:
-    vae, images = network(), scene_source(tiny_plan().data, "train", torch.device("cpu")).images(range(24))
+    vae, images = network(), open_source(tiny_plan().data, "train", torch.device("cpu")).images(range(24))
     mean_C, std_C = latent_statistics(vae, [images])
     vae.latent_mean.copy_(mean_C.view(1, -1, 1, 1))
     vae.latent_std.copy_(std_C.view(1, -1, 1, 1))

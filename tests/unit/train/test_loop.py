@@ -14,7 +14,8 @@ from tests.stopping import stop_and_go_on
 from tests.tiny import tiny_plan
 from tests.tiny_dino import write_dino
 from tintype.data.order import ids_at
-from tintype.data.scenes.source import SceneSource, scene_source
+from tintype.data.scenes.source import SceneSource
+from tintype.data.sources import forget_sources
 from tintype.errors import DivergedError, UserError
 from tintype.runtime import signals
 from tintype.runtime.interrupt import Interrupt, watch_signals
@@ -51,14 +52,14 @@ def test_no_step_pays_for_the_making_of_images(tmp_path: Path, monkeypatch: pyte
     plan, before = tiny_plan("data.seed=77", "train.steps=3"), list[int]()
     train(plan, tmp_path / "run", Interrupt(), lambda progress: before.append(len(made)))
     assert before == [0] + [12] * 4 and sorted(set(made)) == sorted(made)  # 3 steps of 4, of the 24 that there are
-    scene_source.cache_clear()
+    forget_sources()
     made.clear()
     later = before[:]
     longer = tiny_plan("data.seed=77", "train.steps=6")
     parts = build_session(longer)
     prepare_images(parts, 12, Interrupt(), lambda: later.append(0))
     assert sorted(made) == sorted(ids_at(longer.seed, 12, 12, 24).tolist()) and len(later) == len(before) + 1
-    scene_source.cache_clear()
+    forget_sources()
     stopped = Interrupt()
     stopped.signal = signal.SIGTERM
     made.clear()

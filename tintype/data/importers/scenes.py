@@ -16,7 +16,7 @@ from tintype.data.image_sets import encode
 from tintype.data.importers.importer import Importer, Item
 from tintype.data.scenes.scene import SCENE_VOCABULARY
 from tintype.data.scenes.settings import ScenesSettings
-from tintype.data.scenes.source import Split, scene_source
+from tintype.data.scenes.source import SceneSource, Split
 from tintype.settings import plain
 
 _NAME = "scenes"
@@ -51,7 +51,7 @@ class ScenesImporter(Importer):
         yield from self._some("eval", range(max(0, first - count), self._held_out))
 
     def _some(self, split: Split, ids: range) -> Iterator[Item]:
-        source = scene_source(self._settings, split, torch.device("cpu"))
+        source = SceneSource(self._settings, split, torch.device("cpu"))
         for start in range(0, len(ids), _AT_ONCE):
             some = ids[start : start + _AT_ONCE]
             for id_, image_CHW, record in zip(some, source.images(some), source.records(some), strict=True):

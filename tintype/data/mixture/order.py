@@ -9,7 +9,7 @@ P: positions asked for. S: steps that they lie in. B: images of a batch. N: sour
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,8 +30,8 @@ class Mixed:
     data: MixtureSettings
     batch: int
     steps: int
-    sizes: Callable[[], Mapping[str, int]]
-    """Sizes of the sources in `data.read`, read with the first ids: a run can be sampled where its data is not."""
+    sizes: Mapping[str, int]
+    """Number of images of each source in `data.read`."""
 
     def ids(self, first: int, count: int) -> list[int]:
         begin, end = first // self.batch, -(-(first + count) // self.batch)  # whole steps
@@ -70,10 +70,10 @@ class Mixed:
 
     def _sources(self) -> Iterator[tuple[str, int, int]]:
         """Yield name, first id and size of each source."""
-        first_id, sizes = 0, self.sizes()
+        first_id = 0
         for name in self.data.read:
-            yield name, first_id, sizes[name]
-            first_id += sizes[name]
+            yield name, first_id, self.sizes[name]
+            first_id += self.sizes[name]
 
     def _own(self, name: str, size: int, place_P: Tensor) -> Tensor:
         """Return the ids, within a source, at positions of its own order."""

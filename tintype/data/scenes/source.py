@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -80,9 +79,3 @@ class SceneSource:
             )
             scenes.update(zip(own, drawn, strict=True))
         return [scenes[id_] for id_ in ids]
-
-
-@lru_cache(maxsize=8)
-def scene_source(settings: ScenesSettings, split: Split, device: torch.device) -> SceneSource:
-    """Return one source per (settings, split, device) in a process, so that the runs of a study share images."""
-    return SceneSource(settings, split, device)

@@ -6,7 +6,6 @@ B: images. C: channels. H, W: rows, columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -136,9 +135,3 @@ class StoreSource:
                 self.decoders.cover(one, out_CHW)
             else:
                 out_CHW.copy_(covering(decode(one), *out_CHW.shape[1:]))
-
-
-@lru_cache(maxsize=8)
-def store_source(settings: StoreSettings, split: Split, device: torch.device) -> StoreSource:
-    """Return one source per (settings, split, device) in a process, so that the runs of a study share images."""
-    return StoreSource(settings, split, device)

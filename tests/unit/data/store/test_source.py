@@ -13,7 +13,7 @@ from tests.tiny_store import captioned, image_file, imported, parquet_of, rewrit
 from tintype.data.fit import square
 from tintype.data.image_file import Encoded
 from tintype.data.image_sets import decode, open_images
-from tintype.data.sources import LaterSource, forget_sources, open_source
+from tintype.data.sources import forget_sources, open_source
 from tintype.data.store import source as module
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import open_store
@@ -120,14 +120,8 @@ def test_one_seam_opens_every_kind_once(tmp_path: Path) -> None:
     assert open_source(store, "train", CPU) is open_source(store, "train", CPU)
     scenes = open_source(tiny_plan().data, "train", CPU)
     assert scenes.identity is None and scenes.columns == {"long", "short"} == open_source(store, "eval", CPU).columns
-    later = LaterSource(store, "train", CPU)
-    assert (
-        len(later) == len(open_source(store, "train", CPU))
-        and later.identity == open_store(tmp_path / "store").identity
-    )
-    assert torch.equal(later.images([1]), expected(tmp_path / "store", "train", [1]))
-    with pytest.raises(UserError, match="is no store"):
-        len(LaterSource(StoreSettings(path=str(tmp_path / "nowhere")), "train", CPU))
+    assert open_source(store, "train", CPU).identity == open_store(tmp_path / "store").identity
+    assert torch.equal(open_source(store, "train", CPU).images([1]), expected(tmp_path / "store", "train", [1]))
     forget_sources()
 
 
