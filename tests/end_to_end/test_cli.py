@@ -17,7 +17,7 @@ from tests.tiny import TINY
 from tests.tiny_vae import write_tiny_vae
 from tintype import cli
 from tintype.data.scenes.render import render
-from tintype.data.scenes.scene import draw_scenes
+from tintype.data.scenes.scene import draw_batch
 from tintype.errors import UserError
 from tintype.runtime.files import read_lines
 from tintype.sampling.images import save_png
@@ -44,7 +44,7 @@ def test_plans_are_shown_compared_and_described() -> None:
 def test_two_sets_of_pictures_are_scored_without_a_run(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        for index, image in enumerate(render(draw_scenes(0, range(10), "eval"), 16, ord(name), range(10))):
+        for index, image in enumerate(render(draw_batch(0, range(10), "eval"), 16, ord(name), range(10))):
             save_png(image, tmp_path / name / f"{index}.png")
     both = ["--images", str(tmp_path / "a"), "--reference", str(tmp_path / "b"), "--set", "encoders=[scenes]"]
     shown = " ".join(ask("evaluate", *both).split())

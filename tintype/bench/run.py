@@ -21,7 +21,7 @@ from tintype.bench.clock import Step, StepClock
 from tintype.config.strict import Document
 from tintype.data.captions import captions_of
 from tintype.data.scenes.render import render
-from tintype.data.scenes.scene import STYLES, Style, draw_scenes
+from tintype.data.scenes.scene import STYLES, Style, draw_batch
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.sources import forget_sources
 from tintype.errors import UserError
@@ -130,7 +130,7 @@ def _render_rate(style: Style, device: torch.device) -> float:
     indices = list(range(_RENDER_COUNT))
 
     def work() -> None:
-        render(draw_scenes(0, indices, "train", style), _RENDER_PX, 0, indices, device)
+        render(draw_batch(0, indices, "train", style).to_scenes(), _RENDER_PX, 0, indices, device)
 
     return _RENDER_COUNT / _seconds(work, device)
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -44,8 +44,6 @@ _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "YCbCr")
 """Kinds of pixels that have an exact meaning in eight bits."""
 _PREFETCHED = 16
 _STRIP_PIXELS = 1 << 22
-_END: Final = object()
-
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -200,15 +198,12 @@ def map_prefetched(
     `pixels` says how many pixels are decoded for an item. From when an item is begun until its result is asked for they
     count; no item is begun that would bring them above `most_pixels`, unless it is the only one.
     """
-    source = iter(items)
     with decoding_pool(usual_threads()) as pool:
         begun: deque[tuple[Future[B], int]] = deque()
-        waiting = next(source, _END)
-        while begun or waiting is not _END:
-            while waiting is not _END and len(begun) < _PREFETCHED:
-                size = pixels(cast("A", waiting))
-                if begun and size + sum(other for _, other in begun) > most_pixels:
-                    break
-                begun.append((pool.submit(function, cast("A", waiting)), size))
-                waiting = next(source, _END)
+        for item in items:
+            size = pixels(item)
+            while begun and (len(begun) == _PREFETCHED or size + sum(other for _, other in begun) > most_pixels):
+                yield begun.popleft()[0].result()
+            begun.append((pool.submit(function, item), size))
+        while begun:
             yield begun.popleft()[0].result()

@@ -20,12 +20,11 @@ from tintype.data.scenes.scene import (
     SceneObject,
     Style,
     draw_batch,
-    draw_scenes,
     is_held_out,
 )
 from tintype.errors import UserError
 
-SCENES = draw_scenes(0, range(300))
+SCENES = draw_batch(0, range(300)).to_scenes()
 VARIANTS = range(24)
 CORNERS = ("top left", "top right", "bottom left", "bottom right")
 
@@ -43,8 +42,8 @@ def one_of(*things: SceneObject) -> Scene:
 
 
 def test_a_scene_is_a_pure_function_of_seed_and_index() -> None:
-    assert draw_scenes(0, [7, 3]) == [*draw_scenes(0, [7]), *draw_scenes(0, [3])]
-    assert draw_scenes(0, [7]) != draw_scenes(1, [7])
+    assert draw_batch(0, [7, 3]).to_scenes() == [*draw_batch(0, [7]).to_scenes(), *draw_batch(0, [3]).to_scenes()]
+    assert draw_batch(0, [7]).to_scenes() != draw_batch(1, [7]).to_scenes()
 
 
 def test_words_and_indices_say_the_same() -> None:
@@ -66,8 +65,8 @@ def test_impossible_scenes_are_refused() -> None:
 
 
 def test_splits_share_no_scene_and_train_knows_every_word() -> None:
-    train = [pairs(scene) for scene in draw_scenes(0, range(500), "train")]
-    evaluation = [pairs(scene) for scene in draw_scenes(0, range(500), "eval")]
+    train = [pairs(scene) for scene in draw_batch(0, range(500), "train").to_scenes()]
+    evaluation = [pairs(scene) for scene in draw_batch(0, range(500), "eval").to_scenes()]
     seen = set().union(*train)
     assert not any(is_held_out(*pair) for pair in seen)
     assert all(any(is_held_out(*pair) for pair in scene) for scene in evaluation)
@@ -76,10 +75,11 @@ def test_splits_share_no_scene_and_train_knows_every_word() -> None:
 
 
 def test_object_counts_and_style_are_as_asked() -> None:
-    assert {len(scene.objects) for scene in draw_scenes(0, range(99), min_objects=2, max_objects=3)} == {2, 3}
-    assert {scene.style for scene in draw_scenes(0, range(99), style="photo")} == {"photo"}
+    some = draw_batch(0, range(99), min_objects=2, max_objects=3).to_scenes()
+    assert {len(scene.objects) for scene in some} == {2, 3}
+    assert {scene.style for scene in draw_batch(0, range(99), style="photo").to_scenes()} == {"photo"}
     with pytest.raises(UserError, match="min_objects"):
-        draw_scenes(0, [0], min_objects=3, max_objects=2)
+        draw_batch(0, [0], min_objects=3, max_objects=2).to_scenes()
 
 
 @pytest.mark.parametrize("size_px", [24, 64])
@@ -115,7 +115,7 @@ def test_a_scene_is_the_same_image_at_every_size(style: Style) -> None:
 
 
 def test_every_object_leaves_a_mark_where_it_stands() -> None:
-    scenes = draw_scenes(3, range(8), style="render", min_objects=4)
+    scenes = draw_batch(3, range(8), style="render", min_objects=4).to_scenes()
     centres = object_centres(3, torch.arange(8))
     image_BCHW = render(scenes, 64, 3, range(8)).int()
     for row, scene in enumerate(scenes):

@@ -14,7 +14,7 @@ from PIL import Image, ImageFilter
 from tests.shared import shared
 from tintype.data.image_sets import open_images
 from tintype.data.scenes.render import render
-from tintype.data.scenes.scene import draw_scenes
+from tintype.data.scenes.scene import draw_batch
 from tintype.errors import UserError
 from tintype.evaluation.images import evaluate_images, image_definitions
 from tintype.evaluation.protocol import ImageProtocol
@@ -39,7 +39,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, first in (("a", 0), ("b", 100)):
         (folder / name).mkdir()
         ids = range(first, first + 40)
-        for index, image in enumerate(render(draw_scenes(0, ids, "eval"), 32, 0, ids)):
+        for index, image in enumerate(render(draw_batch(0, ids, "eval"), 32, 0, ids)):
             save_png(image, folder / name / f"{index:03d}.png")
     (folder / "blurred").mkdir()
     for file in (folder / "a").iterdir():

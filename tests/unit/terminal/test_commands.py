@@ -28,7 +28,7 @@ from tintype import __main__ as program
 from tintype import cli
 from tintype.bench import run as bench
 from tintype.data.scenes.render import render
-from tintype.data.scenes.scene import draw_scenes
+from tintype.data.scenes.scene import draw_batch
 from tintype.evaluation import train_scene_encoder
 from tintype.metrics import speed
 from tintype.runtime.interrupt import Interrupt
@@ -249,7 +249,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_store(folder, 6, "added")
     for name in ("a", "b"):
         (folder / name).mkdir()
-        for index, image in enumerate(render(draw_scenes(0, range(10), "eval"), 16, ord(name), range(10))):
+        for index, image in enumerate(render(draw_batch(0, range(10), "eval"), 16, ord(name), range(10))):
             save_png(image, folder / name / f"{index}.png")
     write_tiny_vae(folder / "vae")
     train(tuned_plan("train.steps=1", techniques=[NO_PERCEPTUAL]), folder / "tuned", Interrupt())

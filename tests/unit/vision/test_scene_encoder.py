@@ -18,7 +18,6 @@ from tintype.data.scenes.scene import (
     STYLES,
     Style,
     draw_batch,
-    draw_scenes,
 )
 from tintype.evaluation.train_scene_encoder import MEASURED_SIZES_PX, SceneEncoderTraining, reading_loss, train
 from tintype.metrics.scene_accuracy import ReadScenes
@@ -118,7 +117,7 @@ def test_packaged_weights_read_64_px_well_by_their_record() -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_packaged_weights_read_fresh_scenes(style: Style) -> None:
-    scenes = draw_scenes(12345, range(64), "eval", style)
+    scenes = draw_batch(12345, range(64), "eval", style).to_scenes()
     reading = load_scene_encoder()(render(scenes, 64, 12345, range(64)))
     assert ReadScenes(reading, scenes, "long", 64).scores.overall > 0.97
     assert ReadScenes(reading, scenes, "short", 64).scores.overall > 0.95

@@ -7,17 +7,13 @@ from typing import Annotated, Any
 
 from tintype.config.strict import Document, nearest, parse
 from tintype.data.mixture.settings import MixtureSettings
-from tintype.data.scenes.settings import ScenesSettings
-from tintype.data.store.settings import StoreSettings
+from tintype.data.parts import DATA
 from tintype.errors import UserError
 from tintype.settings import DataPart, KeysOf, plain
 
-Given = Annotated[dict[str, Any], KeysOf((ScenesSettings, StoreSettings, MixtureSettings))]
+Given = Annotated[dict[str, Any], KeysOf(DATA)]
 """Settings of data as an option gives them: `data.style=photo,data.buckets=[[64,64],[48,80]]`."""
-_KINDS: dict[str, type[DataPart]] = {
-    str(part.model_fields["kind"].default): part for part in (ScenesSettings, StoreSettings, MixtureSettings)
-}
-
+_KINDS = {part.kind_name(): part for part in DATA}
 _PINS = {"path": "sha256", "skip": "skip_sha256"}
 
 
@@ -32,7 +28,7 @@ def like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
 
 def source_like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
     """Return `like` for a source of a mixture, which is no mixture itself."""
-    if given.get("kind") == MixtureSettings.model_fields["kind"].default:
+    if given.get("kind") == MixtureSettings.kind_name():
         raise UserError(f"{where}: a source of a mixture is no mixture itself; name the sources one by one")
     return like(data, given, where)
 

@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Discriminator,
-    Field,
-    SerializerFunctionWrapHandler,
-    StringConstraints,
-    Tag,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer, model_validator
 
 from tintype.data.mixture.shares import images_before
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.schedule import Schedule
-from tintype.settings import DataPart, PlanView, Settings, SourceUse, kind_alone, plain
-
-if TYPE_CHECKING:
-    from tintype.settings import DataPart as SourceChoice
+from tintype.settings import DataPart, OneOf, PlanView, Settings, SourceUse, kind_alone, plain
 
 SIZE = "size_px"
-_USUAL = "scenes"
-
-
-def _kind(value: object) -> object:
-    return value.get("kind", _USUAL) if isinstance(value, Mapping) else getattr(value, "kind", None)
-
-
-if not TYPE_CHECKING:  # any data but another mixture
-    SourceChoice = Annotated[
-        Annotated[ScenesSettings, Tag("scenes")] | Annotated[StoreSettings, Tag("store")], Discriminator(_kind)
-    ]
 
 
 class MixedSource(Settings):
@@ -44,7 +22,9 @@ class MixedSource(Settings):
     share: float = Field(1.0, ge=0, description="Its share, relative to those of the other sources")
     rest: float = Field(0.0, ge=0, description="What is left of it where the schedule's factor is 0")
     schedule: Schedule = Field(Schedule(), description="How the share changes with the step")
-    data: SourceChoice = Field(ScenesSettings(), description="Any data; its size_px is the mixture's")
+    data: Annotated[DataPart, OneOf((ScenesSettings, StoreSettings), usual="scenes")] = Field(
+        ScenesSettings(), description="Any data but another mixture; its size_px is the mixture's"
+    )
 
     @model_validator(mode="after")
     def _rest_is_reached(self) -> MixedSource:
@@ -101,7 +81,7 @@ class MixtureSettings(DataPart):
         if not isinstance(given, Mapping) or not isinstance(given.get("sources"), Mapping):
             return given
         size_px = given.get(SIZE, cls.model_fields[SIZE].default)
-        sources = {name: _sized(name, source, size_px) for name, source in given["sources"].items()}
+        sources = {name: _sized(source, size_px) for name, source in given["sources"].items()}
         return {**given, "sources": sources, "evaluate": given.get("evaluate") or next(reversed(sources), "")}
 
     @model_validator(mode="after")
@@ -110,7 +90,10 @@ class MixtureSettings(DataPart):
             raise ValueError(f"evaluate: there is no source '{self.evaluate}'; there are {', '.join(self.sources)}")
         for name, source in self.sources.items():
             if source.data.size_px != self.size_px:
-                raise ValueError(_two_sizes(name, source.data.size_px, self.size_px))
+                raise ValueError(
+                    f"sources.{name}: its size_px is {source.data.size_px} and the mixture's is {self.size_px}; all "
+                    "sources have the mixture's, so leave it out there"
+                )
             if len(source.data.shapes) > 1:
                 raise ValueError(f"sources.{name}.data.buckets: a mixture has images of one shape; leave buckets out")
         if not self.read:
@@ -220,19 +203,7 @@ def _without(content: dict[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in content.items() if name != key}
 
 
-def _sized(name: str, source: object, size_px: object) -> object:
-    if not isinstance(source, Mapping):
-        return source
-    data = kind_alone(source.get("data", {}))
-    if not isinstance(data, Mapping):
-        return source
-    if data.get(SIZE, size_px) != size_px:
-        raise ValueError(_two_sizes(name, data[SIZE], size_px))
-    return {**source, "data": {**data, SIZE: size_px}}
-
-
-def _two_sizes(name: str, own_px: object, size_px: object) -> str:
-    return (
-        f"sources.{name}: its size_px is {own_px} and the mixture's is {size_px}; all sources have the mixture's, so "
-        "leave it out there"
-    )
+def _sized(source: object, size_px: object) -> object:
+    if isinstance(source, Mapping) and isinstance(data := kind_alone(source.get("data", {})), Mapping):
+        return {**source, "data": {SIZE: size_px, **data}}
+    return source

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,11 +19,6 @@ from tintype.seams import ImageSource, Record
 class MixtureSource:
     def __init__(self, parts: Mapping[str, ImageSource], device: torch.device) -> None:
         self.parts, self._device = dict(parts), device
-        self._first_ids: dict[str, int] = {}
-        self._count = 0
-        for name, part in self.parts.items():
-            self._first_ids[name] = self._count
-            self._count += len(part)
         self.columns = frozenset.intersection(*(part.columns for part in self.parts.values()))
 
     @property
@@ -32,37 +27,36 @@ class MixtureSource:
         return identity_of_parts({name: part.identity for name, part in self.parts.items()})
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self.parts.values()))
 
     def prepare(self, ids: Sequence[int]) -> None:
-        for name, (own, _) in self._by_part(ids).items():
-            if own:
-                self.parts[name].prepare(own)
+        for part, own, _ in self._by_part(ids):
+            part.prepare(own)
 
     def expect(self, ids: Sequence[int]) -> None:
-        for name, (own, _) in self._by_part(ids).items():
-            self.parts[name].expect(own)
+        for part, own, _ in self._by_part(ids):
+            part.expect(own)
 
     def images(self, ids: Sequence[int]) -> Tensor:
-        asked = {name: found for name, found in self._by_part(ids).items() if found[0]}
-        image_BCHW = torch.cat([self.parts[name].images(own) for name, (own, _) in asked.items()])
-        place_B = torch.tensor([place for _, places in asked.values() for place in places], dtype=torch.int64)
+        asked = list(self._by_part(ids))
+        image_BCHW = torch.cat([part.images(own) for part, own, _ in asked])
+        place_B = torch.tensor([place for _, _, places in asked for place in places], dtype=torch.int64)
         return image_BCHW[send(place_B.argsort(), self._device)]
 
     def records(self, ids: Sequence[int]) -> list[Record]:
         found: dict[int, Record] = {}
-        for name, (own, places) in self._by_part(ids).items():
-            found.update(zip(places, self.parts[name].records(own), strict=True))
+        for part, own, places in self._by_part(ids):
+            found.update(zip(places, part.records(own), strict=True))
         return [found[place] for place in range(len(ids))]
 
-    def _by_part(self, ids: Sequence[int]) -> dict[str, tuple[list[int], list[int]]]:
-        """Return for each source its own ids, and their positions in the batch."""
-        found: dict[str, tuple[list[int], list[int]]] = {}
-        for name, part in self.parts.items():
-            first = self._first_ids[name]
-            here = [place for place, id_ in enumerate(ids) if first <= id_ < first + len(part)]
-            found[name] = ([ids[place] - first for place in here], here)
-        return found
+    def _by_part(self, ids: Sequence[int]) -> Iterator[tuple[ImageSource, list[int], list[int]]]:
+        """Yield each source that has some of these ids, its own ids of them, and their positions in the batch."""
+        first = 0
+        for part in self.parts.values():
+            places = [place for place, id_ in enumerate(ids) if first <= id_ < first + len(part)]
+            if places:
+                yield part, [ids[place] - first for place in places], places
+            first += len(part)
 
 
 def identity_of_parts(known: Mapping[str, str | None]) -> str | None:

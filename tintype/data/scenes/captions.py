@@ -11,20 +11,7 @@ import re
 from itertools import chain, combinations
 from typing import Literal
 
-from tintype.data.scenes.scene import (
-    BACKGROUNDS,
-    COLOURS,
-    LIGHTS,
-    OBJECT_VOCABULARY,
-    POSITIONS,
-    SCENE_VOCABULARY,
-    SHAPES,
-    SIZES,
-    STYLES,
-    TEXTURES,
-    Scene,
-    SceneObject,
-)
+from tintype.data.scenes.scene import OBJECT_VOCABULARY, POSITIONS, SCENE_VOCABULARY, VOCABULARY, Scene, SceneObject
 
 CaptionKind = Literal["long", "short"]
 SHORT_NAMES_OBJECTS = 2
@@ -132,7 +119,7 @@ def asked_attributes(scene: Scene, kind: CaptionKind) -> tuple[tuple[int | None,
 
 def vocabulary() -> frozenset[str]:
     """Return every lower-case word that a caption can contain."""
-    attributes = (SHAPES, COLOURS, SIZES, TEXTURES, POSITIONS, BACKGROUNDS, LIGHTS, STYLES, _NUMBERS[1:])
+    attributes = (*VOCABULARY.values(), POSITIONS, _NUMBERS[1:])
     phrasings = (_LONG_ONE, _LONG_MANY, _SHORT, _OTHERS, _LIGHT_PHRASES.values())
     fixed = [re.sub(r"\{.*?\}", " ", phrase) for phrase in chain(*phrasings)]
     built = ["a an and at in the thing things", "above below to the left of to the right of"]

@@ -14,49 +14,28 @@ B: scenes. N: objects. P: rows or columns of an object's patch. C: channels. H, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tintype import rng
-from tintype.data.scenes.scene import (
-    BACKGROUNDS,
-    COLOURS,
-    LIGHTS,
-    POSITIONS,
-    SHAPES,
-    SIZES,
-    STYLES,
-    TEXTURES,
-    Scene,
-    SceneBatch,
-)
+from tintype.data.scenes.scene import POSITIONS, SHAPES, STYLES, TEXTURES, VOCABULARY, Scene, SceneBatch
 from tintype.data.scenes.shapes import DISTANCES
 from tintype.errors import UserError
 
 MIN_SIZE_PX, MAX_SIZE_PX = 16, 1024
 
-_OBJECT_RGB = {
-    "red": (0.86, 0.16, 0.18),
-    "orange": (0.97, 0.52, 0.10),
-    "yellow": (0.98, 0.83, 0.16),
-    "green": (0.20, 0.62, 0.27),
-    "blue": (0.14, 0.37, 0.86),
-    "purple": (0.53, 0.20, 0.70),
-    "white": (0.97, 0.97, 0.96),
-    "black": (0.13, 0.13, 0.15),
-}
-_INK_RGB = {  # the second colour of a striped or dotted object, near enough to the first not to be taken for it
-    "red": (1.00, 0.74, 0.70),
-    "orange": (1.00, 0.87, 0.68),
-    "yellow": (0.78, 0.54, 0.05),
-    "green": (0.72, 0.92, 0.70),
-    "blue": (0.70, 0.83, 1.00),
-    "purple": (0.87, 0.72, 0.96),
-    "white": (0.60, 0.62, 0.66),
-    "black": (0.52, 0.52, 0.56),
+_COLOUR_RGB = {  # and the second colour of a striped or dotted object, near enough to the first not to be taken for it
+    "red": ((0.86, 0.16, 0.18), (1.00, 0.74, 0.70)),
+    "orange": ((0.97, 0.52, 0.10), (1.00, 0.87, 0.68)),
+    "yellow": ((0.98, 0.83, 0.16), (0.78, 0.54, 0.05)),
+    "green": ((0.20, 0.62, 0.27), (0.72, 0.92, 0.70)),
+    "blue": ((0.14, 0.37, 0.86), (0.70, 0.83, 1.00)),
+    "purple": ((0.53, 0.20, 0.70), (0.87, 0.72, 0.96)),
+    "white": ((0.97, 0.97, 0.96), (0.60, 0.62, 0.66)),
+    "black": ((0.13, 0.13, 0.15), (0.52, 0.52, 0.56)),
 }
 _BACKGROUND_RGB = {
     "cream": (0.95, 0.90, 0.78),
@@ -91,25 +70,17 @@ _PATCH_HALF = 0.30  # holds the largest object with its shadow and penumbra
 _CPU_CHUNK_PIXELS, _GPU_CHUNK_PIXELS = 1 << 18, 1 << 23  # what a cache holds; what keeps a GPU busy
 
 
-@dataclass(frozen=True)
-class _Look:
-    """The settings of a style."""
-
-    edge: float  # blur of every edge, as a share of the image's width
-    shadow_reach: float
-    shadow_softness: float
-    shadow_depth: float
-    ambient: float
-    gloss: float
-    mottle: float  # strength of slow, cloudy variation
-    grain: float  # strength of fine noise
-    vignette: float
-    exposure: float  # how far brightness varies from scene to scene
-
-
-_LOOKS = {
-    "render": _Look(0.0, 0.040, 0.030, 0.42, 0.50, 0.35, 0.0, 0.0, 0.0, 0.0),
-    "photo": _Look(0.012, 0.056, 0.060, 0.58, 0.38, 0.22, 0.16, 0.10, 0.45, 0.10),
+_LOOK = {
+    "edge": {"render": 0.0, "photo": 0.012},  # blur of every edge, as a share of the image's width
+    "shadow_reach": {"render": 0.040, "photo": 0.056},
+    "shadow_softness": {"render": 0.030, "photo": 0.060},
+    "shadow_depth": {"render": 0.42, "photo": 0.58},
+    "ambient": {"render": 0.50, "photo": 0.38},
+    "gloss": {"render": 0.35, "photo": 0.22},
+    "mottle": {"render": 0.0, "photo": 0.16},  # strength of slow, cloudy variation
+    "grain": {"render": 0.0, "photo": 0.10},  # strength of fine noise
+    "vignette": {"render": 0.0, "photo": 0.45},
+    "exposure": {"render": 0.0, "photo": 0.10},  # how far brightness varies from scene to scene
 }
 _GRAIN_CELLS, _MOTTLE_CELLS = 64, 9
 
@@ -167,10 +138,13 @@ def _table(rows: Sequence[object], like: Tensor) -> Tensor:
     return torch.tensor(rows, dtype=torch.float32, device=like.device)
 
 
+def _numbers(attribute: str, by_word: Mapping[str, object], index: Tensor) -> Tensor:
+    """Return the numbers that belong to the words of an attribute, which are given by their indices."""
+    return _table([by_word[word] for word in VOCABULARY[attribute]], index)[index]
+
+
 def _look_of(style_B: Tensor) -> dict[str, Tensor]:
-    """Return every number of `_Look` for each scene."""
-    names = vars(_LOOKS["render"])
-    return {name: _table([vars(_LOOKS[style])[name] for style in STYLES], style_B)[style_B] for name in names}
+    return {name: _numbers("style", by_style, style_B) for name, by_style in _LOOK.items()}
 
 
 def _turns(angles: Sequence[float], like: Tensor) -> Tensor:
@@ -182,7 +156,7 @@ def _objects(batch: SceneBatch, seed: int, index_B: Tensor) -> _Objects:
     scene_N, place_N = batch.present_BP.nonzero(as_tuple=True)
     at = (scene_N, place_N)
     places = (len(POSITIONS),)
-    colour_N = batch.colour_BP[at]
+    rgb_N2C = _numbers("colour", _COLOUR_RGB, batch.colour_BP[at])
     radius_jitter_BP = 2.0 * rng.uniform(seed, "render/radius", index_B, places) - 1.0
     tilt_BP = rng.integers(seed, "render/tilt", index_B, _TILT_STEPS, places)
     tilts = [_TILT_MAX * (2.0 * step / (_TILT_STEPS - 1) - 1.0) for step in range(_TILT_STEPS)]
@@ -192,16 +166,15 @@ def _objects(batch: SceneBatch, seed: int, index_B: Tensor) -> _Objects:
         place_N=place_N,
         shape_N=batch.shape_BP[at],
         texture_N=batch.texture_BP[at],
-        rgb_NC=_table([_OBJECT_RGB[colour] for colour in COLOURS], index_B)[colour_N],
-        ink_NC=_table([_INK_RGB[colour] for colour in COLOURS], index_B)[colour_N],
+        rgb_NC=rgb_N2C[:, 0],
+        ink_NC=rgb_N2C[:, 1],
         centre_N2=object_centres(seed, index_B)[at],
-        radius_N=_table([_RADIUS[size] for size in SIZES], index_B)[batch.size_BP[at]]
-        * (1.0 + _RADIUS_JITTER * radius_jitter_BP[at]),
+        radius_N=_numbers("size", _RADIUS, batch.size_BP[at]) * (1.0 + _RADIUS_JITTER * radius_jitter_BP[at]),
         tilt_N2=_turns(tilts, index_B)[tilt_BP[at]],
         weave_N2=_turns(_TEXTURE_ANGLES, index_B)[weave_BP[at]],
         phase_N2=rng.uniform(seed, "render/phase", index_B, (len(POSITIONS), 2))[at],
-        light_N2=_table([_LIGHT_XY[light] for light in LIGHTS], index_B)[batch.light_B[scene_N]],
-        look={name: value_B[scene_N] for name, value_B in _look_of(batch.style_B).items()},
+        light_N2=_numbers("light", _LIGHT_XY, batch.light_B[scene_N]),
+        look=_look_of(batch.style_B[scene_N]),
     )
 
 
@@ -230,7 +203,7 @@ def _smooth(ramp: Tensor) -> Tensor:
 
 def _tilt_sine(objects: _Objects, distance_NPP: Tensor) -> Tensor:
     """Return how far the surface leans outwards: round over the bevel's width, or the same all over a facet."""
-    width_N = _table([_BEVEL_WIDTH[shape] for shape in SHAPES], distance_NPP)[objects.shape_N]
+    width_N = _numbers("shape", _BEVEL_WIDTH, objects.shape_N)
     round_NPP = (1.0 + distance_NPP / _pp(width_N.clamp(min=1e-3))).clamp(0.0, 0.98)
     return round_NPP.where(_pp(width_N > 0), torch.full_like(round_NPP, _FACET_TILT))
 
@@ -262,11 +235,8 @@ def _dots(x_NPP: Tensor, y_NPP: Tensor, phase_N2: Tensor, edge_NPP: Tensor) -> T
 def _object_layers(objects: _Objects, x_NPP: Tensor, y_NPP: Tensor, pixel: float) -> Tensor:
     """Return colour times coverage, coverage, and shadow of every object: float32 [N, 5, P, P]."""
     radius_NPP = _pp(objects.radius_N)
-    x_NPP, y_NPP = (
-        (x_NPP - _pp(objects.centre_N2[:, 0])) / radius_NPP,
-        (y_NPP - _pp(objects.centre_N2[:, 1])) / radius_NPP,
-    )
-    x_NPP, y_NPP = _turn(x_NPP, y_NPP, objects.tilt_N2)
+    x_NPP, y_NPP = x_NPP - _pp(objects.centre_N2[:, 0]), y_NPP - _pp(objects.centre_N2[:, 1])
+    x_NPP, y_NPP = _turn(x_NPP / radius_NPP, y_NPP / radius_NPP, objects.tilt_N2)
     light_x_NPP, light_y_NPP = _turn(_pp(objects.light_N2[:, 0]), _pp(objects.light_N2[:, 1]), objects.tilt_N2)
     distance_NPP = _distance(objects, x_NPP, y_NPP)
     nearer_NPP = _distance(objects, x_NPP + _SHADE_STEP * light_x_NPP, y_NPP + _SHADE_STEP * light_y_NPP)
@@ -325,8 +295,8 @@ def _place_layers(objects: _Objects, scenes: int, size_px: int) -> Tensor:
 
 def _backdrop(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor, look: dict[str, Tensor]) -> Tensor:
     """Draw sky and ground, parted by a slightly bowed line, brighter towards the light: float32 [B, 3, H, W]."""
-    rgb = _table([_BACKGROUND_RGB[name] for name in BACKGROUNDS], index_B)
-    sky_BC11, ground_BC11 = rgb[batch.sky_B][:, :, None, None], rgb[batch.ground_B][:, :, None, None]
+    sky_BC11 = _numbers("sky", _BACKGROUND_RGB, batch.sky_B)[:, :, None, None]
+    ground_BC11 = _numbers("ground", _BACKGROUND_RGB, batch.ground_B)[:, :, None, None]
     x_W = (torch.arange(size_px, device=index_B.device) + 0.5) / size_px - 0.5
     drawn_B3 = 2.0 * rng.uniform(seed, "render/horizon", index_B, (3,)) - 1.0
     height_B1, slope_B1, bow_B1 = drawn_B3[:, :1], drawn_B3[:, 1:2], drawn_B3[:, 2:]
@@ -335,7 +305,7 @@ def _backdrop(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor, look:
     edge_B11 = _pp(1.0 / size_px + 2.0 * look["edge"])
     ground_BHW = (below_BHW / edge_B11 + 0.5).clamp(0.0, 1.0)
     crease_BHW = 1.0 - 0.10 * ground_BHW * _smooth(1.0 - below_BHW / 0.12)
-    light_B2 = _table([_LIGHT_XY[light] for light in LIGHTS], index_B)[batch.light_B]
+    light_B2 = _numbers("light", _LIGHT_XY, batch.light_B)
     towards_BHW = _pp(light_B2[:, 0]) * x_W + _pp(light_B2[:, 1]) * x_W[:, None]
     level_BHW = crease_BHW * (0.97 + 0.16 * towards_BHW)
     return (sky_BC11 + (ground_BC11 - sky_BC11) * ground_BHW[:, None]) * level_BHW[:, None]
@@ -375,6 +345,6 @@ def _render_chunk(batch: SceneBatch, size_px: int, seed: int, index_B: Tensor) -
     behind_BCHW = _backdrop(batch, size_px, seed, index_B, look) * (1.0 - shadow_B1HW.clamp(max=0.8))
     image_BCHW = behind_BCHW * (1.0 - coverage_B1HW.clamp(max=1.0)) + colour_BCHW
     photo_B = (batch.style_B == STYLES.index("photo")).nonzero()[:, 0]
-    taken = {name: value_B[photo_B] for name, value_B in look.items()}
-    image_BCHW[photo_B] = _develop(image_BCHW[photo_B], seed, index_B[photo_B], taken)
+    look_of_photos = _look_of(batch.style_B[photo_B])
+    image_BCHW[photo_B] = _develop(image_BCHW[photo_B], seed, index_B[photo_B], look_of_photos)
     return (image_BCHW.clamp(0.0, 1.0) * 255.0 + 0.5).to(torch.uint8)

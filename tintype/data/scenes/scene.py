@@ -34,6 +34,7 @@ MAX_OBJECTS = len(POSITIONS) - 1  # the centre is taken only by an object that i
 
 OBJECT_VOCABULARY = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "texture": TEXTURES}
 SCENE_VOCABULARY = {"sky": BACKGROUNDS, "ground": BACKGROUNDS, "light": LIGHTS, "style": STYLES}
+VOCABULARY: dict[str, tuple[str, ...]] = {**OBJECT_VOCABULARY, **SCENE_VOCABULARY}
 
 
 def is_held_out(colour: str, shape: str) -> bool:
@@ -159,13 +160,14 @@ def _object_row(scene: Scene, attribute: str, words: Sequence[str]) -> list[int]
 
 def draw_batch(
     seed: int,
-    index_B: Tensor,
+    indices: Sequence[int] | Tensor,
     split: Split = "any",
-    style: Style | None = None,
+    style: Style | Literal["both"] | None = None,
     min_objects: int = 1,
     max_objects: int = MAX_OBJECTS,
 ) -> SceneBatch:
-    """Draw the scenes of these int64 indices on their device. Without a style each scene draws its own."""
+    """Draw the scenes of these indices, on their device. `both` styles take turns; without one each scene draws it."""
+    index_B = torch.as_tensor(indices, dtype=torch.int64)
     if not 1 <= min_objects <= max_objects <= MAX_OBJECTS:
         raise UserError(f"need 1 <= min_objects <= max_objects <= {MAX_OBJECTS}, not {min_objects} and {max_objects}")
     count_B = min_objects + rng.integers(seed, "scenes/count", index_B, max_objects - min_objects + 1)
@@ -174,7 +176,9 @@ def draw_batch(
     sky_B = rng.integers(seed, "scenes/sky", index_B, len(BACKGROUNDS))
     ground_step_B = 1 + rng.integers(seed, "scenes/ground", index_B, len(BACKGROUNDS) - 1)
     style_B = rng.integers(seed, "scenes/style", index_B, len(STYLES))
-    if style is not None:
+    if style == "both":
+        style_B = index_B % len(STYLES)
+    elif style is not None:
         style_B = torch.full_like(style_B, STYLES.index(style))
     return SceneBatch(
         present_BP=present_BP,
@@ -209,16 +213,3 @@ def _draw_pairs(seed: int, index_B: Tensor, split: Split) -> Tensor:
         first_B = (key_BN + ~held_out_N).argmin(dim=1, keepdim=True)
         key_BN = key_BN.scatter(1, first_B, -1.0)
     return key_BN.argsort(dim=1, stable=True)[:, :MAX_OBJECTS]
-
-
-def draw_scenes(
-    seed: int,
-    indices: Sequence[int],
-    split: Split = "any",
-    style: Style | None = None,
-    min_objects: int = 1,
-    max_objects: int = MAX_OBJECTS,
-) -> list[Scene]:
-    """Draw the scenes of these indices, in words."""
-    index_B = torch.tensor(list(indices), dtype=torch.int64)
-    return draw_batch(seed, index_B, split, style, min_objects, max_objects).to_scenes()

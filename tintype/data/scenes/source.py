@@ -11,7 +11,7 @@ from torch import Tensor
 from tintype.data.resident import Resident, resident_bytes
 from tintype.data.scenes.captions import long_caption, short_caption
 from tintype.data.scenes.render import render
-from tintype.data.scenes.scene import Scene, draw_scenes
+from tintype.data.scenes.scene import Scene, draw_batch
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.seams import Record
 
@@ -40,7 +40,7 @@ class SceneSource:
 
     def records(self, ids: Sequence[int]) -> list[Record]:
         missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in self._records]
-        for id_, scene in zip(missing, self._scenes(missing) if missing else [], strict=True):
+        for id_, scene in zip(missing, self._scenes(missing), strict=True):
             captions = {"long": long_caption(scene, id_), "short": short_caption(scene, id_)}
             self._records[id_] = Record(captions, scene)
         return [self._records[id_] for id_ in ids]
@@ -64,18 +64,5 @@ class SceneSource:
         return [_FIRST_INDEX[self._split] + id_ for id_ in ids]
 
     def _scenes(self, ids: Sequence[int]) -> list[Scene]:
-        style = self._settings.style
-        styles: list[Literal["render", "photo"]] = ["render", "photo"] if style == "both" else [style]
-        scenes: dict[int, Scene] = {}
-        for turn, one in enumerate(styles):
-            own = [id_ for id_ in ids if id_ % len(styles) == turn]
-            drawn = draw_scenes(
-                self._settings.seed,
-                self._indices(own),
-                self._split,
-                one,
-                self._settings.min_objects,
-                self._settings.max_objects,
-            )
-            scenes.update(zip(own, drawn, strict=True))
-        return [scenes[id_] for id_ in ids]
+        own, indices = self._settings, self._indices(ids)
+        return draw_batch(own.seed, indices, self._split, own.style, own.min_objects, own.max_objects).to_scenes()
