@@ -32,6 +32,7 @@ from tintype.metrics.pair import Reference
 from tintype.runtime.cache import cache_folder
 from tintype.runtime.dist import current
 from tintype.runtime.files import damaged, write_bytes
+from tintype.runtime.identity import check_same
 from tintype.sampling.generate import spans
 from tintype.seams import Encoder, ImageSource
 from tintype.settings import DataPart
@@ -206,12 +207,9 @@ def _content_sha256(metadata: Mapping[str, str], digests: Sequence[bytes] | None
 
 def refuse_other_encoder(about: About, encoder: Encoder, path: Path) -> None:
     """Refuse features of other weights or another preprocessing: distances to them mean nothing."""
-    if about.identity != encoder.identity:
-        raise UserError(
-            f"{path} was made with the encoder '{about.encoder}' {about.identity[:12]} ({about.definition}), but the "
-            f"images are read by '{encoder.name}' {encoder.identity[:12]} ({encoder.definition}); make the reference "
-            "again with this encoder"
-        )
+    where = f"{path} of the encoder '{about.encoder}' ({about.definition})"
+    what = f"identity than that of '{encoder.name}' ({encoder.definition})"
+    check_same(where, what, about.identity, encoder.identity, "make the reference again with this encoder")
 
 
 def _data_fingerprint(data: DataPart, source: ImageSource) -> str:

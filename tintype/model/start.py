@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from tintype.config.pins import Pin
 from tintype.errors import UserError
+from tintype.runtime.identity import Pin
 from tintype.settings import Part, PathText, Plain, plain
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from tintype.errors import UserError
 from tintype.runtime.cache import cache_folder, writing_cache
 from tintype.runtime.files import read_json, write_json
+from tintype.runtime.identity import check_same
 
 _UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
 
@@ -22,15 +23,14 @@ def hold(source: str, revision: str, item: str, sha256: str, commit: str | None)
     """Record the SHA-256 of an item of a repository at its first use; raise if it was another one then."""
     file = record_file(source, revision)
     first = _first(file, item, {"sha256": sha256, "commit": commit, "date": time.strftime("%Y-%m-%d")})
-    if first.get("sha256") == sha256:
-        return
-    now, then = _words(sha256, commit), _words(str(first.get("sha256")), first.get("commit"))
-    stay = f"To stay with the first one, set the revision to {first['commit']}. " if first.get("commit") else ""
-    raise UserError(
-        f"{source} at {revision} has changed: the SHA-256 of its {item} is {now}, and was {then} at its first use on "
-        f"{first.get('date')}. {stay}To accept the change, remove {file}. If nobody changed the repository, the "
-        "downloaded copy is damaged: remove it from the cache of the hub (`hf cache rm`) and load it again"
+    now = f" (commit {commit})" if commit else ""
+    stay = f"to stay with the first one, set the revision to {first['commit']}; " if first.get("commit") else ""
+    remedy = (
+        f"{stay}to accept the change, remove {file}; if nobody changed the repository, the downloaded copy is damaged: "
+        "remove it from the cache of the hub (`hf cache rm`) and load it again"
     )
+    what = f"SHA-256 of {item} of {source} at {revision}{now}"
+    check_same(f"the first use on {first.get('date')}", what, first.get("sha256"), sha256, remedy)
 
 
 def record_file(source: str, revision: str) -> Path:
@@ -51,7 +51,3 @@ def _first(file: Path, item: str, found: dict[str, str | None]) -> dict[str, str
                 write_json(file, {**known, item: found})
             first: dict[str, str | None] = known.get(item, found)
     return first
-
-
-def _words(sha256: str, commit: str | None) -> str:
-    return f"{sha256[:12]}…{f' (commit {commit})' if commit else ''}"

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field, model_validator
 
-from tintype.config.pins import Pin
 from tintype.pretrained.frozen import Compute
 from tintype.pretrained.hub import Checkpoint
+from tintype.runtime.identity import Pin
 from tintype.settings import LocalFiles, Part, PathText
 
 Source = Annotated[PathText, Field(min_length=1, description="Repository of the hub, or a local folder")]

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.runtime import activity
+from tintype.runtime.identity import shown
 
 T = TypeVar("T")
 
@@ -31,7 +32,6 @@ _TIMEOUT_S = 2 * 3600
 _PATIENCE_S = 24 * 3600
 """How long ranks wait for what one of them does alone. One that is gone is noticed at once."""
 _SHOWN = 6
-_SHOWN_LETTERS = 60
 _AGREE_S = 2.0
 """In this time all ranks find a mistake that all of them will find."""
 
@@ -242,7 +242,7 @@ def _differences(by_rank: Sequence[Mapping[str, Any]]) -> str:
         usual = max(texts, key=texts.count)
         for text in dict.fromkeys(text for text in texts if text != usual):
             ranks = ", ".join(str(rank) for rank, one in enumerate(texts) if one == text)
-            found.setdefault(ranks, []).append(f"{key} {_short(text)} and not {_short(usual)}")
+            found.setdefault(ranks, []).append(f"{key} {shown(text)} and not {shown(usual)}")
     words = [
         f"rank {ranks} has {', '.join(some[:_SHOWN])}{' …' if len(some) > _SHOWN else ''}"
         for ranks, some in found.items()
@@ -251,10 +251,6 @@ def _differences(by_rank: Sequence[Mapping[str, Any]]) -> str:
         f"the ranks do not agree: {'; '.join(words[:_SHOWN])}. Nothing was begun; start all ranks with the same "
         "command, version and files"
     )
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}…"
 
 
 def ranks_store() -> Any:

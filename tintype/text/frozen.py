@@ -18,13 +18,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tintype.config.pins import check_pin
 from tintype.errors import UserError
 from tintype.pretrained.frozen import frozen_arithmetic
 from tintype.pretrained.hub import Checkpoint, explained
 from tintype.pretrained.packages import Untyped
 from tintype.pretrained.settings import PretrainedPart
 from tintype.pretrained.weights import digest
+from tintype.runtime.identity import check_pin
 from tintype.runtime.transfer import send
 from tintype.seams import TextTokens, TransformersForm
 from tintype.settings import ExportForm, Obstacle

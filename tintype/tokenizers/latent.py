@@ -17,13 +17,13 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import Tensor, nn
 
-from tintype.config.pins import check_pin
 from tintype.errors import UserError
 from tintype.pretrained.frozen import Compute, encode_evenly, frozen_arithmetic
 from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.packages import Untyped
 from tintype.pretrained.settings import PretrainedPart
 from tintype.pretrained.weights import digest
+from tintype.runtime.identity import check_pin
 from tintype.seams import DiffusersForm, Draws
 from tintype.tokenizers.part import Compression, TokenizerPart, to_bytes, to_floats
 

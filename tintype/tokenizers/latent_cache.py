@@ -22,6 +22,7 @@ from torch import Tensor
 from tintype.errors import UserError
 from tintype.pretrained.frozen import encode_evenly
 from tintype.runtime.cache import cache_folder, stamp_of, write_header, writing_cache
+from tintype.runtime.identity import check_same
 from tintype.runtime.rows import Content, DiskRows, fingerprint
 from tintype.runtime.transfer import send
 from tintype.seams import Draws, ImageSource, Tokenizer
@@ -32,8 +33,6 @@ ROWS_NAME, HEADER_NAME = "latents.rows", "latents.json"
 FORMAT = 2
 _HASH_BYTES = 16
 _HASH_WORDS = _HASH_BYTES // 4
-_SHOWN_DIGITS = 16
-_SHOWN_DIFFERENCES = 4
 
 
 def why_uncacheable(tokenizer: TokenizerPart, tuning: Part | None) -> str | None:
@@ -154,7 +153,7 @@ def _check_header(folder: Path, made_of: Mapping[str, object]) -> None:
     with writing_cache(file, "set run.latents_folder to one, or set run.latents to none"):
         names = [one.name for one in folder.iterdir() if not one.name.startswith(".")] if folder.is_dir() else []
         if file.exists():  # asked last: another process may be making the folder, and the header comes first
-            _refuse_other(folder, _read_header(file), made_of)
+            check_same(file, "origin of its latents", _read_header(file), made_of, _remedy(folder))
         elif ROWS_NAME in names:
             raise UserError(
                 f"{folder} has files but no {HEADER_NAME}, so it is not known what its latents were made of; "
@@ -179,30 +178,6 @@ def _read_header(file: Path) -> dict[str, object]:
         return dict(header["made_of"])
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is damaged ({type(error).__name__}: {error}); {_remedy(file.parent)}") from None
-
-
-def _refuse_other(folder: Path, there: Mapping[str, object], here: Mapping[str, object]) -> None:
-    old, new = _flat(there), _flat(here)
-    differing = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    if differing:
-        shown = "; ".join(
-            f"{key}: {_shown(old.get(key))} there, {_shown(new.get(key))} here"
-            for key in differing[:_SHOWN_DIFFERENCES]
-        )
-        raise UserError(f"{folder} holds latents that were made of something else ({shown}); {_remedy(folder)}")
-
-
-def _flat(value: object, prefix: str = "") -> dict[str, object]:
-    if not isinstance(value, Mapping):
-        return {prefix: value}
-    return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}.{key}".lstrip(".")).items()}
-
-
-def _shown(value: object) -> str:
-    """Return the value, and of a SHA-256 its first digits."""
-    text = str(value)
-    digest = len(text) == 64 and all(digit in "0123456789abcdef" for digit in text)
-    return f"{text[:_SHOWN_DIGITS]}…" if digest else text
 
 
 def _remedy(folder: Path) -> str:

@@ -28,6 +28,7 @@ from tintype.errors import UserError
 from tintype.pretrained.weights import digest
 from tintype.runtime.files import write_bytes, write_json
 from tintype.runtime.forms import forms_of, misfits
+from tintype.runtime.identity import check_pin, check_same
 from tintype.settings import LocalFiles, PathText, Settings, Since, plain
 from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, LatentTokenizer
 from tintype.tokenizers.part import NONE_KNOWN, Compression, Known, Posterior, Statistics, TokenizerPart
@@ -309,16 +310,8 @@ def read_vae(folder: Path, sha256: str | None = None) -> Vae:
     except FileNotFoundError:
         raise UserError(f"{path} is not there, but {RECORD_NAME} names it; put it back, or train anew") from None
     found = hashlib.sha256(content).hexdigest()
-    if found != record.sha256:
-        raise UserError(
-            f"{path} is damaged or of another network: its SHA-256 is {found[:12]}…, and {RECORD_NAME} says "
-            f"{record.sha256[:12]}…; put the right file back, or train anew"
-        )
-    if sha256 is not None and found != sha256:
-        raise UserError(
-            f"{path} has the SHA-256 {found[:12]}…, but tokenizer.sha256 asks for {sha256[:12]}…: other weights were "
-            "trained there since"
-        )
+    check_same(folder / RECORD_NAME, f"SHA-256 of {path}", record.sha256, found, "put the file back, or train anew")
+    check_pin("tokenizer.sha256", sha256, f"{path}, where others were trained", found, "give the right folder")
     network = Vae(record.shape)
     try:
         tensors = load(content)

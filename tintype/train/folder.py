@@ -15,6 +15,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from tintype.data.earlier import only_added
 from tintype.errors import DamagedFileError, DivergedError, UserError
 from tintype.plan import Plan, plan_from_folder, short_diff
 from tintype.runtime import fault
@@ -34,6 +35,7 @@ from tintype.runtime.files import (
     write_lines,
     write_sealed,
 )
+from tintype.runtime.identity import another, check_same
 from tintype.runtime.locks import locked, refuse_foreign
 from tintype.runtime.machine import environment
 from tintype.train import checkpoint
@@ -199,40 +201,27 @@ class RunFolder:
     def keep_identities(self, loaded: Mapping[str, str | None], step: int) -> None:
         """Record the identities of data, tokenizer, text encoder and teachers; refuse to resume with others."""
         before: dict[str, str] = self.read_record(self.loaded_file) if step else {}
-        for name, identity in loaded.items():
-            if before.get(name, identity) != identity and not self._only_added(name, before):
-                raise UserError(
-                    f"{self.path}: '{name}' ran with the {_word(name)} {before[name][:12]}… up to step {step}, and "
-                    f"those loaded now are {str(identity)[:12]}…; put the first ones back, or begin anew with another "
-                    "--out"
-                )
+        for name, identity in loaded.items() if step else ():
+            self.check_identity(name, identity, "put the first one back, or begin anew with another --out")
         known = {name: identity for name, identity in loaded.items() if identity}
         if known:
             self.write_record(self.loaded_file, {**known, **before})
 
-    def check_identity(self, name: str, identity: str | None) -> None:
-        """Raise if a loaded network differs from the one used in training."""
+    def check_identity(self, name: str, identity: str | None, remedy: str = "put the first one back") -> None:
+        """Raise if a loaded network differs from the one used in training, or data by more than added captions."""
         known = self.read_record(self.loaded_file)
-        if known.get(name, identity) != identity and not self._only_added(name, known):
-            raise UserError(
-                f"{self.path}: the run was trained with the '{name}' {known[name][:12]}…, and the one loaded now is "
-                f"{str(identity)[:12]}…; put the first one back"
-            )
 
-    def _only_added(self, name: str, known: Mapping[str, str]) -> bool:
-        """Return whether the data differs from that of the run by added captions only, which the run does not read."""
-        from tintype.data.earlier import only_added
+        def only_more_captions() -> bool:
+            return (self.path / "plan.yaml").exists() and only_added(plan_from_folder(self.path).data, name, known)
 
-        return (self.path / "plan.yaml").exists() and only_added(plan_from_folder(self.path).data, name, known)
+        if name in known:
+            check_same(self.loaded_file, f"identity of '{name}'", known[name], identity, remedy, only_more_captions)
 
     def check_plan(self, plan: Plan) -> None:
         """Refuse to export a run whose plan.yaml differs from the plan it was trained with."""
         trained = self.read_record(self.environment_file).get("plan", plan.hash)  # older runs did not note it
-        if trained != plan.hash:
-            raise UserError(
-                f"{self.path / 'plan.yaml'} was changed after the run was trained: the plan of the training has the "
-                f"hash {trained}, and the one there now {plan.hash}; put the first one back"
-            )
+        what = f"hash of {self.path / 'plan.yaml'}"
+        check_same(self.environment_file, what, trained, plan.hash, "put back the plan that the run was trained with")
 
     def write_latents(self, images: int, mean_C: Sequence[float], std_C: Sequence[float]) -> None:
         """Record mean and deviation of each channel of the latents of the run's first images."""
@@ -261,13 +250,11 @@ class RunFolder:
                 raise
             self._note_plan(str(error))
             return
-        if there.hash == plan.hash:
-            return
-        changes = short_diff(there, plan)
-        if there.seed != plan.seed:
-            changes["seed"] = (there.seed, plan.seed)
-        shown = "; ".join(f"{key}: {old} there, {new} here" for key, (old, new) in list(changes.items())[:6])
-        raise UserError(f"{self.path} holds the run of another plan ({shown}); choose another --out")
+        if there.hash != plan.hash:
+            changes = short_diff(there, plan)
+            if there.seed != plan.seed:
+                changes["seed"] = (there.seed, plan.seed)
+            raise another(self.path, "plan", changes, "choose another --out")
 
     def log_metrics(self, line: dict[str, Any]) -> None:
         fault.point("log.write")
@@ -302,10 +289,6 @@ class RunFolder:
         for file in self._logs:
             if file.is_file():
                 write_lines(file, [line for line in read_lines(file) if line.get("step", 0) <= step])
-
-
-def _word(name: str) -> str:
-    return "pictures and captions" if name.partition("/")[0] == "data" else "weights"
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from tintype.config.strict import parse, read_file, write_yaml
-from tintype.errors import DivergedError, UserError
+from tintype.errors import DivergedError
 from tintype.runtime.files import write_text
 from tintype.runtime.gradients import clip
+from tintype.runtime.identity import check_same
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.layout import ONE
 from tintype.runtime.locks import refuse_foreign
@@ -40,10 +41,7 @@ def claim_folder(folder: RunFolder, settings: S, free: Collection[str]) -> None:
     path = folder.path / SETTINGS_NAME
     if path.exists():
         there = parse(type(settings), read_file(path)).model_dump(exclude=set(free))
-        here = settings.model_dump(exclude=set(free))
-        changes = [f"{key}: {there[key]} there, {here[key]} here" for key in here if there[key] != here[key]]
-        if changes:
-            raise UserError(f"{folder.path} holds another training ({'; '.join(changes)}); choose another --out")
+        check_same(path, "training", there, settings.model_dump(exclude=set(free)), "choose another --out")
     else:
         refuse_foreign(folder.path, SETTINGS_NAME)
     folder.checkpoints.mkdir(exist_ok=True)

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tintype.config.pins import check_pin
 from tintype.errors import UserError
 from tintype.model.start import StartPart
 from tintype.optim.part import AverageSettings
 from tintype.plan import Plan, diff, plan_from_folder
+from tintype.runtime.identity import check_pin, in_words
 from tintype.runtime.layout import is_sharded
 from tintype.settings import plain
 from tintype.train import checkpoint
@@ -34,7 +34,6 @@ _MUST_FIT = ("objective.kind", "tokenizer.kind", "tuning")
 _MAY_DIFFER = ("model.compile", "model.activation_checkpointing", "text.max_tokens")
 _PLACES = tuple(f"text.{key}" for key in ("weights", "subfolder", "tokenizer_subfolder", "revision", "sha256"))
 """Where a frozen text encoder lies. What it is, its identity says, which is compared."""
-_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def unfit_settings(plan: Plan, parent: Plan) -> str:
     }
     if "text.kind" in different:  # what the one kind has and the other has not says no more
         different = {key: change for key, change in different.items() if key in _MUST_FIT or key == "text.kind"}
-    return "; ".join(f"{key} is {old} there and {new} here" for key, (old, new) in list(different.items())[:_SHOWN])
+    return in_words(different)
 
 
 def _weights(parent: Parent, start: StartPart, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -67,7 +67,7 @@ def test_a_reference_of_another_preprocessing_is_refused_with_both_hashes(tmp_pa
     other = replace(about(), identity="ab" * 32, definition="another resize")
     write_reference(file, ImageFeatures(torch.zeros(24, 4), other, None))
     mine = scene_features(CPU).identity[:12]
-    with pytest.raises(UserError, match=f"'scenes' {'ab' * 6} .another resize.*read by 'scenes' {mine}"):
+    with pytest.raises(UserError, match=f"'scenes' .another resize.*{'ab' * 6}… there, {mine}… here"):
         refuse_other_encoder(read_reference(file).about, scene_features(CPU), file)
 
 

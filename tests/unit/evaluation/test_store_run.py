@@ -160,7 +160,7 @@ def test_captions_that_were_added_since_change_nothing(tmp_path: Path, trained: 
     assert (tmp_path / "run" / "loaded.json").read_text() == noted
     add_column(store, "vlm", ["other"] * len(open_store(store)), {})
     forget_sources()
-    with pytest.raises(UserError, match="the run was trained with the 'data'"):
+    with pytest.raises(UserError, match="identity of 'data'"):
         run.check_identity("data", open_source(plan.data, "train", torch.device("cpu")).identity)
 
 
@@ -182,12 +182,12 @@ def test_another_store_in_the_same_place_is_refused(trained: Trained, tmp_path: 
     shutil.rmtree(store)
     tiny_store(tmp_path, 61)
     forget_sources()
-    with pytest.raises(UserError, match=r"'data' ran with the pictures and captions \w+… up to step 3"):
+    with pytest.raises(UserError, match=r"identity of 'data' .*put the first one back"):
         train(plan, tmp_path / "run", Interrupt())
-    with pytest.raises(UserError, match="the run was trained with the 'data'"):
+    with pytest.raises(UserError, match="identity of 'data'"):
         evaluate(tmp_path / "run", trained.protocol())
     unbiased = SamplerSettings(steps=1, guidance=ClassifierFreeSettings(unbias=True))
-    with pytest.raises(UserError, match="the run was trained with the 'data'"):
+    with pytest.raises(UserError, match="identity of 'data'"):
         sample_run(tmp_path / "run", ["a dog"], None, tmp_path / "samples", unbiased, count=1, seed=0, size_px=None)
     shutil.rmtree(store)
     shutil.copytree(trained.store, store)

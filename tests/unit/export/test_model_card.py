@@ -237,7 +237,7 @@ def test_captions_of_ones_own_data_are_left_out_unless_asked_for(stored: Run) ->
 def test_captions_of_another_store_are_not_taken_for_the_runs(stored: Run, tmp_path: Path) -> None:
     shutil.copytree(stored.path, tmp_path / "run")
     edit_json(tmp_path / "run" / "loaded.json", lambda loaded: loaded.update(data="0" * 64))
-    with pytest.raises(UserError, match="trained with the 'data' 000000000000"):
+    with pytest.raises(UserError, match=r"identity of 'data' \(000000000000"):
         make_card(tmp_path / "run", CardOptions(with_captions=True))
     assert read_record(tmp_path / "run").data_count is None
 

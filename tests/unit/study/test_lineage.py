@@ -71,7 +71,7 @@ def test_an_arm_alone_brings_what_it_starts_from(tmp_path: Path) -> None:
         (
             "set: [train.steps=3]",
             "set: [model.width=48]",
-            r"'last' cannot start from .*model\.width is 48 there and 32",
+            r"'last' cannot start from .*model\.width: 48 there, 32",
         ),
         (
             'techniques: ["mixture',

@@ -201,7 +201,7 @@ def test_pictures_that_changed_are_refused(tmp_path: Path) -> None:
     settings = tiny(data=str(photos(tmp_path / "photos")))
     run(settings, tmp_path / "out", stop_at=2)
     Image.new("RGB", (24, 24)).save(tmp_path / "photos" / "03.png")
-    with pytest.raises(UserError, match="'data' ran with"):
+    with pytest.raises(UserError, match="identity of 'data'"):
         run(settings, tmp_path / "out")
 
 

@@ -17,9 +17,9 @@ from typing import IO, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tintype.data.store.texts import shortened
 from tintype.errors import UserError
 from tintype.runtime.files import Json, checksum_of, parse_object
+from tintype.runtime.identity import check_same
 
 _SYNC_S = 5.0
 _FORMAT, _EARLIER_FORMAT = "tintype-recaption-2", "tintype-recaption-1"
@@ -137,12 +137,9 @@ def _read(path: Path, content: bytes, expected: _Header) -> Iterator[tuple[str, 
     except ValueError:
         raise UserError(f"{path} is damaged in line 1; forget its answers with --anew") from None
     wanted = _Header(format=_EARLIER_FORMAT, settings=expected.settings) if earlier else expected
-    if header != wanted:
-        raise UserError(
-            f"{path} has {len(lines) - 1:,} answers that were asked for in another way "
-            f"({_difference(header, wanted)}); run that command again to resume it, or forget these answers with "
-            "--anew"
-        )
+    way_out = f"run that command again to resume it, or forget its {len(lines) - 1:,} answers with --anew"
+    settings, format_now = {"format": header.format, **header.settings}, {"format": wanted.format}
+    check_same(path, "command", settings, format_now | wanted.settings, way_out)
     for number, line in enumerate(lines[1:], 2):
         try:
             entry = Entry.model_validate(_content(line, earlier))
@@ -152,13 +149,3 @@ def _read(path: Path, content: bytes, expected: _Header) -> Iterator[tuple[str, 
                 "all answers with --anew"
             ) from None
         yield entry.key, entry
-
-
-def _difference(there: _Header, here: _Header) -> str:
-    if there.format != here.format:
-        return f"format {there.format}"
-    old, new = there.settings, here.settings
-    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return "; ".join(
-        f"{key}: {shortened(str(old.get(key)), 58)} there, {shortened(str(new.get(key)), 58)} here" for key in keys
-    )

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tintype.config.pins import Pin, check_pin
 from tintype.data.parquet_file import check_pages, open_bounded
 from tintype.data.store.layout import Split, Store
 from tintype.data.store.where import kept_by
 from tintype.errors import UserError
+from tintype.runtime.identity import Pin, check_pin
 
 if TYPE_CHECKING:
     import pyarrow

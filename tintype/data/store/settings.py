@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tintype.config.pins import Pin
 from tintype.data.store.layout import is_store, open_store
 from tintype.data.store.selection import select
 from tintype.errors import UserError
+from tintype.runtime.identity import Pin
 from tintype.settings import DataPart, PathText, Since, plain
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tintype.config.pins import check_pin
 from tintype.data.decoding.processes import decoders
 from tintype.data.decoding.threads import PixelBudget, usual_threads
 from tintype.data.fit import covering
@@ -25,6 +24,7 @@ from tintype.data.store.prefetch import Prefetch
 from tintype.data.store.selection import refuse_empty, select
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
+from tintype.runtime.identity import check_pin
 from tintype.runtime.notes import note_once
 from tintype.runtime.transfer import send
 from tintype.seams import Record
