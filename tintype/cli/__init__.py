@@ -18,10 +18,10 @@ import tintype
 
 # isort: off
 # Each adds its commands, and `--help` lists them in this order.
-from tintype.cli import runs, studies, plans, measure, data, tokenizers, export, card, push  # noqa: F401
+from tintype.cli import runs, studies, plans, measure, data, tokenizers, export  # noqa: F401
 
 # isort: on
-from tintype.cli.shared import app, console
+from tintype.cli.shared import LAUNCHED, app, console
 from tintype.errors import DivergedError, UserError
 from tintype.runtime.signals import end_with, handle_signals
 from tintype.runtime.streams import prepare_streams
@@ -34,8 +34,6 @@ __all__ = ["app", "main"]
 
 DIVERGED = 3
 """The exit code of a command whose run has diverged, or that was given a diverged run."""
-LAUNCHED = "TORCHELASTIC_RUN_ID"
-"""In the environment of processes that `torchrun` started; `world.launched` would import torch for every command."""
 
 
 def main() -> None:

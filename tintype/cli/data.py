@@ -5,81 +5,69 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
-from tintype.cli.shared import (
-    Commands,
-    Json,
-    app,
-    console,
-    print_json,
-)
+from tintype.cli import options
+from tintype.cli.shared import console, group, print_json
 from tintype.errors import UserError
+from tintype.terminal.lines import say
 
-data_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Import your own images into a store, and inspect it.")
-app.add_typer(data_app, name="data")
+data_app = group("data", "Import your own images into a store, and inspect it.")
 
 
 @data_app.command("import")
 def data_import(
     source: Annotated[
         Path,
-        typer.Argument(help="Images: a folder, .parquet, .tar, MDS, a saved data set; or scenes:count=1000"),
+        Argument(help="Images: a folder, .parquet, .tar, MDS, a saved data set; or scenes:count=1000"),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the new store")],
+    out: Annotated[Path, Option("--out", help="Folder of the new store")],
     caption: Annotated[
-        list[str], typer.Option("--caption", help="NAME=COLUMN: name of a caption and its column (repeatable)")
+        list[str], Option("--caption", help="NAME=COLUMN: name of a caption and its column (repeatable)")
     ] = [],  # noqa: B006
     attribute: Annotated[
         list[str],
-        typer.Option(
+        Option(
             "--attribute", help="NAME=COLUMN or NAME=COLUMN:KIND (text, int, float, bool), for data.where (repeatable)"
         ),
     ] = [],  # noqa: B006
     split_column: Annotated[
-        str | None, typer.Option(help="Column that says train or eval; by default the hash of the image decides")
+        str | None, Option(help="Column that says train or eval; by default the hash of the image decides")
     ] = None,
     split: Annotated[
         list[str],
-        typer.Option("--split", help="VALUE=train or VALUE=eval: meaning of a value of --split-column (repeatable)"),
+        Option("--split", help="VALUE=train or VALUE=eval: meaning of a value of --split-column (repeatable)"),
     ] = [],  # noqa: B006
     eval_share: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Fraction of held-out images, without --split-column [0.1]")
+        float | None, Option(min=0, max=1, help="Fraction of held-out images, without --split-column [0.1]")
     ] = None,
-    short_px: Annotated[int | None, typer.Option(min=1, help="Shrink images to this short side, as JPEG")] = None,
-    min_px: Annotated[int | None, typer.Option(min=1, help="Set aside images with a smaller short side")] = None,
-    quality: Annotated[int, typer.Option(min=1, max=100, help="JPEG quality of images that are changed")] = 95,
-    limit: Annotated[int | None, typer.Option(min=1, help="Import only the first N records")] = None,
-    most_bad: Annotated[
-        str, typer.Option(help="Largest fraction of bad records; with more the import is refused")
-    ] = "5%",
-    most_bytes: Annotated[int, typer.Option(min=1, help="Largest image file; a larger one counts as bad")] = 64 << 20,
-    most_pixels: Annotated[
-        int, typer.Option(min=1, max=178_956_970, help="Largest image; a larger one counts as bad")
-    ] = 1 << 26,
+    short_px: Annotated[int | None, Option(min=1, help="Shrink images to this short side, as JPEG")] = None,
+    min_px: Annotated[int | None, Option(min=1, help="Set aside images with a smaller short side")] = None,
+    quality: Annotated[int, Option(min=1, max=100, help="JPEG quality of images that are changed")] = 95,
+    limit: Annotated[int | None, Option(min=1, help="Import only the first N records")] = None,
+    most_bad: Annotated[str, Option(help="Largest fraction of bad records; with more the import is refused")] = "5%",
+    most_bytes: Annotated[int, Option(min=1, help="Largest image file; a larger one counts as bad")] = 64 << 20,
+    most_pixels: Annotated[int, Option(min=1, max=178_956_970, help="Largest image; a larger one counts as bad")] = 1
+    << 26,
     most_pixels_at_once: Annotated[
-        int, typer.Option(min=1, help="Largest number of pixels decoded at a time, 12 bytes of memory each")
+        int, Option(min=1, help="Largest number of pixels decoded at a time, 12 bytes of memory each")
     ] = 100_000_000,
-    follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Follow symbolic links out of the folder")
-    ] = False,
+    follow_links: Annotated[bool, Option("--follow-links", help="Follow symbolic links out of the folder")] = False,
 ) -> None:
     """Import images, captions and attributes into a store. Running it again resumes, or says that it is done."""
     from tintype.data.image_file import Limits
     from tintype.data.store.attributes import read_attributes
     from tintype.data.store.encode import Sizing
     from tintype.data.store.importing import ImportOptions, read_pairs, read_share, read_splits
-    from tintype.runtime.dist import alone
     from tintype.terminal.data import import_with_progress
 
-    alone("tintype data import")
     if split_column is not None and eval_share is not None:
         raise UserError("--split-column and --eval-share both say what is held out; give one of them")
     if split_column is None and split:
         raise UserError("--split says what the values of a column mean; give --split-column too")
-    options = ImportOptions(
+    chosen = ImportOptions(
         captions=read_pairs("--caption", caption, "long=caption_long"),
         attributes=read_attributes(read_pairs("--attribute", attribute, "score=aesthetic:float")),
         split_column=split_column,
@@ -92,74 +80,57 @@ def data_import(
         most_bad=read_share("--most-bad", most_bad),
         follow_links=follow_links,
     )
-    import_with_progress(source, out, options, console)
+    import_with_progress(source, out, chosen, console)
 
 
 @data_app.command("export")
 def data_export(
-    store: Annotated[Path, typer.Argument(help="Folder of a store")],
-    to: Annotated[str, typer.Option("--to", help="webdataset or parquet")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write to")],
-    split: Annotated[str | None, typer.Option("--split", help="Export only train or eval; by default both")] = None,
+    store: options.Store,
+    to: Annotated[Literal["webdataset", "parquet"], Option("--to", help="Form of the files")],
+    out: Annotated[Path, Option("--out", help="Folder to write to")],
+    split: Annotated[options.Split, Option("--split", help="Export only this split; by default both")] = None,
 ) -> None:
     """Export the images, captions and attributes of a store as WebDataset tars or Parquet files."""
-    from tintype.data.store.export import read_form, read_split
-    from tintype.runtime.dist import alone
     from tintype.terminal.data import export_with_progress
 
-    alone("tintype data export")
-    export_with_progress(store, read_form(to), out, read_split(split), console)
-
-
-Where = Annotated[str | None, typer.Option("--where", help='Only records that match, as in data.where: "width >= 256"')]
-Skip = Annotated[
-    Path | None, typer.Option("--skip", help="File with the hashes of records to leave out, as in data.skip")
-]
+    export_with_progress(store, to, out, split, console)
 
 
 @data_app.command("recaption")
 def data_recaption(
-    store: Annotated[Path | None, typer.Argument(help="Folder of a store")] = None,
-    column: Annotated[str | None, typer.Option(help="Name of the new caption column")] = None,
+    store: Annotated[Path | None, Argument(help="Folder of a store")] = None,
+    column: Annotated[str | None, Option(help="Name of the new caption column")] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Name of the model on the server; without --server a folder or a repository of the hub"),
+        Option(help="Name of the model on the server; without --server a folder or a repository of the hub"),
     ] = None,
-    server: Annotated[
-        str | None, typer.Option(help="URL of an OpenAI-compatible server: vLLM, llama.cpp, Ollama, …")
-    ] = None,
-    revision: Annotated[str | None, typer.Option(help="Commit of the repository")] = None,
-    prompt: Annotated[str | None, typer.Option(help="Built-in prompt: long or short [long]")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="File with your own prompt")] = None,
-    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the prompt and exit")] = False,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Largest length of an answer [long 512, short 96]")
-    ] = None,
+    server: Annotated[str | None, Option(help="URL of an OpenAI-compatible server: vLLM, llama.cpp, Ollama, …")] = None,
+    revision: Annotated[str | None, Option(help="Commit of the repository")] = None,
+    prompt: Annotated[str | None, Option(help="Built-in prompt: long or short [long]")] = None,
+    prompt_file: Annotated[Path | None, Option(help="File with your own prompt")] = None,
+    show_prompt: Annotated[bool, Option("--show-prompt", help="Print the prompt and exit")] = False,
+    max_tokens: Annotated[int | None, Option(min=1, help="Largest length of an answer [long 512, short 96]")] = None,
     temperature: Annotated[
-        float, typer.Option(min=0, max=2, help="Sampling temperature; 0 takes the most likely words")
+        float, Option(min=0, max=2, help="Sampling temperature; 0 takes the most likely words")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws at a temperature above 0")] = 0,
-    tries: Annotated[int, typer.Option(min=1, help="Tries per image that gets an empty answer or a refusal")] = 3,
-    split: Annotated[
-        str | None, typer.Option(help="Caption only train or eval; the others get an empty caption")
-    ] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of the draws at a temperature above 0")] = 0,
+    tries: Annotated[int, Option(min=1, help="Tries per image that gets an empty answer or a refusal")] = 3,
+    split: Annotated[options.Split, Option(help="Caption only this split; the others get an empty caption")] = None,
     only_empty: Annotated[
-        str | None, typer.Option(help="Caption only images for which this column is empty; copy it elsewhere")
+        str | None, Option(help="Caption only images for which this column is empty; copy it elsewhere")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Try on N images; adds no captions yet")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images per batch, without --server")] = 8,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N, without --server")] = "auto",
-    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Parallel requests to the server")] = 8,
-    timeout_s: Annotated[float, typer.Option(min=0.01, help="Timeout of one request")] = 120.0,
-    server_tries: Annotated[int, typer.Option(min=1, help="Tries per request to a server that fails or is busy")] = 6,
-    backoff_s: Annotated[float, typer.Option(min=0, help="First wait after a failure; doubles each time")] = 1.0,
-    key_variable: Annotated[
-        str | None, typer.Option(help="Environment variable with the API key [TINTYPE_API_KEY]")
-    ] = None,
-    price_per_million_input: Annotated[float | None, typer.Option(min=0, help="Price, to report the cost")] = None,
-    price_per_million_output: Annotated[float | None, typer.Option(min=0, help="Price, to report the cost")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace captions that were added before")] = False,
-    anew: Annotated[bool, typer.Option("--anew", help="Discard the answers of a stopped command")] = False,
+    limit: Annotated[int | None, Option(min=1, help="Try on N images; adds no captions yet")] = None,
+    batch: Annotated[int, Option(min=1, help="Images per batch, without --server")] = 8,
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:N, without --server")] = "auto",
+    concurrency: Annotated[int, Option(min=1, max=1024, help="Parallel requests to the server")] = 8,
+    timeout_s: Annotated[float, Option(min=0.01, help="Timeout of one request")] = 120.0,
+    server_tries: Annotated[int, Option(min=1, help="Tries per request to a server that fails or is busy")] = 6,
+    backoff_s: Annotated[float, Option(min=0, help="First wait after a failure; doubles each time")] = 1.0,
+    key_variable: Annotated[str | None, Option(help="Environment variable with the API key [TINTYPE_API_KEY]")] = None,
+    price_per_million_input: Annotated[float | None, Option(min=0, help="Price, to report the cost")] = None,
+    price_per_million_output: Annotated[float | None, Option(min=0, help="Price, to report the cost")] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace captions that were added before")] = False,
+    anew: Annotated[bool, Option("--anew", help="Discard the answers of a stopped command")] = False,
 ) -> None:
     """Add captions that a vision-language model writes. Running it again resumes."""
     from tintype.data.recaption.prompts import MAX_TOKENS, find_prompt
@@ -173,11 +144,8 @@ def data_recaption(
         raise UserError(f"{', '.join(key for key, value in lacking.items() if value is None)} is missing")
     from tintype.data.recaption.asking import Asking, Captioner
     from tintype.data.recaption.work import Choice, Prices, Task
-    from tintype.data.store.export import read_split
-    from tintype.runtime.dist import alone
     from tintype.terminal.recaption import recaption_with_progress
 
-    alone("tintype data recaption")
     asking = Asking(words, max_tokens or MAX_TOKENS.get(name, MAX_TOKENS["long"]), temperature, seed)
     captioner: Captioner
     if server is not None:
@@ -189,7 +157,7 @@ def data_recaption(
         key, place = read_key(key_variable), read_place(server)
         if key is not None and not place.secure and not place.is_near:
             text = f"note: the key goes to {place.url} unencrypted; use https"
-            console.print(text, style="yellow", soft_wrap=True, highlight=False, markup=False)
+            say(console, text, style="yellow")
         captioner = Server(place, model, asking, concurrency, patience, key)
     else:
         from tintype.data.recaption.local import Local
@@ -200,16 +168,16 @@ def data_recaption(
             raise UserError("--key-variable is for a server; give --server too")
         captioner = Local(Checkpoint(model, revision), asking, choose_device(device), batch)
     prices = Prices(price_per_million_input, price_per_million_output)
-    choice = Choice(read_split(split), only_empty, limit)
+    choice = Choice(split, only_empty, limit)
     task = Task(column, asking, choice, tries, prices, overwrite, anew)
     recaption_with_progress(store, task, captioner, console)
 
 
 @data_app.command("shapes")
 def data_shapes(
-    size: Annotated[int, typer.Option(min=16, max=1024, help="data.size_px of the plan")] = 256,
-    unit: Annotated[int, typer.Option(min=1, help="Tokenizer stride × model.patch of the plan")] = 16,
-    ratio: Annotated[float, typer.Option(min=1, help="Largest ratio of the longer to the shorter side")] = 2.0,
+    size: Annotated[int, Option(min=16, max=1024, help="data.size_px of the plan")] = 256,
+    unit: Annotated[int, Option(min=1, help="Tokenizer stride × model.patch of the plan")] = 16,
+    ratio: Annotated[float, Option(min=1, help="Largest ratio of the longer to the shorter side")] = 2.0,
 ) -> None:
     """Print shapes of about equal area as the setting data.buckets, to train on images that are not square."""
     from tintype.data.shapes import shapes
@@ -217,16 +185,16 @@ def data_shapes(
     if size % unit:
         raise UserError(f"--size {size} is no multiple of --unit {unit}")
     found = ",".join(f"[{height},{width}]" for height, width in shapes(size, unit, ratio))
-    console.print(f"data.buckets=[{found}]", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"data.buckets=[{found}]")
 
 
 @data_app.command("show")
 def data_show(
-    store: Annotated[Path, typer.Argument(help="Folder of a store")],
-    check: Annotated[bool, typer.Option("--check", help="Read everything and compare it with its checksums")] = False,
-    where: Where = None,
-    skip: Skip = None,
-    json_: Json = False,
+    store: options.Store,
+    check: Annotated[bool, Option("--check", help="Read everything and compare it with its checksums")] = False,
+    where: options.Where = None,
+    skip: options.Skip = None,
+    json_: options.Json = False,
 ) -> None:
     """Show what a store holds; with --check verify it, with --where and --skip count the records that are left."""
     from tintype.data.store.layout import SPLITS, open_store
@@ -262,16 +230,14 @@ def data_show(
     if selection.note:
         lines["note"] = selection.note
     for name, value in lines.items():
-        console.print(f"{name}: {value}", soft_wrap=True, highlight=False, markup=False)
+        say(console, f"{name}: {value}")
 
 
 @data_app.command("upgrade")
-def data_upgrade(store: Annotated[Path, typer.Argument(help="Folder of a store")]) -> None:
+def data_upgrade(store: options.Store) -> None:
     """Check a store of an earlier version, and add checksums of all its columns."""
-    from tintype.runtime.dist import alone
     from tintype.terminal.data import upgrade_with_progress
 
-    alone("tintype data upgrade")
     upgrade_with_progress(store, console)
 
 
@@ -287,26 +253,22 @@ def _made_by(made_by: Mapping[str, Any]) -> str:
 
 @data_app.command("inspect")
 def data_inspect(
-    store: Annotated[Path, typer.Argument(help="Folder of a store")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="HTML file to write [STORE-inspect.html in this folder]")
-    ] = None,
-    where: Where = None,
-    skip: Skip = None,
-    write_skip: Annotated[Path | None, typer.Option(help="Write a skip list of duplicates, for data.skip")] = None,
+    store: options.Store,
+    out: Annotated[Path | None, Option("--out", help="HTML file to write [STORE-inspect.html in this folder]")] = None,
+    where: options.Where = None,
+    skip: options.Skip = None,
+    write_skip: Annotated[Path | None, Option(help="Write a skip list of duplicates, for data.skip")] = None,
     distance: Annotated[
-        int, typer.Option(min=0, max=11, help="Perceptual hashes of duplicates differ in at most this many of 64 bits")
+        int, Option(min=0, max=11, help="Perceptual hashes of duplicates differ in at most this many of 64 bits")
     ] = 4,
-    samples: Annotated[int, typer.Option(min=1, max=500, help="Records to show")] = 24,
-    seed: Annotated[int, typer.Option(min=0, help="Which records are shown")] = 0,
-    json_: Json = False,
+    samples: Annotated[int, Option(min=1, max=500, help="Records to show")] = 24,
+    seed: Annotated[int, Option(min=0, help="Which records are shown")] = 0,
+    json_: options.Json = False,
 ) -> None:
     """Write a page that shows a store: counts, sizes, captions, copies, samples, and what is wrong with it."""
     from tintype.data.store.inspect import Asked
-    from tintype.runtime.dist import alone
     from tintype.terminal.data import inspect_with_progress
 
-    alone("tintype data inspect")
     if out is None and not json_:
         out = Path(f"{store.resolve().name}-inspect.html")
     if out is not None and out.suffix.lower() not in (".html", ".htm"):
@@ -324,4 +286,4 @@ def data_inspect(
     if json_:
         print_json(result)
     elif out is not None:
-        console.print(f"page: {out.resolve()}", soft_wrap=True, highlight=False, markup=False)
+        say(console, f"page: {out.resolve()}")

@@ -7,38 +7,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.markup import escape
 from rich.table import Column, Table
+from typer import Argument, Option
 
-from tintype.cli import complete
-from tintype.cli.shared import (
-    AnyPlan,
-    Arm,
-    ArmSeed,
-    Commands,
-    Json,
-    Set,
-    Techniques,
-    any_plan,
-    app,
-    console,
-    is_study,
-    plan_of,
-    print_json,
-)
+from tintype.cli import complete, options
+from tintype.cli.shared import any_plan, app, console, group, is_study, plan_of, print_json
 from tintype.errors import UserError
 
 if TYPE_CHECKING:
     from tintype.plan import Plan
     from tintype.settings import Settings
 
-plan_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Show, compare and describe plans.")
-app.add_typer(plan_app, name="plan")
+plan_app = group("plan", "Show, compare and describe plans.")
 
 
 @app.command("recipes")
-def list_recipes(json_: Json = False) -> None:
+def list_recipes(json_: options.Json = False) -> None:
     """List the recipes: plans that come with tintype, for `train` and for studies."""
     from tintype.terminal.recipes import recipe_rows, show_recipes
 
@@ -49,7 +34,7 @@ def list_recipes(json_: Json = False) -> None:
 
 
 @app.command("studies")
-def list_studies(json_: Json = False) -> None:
+def list_studies(json_: options.Json = False) -> None:
     """List the studies that come with tintype, for `ablate`."""
     from tintype.terminal.recipes import show_studies, study_rows
 
@@ -60,7 +45,7 @@ def list_studies(json_: Json = False) -> None:
 
 
 @app.command()
-def techniques(json_: Json = False) -> None:
+def techniques(json_: options.Json = False) -> None:
     """List the techniques with their options and papers."""
     from tintype.techniques import TECHNIQUES
 
@@ -103,11 +88,11 @@ def _options(options: type[Settings]) -> str:
 
 @plan_app.command("show")
 def plan_show(
-    recipe: AnyPlan,
-    set_: Set = [],  # noqa: B006
-    technique: Techniques = [],  # noqa: B006
-    arm: Arm = None,
-    arm_seed: ArmSeed = None,
+    recipe: options.AnyPlan,
+    set_: options.Set = [],  # noqa: B006
+    technique: options.Techniques = [],  # noqa: B006
+    arm: options.Arm = None,
+    arm_seed: options.ArmSeed = None,
 ) -> None:
     """Print a plan with every default resolved."""
     of_folder = Path(recipe).is_dir()
@@ -120,18 +105,18 @@ def plan_show(
 
 @plan_app.command("diff")
 def plan_diff(
-    first: AnyPlan,
+    first: options.AnyPlan,
     second: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             help="The second plan; without it, --arm of a study is compared with its baseline",
             autocompletion=complete.recipe_names,
         ),
     ] = None,
-    arm: Arm = None,
-    arm_seed: ArmSeed = None,
+    arm: options.Arm = None,
+    arm_seed: options.ArmSeed = None,
     all_: Annotated[
-        bool, typer.Option("--all", help="Show every setting, also defaults of parts that only one of the plans has")
+        bool, Option("--all", help="Show every setting, also defaults of parts that only one of the plans has")
     ] = False,
 ) -> None:
     """Compare two plans: recipes, plan files, runs, or arms of studies."""

@@ -5,37 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from tintype.cli.shared import (
-    Arm,
-    ArmSeed,
-    Device,
-    EmaLength,
-    Json,
-    Out,
-    Recipe,
-    RunFolder,
-    Set,
-    Techniques,
-    Threads,
-    app,
-    console,
-    plan_of,
-    print_json,
-    run_of,
-    settings_of,
-)
+from tintype.cli import options
+from tintype.cli.shared import app, console, plan_of, print_json, run_of, settings_of
 from tintype.errors import UserError
 from tintype.terminal.lines import say
 
 
 @app.command()
 def train(
-    recipe: Recipe,
-    out: Out,
-    set_: Set = [],  # noqa: B006
-    technique: Techniques = [],  # noqa: B006
+    recipe: options.Recipe,
+    out: options.Out,
+    set_: options.Set = [],  # noqa: B006
+    technique: options.Techniques = [],  # noqa: B006
 ) -> None:
     """Train one plan. Running it again resumes, or says that it is done."""
     from tintype.terminal.runs import train_with_progress
@@ -45,28 +28,26 @@ def train(
 
 @app.command()
 def sample(
-    run: RunFolder,
-    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts")] = None,
-    out: Out = Path("samples"),
-    prompt_file: Annotated[Path | None, typer.Option(help="Text file with one prompt per line")] = None,
-    count: Annotated[int, typer.Option(min=1, help="Images per prompt")] = 1,
-    steps: Annotated[int, typer.Option(min=1, help="Sampling steps")] = 50,
-    guidance: Annotated[float, typer.Option(min=0, help="Guidance scale; 1 switches guidance off")] = 3.5,
-    guidance_kind: Annotated[str, typer.Option(help="classifier-free, self or path-drop")] = "classifier-free",
+    run: options.RunFolder,
+    prompts: Annotated[list[str] | None, Argument(help="Prompts")] = None,
+    out: options.Out = Path("samples"),
+    prompt_file: Annotated[Path | None, Option(help="Text file with one prompt per line")] = None,
+    count: Annotated[int, Option(min=1, help="Images per prompt")] = 1,
+    steps: Annotated[int, Option(min=1, help="Sampling steps")] = 50,
+    guidance: Annotated[float, Option(min=0, help="Guidance scale; 1 switches guidance off")] = 3.5,
+    guidance_kind: Annotated[str, Option(help="classifier-free, self or path-drop")] = "classifier-free",
     guidance_interval: Annotated[
-        tuple[float, float], typer.Option(help="Interval of t in which guidance is used; t = 1 is noise")
+        tuple[float, float], Option(help="Interval of t in which guidance is used; t = 1 is noise")
     ] = (0.0, 1.0),
-    unbias: Annotated[bool, typer.Option(help="Undo the bias of the run's contrastive loss")] = False,
-    method: Annotated[str, typer.Option(help="euler or heun")] = "euler",
-    arm: Arm = None,
-    arm_seed: ArmSeed = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the noise (--arm-seed is the seed of the run)")] = 0,
-    size: Annotated[
-        int | None, typer.Option(min=1, help="Width and height in pixels; by default as in training")
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images per batch")] = 16,
-    ema_length: EmaLength = None,
-    device: Device = None,
+    unbias: Annotated[bool, Option(help="Undo the bias of the run's contrastive loss")] = False,
+    method: Annotated[str, Option(help="euler or heun")] = "euler",
+    arm: options.Arm = None,
+    arm_seed: options.ArmSeed = None,
+    seed: Annotated[int, Option(min=0, help="Seed of the noise (--arm-seed is the seed of the run)")] = 0,
+    size: Annotated[int | None, Option(min=1, help="Width and height in pixels; by default as in training")] = None,
+    batch: Annotated[int, Option(min=1, help="Images per batch")] = 16,
+    ema_length: options.EmaLength = None,
+    device: options.Device = None,
 ) -> None:
     """Generate images from prompts: PNGs that contain their settings, and a contact sheet."""
     from tintype.config.strict import Document, KeyPath, parse
@@ -99,26 +80,24 @@ def sample(
 
 @app.command()
 def evaluate(
-    run: Annotated[Path | None, typer.Argument(help="Folder of a run, or of a study with --arm")] = None,
-    arm: Arm = None,
-    arm_seed: ArmSeed = None,
-    images: Annotated[Path | None, typer.Option(help="Score these images instead of a run")] = None,
+    run: Annotated[Path | None, Argument(help="Folder of a run, or of a study with --arm")] = None,
+    arm: options.Arm = None,
+    arm_seed: options.ArmSeed = None,
+    images: Annotated[Path | None, Option(help="Score these images instead of a run")] = None,
     reference: Annotated[
-        Path | None, typer.Option(help="Images to compare --images with, or a file written by --save-reference")
+        Path | None, Option(help="Images to compare --images with, or a file written by --save-reference")
     ] = None,
     save_reference: Annotated[
-        Path | None, typer.Option(help="Save the features of the reference as FILE.safetensors")
+        Path | None, Option(help="Save the features of the reference as FILE.safetensors")
     ] = None,
-    set_: Annotated[
-        list[str], typer.Option("--set", help='Override the protocol: count=256, sampler.steps=20, "encoders=[clip]"')
-    ] = [],  # noqa: B006
-    ema_length: EmaLength = None,
+    set_: options.SetProtocol = [],  # noqa: B006
+    ema_length: options.EmaLength = None,
     follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Follow symbolic links out of the folder of --images")
+        bool, Option("--follow-links", help="Follow symbolic links out of the folder of --images")
     ] = False,
-    device: Device = None,
-    threads: Threads = None,
-    json_: Json = False,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    json_: options.Json = False,
 ) -> None:
     """Score a run, or any set of images against another: a folder, a .tar or a .parquet file each."""
     if (run is None) == (images is None) or (images is None) != (reference is None):
@@ -198,21 +177,17 @@ def _evaluate_images(
 
 @app.command()
 def ema(
-    run: Annotated[Path, typer.Argument(help="Folder of a run trained with power-ema, or of a study with --arm")],
-    arm: Arm = None,
-    arm_seed: ArmSeed = None,
+    run: Annotated[Path, Argument(help="Folder of a run trained with power-ema, or of a study with --arm")],
+    arm: options.Arm = None,
+    arm_seed: options.ArmSeed = None,
     lengths: Annotated[
-        str, typer.Option(help="Lengths of the weight average, as fractions of the training")
+        str, Option(help="Lengths of the weight average, as fractions of the training")
     ] = "0.03,0.05,0.075,0.1,0.15,0.2,0.25",
-    metric: Annotated[
-        str | None, typer.Option(help="Metric of the curve; by default the first of the protocol")
-    ] = None,
-    set_: Annotated[
-        list[str], typer.Option("--set", help='Override the protocol: count=256, sampler.steps=20, "encoders=[clip]"')
-    ] = [],  # noqa: B006
-    device: Device = None,
-    threads: Threads = None,
-    json_: Json = False,
+    metric: Annotated[str | None, Option(help="Metric of the curve; by default the first of the protocol")] = None,
+    set_: options.SetProtocol = [],  # noqa: B006
+    device: options.Device = None,
+    threads: options.Threads = None,
+    json_: options.Json = False,
 ) -> None:
     """Score a run with weight averages of several lengths. Running it again resumes."""
     from tintype.evaluation.ema_curve import Curve, check_metric, read_lengths

@@ -1,16 +1,16 @@
-"""The application, the consoles, and the options that several commands have."""
+"""The application, its console, and what several commands do with their options."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
-from tintype.cli import complete
 from tintype.errors import UserError
 from tintype.terminal.lines import EncodedConsole, progress_console, say
 
@@ -20,12 +20,25 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound="Settings")
 _STUDY = "study.yaml"
+LAUNCHED = "TORCHELASTIC_RUN_ID"
+"""In the environment of processes that `torchrun` started; `world.launched` would import torch for every command."""
+_SHARED_BY_RANKS = ("train", "sample", "evaluate", "ema", "audit", "tokenizer cache")
+"""Commands whose work ranks share; all others run as one process."""
 
 
 class Commands(TyperGroup):
-    """A group of commands whose help lists each with its whole first sentence."""
+    """A group of commands whose help lists each with its whole first sentence. Few of them run under `torchrun`."""
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        path = f"{ctx.info_name} {name}" if ctx.parent else name
+        if LAUNCHED in os.environ and not isinstance(command, TyperGroup) and path not in _SHARED_BY_RANKS:
+            from tintype.runtime.dist import alone
+
+            alone(f"tintype {path}")
+        return name, command, rest
+
+    def format_commands(self, ctx: object, formatter: Any) -> None:
         shown = {name: command for name, command in self.commands.items() if not command.hidden}
         rows = [(name, command.get_short_help_str(sys.maxsize)) for name, command in shown.items()]
         with formatter.section("Commands"):
@@ -42,44 +55,12 @@ app = typer.Typer(
 
 console = EncodedConsole(emoji=False)  # `a:b:` is not an emoji
 
-Out = Annotated[Path, typer.Option("--out", help="Folder to write to")]
-Set = Annotated[list[str], typer.Option("--set", help="Override a setting: key.path=value (repeatable)")]
-Techniques = Annotated[
-    list[str],
-    typer.Option(
-        "--technique",
-        help="Apply a technique: name or name:key=value (repeatable)",
-        autocompletion=complete.technique_names,
-    ),
-]
-Recipe = Annotated[
-    str, typer.Argument(help="Name of a recipe, or path of a plan file", autocompletion=complete.recipe_names)
-]
-AnyPlan = Annotated[
-    str,
-    typer.Argument(
-        help="Name of a recipe, path of a plan file, folder of a run, or folder of a study with --arm",
-        autocompletion=complete.recipe_names,
-    ),
-]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; by default the device in the run's plan")]
-Threads = Annotated[
-    int | None,
-    typer.Option(min=1, help="CPU threads; by default run.threads. Another number changes last bits"),
-]
-EmaLength = Annotated[
-    float | None,
-    typer.Option(
-        help="Use the weight average of this length, reconstructed from the snapshots of a run with power-ema"
-    ),
-]
-RunFolder = Annotated[Path, typer.Argument(help="Folder of a run, or of a study with --arm")]
-Arm = Annotated[str | None, typer.Option("--arm", help="In the folder of a study: take the run of this arm")]
-ArmSeed = Annotated[
-    int | None,
-    typer.Option("--arm-seed", min=0, help="With --arm: take the run of this seed; by default the first of the arm"),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
+
+def group(name: str, help: str) -> typer.Typer:
+    """Return a new group of commands, `tintype NAME …`."""
+    made = typer.Typer(cls=Commands, no_args_is_help=True, help=help)
+    app.add_typer(made, name=name)
+    return made
 
 
 def settings_of(model: type[S], name: str, assignments: list[str]) -> S:

@@ -6,38 +6,30 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from tintype.cli import complete
-from tintype.cli.shared import (
-    Json,
-    Out,
-    app,
-    console,
-    print_json,
-)
+from tintype.cli import complete, options
+from tintype.cli.shared import app, console, print_json
 
 
 @app.command()
 def ablate(
     study: Annotated[
         str,
-        typer.Argument(help="Name of a study, or path of a study file", autocompletion=complete.study_names),
+        Argument(help="Name of a study, or path of a study file", autocompletion=complete.study_names),
     ],
-    out: Out,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs in parallel")] = 1,
+    out: options.Out,
+    jobs: Annotated[int, Option(min=1, help="Runs in parallel")] = 1,
     set_: Annotated[
-        list[str], typer.Option("--set", help='Override the study: "seeds=[0,1]" or "set=[optimizer.lr=2e-4]"')
+        list[str], Option("--set", help='Override the study: "seeds=[0,1]" or "set=[optimizer.lr=2e-4]"')
     ] = [],  # noqa: B006
-    arm: Annotated[list[str], typer.Option("--arm", help="Only this arm (repeatable)")] = [],  # noqa: B006
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the arms and stop")] = False,
+    arm: Annotated[list[str], Option("--arm", help="Only this arm (repeatable)")] = [],  # noqa: B006
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the arms and stop")] = False,
 ) -> None:
     """Run a study: every arm with every seed, then the comparison and the report."""
-    from tintype.runtime.dist import alone
     from tintype.study.study import choose_arms, load_study
     from tintype.terminal.studies import run_with_progress, show_arms
 
-    alone("tintype ablate")
     resolved = load_study(study, set_)
     if arm:
         resolved = choose_arms(resolved, arm)
@@ -50,35 +42,29 @@ def ablate(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a study")],
+    folder: Annotated[Path, Argument(help="Folder of a study")],
     without_data: Annotated[
         bool,
-        typer.Option("--without-data", help="Leave out images and captions of the data, and local paths"),
+        Option("--without-data", help="Leave out images and captions of the data, and local paths"),
     ] = False,
 ) -> None:
     """Write the report of a study again, from its files."""
-    from tintype.runtime.dist import alone
     from tintype.terminal.studies import report_with_progress
 
-    alone("tintype report")
     report_with_progress(folder, console, without_data)
 
 
 @app.command()
 def power(
-    studies: Annotated[list[Path] | None, typer.Argument(help="Folders or results.json of past studies")] = None,
-    effect: Annotated[
-        str, typer.Option(help="Smallest change worth finding: 5% of the baseline's value, or 0.02")
-    ] = "5%",
-    seeds: Annotated[int, typer.Option(min=2, help="Seeds per arm in the new study")] = 3,
-    metric: Annotated[str | None, typer.Option(help="Only this metric")] = None,
-    arms: Annotated[int, typer.Option(min=1, help="Arms of the new study, its control included")] = 3,
-    control: Annotated[bool, typer.Option(help="Whether one of the arms is the control")] = True,
-    resolutions: Annotated[int, typer.Option(min=1, help="Resolutions of the new study")] = 1,
-    without: Annotated[
-        list[str], typer.Option(help="Leave this arm out of the measured seed spread (repeatable)")
-    ] = [],  # noqa: B006
-    json_: Json = False,
+    studies: Annotated[list[Path] | None, Argument(help="Folders or results.json of past studies")] = None,
+    effect: Annotated[str, Option(help="Smallest change worth finding: 5% of the baseline's value, or 0.02")] = "5%",
+    seeds: Annotated[int, Option(min=2, help="Seeds per arm in the new study")] = 3,
+    metric: Annotated[str | None, Option(help="Only this metric")] = None,
+    arms: Annotated[int, Option(min=1, help="Arms of the new study, its control included")] = 3,
+    control: Annotated[bool, Option(help="Whether one of the arms is the control")] = True,
+    resolutions: Annotated[int, Option(min=1, help="Resolutions of the new study")] = 1,
+    without: Annotated[list[str], Option(help="Leave this arm out of the measured seed spread (repeatable)")] = [],  # noqa: B006
+    json_: options.Json = False,
 ) -> None:
     """Compute how many seeds a study needs, from the seed spread of past studies."""
     from pydantic import TypeAdapter

@@ -41,9 +41,6 @@ def test_export_with_its_check_and_import(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--to", "onnx"], "--to onnx"),
-        (["--to", "diffusers", "--dtype", "fp8"], "--dtype fp8"),
-        (["--to", "diffusers", "--weights", "ema"], "--weights ema"),
         (["--to", "safetensors", "--check"], "--check compares"),
         (["--to", "safetensors"], "NAME.safetensors"),
         (["--to", "safetensors", "--license", "mit"], "--license is for a folder with a card"),
@@ -58,6 +55,13 @@ def test_wrong_options_are_named(tmp_path: Path, words: list[str], message: str)
     with pytest.raises(UserError, match=message):
         invoke("export", tmp_path / "run", "--out", tmp_path / "out", *words)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("option", "value"), [("--to", "onnx"), ("--dtype", "fp8"), ("--weights", "ema")])
+def test_unknown_choices_are_named(tmp_path: Path, option: str, value: str) -> None:
+    words = ["export", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--to", "diffusers", option, value]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2 and option in result.output and f"'{value}' is not one of" in result.output
 
 
 @pytest.mark.parametrize("space", ["latents", "pixels"])

@@ -18,7 +18,6 @@ from tintype.errors import UserError
 from tintype.metrics import prdc
 from tintype.metrics.metric import Measured
 from tintype.metrics.pair import FeaturePair, Reference
-from tintype.metrics.speed import time_feature_metrics
 from tintype.metrics.table import FEATURE_METRICS
 
 Array = npt.NDArray[np.float64]
@@ -508,7 +507,3 @@ def test_error_of_fd_with_few_images() -> None:
     true = float(torch.tensor([one.value for one in found], dtype=torch.float64).std())
     stated = math.sqrt(sum((one.error or 0) ** 2 for one in found) / len(found))
     assert stated == pytest.approx(true, rel=0.3)
-
-
-def test_speed_names_every_metric() -> None:
-    assert set(time_feature_metrics(40, 4, "cpu")) == {"reference", *FEATURE_METRICS, "total"}

@@ -26,11 +26,11 @@ from tests.tiny_tuning import NO_PERCEPTUAL, tuned_plan
 from tests.tiny_vae import write_tiny_vae
 from tintype import __main__ as program
 from tintype import cli
+from tintype.bench import metrics as bench_metrics
 from tintype.bench import run as bench
 from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import draw_batch
 from tintype.evaluation import train_scene_encoder
-from tintype.metrics import speed
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.images import save_png
 from tintype.study.lab import _claim
@@ -291,8 +291,8 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench, "_RENDER_COUNT", 8)
     monkeypatch.setattr(train_scene_encoder, "measure", lambda *arguments: {})
     monkeypatch.setattr(tokenizer_report, "at_hand", lambda known: False)
-    timed = speed.time_feature_metrics
-    monkeypatch.setattr(speed, "time_feature_metrics", lambda n, f, device, on_part: timed(40, 4, device, on_part))
+    monkeypatch.setattr(bench_metrics, "IMAGES", 40)
+    monkeypatch.setattr(bench_metrics, "SIZES", (4,))
 
 
 class Shell:

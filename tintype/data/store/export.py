@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tintype.data.image_file import open_image
 from tintype.data.store.attributes import Kind, Value, arrow_type
-from tintype.data.store.layout import ROW_TEXTS, SPLITS, Split, Store
+from tintype.data.store.layout import ROW_TEXTS, Split, Store
 from tintype.errors import UserError
 from tintype.runtime.files import flush
 from tintype.runtime.interrupt import Interrupt
@@ -190,18 +190,6 @@ _WRITERS: dict[Form, Callable[[Path, Mapping[str, Kind], Iterator[Row]], None]] 
     "webdataset": _write_tars,
     "parquet": _write_parquet,
 }
-
-
-def read_form(value: str) -> Form:
-    if value not in _WRITERS:
-        raise UserError(f"--to {value}: there is no such form; valid: {', '.join(_WRITERS)}")
-    return "parquet" if value == "parquet" else "webdataset"
-
-
-def read_split(value: str | None) -> Split | None:
-    if value is not None and value not in SPLITS:
-        raise UserError(f"--split {value}: there is no such split; valid: {', '.join(SPLITS)}")
-    return next((split for split in SPLITS if split == value), None)
 
 
 def quoted_import_options(store: Store) -> str:

@@ -85,7 +85,7 @@ def test_mistakes_are_reported_with_a_way_out(shell: Shell, store: Path, server:
         "is not UTF-8": (*asked, "--prompt-file", latin),
         "both say what to ask": (*asked, "--prompt-file", latin, "--prompt", "long"),
         "did you mean 'short'": (*asked, "--prompt", "shorts"),
-        "there is no such split": (*asked, "--split", "test"),
+        "is not one of 'train', 'eval'": (*asked, "--split", "test"),
         "from its import": (*asked, "--column", "long"),
         "has a column 'width' of its own": (*asked, "--column", "width"),
         "The model `m` does not exist.": asked,

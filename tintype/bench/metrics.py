@@ -1,29 +1,39 @@
-"""Time each metric on features."""
+"""`tintype bench --metrics`: seconds of each metric on features of several sizes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from tintype.bench.run import OnPart
 from tintype.metrics.pair import FeaturePair, Reference
 from tintype.metrics.table import FEATURE_METRICS
 
+IMAGES, SIZES = 10_000, (768, 1024, 2048)
+
+
+def measure_metrics(device: torch.device, on_part: OnPart) -> dict[str, dict[str, float]]:
+    """Return the seconds of each metric at each size of a feature vector."""
+
+    def at(size: int, before: int) -> dict[str, float]:
+        return time_feature_metrics(
+            IMAGES, size, device, lambda part, done, total: on_part(part, before * total + done, len(SIZES) * total)
+        )
+
+    return {f"seconds, {IMAGES:,} × {size}": at(size, before) for before, size in enumerate(SIZES)}
+
 
 def time_feature_metrics(
-    n: int,
-    f: int,
-    device: torch.device | str,
-    on_part: Callable[[str, int, int], None] = lambda part, done, total: None,
+    n: int, f: int, device: torch.device, on_part: OnPart = lambda part, done, total: None
 ) -> dict[str, float]:
     """Return the seconds of each metric with its error, on n fake and n real images of f features.
 
     The metrics are timed one after another on one pair, as an evaluation takes them: a part that several share counts
     for `reference` (all that depends on the real images alone) or for the first metric that needs it.
     """
-    device, total = torch.device(device), 1 + len(FEATURE_METRICS)
+    total = 1 + len(FEATURE_METRICS)
     on_part(f"reference, {f} features", 0, total)
     real_MF, fake_NF = _features(n, f, device, 0), _features(n, f, device, 1) + 0.1
     seconds: dict[str, float] = {}

@@ -1,0 +1,62 @@
+"""Options and arguments that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Argument, Option
+
+from tintype.cli import complete
+
+Out = Annotated[Path, Option("--out", help="Folder to write to")]
+Set = Annotated[list[str], Option("--set", help="Override a setting: key.path=value (repeatable)")]
+SetProtocol = Annotated[
+    list[str], Option("--set", help='Override the protocol: count=256, sampler.steps=20, "encoders=[clip]"')
+]
+Techniques = Annotated[
+    list[str],
+    Option(
+        "--technique",
+        help="Apply a technique: name or name:key=value (repeatable)",
+        autocompletion=complete.technique_names,
+    ),
+]
+Recipe = Annotated[str, Argument(help="Name of a recipe, or path of a plan file", autocompletion=complete.recipe_names)]
+AnyPlan = Annotated[
+    str,
+    Argument(
+        help="Name of a recipe, path of a plan file, folder of a run, or folder of a study with --arm",
+        autocompletion=complete.recipe_names,
+    ),
+]
+Store = Annotated[Path, Argument(help="Folder of a store")]
+Where = Annotated[str | None, Option("--where", help='Only records that match, as in data.where: "width >= 256"')]
+Skip = Annotated[Path | None, Option("--skip", help="File with the hashes of records to leave out, as in data.skip")]
+Device = Annotated[str | None, Option(help="auto, cpu, cuda or cuda:N; by default the device in the run's plan")]
+OwnDevice = Annotated[str, Option(help="auto, cpu, cuda or cuda:N")]
+Threads = Annotated[
+    int | None, Option(min=1, help="CPU threads; by default run.threads. Another number changes last bits")
+]
+EmaLength = Annotated[
+    float | None,
+    Option(help="Use the weight average of this length, reconstructed from the snapshots of a run with power-ema"),
+]
+RunFolder = Annotated[Path, Argument(help="Folder of a run, or of a study with --arm")]
+Arm = Annotated[str | None, Option("--arm", help="In the folder of a study: take the run of this arm")]
+ArmSeed = Annotated[
+    int | None,
+    Option("--arm-seed", min=0, help="With --arm: take the run of this seed; by default the first of the arm"),
+]
+Json = Annotated[bool, Option("--json", help="Print JSON")]
+Split = Literal["train", "eval"] | None
+Weights = Literal["raw", "average"] | None
+Name = Annotated[str | None, Option(help="Name of the model for its card; by default from its data and plan")]
+License = Annotated[
+    str | None,
+    Option("--license", help="Licence as the hub names it: apache-2.0. Without it the card says that it is unknown"),
+]
+BaseModel = Annotated[str | None, Option(help="Model on the hub that the training started from, for the card")]
+WithCaptions = Annotated[
+    bool, Option("--with-captions", help="Show captions of your own data beside the samples of the card")
+]
