@@ -61,12 +61,7 @@ class Images:
     def fingerprint(self, on_images: Callable[[int], None] = lambda images: None) -> tuple[str, int]:
         """Return the SHA-256 over the content of the images, in order, and how many there are. Read once."""
         if self._fingerprint is None:
-            total, count = hashlib.sha256(), 0
-            for one in islice(self.encoded(), self.limit):
-                total.update(hashlib.sha256(one.content).digest())
-                count += 1
-                on_images(1)
-            self._fingerprint = total.hexdigest(), count
+            self._fingerprint = fingerprint(islice(self.encoded(), self.limit), on_images)
         return self._fingerprint
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -76,6 +71,16 @@ class Images:
     def named(self) -> Iterator[tuple[Encoded, Tensor]]:
         encoded = islice(self.encoded(), self.limit)
         return map_prefetched(lambda one: (one, decode(one)), encoded, lambda one: pixels_stated(one.content))
+
+
+def fingerprint(encoded: Iterable[Encoded], on_images: Callable[[int], None] = lambda images: None) -> tuple[str, int]:
+    """Return the SHA-256 over the content of images, in order, and how many there are."""
+    total, count = hashlib.sha256(), 0
+    for one in encoded:
+        total.update(hashlib.sha256(one.content).digest())
+        count += 1
+        on_images(1)
+    return total.hexdigest(), count
 
 
 def open_images(path: Path, limit: int | None = None, follow_links: bool = False) -> Images:

@@ -9,11 +9,11 @@ B: images. N: all images. C: channels. H, W: rows, columns.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -22,7 +22,7 @@ from torch import Tensor
 from tintype import rng
 from tintype.data.fit import crop, refuse_small, shrunk, square
 from tintype.data.image_file import Encoded, pixels_stated
-from tintype.data.image_sets import decode, map_prefetched, open_images
+from tintype.data.image_sets import decode, fingerprint, map_prefetched, open_images
 from tintype.data.order import ids_at
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.scenes.source import SceneSource, Split
@@ -54,71 +54,57 @@ class SceneSettings(Settings):
         )
 
 
-class TrainingSet(Protocol):
-    @property
-    def identity(self) -> str:
-        """Names the images and all that decides their pixels."""
+class ImageSettings(Settings):
+    """Which images a tokenizer is trained on."""
 
-    @property
-    def held_out(self) -> int: ...
-
-    def batches(self, first_step: int, steps: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Positions (int64 [B]) and uint8 images of each step, on the device."""
-
-    def held_out_images(self) -> Tensor:
-        """Images that training never sees."""
+    data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of images")
+    size_px: int = Field(64, ge=16, le=1024, description="Side of the crops")
+    short_px: int | None = Field(None, ge=16, description="Shrink images to this short side first; null: as they are")
+    limit: int | None = Field(None, ge=2, description="Only the first so many images")
+    held_out: int = Field(256, ge=1, description="Images kept out of training; at most a fifth of a set on a disk")
+    scenes: SceneSettings = SceneSettings()
 
 
 @dataclass(frozen=True)
 class TrainingScenes:
-    settings: SceneSettings
-    size_px: int
-    held_out: int
+    settings: ImageSettings
     seed: int
     device: torch.device
 
     @property
     def identity(self) -> str:
-        return f"scenes {self.settings.model_dump_json()} at {self.size_px} px"
+        """Names the images and all that decides their pixels."""
+        return f"scenes {self.settings.scenes.model_dump_json()} at {self.settings.size_px} px"
 
     def batches(self, first_step: int, steps: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        source = self.settings.source("train", self.size_px, self.settings.count, self.device)
+        """Yield positions (int64 [B]) and uint8 images of each step, on the device."""
+        scenes = self.settings.scenes
+        source = scenes.source("train", self.settings.size_px, scenes.count, self.device)
         for step in range(first_step, steps):
             ids = ids_at(self.seed, step * batch, batch, len(source)).tolist()
             yield torch.arange(step * batch, (step + 1) * batch), source.images(ids)
 
     def held_out_images(self) -> Tensor:
-        return scene_images(self.settings, self.size_px, self.held_out, self.device)
+        """Return images that training never sees."""
+        return scene_images(self.settings.scenes, self.settings.size_px, self.settings.held_out, self.device)
 
 
 class TrainingImages:
     """Random crops. The files' bytes are held in memory, and decoded ahead of the step that needs them."""
 
-    def __init__(
-        self,
-        path: Path,
-        size_px: int,
-        short_px: int | None,
-        held_out: int,
-        limit: int | None,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        self._encoded = _read_all(path, limit)
+    def __init__(self, settings: ImageSettings, seed: int, device: torch.device) -> None:
+        self._settings, self._seed, self._device = settings, seed, device
+        self._encoded = _read_all(Path(settings.data).expanduser(), settings.limit)
         count = len(self._encoded)
         if count < 2:
-            raise UserError(f"{path} holds {count} images; one is held out, so training needs at least two")
-        self.held_out = min(held_out, max(1, count // _HELD_OUT_SHARE))
-        self._held = held_out_ids(self.held_out, count)
+            raise UserError(f"{settings.data} holds {count} images; one is held out, so training needs at least two")
+        self._held = held_out_ids(min(settings.held_out, max(1, count // _HELD_OUT_SHARE)), count)
         self._own = sorted(set(range(count)) - set(self._held))
-        self._size_px, self._short_px, self._seed, self._device = size_px, short_px, seed, device
 
     @property
     def identity(self) -> str:
-        total = hashlib.sha256()
-        for one in self._encoded:
-            total.update(hashlib.sha256(one.content).digest())
-        return f"{len(self._encoded)} pictures, SHA-256 {total.hexdigest()}"  # as checkpoints have it
+        digest, count = fingerprint(self._encoded)
+        return f"{count} pictures, SHA-256 {digest}"  # as checkpoints have it
 
     def batches(self, first_step: int, steps: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         def make(step: int) -> tuple[Tensor, Tensor]:
@@ -135,22 +121,24 @@ class TrainingImages:
         return torch.stack([self._crop(id_, 0.5, 0.5) for id_ in self._held])
 
     def _crop(self, id_: int, down: float, right: float) -> Tensor:
-        """A square of an image; (0.5, 0.5) is its middle."""
-        image_CHW = decode(self._encoded[id_])
-        short_px = self._short_px
-        refuse_small(self._encoded[id_].name, image_CHW, max(self._size_px, short_px or 0))
-        if short_px is not None:
-            image_CHW = shrunk(image_CHW, short_px)
-        return crop(image_CHW, self._size_px, down, right)
+        """Return a square of an image; (0.5, 0.5) is its middle."""
+        image_CHW, size_px, short_px = decode(self._encoded[id_]), self._settings.size_px, self._settings.short_px
+        refuse_small(self._encoded[id_].name, image_CHW, short_px or size_px)
+        return crop(shrunk(image_CHW, short_px) if short_px else image_CHW, size_px, down, right)
+
+
+TrainingSet = TrainingScenes | TrainingImages
+
+
+def _encoded(path: Path, split: Split) -> Iterator[Encoded]:
+    """Yield the images of a split of a store, or all images of another set."""
+    return open_store(path).all_encoded(split) if is_store(path) else open_images(path).encoded()
 
 
 def _read_all(path: Path, limit: int | None) -> list[Encoded]:
     found: list[Encoded] = []
     total = 0
-    images = open_store(path).all_encoded("train") if is_store(path) else open_images(path).encoded()
-    for one in images:
-        if len(found) == limit:
-            break
+    for one in islice(_encoded(path, "train"), limit):
         found.append(one)
         total += len(one.content)
         if total > _MOST_BYTES:
@@ -159,13 +147,6 @@ def _read_all(path: Path, limit: int | None) -> list[Encoded]:
                 f"use the first so many: --set limit={len(found) // 2:d}"
             )
     return found
-
-
-def _measured(path: Path) -> Callable[[], Iterator[Encoded]]:
-    """The images of which some are measured: of a store those that no training sees."""
-    if is_store(path):
-        return lambda: open_store(path).all_encoded("eval")
-    return open_images(path).encoded
 
 
 def held_out_ids(wanted: int, count: int) -> list[int]:
@@ -191,8 +172,8 @@ def measured_images(
         image_NCHW = scene_images(SceneSettings(), size_px, count, device).cpu()
         on_images("rendering", count, count)
         return image_NCHW, count
-    encoded = _measured(Path(data).expanduser())
-    total = sum(1 for _ in encoded())
+    path = Path(data).expanduser()
+    total = sum(1 for _ in _encoded(path, "eval"))
     chosen = {id_: place for place, id_ in enumerate(held_out_ids(min(count, total), total))}
 
     def middle(one: Encoded) -> Tensor:
@@ -201,7 +182,7 @@ def measured_images(
         return square(image_CHW, size_px)
 
     found: dict[int, Tensor] = {}
-    wanted = ((index, one) for index, one in enumerate(encoded()) if index in chosen)
+    wanted = ((index, one) for index, one in enumerate(_encoded(path, "eval")) if index in chosen)
     cut = map_prefetched(lambda item: (item[0], middle(item[1])), wanted, lambda item: pixels_stated(item[1].content))
     for index, image_CHW in cut:
         found[chosen[index]] = image_CHW

@@ -30,8 +30,8 @@ from tintype.rng import seeded
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
 from tintype.runtime.transfer import send
-from tintype.settings import Settings, plain
-from tintype.tokenizer_lab.images import SCENES, SceneSettings, TrainingImages, TrainingScenes, TrainingSet
+from tintype.settings import plain
+from tintype.tokenizer_lab.images import SCENES, ImageSettings, TrainingImages, TrainingScenes, TrainingSet
 from tintype.tokenizers.part import to_floats
 from tintype.tokenizers.small_vae import (
     Record,
@@ -59,15 +59,9 @@ _MEASURED_TOGETHER = 32
 _STATISTICS_IMAGES = 256
 
 
-class Training(Settings):
+class Training(ImageSettings):
     """All that decides what is learnt."""
 
-    data: str = Field(SCENES, min_length=1, description="scenes, or a folder, .tar, .parquet file or store of images")
-    size_px: int = Field(64, ge=16, le=1024, description="Side of the crops")
-    short_px: int | None = Field(None, ge=16, description="Shrink images to this short side first; null: as they are")
-    limit: int | None = Field(None, ge=2, description="Only the first so many images")
-    held_out: int = Field(256, ge=1, description="Images kept out of training; at most a fifth of a set on a disk")
-    scenes: SceneSettings = SceneSettings()
     vae: SmallVaeShape = SmallVaeShape()
     reconstruction: Literal["l1", "charbonnier"] = "l1"
     kl_weight: float = Field(1e-4, ge=0, description="Of nats for each number of the latents")
@@ -114,10 +108,7 @@ class Training(Settings):
         return self.lr * warm * 0.5 * (1.0 + math.cos(math.pi * step / self.steps))
 
     def open_data(self, device: torch.device) -> TrainingSet:
-        if self.data == SCENES:
-            return TrainingScenes(self.scenes, self.size_px, self.held_out, self.seed, device)
-        path = Path(self.data).expanduser()
-        return TrainingImages(path, self.size_px, self.short_px, self.held_out, self.limit, self.seed, device)
+        return (TrainingScenes if self.data == SCENES else TrainingImages)(self, self.seed, device)
 
 
 @dataclass(frozen=True)
@@ -144,71 +135,53 @@ def train(
             return Outcome(settings.steps, read_record(out), already_done=True)
         data = settings.open_data(device)
         distance = settings.perceptual.load(device)
-        state = _new_state(settings, device)
+        network, judge = _new_network(settings, device), _new_judge(settings, device)
+        state = _new_state(settings, network, judge)
         resume(folder, state)
         judged_by = distance.identity if distance is not None else None
         folder.keep_identities({"data": data.identity, "perceptual": judged_by}, state.step)
-        run_steps(_training(folder, settings, data, distance, state, interrupt), on_progress)
+        batches = data.batches(state.step, settings.steps, settings.batch)
+
+        def losses() -> dict[str, Tensor]:
+            judging = judge if settings.adversarial.on_at(state.step) else None
+            return losses_of(settings, network, distance, *next(batches), judging)
+
+        training = SimpleTraining(
+            folder,
+            state,
+            Cadence(settings.steps, settings.log_every_steps, settings.save_every_steps),
+            interrupt,
+            batch=settings.batch,
+            losses=losses,
+            minimised=("loss", "discriminator"),  # the discriminator learns from the same images, at the same time
+            lr_at=settings.lr_at,
+            clip_norm=settings.clip_norm,
+        )
+        run_steps(training, on_progress)
         if state.step < settings.steps:
             return Outcome(state.step, None)
-        return Outcome(state.step, _finish(out, settings, data, _network(state)))
+        return Outcome(state.step, _finish(out, settings, data, network))
 
 
-def _new_state(settings: Training, device: torch.device) -> TrainState:
+def _new_network(settings: Training, device: torch.device) -> Vae:
     with seeded(settings.seed, "small-vae"):
-        network = Vae(settings.vae)
-    modules = nn.ModuleDict({"vae": network.to(device)})
+        return Vae(settings.vae).to(device)
+
+
+def _new_judge(settings: Training, device: torch.device) -> Discriminator | None:
+    if not settings.adversarial.weight:
+        return None
+    with seeded(settings.seed, ADVERSARY):
+        return Discriminator(settings.adversarial.width).to(device)
+
+
+def _new_state(settings: Training, network: Vae, judge: Discriminator | None) -> TrainState:
+    modules = nn.ModuleDict({"vae": network})
     optimizer = AdamWSettings(lr=settings.lr, beta2=0.99, eps=1e-8).build(modules.named_parameters(), EXACT)
-    if settings.adversarial.weight:
-        with seeded(settings.seed, ADVERSARY):
-            judge = Discriminator(settings.adversarial.width).to(device)
+    if judge is not None:
         modules[ADVERSARY] = judge
         optimizer.add_param_group({"params": list(judge.parameters()), "lr": settings.adversarial.lr})
     return TrainState(modules, optimizer, None)
-
-
-def _network(state: TrainState) -> Vae:
-    network = state.modules["vae"]
-    assert isinstance(network, Vae)
-    return network
-
-
-def _adversary(settings: Training, state: TrainState) -> Discriminator | None:
-    """None where there is none at this step."""
-    if not settings.adversarial.on_at(state.step):
-        return None
-    judge = state.modules[ADVERSARY]
-    assert isinstance(judge, Discriminator)
-    return judge
-
-
-def _training(
-    folder: RunFolder,
-    settings: Training,
-    data: TrainingSet,
-    distance: Distance | None,
-    state: TrainState,
-    interrupt: Interrupt,
-) -> SimpleTraining:
-    """The discriminator learns from the same images as the autoencoder, at the same time."""
-    batches = data.batches(state.step, settings.steps, settings.batch)
-
-    def losses() -> dict[str, Tensor]:
-        position_B, image_BCHW = next(batches)
-        judge = _adversary(settings, state)
-        return losses_of(settings, _network(state), distance, position_B, image_BCHW, judge)
-
-    return SimpleTraining(
-        folder,
-        state,
-        Cadence(settings.steps, settings.log_every_steps, settings.save_every_steps),
-        interrupt,
-        batch=settings.batch,
-        losses=losses,
-        minimised=("loss", "discriminator"),
-        lr_at=settings.lr_at,
-        clip_norm=settings.clip_norm,
-    )
 
 
 def losses_of(

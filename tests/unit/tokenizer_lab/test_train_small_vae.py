@@ -21,7 +21,7 @@ from tintype.losses.reconstruction import PerceptualSettings
 from tintype.metrics.reconstruction import psnr
 from tintype.runtime.files import read_lines
 from tintype.runtime.interrupt import Interrupt
-from tintype.tokenizer_lab.images import TrainingImages, held_out_ids, measured_images
+from tintype.tokenizer_lab.images import ImageSettings, TrainingImages, held_out_ids, measured_images
 from tintype.tokenizer_lab.train_small_vae import (
     Outcome,
     Training,
@@ -304,7 +304,7 @@ def test_no_held_out_picture_is_trained_on(tmp_path: Path) -> None:
     folder.mkdir()
     for index in range(10):
         Image.new("RGB", (20, 24), (index, index, index)).save(folder / f"{index:02d}.png")
-    data = TrainingImages(folder, 16, None, 2, None, 0, CPU)
+    data = TrainingImages(ImageSettings(data=str(folder), size_px=16, held_out=2), 0, CPU)
     trained = {int(image[0, 0, 0]) for _, batch in data.batches(0, 12, 4) for image in batch}
     held_out = [int(image[0, 0, 0]) for image in data.held_out_images()]
     assert trained == set(range(10)) - set(held_out)

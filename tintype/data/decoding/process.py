@@ -1,18 +1,18 @@
 """A process that decodes images for another: it reads one, answers with its pixels, and ends with its input.
 
-A question is `QUESTION` (lengths of name and content, height and width to cover), the name and the content. The answer
-is `ANSWER` (the length of what follows, negative where that is the text of an error; nanoseconds of the CPU) and the
-pixels.
+Messages are bytes; nothing is unpickled. A question is `QUESTION` (height and width to cover) with the image's name,
+and the content. An answer is `ANSWER` (whether an error follows; nanoseconds of the CPU), and the pixels or the text of
+the error.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import struct
 import sys
 import time
-from typing import BinaryIO
+from contextlib import suppress
+from multiprocessing.connection import Connection
 
 import torch
 
@@ -22,34 +22,27 @@ from tintype.data.image_sets import decode
 from tintype.errors import UserError
 from tintype.runtime.parent import watch_parent
 
-QUESTION = struct.Struct("<IQII")
-ANSWER = struct.Struct("<qQ")
+QUESTION = struct.Struct("<II")
+ANSWER = struct.Struct("<?Q")
 
 
-def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Decode one image after the other, until no request comes."""
-    while len(head := questions.read(QUESTION.size)) == QUESTION.size:
+def serve(connection: Connection) -> None:
+    """Decode one image after the other; raises EOFError once the other end is closed."""
+    while True:
+        question, content = connection.recv_bytes(), connection.recv_bytes()
         began_ns = time.process_time_ns()
-        name_length, length, height, width = QUESTION.unpack(head)
-        name, content = questions.read(name_length).decode(), questions.read(length)
-        if len(content) < length:
-            return
-        answer, sign = _pixels(Encoded(name, content), height, width)
-        answers.write(ANSWER.pack(sign * answer.nbytes, time.process_time_ns() - began_ns))
-        answers.write(answer)
-        answers.flush()
-
-
-def _pixels(one: Encoded, height: int, width: int) -> tuple[memoryview, int]:
-    """Return the pixels and 1, or the text of an error and -1."""
-    try:
-        return covering(decode(one), height, width).contiguous().numpy().data, 1
-    except UserError as error:
-        return memoryview(str(error).encode()), -1
+        height, width = QUESTION.unpack_from(question)
+        one = Encoded(question[QUESTION.size :].decode(), content)
+        try:
+            answer, failed = covering(decode(one), height, width).flatten().numpy().data, False
+        except UserError as error:
+            answer, failed = memoryview(str(error).encode()), True
+        connection.send_bytes(ANSWER.pack(failed, time.process_time_ns() - began_ns))
+        connection.send_bytes(answer)
 
 
 def main() -> None:
-    """Decode for the process whose id is the argument. Whatever writes to the output by mistake writes to the errors.
+    """Decode for the process whose id is the first argument, through the open file that is the second.
 
     A thread of that process started this one, and may end before it: the kernel is not asked. Signals are for the run:
     a scheduler sends them to all processes of a job.
@@ -58,9 +51,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    with os.fdopen(os.dup(1), "wb") as answers, os.fdopen(0, "rb") as questions:
-        os.dup2(2, 1)
-        serve(questions, answers)
+    with Connection(int(sys.argv[2])) as connection, suppress(EOFError, ConnectionError):
+        serve(connection)
 
 
 if __name__ == "__main__":

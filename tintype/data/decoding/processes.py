@@ -13,9 +13,8 @@ import atexit
 import os
 import subprocess
 import sys
-from contextlib import suppress
 from functools import lru_cache
-from io import BufferedReader
+from multiprocessing import Pipe
 from pathlib import Path
 from queue import LifoQueue
 from threading import Lock
@@ -26,12 +25,7 @@ from tintype.data.decoding.process import ANSWER, QUESTION
 from tintype.data.image_file import Encoded
 from tintype.errors import UserError
 
-_PIPE_BYTES = 1 << 18
 _TRIES = 2
-
-
-class _EndedError(Exception):
-    """The process has ended."""
 
 
 class _Decoder:
@@ -40,46 +34,31 @@ class _Decoder:
 
     def __init__(self) -> None:
         places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tintype.data.decoding.process", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            start_new_session=True,
-        )
-        assert self.process.stdin and isinstance(self.process.stdout, BufferedReader)
-        self._questions, self._answers = self.process.stdin, self.process.stdout
-        _widen(self._questions.fileno())
-        _widen(self._answers.fileno())
+        self._connection, theirs = Pipe()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tintype.data.decoding.process", str(os.getpid()), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what writes there by mistake writes to the errors
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                start_new_session=True,
+            )
 
     def cover(self, one: Encoded, out_CHW: Tensor) -> float:
         """Write the image to `out_CHW`; return the CPU seconds that it took."""
-        name = one.name.encode()
-        _, height, width = out_CHW.shape
-        try:
-            self._questions.write(QUESTION.pack(len(name), len(one.content), height, width) + name + one.content)
-            self._questions.flush()
-        except (BrokenPipeError, ValueError):
-            raise _EndedError from None
-        length, cpu_ns = ANSWER.unpack(self._read(ANSWER.size))
-        if length < 0:
-            raise UserError(self._read(-length).decode())
-        if self._answers.readinto(out_CHW.numpy().data) < length:
-            raise _EndedError
+        self._connection.send_bytes(QUESTION.pack(*out_CHW.shape[1:]) + one.name.encode())
+        self._connection.send_bytes(one.content)
+        failed, cpu_ns = ANSWER.unpack(self._connection.recv_bytes())
+        if failed:
+            raise UserError(self._connection.recv_bytes().decode())
+        self._connection.recv_bytes_into(out_CHW.view(-1).numpy())
         return float(cpu_ns) / 1e9
 
     def end(self) -> int:
         """Wait for the process; return its exit code."""
-        with suppress(BrokenPipeError):
-            self._questions.close()
-        self._answers.close()
+        self._connection.close()
         return self.process.wait()
-
-    def _read(self, size: int) -> bytes:
-        found = self._answers.read(size)
-        if len(found) < size:
-            raise _EndedError
-        return found
 
 
 class Decoders:
@@ -100,7 +79,7 @@ class Decoders:
             decoder = self._free.get() or self._start()
             try:
                 cpu_s = decoder.cover(one, out_CHW)
-            except _EndedError:
+            except (EOFError, OSError):  # the process has ended
                 code = self._forget(decoder)
             except UserError:
                 self._free.put(decoder)
@@ -150,11 +129,3 @@ def decoders(count: int) -> Decoders:
     found = Decoders(count)
     atexit.register(found.end)
     return found
-
-
-def _widen(pipe: int) -> None:
-    """Enlarge a pipe, where the system allows it, so that an image goes through at once."""
-    with suppress(ImportError, AttributeError, OSError):
-        import fcntl
-
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

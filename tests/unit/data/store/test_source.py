@@ -20,7 +20,7 @@ from tintype.data.store.layout import open_store
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
-from tintype.tokenizer_lab.images import TrainingImages, measured_images
+from tintype.tokenizer_lab.images import ImageSettings, TrainingImages, measured_images
 from tintype.train.session import _data_key
 
 CPU = torch.device("cpu")
@@ -141,7 +141,7 @@ def test_a_teachers_tokens_are_cached_by_the_content_of_a_store_wherever_it_lies
 def test_a_tokenizer_trains_on_the_training_split_and_is_measured_on_the_other(tmp_path: Path) -> None:
     store = tiny_store(tmp_path)
     rows = {split: open_store(store).rows(split).tolist() for split in ("train", "eval")}
-    training = TrainingImages(store, 16, None, 8, None, 0, CPU)
+    training = TrainingImages(ImageSettings(data=str(store), size_px=16, held_out=8), 0, CPU)
     assert training.identity.startswith(f"{len(rows['train'])} ")
     measured_NCHW, total = measured_images(str(store), 16, 1000, CPU)
     assert total == len(measured_NCHW) == len(rows["eval"])
