@@ -11,16 +11,11 @@ from tintype.tokenizers.part import TokenizerPart
 from tintype.tokenizers.small_vae import SmallVaeSettings, is_trained
 
 
-def tokenizer_kinds() -> dict[str, type[TokenizerPart]]:
-    """All that a plan may have."""
-    return {part.kind_name(): part for part in TOKENIZERS}
-
-
 def read_tokenizer(spec: str) -> TokenizerPart:
     """`pixels`, `small-vae:folder=DIR,sha256=…`, or just `DIR`."""
     if "/" in spec.partition(":")[0] or is_trained(Path(spec).expanduser()):
         return SmallVaeSettings(folder=spec).resolved()
-    kinds = tokenizer_kinds()
+    kinds = {part.kind_name(): part for part in TOKENIZERS}
     kind, _, rest = spec.partition(":")
     if kind not in kinds:
         raise UserError(

@@ -83,14 +83,10 @@ def _fill(
         start = first + world.rank * chunk
         ids = range(start, min(start + chunk, count))
         with world.fail_together():
-            if verify and ids:
-                other = kept.changed(ids)
-                if other:
-                    kept.write(other, send(kept.source.images(other), kept.device))
-                changed += len(other)
-                encoded += len(other)
-            if ids:
-                encoded += kept.fill(ids)
+            if other := kept.changed(ids) if verify and ids else []:
+                kept.write(other, send(kept.source.images(other), kept.device))
+            changed += len(other)
+            encoded += len(other) + (kept.fill(ids) if ids else 0)
         on_images(min(first + at_once, count), count)
     return encoded, changed
 

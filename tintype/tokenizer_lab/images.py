@@ -35,7 +35,6 @@ SCENES = "scenes"
 _MOST_BYTES = 16 << 30
 _HELD_OUT_ORDER = 0
 _HELD_OUT_SHARE = 5
-_RENDERED_TOGETHER = 128
 
 OnImages = Callable[[str, int, int], None]
 """Progress passed to the callback: what is done, how many images it has seen, and of how many."""
@@ -49,9 +48,12 @@ class SceneSettings(Settings):
     seed: int = Field(0, ge=0)
 
     def source(self, split: Split, size_px: int, count: int, device: torch.device) -> SceneSource:
-        return SceneSource(
-            ScenesSettings(size_px=size_px, count=count, style=self.style, seed=self.seed), split, device
-        )
+        data = ScenesSettings(size_px=size_px, count=count, style=self.style, seed=self.seed)
+        return SceneSource(data, split, device)
+
+    def held_out(self, size_px: int, count: int, device: torch.device) -> Tensor:
+        """Return scenes of the evaluation split, which no training sees."""
+        return self.source("eval", size_px, count, device).images(range(count))
 
 
 class ImageSettings(Settings):
@@ -86,7 +88,7 @@ class TrainingScenes:
 
     def held_out_images(self) -> Tensor:
         """Return images that training never sees."""
-        return scene_images(self.settings.scenes, self.settings.size_px, self.settings.held_out, self.device)
+        return self.settings.scenes.held_out(self.settings.size_px, self.settings.held_out, self.device)
 
 
 class TrainingImages:
@@ -153,14 +155,6 @@ def held_out_ids(wanted: int, count: int) -> list[int]:
     return ids_at(_HELD_OUT_ORDER, 0, wanted, count).tolist()
 
 
-def scene_images(settings: SceneSettings, size_px: int, count: int, device: torch.device) -> Tensor:
-    """Scenes of the evaluation split, which no training sees."""
-    source = settings.source("eval", size_px, count, device)
-    ids = range(count)
-    starts = range(0, count, _RENDERED_TOGETHER)
-    return torch.cat([source.images(ids[start : start + _RENDERED_TOGETHER]) for start in starts])
-
-
 def measured_images(
     data: str, size_px: int, count: int, device: torch.device, on_images: OnImages = lambda doing, done, total: None
 ) -> tuple[Tensor, int]:
@@ -169,7 +163,7 @@ def measured_images(
     Those on a disk are brought to the size by their short side, and their middle is cut out.
     """
     if data == SCENES:
-        image_NCHW = scene_images(SceneSettings(), size_px, count, device).cpu()
+        image_NCHW = SceneSettings().held_out(size_px, count, device).cpu()
         on_images("rendering", count, count)
         return image_NCHW, count
     path = Path(data).expanduser()

@@ -38,8 +38,6 @@ from tintype.tokenizer_lab.choose import read_tokenizer, tokenizer_names
 from tintype.tokenizer_lab.images import SCENES, OnImages, measured_images
 from tintype.tokenizer_lab.report_html import to_html
 from tintype.tokenizers.part import TokenizerPart
-from tintype.tokenizers.pixels import PixelsSettings
-from tintype.tokenizers.small_vae import SmallVaeSettings, read_record
 from tintype.vision import inception, lpips
 from tintype.vision.encoders import EncoderChoice
 from tintype.vision.features import feature_matrix
@@ -72,7 +70,7 @@ class RoundTrip:
     image_NCHW: Tensor
     latent_mean_C: Tensor
     latent_std_C: Tensor
-    latent_shape: tuple[int, int, int]
+    latent_shape: torch.Size
     encode_images_per_s: float
     decode_images_per_s: float
 
@@ -132,11 +130,10 @@ def round_trip(
     on_images: Callable[[int, int], None] = lambda done, total: None,
 ) -> RoundTrip:
     """Encode and decode. Speeds leave out a first batch to warm up, and copies to the device."""
-    sum_C = square_C = torch.zeros(tokenizer.channels, dtype=torch.float64)
+    count, sums_2C = len(image_NCHW), torch.zeros(2, tokenizer.channels, dtype=torch.float64)
     made: list[Tensor] = []
     encode_s = decode_s = 0.0
-    shape = (0, 0, 0)
-    position_N = torch.arange(len(image_NCHW), device=device)
+    position_N = torch.arange(count, device=device)
     tokenizer.decode(tokenizer.encode(send(image_NCHW[:batch], device), Draws(0, position_N[:batch])))
     for chunk_BCHW, position_B in zip(image_NCHW.split(batch), position_N.split(batch), strict=True):
         image_BCHW = send(chunk_BCHW, device)
@@ -147,13 +144,11 @@ def round_trip(
         encode_s, decode_s = encode_s + between - began, decode_s + _now(device) - between
         made.append(seen_BCHW.cpu())
         z_BCHW = z_BCHW.double().cpu()
-        sum_C, square_C = sum_C + z_BCHW.sum(dim=(0, 2, 3)), square_C + z_BCHW.square().sum(dim=(0, 2, 3))
-        shape = (z_BCHW.shape[1], z_BCHW.shape[2], z_BCHW.shape[3])
-        on_images(int(position_B[-1]) + 1, len(image_NCHW))
-    count = len(image_NCHW)
-    mean_C = sum_C / (count * shape[1] * shape[2])
-    std_C = (square_C / (count * shape[1] * shape[2]) - mean_C.square()).clamp_min(0).sqrt()
-    return RoundTrip(torch.cat(made), mean_C, std_C, shape, count / encode_s, count / decode_s)
+        sums_2C += torch.stack([z_BCHW.mean((2, 3)).sum(0), z_BCHW.square().mean((2, 3)).sum(0)])
+        on_images(int(position_B[-1]) + 1, count)
+    mean_C, square_C = sums_2C / count
+    std_C = (square_C - mean_C.square()).clamp_min(0).sqrt()
+    return RoundTrip(torch.cat(made), mean_C, std_C, z_BCHW.shape[1:], count / encode_s, count / decode_s)
 
 
 def _now(device: torch.device) -> float:
@@ -176,16 +171,13 @@ class Comparison:
         self._encoders = [part.build(device) for part in self._chosen(settings)]
         self._references = [Reference(feature_matrix(one, [image_NCHW]), device) for one in self._encoders]
         for encoder, reference in zip(self._encoders, self._references, strict=True):
-            self._describe(encoder, reference)
-
-    def _describe(self, encoder: Encoder, reference: Reference) -> None:
-        fd = FD.definition
-        self.definitions[_fd_name(encoder)] = f"{fd}; reconstructions against their originals; {encoder.definition}"
-        if len(reference) <= reference.size:
-            self.notes.append(
-                f"{len(reference)} images give no full covariance of {reference.size} features ({encoder.name}); "
-                "compare its Fréchet distance at equal counts only"
-            )
+            compared = f"{FD.definition}; reconstructions against their originals"
+            self.definitions[_fd_name(encoder)] = f"{compared}; {encoder.definition}"
+            if len(reference) <= reference.size:
+                self.notes.append(
+                    f"{len(reference)} images give no full covariance of {reference.size} features ({encoder.name}); "
+                    "compare its Fréchet distance at equal counts only"
+                )
 
     def _has_lpips(self) -> bool:
         if not at_hand(lpips.WEIGHTS["vgg16"]):
@@ -251,12 +243,10 @@ def _finite(value: float) -> float | None:
 
 
 def _latent_notes(part: TokenizerPart, trip: RoundTrip) -> list[str]:
-    """Note latents far from mean 0 and deviation 1. The scale of pixels is a convention."""
-    if isinstance(part, PixelsSettings):
-        return []
+    """Note latents far from mean 0 and deviation 1."""
     far_C = (trip.latent_mean_C.abs() > FAR_MEAN) | (trip.latent_std_C > FAR_STD) | (trip.latent_std_C < 1 / FAR_STD)
     far = int(far_C.sum())
-    if not far:
+    if not far or part.scale_is_convention:
         return []
     return [
         f"{far} of {len(far_C)} channels of the latents are far from mean 0 and deviation 1 "
@@ -265,12 +255,12 @@ def _latent_notes(part: TokenizerPart, trip: RoundTrip) -> list[str]:
 
 
 def _seen_in_training(part: TokenizerPart, settings: ReportSettings, total: int) -> list[str]:
-    """Note whether a small-vae was trained on some of these images."""
-    if not isinstance(part, SmallVaeSettings) or settings.data == SCENES or is_store(Path(settings.data).expanduser()):
-        return []  # scenes and stores have an evaluation split, which no training sees
-    trained = read_record(Path(part.folder).expanduser()).trained
+    """Note whether it was trained on some of these images. Scenes and stores have a split that no training sees."""
+    trained = part.training_record()
     theirs = trained.get("settings", {}).get("data", SCENES)
-    if theirs == SCENES or Path(theirs).resolve() != Path(settings.data).resolve():
+    if SCENES in (theirs, settings.data) or is_store(Path(settings.data).expanduser()):
+        return []
+    if Path(theirs).resolve() != Path(settings.data).resolve():
         return []
     count, held_out = min(settings.count, total), int(trained["held_out"])
     if (limit := trained["settings"]["limit"]) is not None:

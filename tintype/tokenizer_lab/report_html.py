@@ -33,31 +33,22 @@ Cells: TypeAlias = dict[str, Any]
 
 def to_html(result: Cells, image_NCHW: Tensor, trips: Sequence[Tensor]) -> str:
     """`trips` are the reconstructions of the images that are shown, one tensor for each tokenizer."""
-    rows = result["tokenizers"]
+    rows = [{**row, "colour": f"arm-{index % _COLOURS}"} for index, row in enumerate(result["tokenizers"])]
     return template("tintype.tokenizer_lab", "report.html.j2").render(
         result=result,
-        rows=[_with_colour(index, row) for index, row in enumerate(rows)],
+        rows=rows,
         metrics=[_metric(name, rows) for name in rows[0]["metrics"]],
         label=_label,
-        latent_charts=[_latent_chart(row, f"arm-{index % _COLOURS}") for index, row in enumerate(rows)],
+        latent_charts=[(row["name"], _latent_chart(row)) for row in rows],
         images=_images(image_NCHW, [row["name"] for row in rows], trips),
         pixelated=result["images"]["size_px"] <= _PIXELATED_PX,
-        compression=_compression,
     )
-
-
-def _with_colour(index: int, row: Cells) -> Cells:
-    return {**row, "colour": f"arm-{index % _COLOURS}", "shape": " × ".join(map(str, row["latent_shape"]))}
 
 
 def _label(name: str) -> str:
     if (metric := _METRICS.get(name)) is None:
         return f"{FD.label} ({name.removeprefix(f'{FD.name}_')})"
     return ", ".join(filter(None, [metric.label, metric.unit]))
-
-
-def _compression(row: Cells) -> str:
-    return f"{numerals.significant(row['compression'])}×"
 
 
 def _metric(name: str, rows: Sequence[Cells]) -> Cells:
@@ -72,12 +63,7 @@ def _metric(name: str, rows: Sequence[Cells]) -> Cells:
         value = "exact" if row["exact"] else numerals.fixed(row["metrics"][name], decimals)
         spread = f"± {numerals.fixed(error, decimals)}" if error is not None and not row["exact"] else ""
         cells[row["name"]] = (value, spread)
-    return {
-        "label": _label(name),
-        "direction": f"{metric.direction} is better",
-        "best": best,
-        "cells": cells,
-    }
+    return {"label": _label(name), "direction": f"{metric.direction} is better", "best": best, "cells": cells}
 
 
 def _decimals(value: float | None) -> int:
@@ -101,7 +87,7 @@ def _uri(image_CHW: Tensor) -> str:
     return image_uri(Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy()), _LARGEST_PX)
 
 
-def _latent_chart(row: Cells, colour: str) -> Cells:
+def _latent_chart(row: Cells) -> Markup:
     """A line from mean − std to mean + std for each channel; grid lines at -1, 0 and 1, where they should end."""
     pairs = list(zip(row["latent_mean"], row["latent_std"], strict=True))
     ends = [edge for mean, std in pairs for edge in (mean - std, mean + std)]
@@ -115,14 +101,9 @@ def _latent_chart(row: Cells, colour: str) -> Cells:
         parts.append(svg.text(_LEFT - 6, up(tick) + 4, words, anchor="end", class_="tick"))
     for index, (mean, std) in enumerate(pairs):
         x = across(index)
-        parts.append(svg.tag("g", *_span(x, up, mean, std), class_=colour))
-    step = max(1, len(pairs) // 8)
-    for index in range(0, len(pairs), step):
-        words = str(index)
-        parts.append(svg.text(across(index), _CHART_HEIGHT - 8, words, anchor="middle", class_="tick"))
+        reach = svg.line(x, up(mean - std), x, up(mean + std), "reach")
+        parts.append(svg.tag("g", reach, svg.circle(x, up(mean), 3, "mean"), class_=row["colour"]))
+    for index in range(0, len(pairs), max(1, len(pairs) // 8)):
+        parts.append(svg.text(across(index), _CHART_HEIGHT - 8, str(index), anchor="middle", class_="tick"))
     description = f"{row['name']}: mean plus and minus one standard deviation of each channel of the latents"
-    return {"name": row["name"], "figure": svg.drawing(_CHART_WIDTH, _CHART_HEIGHT, description, parts)}
-
-
-def _span(x: float, up: svg.Scale, mean: float, std: float) -> list[Markup]:
-    return [svg.line(x, up(mean - std), x, up(mean + std), "reach"), svg.circle(x, up(mean), 3, "mean")]
+    return svg.drawing(_CHART_WIDTH, _CHART_HEIGHT, description, parts)

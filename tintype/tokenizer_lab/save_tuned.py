@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tintype.errors import UserError
-from tintype.losses.repa_e.tokenizer import TunedTokenizer
 from tintype.runtime.locks import locked, refuse_foreign
+from tintype.settings import plain
 from tintype.tokenizers.part import Statistics
 from tintype.train.load import load_run
 
@@ -24,22 +24,22 @@ class Saved:
 def save_tuned(run: Path, out: Path, device: str | None = None) -> Saved:
     """Write the autoencoder of the run's newest good checkpoint to a new folder."""
     parts, step = load_run(run, device)
-    tokenizer = parts.tokenizer
-    if not isinstance(tokenizer, TunedTokenizer) or parts.plan.tuning is None:
+    plan = parts.plan
+    if plan.tuning is None:
         raise UserError(
-            f"{run} did not tune its tokenizer ('{parts.plan.tokenizer.kind}'), so there is nothing to save: use the "
-            "one that its plan names. The technique repa-e tunes it"
+            f"{run} did not tune its tokenizer ('{plan.tokenizer.kind}'), so there is nothing to save: use the one "
+            "that its plan names. The technique repa-e tunes it"
         )
-    statistics = tokenizer.norm.statistics
+    network, statistics = plan.tuning.tuned(parts.tokenizer)
     about = {
-        "tuned_by": parts.plan.hash,
+        "tuned_by": plan.hash,
         "step": step,
-        "began_as": parts.plan.tokenizer.model_dump(mode="json"),
-        "tuning": parts.plan.tuning.model_dump(mode="json"),
-        "data": parts.plan.data.model_dump(mode="json"),
+        "began_as": plain(plan.tokenizer),
+        "tuning": plain(plan.tuning),
+        "data": plain(plan.data),
         "statistics": asdict(statistics),
     }
     with locked(out):
         refuse_foreign(out, "tokenizer")
-        words = parts.plan.tokenizer.write_tuned(out, tokenizer.network, statistics, about)
+        words = plan.tokenizer.write_tuned(out, network, statistics, about)
     return Saved(step, statistics, words)

@@ -85,6 +85,8 @@ class TokenizerPart(Part):
     """The class that diffusers has for it."""
     why_not_exported: ClassVar[str | None] = "PRXPipeline has no class for it"
     """Why its pipeline cannot hold it; None where it can."""
+    scale_is_convention: ClassVar[bool] = False
+    """Whether no statistics of images decided the scale of its latents."""
 
     def obstacles(self, form: ExportForm) -> list[Obstacle]:
         if form == "safetensors" or self.why_not_exported is None:
@@ -108,6 +110,10 @@ class TokenizerPart(Part):
     def build(self, device: torch.device) -> Tokenizer:
         """Load its weights; raise a `UserError` for what is missing or does not fit these settings."""
         raise NotImplementedError
+
+    def training_record(self) -> dict[str, Any]:
+        """Return how it was trained, where that is known; nothing depends on it."""
+        return {}
 
     def why_uncacheable(self) -> str | None:
         """Return why its latents are not worth a cache; None where they are."""

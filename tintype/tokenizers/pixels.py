@@ -17,6 +17,7 @@ LEAST_STD = 0.02
 class PixelsSettings(TokenizerPart):
     pipeline: ClassVar[Pipeline] = "PRXPixelPipeline"
     why_not_exported: ClassVar[str | None] = None
+    scale_is_convention: ClassVar[bool] = True
 
     kind: Literal["pixels"] = "pixels"
 

@@ -212,6 +212,9 @@ class SmallVaeSettings(TokenizerPart):
     def build(self, device: torch.device = _CPU) -> SmallVae:
         return SmallVae(self.open().to(device), sampled=self.posterior == "sample")
 
+    def training_record(self) -> dict[str, Any]:
+        return read_record(Path(self.folder).expanduser()).trained
+
     def why_frozen(self) -> str | None:
         return None
 

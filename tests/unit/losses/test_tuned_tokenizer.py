@@ -23,8 +23,8 @@ from tintype.runtime.dist import ALONE, current
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws
 from tintype.techniques.apply import apply_techniques
-from tintype.tokenizer_lab.choose import tokenizer_kinds
 from tintype.tokenizer_lab.save_tuned import save_tuned
+from tintype.tokenizers import TOKENIZERS
 from tintype.tokenizers.flux1 import E2eFluxSettings, Flux1Settings
 from tintype.tokenizers.part import TokenizerPart
 from tintype.tokenizers.small_vae import SmallVaeSettings
@@ -183,12 +183,11 @@ def test_every_weight_of_diffusers_network_is_trained() -> None:
 # refused
 
 
-@pytest.mark.parametrize("kind", sorted(tokenizer_kinds()))
-def test_each_kind_says_why_it_cannot_be_tuned(kind: str) -> None:
-    part = tokenizer_kinds()[kind]
+@pytest.mark.parametrize("part", TOKENIZERS, ids=lambda part: part.kind_name())
+def test_each_kind_says_why_it_cannot_be_tuned(part: type[TokenizerPart]) -> None:
     settings = part(folder="nowhere") if part is SmallVaeSettings else part()  # type: ignore[call-arg]
     reason = settings.why_frozen()
-    assert (reason is None) == (kind in ("small-vae", "flux1", "e2e-flux"))
+    assert (reason is None) == (part.kind_name() in ("small-vae", "flux1", "e2e-flux"))
     assert reason is None or "take small-vae" in reason
 
 

@@ -26,7 +26,7 @@ from tintype.losses.repa_e.training import RepaE
 from tintype.rng import seeded
 from tintype.seams import JointTraining, LossContext, LossInputs, Tapped, Tokenizer
 from tintype.settings import Part, Since, kind_alone
-from tintype.tokenizers.part import TokenizerPart
+from tintype.tokenizers.part import Autoencoder, Statistics, TokenizerPart
 from tintype.vision.lpips import SMALLEST_PX
 
 SHARED = ("teacher", "block", "hidden", "cache")
@@ -151,6 +151,11 @@ class TuningSettings(TuningOptions, Part):
                 discriminator = Discriminator(self.adversarial.width)
         loss = aligned_loss(plan)
         return RepaE(self, tokenizer, discriminator, self.kind if loss is None else loss.kind)
+
+    def tuned(self, tokenizer: Tokenizer) -> tuple[Autoencoder, Statistics]:
+        """Return the trained network of a tokenizer that `build_tokenizer` made, and the statistics of its latents."""
+        assert isinstance(tokenizer, TunedTokenizer)
+        return tokenizer.network, tokenizer.norm.statistics
 
     def probe(self, plan: PlanView) -> ProbeSettings | None:
         """Return the term that trains a projector of its own; None where a loss of the denoiser trains one."""
