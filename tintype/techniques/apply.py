@@ -82,7 +82,7 @@ def _refuse_overwritten(assignment: str, option: str, technique: Technique, befo
 
 def _changes(plan: Plan, application: Application) -> Changes:
     try:
-        return application.technique.apply(plan, application.options)
+        return application.technique.changes(plan, application.options)
     except ValidationError as error:
         raise UserError(f"technique '{application.technique.name}': {_reasons(error)}") from None
 
@@ -94,7 +94,7 @@ def _refuse_both(first: Technique, second: Technique) -> None:
     if first.seam not in SHARED_SEAMS:
         held = first.seam if first.setting is None else f"{first.seam}.{first.setting}"
         what = f"both set the plan's '{held}'"
-    elif first.part is second.part:
+    elif (first.part or first.options) is (second.part or second.options):
         what = f"both add the same kind of part to the plan's '{first.seam}'"
     else:
         return

@@ -11,6 +11,8 @@ from tintype.settings import Part, Settings
 
 Changes: TypeAlias = dict[str, object]
 """Fields of the Plan with their new values."""
+SHARED_SEAMS = frozenset({"losses"})
+"""Seams that hold a list, so that several techniques can each add to them."""
 
 
 class NoOptions(Settings):
@@ -24,15 +26,15 @@ class Technique:
     A seam holds one technique, unless it is listed in `SHARED_SEAMS`. A technique with a `setting` holds that one
     setting of its seam and no more: the others of the seam must leave it as it is, and go together with it. `also` are
     other seams that it may adapt to what it does to its own; it does not hold them, so that another technique may
-    change them too. `part` is the kind of part that the technique adds to a shared seam. `trains`
-    names the prefixes of the parameters that it adds. `needs` are the settings that the plan must have for it, dotted
-    key -> value; the part itself refuses a plan without them.
+    change them too. `part` is the kind of part that it adds to a shared seam. Without `apply` the options are that
+    part, or that of its own seam. `trains` names the prefixes of the parameters that it adds. `needs` are the settings
+    that the plan must have for it, dotted key -> value; the part itself refuses a plan without them.
     """
 
     name: str
     seam: str
     summary: str
-    apply: Callable[[Plan, Any], Changes]
+    apply: Callable[[Plan, Any], Changes] | None = None
     options: type[Settings] = NoOptions
     paper: str | None = None
     part: type[Part] | None = None
@@ -41,11 +43,13 @@ class Technique:
     trains: frozenset[str] = field(default_factory=frozenset)
     needs: Mapping[str, str] = field(default_factory=dict)
 
+    def changes(self, plan: Plan, options: Settings) -> Changes:
+        """Return the changed fields of the Plan."""
+        if self.apply is not None:
+            return self.apply(plan, options)
+        return {self.seam: (*getattr(plan, self.seam), options) if self.seam in SHARED_SEAMS else options}
+
     @property
     def seams(self) -> frozenset[str]:
         """Seams that it may change."""
         return self.also | {self.seam}
-
-
-SHARED_SEAMS = frozenset({"losses"})
-"""Seams that hold a list, so that several techniques can each add to them."""
