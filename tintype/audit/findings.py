@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tintype.audit.observe import ROTATION, TIMES
-from tintype.audit.seen import NARROW, Bad, Group, Input, Seen, Tally
+from tintype.audit.seen import NARROW, Bad, Group, Input, Role, Seen, Tally
 from tintype.optim.part import MOST_INIT
 from tintype.train.parts import LOSSES
 
@@ -48,12 +48,12 @@ SCALE_TOLERANCE = 0.01
 @dataclass(frozen=True)
 class Finding:
     name: str
-    severity: Severity
     what: str
     where: tuple[str, ...]
-    share: float | None
-    """Fraction of the numbers concerned that are lost, stuck, or bad."""
     remedy: str
+    share: float | None = None
+    """Fraction of the numbers concerned that are lost, stuck, or bad."""
+    severity: Severity = "mistake"
 
 
 def find(seen: Seen) -> list[Finding]:
@@ -63,92 +63,80 @@ def find(seen: Seen) -> list[Finding]:
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
     """Return mistakes before notes."""
-    order = {"mistake": 0, "note": 1}
-    return sorted(findings, key=lambda finding: order[finding.severity])
+    return sorted(findings, key=lambda finding: finding.severity != "mistake")
 
 
 def _non_finite(seen: Seen) -> Iterator[Finding]:
-    bad = list(_all_bad(seen))
-    count = sum(one.non_finite for _, one in bad)
-    if not count and not seen.skipped_steps:
-        return
-    share = count / max(1, sum(one.numbers for _, one in bad if one.non_finite))
-    skipped = f"; {seen.skipped_steps} of {seen.steps} steps were skipped" if seen.skipped_steps else ""
-    yield Finding(
-        "non-finite",
-        "mistake",
-        f"{count:,} values are infinite or not a number{skipped}",
-        _rooms(where for where, one in bad if one.non_finite),
-        share,
-        "lower optimizer.lr, or go back to a checkpoint before it: the first place named is where it was seen first",
-    )
+    bad = [(where, one) for where, one in _all_bad(seen) if one.non_finite]
+    if bad or seen.skipped_steps:
+        count, numbers = sum(one.non_finite for _, one in bad), sum(one.numbers for _, one in bad)
+        skipped = f"; {seen.skipped_steps} of {seen.steps} steps were skipped" if seen.skipped_steps else ""
+        yield Finding(
+            "non-finite",
+            f"{count:,} values are infinite or not a number{skipped}",
+            _rooms(where for where, _ in bad),
+            "lower optimizer.lr, or go back to a checkpoint before it: the first place named is where it was seen "
+            "first",
+            count / max(1, numbers),
+        )
 
 
 def _saturated(seen: Seen) -> Iterator[Finding]:
     cut = [(where, one) for where, one in _all_bad(seen) if one.saturated]
-    cut += [
-        (f"{room} fp8 operands", one)
-        for room, one in seen.operands.items()
-        if one.saturated > FP8_SATURATED_SHARE * one.numbers
-    ]
-    if not cut:
-        return
-    count, numbers = sum(one.saturated for _, one in cut), sum(one.numbers for _, one in cut)
-    yield Finding(
-        "saturated",
-        "mistake",
-        f"{count:,} values stand at the largest number of their type",
-        _rooms(where for where, _ in cut),
-        count / numbers,
-        "lower optimizer.lr or store this in fp32 (precision.storage=fp32): the true values are larger",
-    )
+    operands = [(f"{room} fp8 operands", one) for room, one in seen.operands.items()]
+    cut += [(where, one) for where, one in operands if one.saturated > FP8_SATURATED_SHARE * one.numbers]
+    if cut:
+        count = sum(one.saturated for _, one in cut)
+        yield Finding(
+            "saturated",
+            f"{count:,} values stand at the largest number of their type",
+            _rooms(where for where, _ in cut),
+            "lower optimizer.lr or store this in fp32 (precision.storage=fp32): the true values are larger",
+            count / sum(one.numbers for _, one in cut),
+        )
 
 
 def _all_bad(seen: Seen) -> Iterator[tuple[str, Bad]]:
     """In the order of a step: inputs as they arrived, then gradients, then what is stored."""
     for one in seen.inputs.values():
         yield f"{one.room} inputs", one.bad
-    for role in ("gradients", "weights", "moments", "averages", "buffers"):
-        for group in seen.groups.values():
-            if role in group.bad:
-                yield f"{group.room} {role}", group.bad[role]
+    roles: tuple[Role, ...] = ("gradients", "weights", "moments", "averages", "buffers")
+    for role in roles:
+        yield from ((f"{g.room} {role}", g.bad[role]) for g in seen.groups.values() if role in g.bad)
+
+
+_BY_ROUNDING = {
+    "kahan": "compensated: what rounding takes is kept beside them",
+    "stochastic": "rounded stochastically: weights that stay are made up for by others that go further",
+}
 
 
 def _weights(seen: Seen) -> Iterator[Finding]:
-    stored = [g for g in seen.groups.values() if _narrow(g, "weights") and not g.room.startswith(LOSSES)]
-    if not stored:
-        return
+    stored = [g for g in seen.narrow("weights") if not g.room.startswith(LOSSES)]
     types = _types(stored, "weights")
-    nearest = [g for g in stored if rounding_of(g, stored) == "nearest"]
-    others = sorted({rounding_of(g, stored) for g in stored} - {"nearest"})
-    if nearest:
-        worst = max(
-            nearest, key=lambda g: g.updates.share or 0.0
-        )  # by itself: a norm's gains are few, and freeze first
+    by_rounding = {kind: [g for g in stored if rounding_of(g, stored) == kind] for kind in ("nearest", *_BY_ROUNDING)}
+    if nearest := by_rounding.pop("nearest"):
+        worst = max(nearest, key=lambda g: g.updates.share or 0.0)  # a norm's gains are few, and freeze first
         most = worst.updates.share or 0.0
         yield Finding(
             "weights-bf16",
-            "mistake" if most > LOST_SHARE else "note",
             f"weights are stored in {types} and rounded to nearest: steps below about 1/256 of a weight are lost; the "
             f"{worst.kind} of {worst.room} lose {most:.0%} of theirs" + _stored_as_planned(seen),
             _worst_first(nearest, lambda g: g.updates.share),
-            share_of(g.updates for g in nearest),
             "precision.storage=fp32, or precision.rounding=stochastic or kahan",
+            share_of(g.updates for g in nearest),
+            "mistake" if most > LOST_SHARE else "note",
         )
-    for rounding in others:
-        yield Finding(
-            f"weights-{rounding}",
-            "note",
-            f"weights are stored in {types} and "
-            + (
-                "rounded stochastically: weights that stay are made up for by others that go further"
-                if rounding == "stochastic"
-                else "compensated: what rounding takes is kept beside them"
-            ),
-            _rooms(g.room for g in stored if rounding_of(g, stored) == rounding),
-            share_of(g.updates for g in stored if rounding_of(g, stored) == rounding),
-            "nothing to do; precision.storage=fp32 has no rounding at all",
-        )
+    for rounding, groups in by_rounding.items():
+        if groups:
+            yield Finding(
+                f"weights-{rounding}",
+                f"weights are stored in {types} and {_BY_ROUNDING[rounding]}",
+                _rooms(g.room for g in groups),
+                "nothing to do; precision.storage=fp32 has no rounding at all",
+                share_of(g.updates for g in groups),
+                "note",
+            )
 
 
 def rounding_of(group: Group, among: Iterable[Group]) -> str:
@@ -166,42 +154,38 @@ def rounding_of(group: Group, among: Iterable[Group]) -> str:
 
 
 def _projector(seen: Seen) -> Iterator[Finding]:
-    stored = [g for g in seen.groups.values() if g.room.startswith(LOSSES) and _narrow(g, "weights")]
+    stored = [g for g in seen.narrow("weights") if g.room.startswith(LOSSES)]
     computed = [one for one in seen.inputs.values() if one.room.startswith(LOSSES) and one.types & NARROW]
-    if not stored and not computed:
-        return
-    types = _types(stored, "weights") or ", ".join(sorted({name for one in computed for name in one.types & NARROW}))
-    yield Finding(
-        "projector-bf16",
-        "mistake",
-        f"a loss's own layers are {'stored' if stored else 'computed'} in {types}: a cosine near one needs more bits",
-        _rooms([*(g.room for g in stored), *(one.module for one in computed)]),
-        share_of(g.updates for g in stored),
-        "keep the loss's modules in fp32 and outside autocast: leave them out of .to(bfloat16) and of FSDP's casts",
-    )
+    if stored or computed:
+        how = f"stored in {_types(stored, 'weights')}" if stored else f"computed in {_narrow_types(computed)}"
+        yield Finding(
+            "projector-bf16",
+            f"a loss's own layers are {how}: a cosine near one needs more bits",
+            _rooms([*(g.room for g in stored), *(one.module for one in computed)]),
+            "keep the loss's modules in fp32 and outside autocast: leave them out of .to(bfloat16) and of FSDP's casts",
+            share_of(g.updates for g in stored),
+        )
 
 
 def _average(seen: Seen) -> Iterator[Finding]:
-    narrow = [g for g in seen.groups.values() if _narrow(g, "averages")]
-    if narrow:
+    if narrow := seen.narrow("averages"):
         yield Finding(
             "average-bf16",
-            "mistake",
             f"the weight average is stored in {_types(narrow, 'averages')}: most of its steps round away",
             _worst_first(narrow, lambda g: g.averages.share),
-            share_of(g.averages for g in narrow),
             "keep the average in fp32 whatever the weights are stored in, as `ema` and `power-ema` do",
+            share_of(g.averages for g in narrow),
         )
-    wide = [g for g in seen.groups.values() if not _narrow(g, "averages") and g.averages.due]
+    wide = [g for g in seen.groups.values() if not g.narrow("averages") and g.averages.due]
     share = share_of(g.averages for g in wide)
     if share is not None and share > AVERAGE_SHARE:
         yield Finding(
             "average-stuck",
-            "note",
             "most of the weight average cannot move yet: its share of the way is below the type's last place",
             _worst_first(wide, lambda g: g.averages.share),
-            share,
             "a lower ema.decay, or power-ema, whose averages begin short",
+            share,
+            "note",
         )
 
 
@@ -209,76 +193,59 @@ def _init_in_average(seen: Seen) -> Iterator[Finding]:
     if seen.init_share > MOST_INIT:
         yield Finding(
             "average-init",
-            "mistake",
             f"at the end of training {seen.init_share:.0%} of the weight average will still be the initial weights",
             ("weight average",),
-            seen.init_share,
             "ema with ramp=true, a lower decay or every, or a longer training",
+            seen.init_share,
         )
 
 
 def _moments(seen: Seen) -> Iterator[Finding]:
-    narrow = [g for g in seen.groups.values() if _narrow(g, "moments")]
-    if not narrow:
-        return
-    share = share_of(g.moments for g in narrow)
-    planned = seen.precision["storage"] == "bf16"
-    stuck = share is not None and share > MOMENT_SHARE
-    yield Finding(
-        "moments-bf16",
-        "mistake" if stuck or not planned else "note",
-        f"the optimizer's moments are stored in {_types(narrow, 'moments')}: "
-        + ("most of their changes round away" if stuck else "they follow the gradient, with 8 bits")
-        + _stored_as_planned(seen),
-        _worst_first(narrow, lambda g: g.moments.share),
-        share,
-        "precision.storage=fp32, or a lower optimizer.beta2: its changes are then larger",
-    )
+    if narrow := seen.narrow("moments"):
+        share = share_of(g.moments for g in narrow)
+        stuck = share is not None and share > MOMENT_SHARE
+        yield Finding(
+            "moments-bf16",
+            f"the optimizer's moments are stored in {_types(narrow, 'moments')}: "
+            + ("most of their changes round away" if stuck else "they follow the gradient, with 8 bits")
+            + _stored_as_planned(seen),
+            _worst_first(narrow, lambda g: g.moments.share),
+            "precision.storage=fp32, or a lower optimizer.beta2: its changes are then larger",
+            share,
+            "mistake" if stuck or seen.precision["storage"] != "bf16" else "note",
+        )
 
 
-def _timestep(seen: Seen) -> Iterator[Finding]:
-    yield from _rounded_inputs(
-        seen,
-        "timestep",
-        [one for key, one in seen.inputs.items() if key in TIMES],
-        "timesteps are {how}: bf16 has 128 of them between a half and one",
-    )
-
-
-def _rope(seen: Seen) -> Iterator[Finding]:
-    yield from _rounded_inputs(
-        seen,
-        "rope",
-        [one for one in seen.inputs.values() if one.argument == ROTATION],
-        "RoPE's cosines and sines are {how}: neighbouring positions blur",
-    )
-
-
-def _rounded_inputs(seen: Seen, island: str, inputs: list[Input], what: str) -> Iterator[Finding]:
+def _rounded_inputs(seen: Seen) -> Iterator[Finding]:
     """By type, by values that are all of bf16, or by an operation that rounds them where they are used."""
-    narrow = [one for one in inputs if one.types & NARROW]
-    upstream = [one for one in inputs if one not in narrow and (_all_of_bf16(one) or one.off > WAVE_ERROR)]
-    inside = seen.rounded_inside.get(island, [])
-    if not narrow and not upstream and not inside:
-        return
-    if narrow:
-        types = ", ".join(sorted({name for one in narrow for name in one.types & NARROW}))
-        how = f"in {types} where they arrive"
-    elif upstream:
-        how = "in fp32, but were rounded to bf16 before"
-    else:
-        how = "rounded to 16 bits where they are used"
-    places = [f"{_any_block(one.module)}({one.argument})" for one in narrow + upstream]
-    yield Finding(
-        f"{island}-bf16",
-        "mistake",
-        what.format(how=how) + _as_planned_island(seen, island),
-        _rooms([*places, *inside]),
-        None,
-        f"precision.islands.{island}=fp32"
-        if island in planned_islands(seen.precision)
-        else "FSDP: MixedPrecisionPolicy(cast_forward_inputs=False); else take away the cast before this place",
-    )
+    times = [one for key, one in seen.inputs.items() if key in TIMES]
+    rotations = [one for one in seen.inputs.values() if one.argument == ROTATION]
+    for island, inputs, words, harm in (
+        ("timestep", times, "timesteps are", "bf16 has 128 of them between a half and one"),
+        ("rope", rotations, "RoPE's cosines and sines are", "neighbouring positions blur"),
+    ):
+        narrow = [one for one in inputs if one.types & NARROW]
+        upstream = [one for one in inputs if one not in narrow and (_all_of_bf16(one) or one.off > WAVE_ERROR)]
+        inside = seen.rounded_inside.get(island, [])
+        if narrow:
+            how = f"in {_narrow_types(narrow)} where they arrive"
+        elif upstream:
+            how = "in fp32, but were rounded to bf16 before"
+        elif inside:
+            how = "rounded to 16 bits where they are used"
+        else:
+            continue
+        places = [f"{_any_block(one.module)}({one.argument})" for one in narrow + upstream]
+        remedy = "FSDP: MixedPrecisionPolicy(cast_forward_inputs=False); else take away the cast before this place"
+        yield _island(seen, island, f"{words} {how}: {harm}", _rooms([*places, *inside]), remedy)
+
+
+def _island(seen: Seen, island: str, what: str, where: tuple[str, ...], remedy: str) -> Finding:
+    """Return the finding of an island; where the plan itself gives it to bf16, the remedy is that setting."""
+    if island in planned_islands(seen.precision):
+        what += f" (as the plan says: precision.islands.{island})"
+        remedy = f"precision.islands.{island}=fp32"
+    return Finding(f"{island}-bf16", what, where, remedy)
 
 
 def _all_of_bf16(one: Input) -> bool:
@@ -290,18 +257,9 @@ def _islands(seen: Seen) -> Iterator[Finding]:
     names = {"norms": "the statistics of norms", "softmax": "softmax", "modulation": "the modulation"}
     for island, words in names.items():
         rooms = seen.rounded_inside.get(island, [])
-        if not rooms and island not in planned_islands(seen.precision):
-            continue
-        yield Finding(
-            f"{island}-bf16",
-            "mistake",
-            f"{words}: computed in 16 bits" + _as_planned_island(seen, island),
-            _rooms(rooms) or ("denoiser",),
-            None,
-            f"precision.islands.{island}=fp32"
-            if island in planned_islands(seen.precision)
-            else "compute it in fp32: autocast does by itself, outside of it use .float()",
-        )
+        if rooms or island in planned_islands(seen.precision):
+            remedy = "compute it in fp32: autocast does by itself, outside of it use .float()"
+            yield _island(seen, island, f"{words}: computed in 16 bits", _rooms(rooms) or ("denoiser",), remedy)
 
 
 def planned_islands(precision: Mapping[str, object]) -> set[str]:
@@ -315,46 +273,36 @@ def _loss_scale(seen: Seen) -> Iterator[Finding]:
     scales = seen.loss_scales
     if not scales or max(scales) - min(scales) > SCALE_TOLERANCE * abs(scales[0]):
         return
-    scale = sum(scales) / len(scales)
-    if abs(scale - 1) <= SCALE_TOLERANCE:
-        return
-    planned = seen.precision.get("loss_scale", 1.0) != 1.0
-    yield Finding(
-        "loss-scaled",
-        "mistake",
-        f"the loss is multiplied by {scale:.6g} before backward: only fp16 has so small a range that it "
-        "would need this; here it brings overflow nearer"
-        + (" (as the plan says: precision.loss_scale)" if planned else ""),
-        ("loss",),
-        None,
-        "precision.loss_scale=1.0" if planned else "leave out the gradient scaler; only fp16 needs one",
-    )
+    scale, planned = sum(scales) / len(scales), seen.precision.get("loss_scale", 1.0) != 1.0
+    if abs(scale - 1) > SCALE_TOLERANCE:
+        yield Finding(
+            "loss-scaled",
+            f"the loss is multiplied by {scale:.6g} before backward: only fp16 has so small a range that it "
+            "would need this; here it brings overflow nearer"
+            + (" (as the plan says: precision.loss_scale)" if planned else ""),
+            ("loss",),
+            "precision.loss_scale=1.0" if planned else "leave out the gradient scaler; only fp16 needs one",
+        )
 
 
 def _buffers(seen: Seen) -> Iterator[Finding]:
-    narrow = [g for g in seen.groups.values() if _narrow(g, "buffers")]
-    if narrow:
+    if narrow := seen.narrow("buffers"):
         yield Finding(
             "buffers-bf16",
-            "mistake",
             f"buffers are in {_types(narrow, 'buffers')}: tables and running means that no optimizer repairs",
             _rooms(g.room for g in narrow),
-            None,
             "keep buffers in fp32: cast parameters one by one, not the module (.to(bfloat16) takes buffers along)",
         )
 
 
 def _fp16(seen: Seen) -> Iterator[Finding]:
-    places = [
-        f"{g.room} {role}" for g in seen.groups.values() for role, types in g.types.items() if "fp16" in types
-    ] + [f"{_any_block(one.module)}({one.argument})" for one in seen.inputs.values() if "fp16" in one.types]
-    if places:
+    stored = [f"{g.room} {role}" for g in seen.groups.values() for role, types in g.types.items() if "fp16" in types]
+    inputs = [f"{_any_block(one.module)}({one.argument})" for one in seen.inputs.values() if "fp16" in one.types]
+    if stored or inputs:
         yield Finding(
             "fp16",
-            "mistake",
             "something is in fp16, which ends at 65,504 and has no number below 6e-8",
-            _rooms(places),
-            None,
+            _rooms(stored + inputs),
             "bf16 or fp32: precision.compute=bf16",
         )
 
@@ -363,11 +311,10 @@ def _gathered(seen: Seen) -> Iterator[Finding]:
     if seen.precision.get("gather") == "bf16":
         yield Finding(
             "gathered-bf16",
-            "note",
             "FSDP2 gathers the weights in bf16 (as the plan says: precision.gather): those of norms are rounded too",
             ("denoiser",),
-            None,
             "precision.gather=fp32",
+            severity="note",
         )
 
 
@@ -375,25 +322,22 @@ def _tf32(seen: Seen) -> Iterator[Finding]:
     if seen.tf32 and seen.precision["compute"] == "fp32":
         yield Finding(
             "tf32",
-            "mistake",
             "the plan says fp32, but matrix products or convolutions may round to TF32 or bf16",
             ("torch's settings",),
-            None,
             'torch.set_float32_matmul_precision("highest") and torch.backends.cudnn.allow_tf32 = False',
         )
 
 
 def _fp32_updates(seen: Seen) -> Iterator[Finding]:
-    wide = [g for g in seen.groups.values() if not _narrow(g, "weights")]
+    wide = [g for g in seen.groups.values() if not g.narrow("weights")]
     share = share_of(g.updates for g in wide)
     if share is not None and share > LOST_SHARE:
         yield Finding(
             "updates-lost",
-            "mistake",
             f"weights in {_types(wide, 'weights')} do not take these steps: they are below its last place",
             _worst_first(wide, lambda g: g.updates.share),
-            share,
             "a higher optimizer.lr: the steps are smaller than one part in 16 million of the weights",
+            share,
         )
 
 
@@ -404,8 +348,7 @@ _CHECKS: tuple[Callable[[Seen], Iterator[Finding]], ...] = (
     _fp32_updates,
     _average,
     _init_in_average,
-    _timestep,
-    _rope,
+    _rounded_inputs,
     _projector,
     _moments,
     _fp16,
@@ -423,14 +366,12 @@ def share_of(tallies: Iterable[Tally]) -> float | None:
     return Tally(sum(tally.due for tally in counted), sum(tally.lost for tally in counted)).share
 
 
-def _narrow(group: Group, role: str) -> bool:
-    return bool({name for kind, types in group.types.items() if kind == role for name in types} & NARROW)
+def _types(groups: Iterable[Group], role: Role) -> str:
+    return ", ".join(sorted({name for g in groups for name in g.types.get(role, ())}))
 
 
-def _types(groups: Iterable[Group], role: str) -> str:
-    return ", ".join(
-        sorted({name for g in groups for kind, types in g.types.items() if kind == role for name in types})
-    )
+def _narrow_types(inputs: Iterable[Input]) -> str:
+    return ", ".join(sorted({name for one in inputs for name in one.types & NARROW}))
 
 
 def _worst_first(groups: Iterable[Group], share: Callable[[Group], float | None]) -> tuple[str, ...]:
@@ -448,8 +389,3 @@ def _any_block(path: str) -> str:
 
 def _stored_as_planned(seen: Seen) -> str:
     return " (as the plan says: precision.storage)" if seen.precision["storage"] == "bf16" else ""
-
-
-def _as_planned_island(seen: Seen, island: str) -> str:
-    planned = island in planned_islands(seen.precision)
-    return f" (as the plan says: precision.islands.{island})" if planned else ""

@@ -10,8 +10,8 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, is_dataclass
-from functools import lru_cache
+from dataclasses import is_dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -74,40 +74,32 @@ def _note_stored(state: TrainState, seen: Seen) -> None:
     """Types and values of all that stays from step to step."""
     for name, parameter in state.modules.named_parameters():
         group = group_of(seen, name, parameter)
-        group.saw("weights", parameter)
-        group.check("weights", parameter)
+        group.stores("weights", parameter)
         for slot, value in state.optimizer.state.get(parameter, {}).items():
             if slot not in ("step", COMPENSATION):
-                group.saw("moments", value)
-                group.check("moments", value)
+                group.stores("moments", value)
     for name, buffer in state.modules.named_buffers():
         if buffer.is_floating_point():
             group = seen.group(room_of(name), "buffers")
             group.elements += local(buffer).numel()
-            group.saw("buffers", buffer)
-            group.check("buffers", buffer)
+            group.stores("buffers", buffer)
     parameters = dict(state.modules.named_parameters())
     for name, average in averages_of(state).items():
-        group = group_of(seen, parameter_name(name), parameters[parameter_name(name)])
-        group.saw("averages", average)
-        group.check("averages", average)
+        group_of(seen, parameter_name(name), parameters[parameter_name(name)]).stores("averages", average)
 
 
 @contextmanager
 def _watching_gradients(state: TrainState, seen: Seen) -> Iterator[None]:
     """Gradients as backward leaves them: clipping spreads one that is not finite over all others."""
 
-    def checker(name: str) -> Callable[[Tensor], None]:
-        def check(parameter: Tensor) -> None:
-            if parameter.grad is not None:
-                group_of(seen, name, parameter).check("gradients", parameter.grad)
-
-        return check
+    def check(name: str, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            group_of(seen, name, parameter).check("gradients", parameter.grad)
 
     with ExitStack() as stack:
         for name, parameter in state.modules.named_parameters():
             if parameter.requires_grad:
-                stack.callback(parameter.register_post_accumulate_grad_hook(checker(name)).remove)
+                stack.callback(parameter.register_post_accumulate_grad_hook(partial(check, name)).remove)
         yield
 
 
@@ -159,12 +151,8 @@ def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield value
-    elif is_dataclass(value) and not isinstance(value, type):
-        for one in fields(value):
-            yield from _tensors(getattr(value, one.name))
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _tensors(inner)
+    elif is_dataclass(value) or isinstance(value, Mapping):
+        yield from _tensors(list((value if isinstance(value, Mapping) else vars(value)).values()))
     elif isinstance(value, tuple | list):
         for inner in value:
             yield from _tensors(inner)

@@ -1,4 +1,4 @@
-"""Audit a plan or a run: build it, run a few steps, and return the findings. Nothing is written."""
+"""Audit a plan or a run: build it, run a few steps, and return the findings, also as JSON. Nothing is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from tintype.audit.findings import Finding, find, ranked
 from tintype.audit.observe import observe
-from tintype.audit.seen import Seen
+from tintype.audit.seen import Group, Seen
 from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.dist import World, current
@@ -66,7 +66,7 @@ def audit_plan(plan: Plan, steps: int, on_step: Callable[[int], None] = lambda s
     parts = build_session(watched)
     with TemporaryDirectory(prefix="tintype-audit-") as nowhere:  # a start is noted in the folder of the run
         state = begin(RunFolder(Path(nowhere), parts.world), parts, new_state(parts))
-    return _with_remarks(_audit_ready(parts, state, steps, on_step), remarks)
+    return _audited(parts, state, steps, on_step, remarks)
 
 
 def audit_run(
@@ -85,13 +85,55 @@ def audit_run(
         state.load(tensors, scalars)
     except StateMismatchError as error:
         raise UserError(f"the checkpoint in {path} does not fit this plan and version: {error}") from None
-    remarks = (f"from the checkpoint of step {state.step}", *remarks)
-    return _with_remarks(_audit_ready(parts, state, steps, on_step), remarks)
+    return _audited(parts, state, steps, on_step, (f"from the checkpoint of step {state.step}", *remarks))
 
 
-def _audit_ready(parts: Session, state: TrainState, steps: int, on_step: Callable[[int], None]) -> Audit:
+def _audited(
+    parts: Session, state: TrainState, steps: int, on_step: Callable[[int], None], remarks: tuple[str, ...]
+) -> Audit:
     parts.ready(state.step)
-    return audit(parts, state, steps, on_step)
+    return replace(audit(parts, state, steps, on_step), remarks=remarks)
+
+
+def as_json(audit: Audit) -> dict[str, object]:
+    """Everything that was seen, by group and by module, and what was found."""
+    seen = audit.seen
+    return {
+        "exit_code": audit.exit_code,
+        "steps": seen.steps,
+        "skipped_steps": seen.skipped_steps,
+        "stopped_by": seen.error_words,
+        "remarks": list(audit.remarks),
+        "precision": dict(seen.precision),
+        "loss_scale": seen.loss_scales,
+        "tf32": seen.tf32,
+        "findings": [asdict(finding) for finding in audit.findings],
+        "groups": [_group(group) for group in seen.in_order],
+        "inputs": [
+            {
+                "module": one.module,
+                "argument": one.argument,
+                "types": sorted(one.types),
+                "non_finite": one.bad.non_finite,
+                "saturated": one.bad.saturated,
+            }
+            for one in seen.inputs.values()
+        ],
+    }
+
+
+def _group(group: Group) -> dict[str, object]:
+    bad = {role: {"non_finite": one.non_finite, "saturated": one.saturated} for role, one in group.bad.items()}
+    return {
+        "group": group.room,
+        "kind": group.kind,
+        "elements": group.elements,
+        "types": {role: sorted(types) for role, types in group.types.items()},
+        "updates": {"due": group.updates.due, "lost": group.updates.lost, "cosine": group.updates.cosine},
+        "moments": {"due": group.moments.due, "lost": group.moments.lost},
+        "averages": {"due": group.averages.due, "lost": group.averages.lost},
+        "bad": bad,
+    }
 
 
 def _as_watched(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
@@ -108,7 +150,3 @@ def _as_watched(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     model = plan.model.model_copy(update={"compile": False})
     train = plan.train.model_copy(update={"warmup_steps": 0, "schedule": "constant"})
     return Plan(**{**dict(plan), "model": model, "train": train}), tuple(remarks)
-
-
-def _with_remarks(found: Audit, remarks: tuple[str, ...]) -> Audit:
-    return Audit(found.seen, found.findings, remarks)

@@ -22,6 +22,7 @@ TYPE_NAMES = {
 NARROW = frozenset({"bf16", "fp16", "fp8-e4m3", "fp8-e5m2"})
 """Types with 11 bits or fewer for a number; fp32 has 24."""
 
+_KINDS = ("matrices", "gains", "biases", "buffers")
 Role = Literal["weights", "gradients", "moments", "averages", "buffers", "inputs", "fp8 operands"]
 
 
@@ -107,11 +108,20 @@ class Group:
     averages: Tally = field(default_factory=Tally)
     bad: dict[Role, Bad] = field(default_factory=dict)
 
+    def narrow(self, role: Role) -> bool:
+        """Return whether tensors of this role are in a type of few bits."""
+        return bool(self.types.get(role, set()) & NARROW)
+
     def saw(self, role: Role, tensor: Tensor) -> None:
         self.types.setdefault(role, set()).add(type_name(tensor.dtype))
 
     def check(self, role: Role, tensor: Tensor) -> None:
         self.bad.setdefault(role, Bad()).add(tensor)
+
+    def stores(self, role: Role, tensor: Tensor) -> None:
+        """Note the type and the values of what stays from step to step."""
+        self.saw(role, tensor)
+        self.check(role, tensor)
 
 
 @dataclass
@@ -157,8 +167,21 @@ class Seen:
     def group(self, room: str, kind: str) -> Group:
         return self.groups.setdefault((room, kind), Group(room, kind))
 
+    def narrow(self, role: Role) -> list[Group]:
+        return [group for group in self.groups.values() if group.narrow(role)]
+
     def input(self, module: str, argument: str) -> Input:
         return self.inputs.setdefault((module, argument), Input(module, argument))
+
+    @property
+    def in_order(self) -> list[Group]:
+        """The groups in the model's order."""
+        rooms = list(dict.fromkeys(group.room for group in self.groups.values()))
+        return sorted(self.groups.values(), key=lambda g: (rooms.index(g.room), _KINDS.index(g.kind)))
+
+    @property
+    def error_words(self) -> str | None:
+        return None if self.error is None else f"{type(self.error).__name__}: {self.error}"
 
     def input_types(self, room: str) -> set[str]:
         return {name for one in self.inputs.values() if one.room == room for name in one.types}

@@ -66,7 +66,7 @@ class UpdateWatch:
             if parameter.grad is None:
                 continue
             group, slots = group_of(self._seen, name, parameter), self._state.optimizer.state[parameter]
-            start, wanted = shadow.start(name), shadow.weight(name)
+            start, wanted = shadow.starts[name], shadow.weight(name)
             asked = local(parameter.grad).double().abs() > self._settings.smallest_gradient
             gone = _as_computed(parameter, slots) - start
             count_updates(group.updates, local(parameter).dtype, start, wanted - start, gone, asked)
@@ -111,7 +111,7 @@ class _Shadow:
         layout: Layout,
     ) -> None:
         state = {name: dict(optimizer.state.get(parameter, {})) for name, parameter in named.items()}
-        self._starts = {name: _as_computed(parameter, state[name]) for name, parameter in named.items()}
+        self.starts = {name: _as_computed(parameter, state[name]) for name, parameter in named.items()}
         self._weights = {name: nn.Parameter(_opened(parameter, state[name])) for name, parameter in named.items()}
         self.moments = {name: _moments(state[name]) for name, parameter in named.items()}
         self.optimizer: Any = build_optimizer(settings, self._weights, EXACT, layout, {})
@@ -128,9 +128,6 @@ class _Shadow:
         for name in ("found_inf", "update_number"):  # what the update tells an optimizer before its step
             if name in vars(optimizer):
                 setattr(self.optimizer, name, vars(optimizer)[name])
-
-    def start(self, name: str) -> Tensor:
-        return self._starts[name]
 
     def weight(self, name: str) -> Tensor:
         return local(self._weights[name].detach())

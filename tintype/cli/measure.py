@@ -105,8 +105,7 @@ def audit(
     json_: options.Json = False,
 ) -> None:
     """Run a few steps to find where precision is lost silently. Nothing is written; exit code 1 if it is lost."""
-    from tintype.audit.report import as_json
-    from tintype.audit.run import audit_plan, audit_run
+    from tintype.audit.run import as_json, audit_plan, audit_run
     from tintype.terminal.audit import show_audit
 
     of_run = Path(target).is_dir()

@@ -9,7 +9,6 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from tintype.audit.findings import Finding
-from tintype.audit.report import describe_error, in_order
 from tintype.audit.run import Audit
 from tintype.audit.seen import Bad, Group, Role, Seen
 
@@ -37,7 +36,7 @@ def show_audit(audit: Audit, title: str, console: Console) -> None:
     for line in (_LEGEND, "; ".join((steps, *audit.remarks))):
         console.print(line, style="dim", highlight=False, markup=False)
     if seen.error is not None:
-        console.print(f"the steps were ended by {describe_error(seen)}", style="yellow", highlight=False, markup=False)
+        console.print(f"the steps were ended by {seen.error_words}", style="yellow", highlight=False, markup=False)
     if not audit.findings:
         console.print("nothing found: no step, average or input loses precision", style="green", highlight=False)
     for finding in audit.findings:
@@ -64,7 +63,7 @@ def _groups_table(seen: Seen, title: str) -> Table:
 
     Columns in which nothing stands are left out.
     """
-    groups = in_order(seen)
+    groups = seen.in_order
     columns: list[tuple[str, Cell]] = [
         ("size", lambda g: _size(g.elements)),
         *((head, _types_of(role)) for role, head in _TYPE_COLUMNS.items()),
