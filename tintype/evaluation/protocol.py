@@ -259,7 +259,7 @@ def definitions(protocol: Protocol, of_scenes: bool = True) -> dict[str, Definit
         for metric, encoder in _on_samples(protocol, sampling, of_scenes):
             name = f"{metric.name}_{encoder.title}" if encoder else metric.name
             label = metric_label(metric, encoder) if encoder else metric.label
-            features = f" Features: {encoder.title}." if encoder and metric.needs == "features" else ""
+            features = f" Features: {encoder.title}." if encoder and metric.name in FEATURE_METRICS else ""
             found[sampling.metric(name)] = Definition(
                 metric,
                 f"{label}, {sampling.name}" if sampling.name else label,

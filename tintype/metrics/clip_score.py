@@ -66,7 +66,6 @@ def _summarise(value_N: Tensor, groups: Mapping[str, Sequence[str]]) -> Measured
 SCORE = Metric(
     name="clip_score",
     label="CLIP score",
-    needs="captions",
     direction="higher",
     definition="mean over images of 100 · max(cos(image, prompt), 0) (arXiv 2104.08718 with the weight 100), prompts "
     "cut at the encoder's limit",
@@ -76,7 +75,6 @@ SCORE = Metric(
 RANK = Metric(
     name="clip_rank",
     label="CLIP retrieval",
-    needs="captions",
     direction="higher",
     definition="share of images that are nearer (cosine) to their own prompt than to every other prompt asked, by the "
     "encoder's eyes; chance is one over the number of prompts",

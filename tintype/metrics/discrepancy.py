@@ -5,9 +5,7 @@ N: fake images, M: real images, F: size of a feature vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from torch import Tensor
+from dataclasses import replace
 
 from tintype.errors import UserError
 from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
@@ -20,39 +18,38 @@ _BIAS_SHARE = 0.05
 
 
 def _kid(pair: FeaturePair) -> Measured:
-    return _unbiased(pair, pair.kernel_sums(POLYNOMIAL), 1.0)
+    return _estimate(pair, pair.kernel_sums(POLYNOMIAL), 1.0)
 
 
 def _mmd(pair: FeaturePair) -> Measured:
     if pair.reference.sigma2 <= 0:
         raise UserError("more than half of the pairs of real images have equal features: no kernel width can be found")
-    return _unbiased(pair, pair.kernel_sums(GAUSSIAN), _SCALE)
+    return _estimate(pair, pair.kernel_sums(GAUSSIAN))
 
 
 def _mmd_unbiased(pair: FeaturePair) -> Measured:
-    return _unbiased(pair, _unit_sums(pair), _SCALE)
-
-
-def _unbiased(pair: FeaturePair, sums: KernelSums, scale: float) -> Measured:
-    return Measured(scale * sums.unbiased(), *_jackknife(sums.unbiased_left_out, pair, scale))
+    return _estimate(pair, _unit_sums(pair))
 
 
 def _mmd_published(pair: FeaturePair) -> Measured:
     sums = _unit_sums(pair)
-    value, unbiased = _SCALE * sums.biased(), _SCALE * sums.unbiased()
-    warnings: tuple[str, ...] = ()
-    if value - unbiased > _BIAS_SHARE * value:
-        warnings = (
-            f"{value - unbiased:.3g} of {value:.3g} is the bias of this estimate at {pair.fakes} fake and "
-            f"{pair.reals} real images; without it the value is {unbiased:.3g}",
-        )
-    return Measured(value, *_jackknife(sums.biased_left_out, pair, _SCALE), warnings)
+    found, unbiased = _estimate(pair, sums, biased=True), _SCALE * sums.estimate()
+    bias = found.value - unbiased
+    if bias <= _BIAS_SHARE * found.value:
+        return found
+    warning = (
+        f"{bias:.3g} of {found.value:.3g} is the bias of this estimate at {pair.fakes} fake and {pair.reals} real "
+        f"images; without it the value is {unbiased:.3g}"
+    )
+    return replace(found, warnings=(warning,))
 
 
-def _jackknife(left_out: Callable[[], Tensor], pair: FeaturePair, scale: float) -> tuple[float | None, str]:
+def _estimate(pair: FeaturePair, sums: KernelSums, scale: float = _SCALE, biased: bool = False) -> Measured:
+    value = scale * sums.estimate(biased)
     if pair.different < 3:
-        return None, ""
-    return jackknife_error(scale * left_out(), pair.copy_N), "jackknife over the generated images"
+        return Measured(value)
+    error = jackknife_error(scale * sums.left_out(biased), pair.copy_N)
+    return Measured(value, error, "jackknife over the generated images")
 
 
 def _unit_sums(pair: FeaturePair) -> KernelSums:
@@ -68,7 +65,6 @@ _UNIT_TEXT = "squared MMD × 1000 with the kernel exp(-|x - y|² / 200) (σ = 10
 KID = Metric(
     name="kid",
     label="KID",
-    needs="features",
     direction="lower",
     definition="unbiased squared MMD with the kernel (x·y / F + 1)³ (arXiv 1801.01401) over all pairs of the N fake "
     "and the M real images (no subsets), in float64; not multiplied by anything",
@@ -77,7 +73,6 @@ KID = Metric(
 MMD = Metric(
     name="mmd",
     label="MMD",
-    needs="features",
     direction="lower",
     definition="unbiased squared MMD × 1000 with the kernel exp(-|x - y|² / 2σ²), σ the median distance between real "
     f"images (of {MEDIAN_IMAGES} evenly spaced ones by their features when there are more), in float64",
@@ -88,7 +83,6 @@ MMD = Metric(
 MMD_PUBLISHED = Metric(
     name="mmd_published",
     label="MMD as published",
-    needs="features",
     direction="lower",
     definition=f"{_UNIT_TEXT}, each image paired with itself too: the biased estimate of CMMD (arXiv 2401.09603), in "
     "float64. Close to 10 × the squared distance of the means, and so blind to diversity",
@@ -98,7 +92,6 @@ MMD_PUBLISHED = Metric(
 MMD_UNBIASED = Metric(
     name="mmd_unbiased",
     label="MMD as published, unbiased",
-    needs="features",
     direction="lower",
     definition=f"{_UNIT_TEXT}, no image paired with itself, in float64; blind to diversity like the published estimate",
     measure=_mmd_unbiased,

@@ -10,7 +10,6 @@ N: fake images, M: real images, F: size of a feature vector, K: columns of the f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -106,10 +105,3 @@ def _bias_times_count(variance_K: Tensor) -> float:
         return 0.0
     pair_KK = variance_K[:, None] * variance_K / (variance_K[:, None] + variance_K)
     return float(variance_K.sum() + (pair_KK.sum() + pair_KK.trace()) / 2)
-
-
-def intercept(inverse_count: Sequence[float], value: Sequence[float]) -> float:
-    """Return the value at 1/n = 0 of the least-squares line through (1/n, value)."""
-    x, y = torch.tensor(inverse_count, dtype=torch.float64), torch.tensor(value, dtype=torch.float64)
-    off = x - x.mean()
-    return float(y.mean() - x.mean() * (off @ y) / off.square().sum())

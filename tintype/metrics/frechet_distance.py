@@ -5,12 +5,11 @@ N: fake images, M: real images, F: size of a feature vector.
 
 from __future__ import annotations
 
-from statistics import fmean
+from statistics import fmean, linear_regression
 
 import torch
 
 from tintype.errors import UserError
-from tintype.metrics import frechet
 from tintype.metrics.metric import NOT_NEGATIVE, Measured, Metric
 from tintype.metrics.pair import FeaturePair
 from tintype.metrics.resample import BY_GROUPS, GROUPS, jackknife_error, mean_error
@@ -27,8 +26,7 @@ def _fd(pair: FeaturePair) -> Measured:
 
 
 def _whole_fd(pair: FeaturePair) -> float:
-    everyone = torch.arange(pair.fakes, device=pair.reference.device)
-    return pair.frechet_fit.value if _differentiable(pair) else pair.frechet_of(everyone)
+    return pair.frechet_fit.value if _differentiable(pair) else pair.frechet_of(slice(None))
 
 
 def _differentiable(pair: FeaturePair) -> bool:
@@ -42,7 +40,7 @@ def _fd_error(pair: FeaturePair) -> tuple[float | None, str]:
         return error, "infinitesimal jackknife over the generated images"
     if pair.group is None:
         return None, ""
-    left_out = [pair.frechet_of((pair.group != group).nonzero()[:, 0]) for group in range(GROUPS)]
+    left_out = [pair.frechet_of(pair.group != group) for group in range(GROUPS)]
     return jackknife_error(torch.tensor(left_out, dtype=torch.float64)), BY_GROUPS
 
 
@@ -75,14 +73,10 @@ def _fd_inf(pair: FeaturePair) -> Measured:
     inverse_count, values = [1 / pair.fakes], [_whole_fd(pair)]
     for count in (2, 4):
         inverse_count.append(count / pair.fakes)
-        values.append(fmean(fmean(_fd_of_parts(pair, count, f"fd_inf {split}")) for split in range(_SPLITS)))
+        splits = [pair.parts(count, f"fd_inf {split}") for split in range(_SPLITS)]
+        values.append(fmean(fmean(pair.frechet_of(part_N == part) for part in range(count)) for part_N in splits))
     error, method = _fd_error(pair)
-    return Measured(frechet.intercept(inverse_count, values), error, method, _fd_inf_warnings(pair))
-
-
-def _fd_of_parts(pair: FeaturePair, count: int, stream: str) -> list[float]:
-    part_N = pair.parts(count, stream)
-    return [pair.frechet_of((part_N == part).nonzero()[:, 0]) for part in range(count)]
+    return Measured(linear_regression(inverse_count, values).intercept, error, method, _fd_inf_warnings(pair))
 
 
 def _fd_inf_warnings(pair: FeaturePair) -> tuple[str, ...]:
@@ -101,7 +95,6 @@ _TEXT = (
 FD = Metric(
     name="fd",
     label="Fréchet distance",
-    needs="features",
     direction="lower",
     definition=f"{_TEXT}; biased upwards for small N, equally in all arms",
     measure=_fd,
@@ -111,7 +104,6 @@ FD = Metric(
 FD_INF = Metric(
     name="fd_inf",
     label="Fréchet distance ∞",
-    needs="features",
     direction="lower",
     definition=f"{_TEXT}; extrapolated to infinitely many fake images (arXiv 1911.07023): the value at 1/n = 0 of the "
     "least-squares line through the whole set, the mean of two random halves and the mean of four random quarters, "

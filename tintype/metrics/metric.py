@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Never, TypeAlias, TypeVar
+from typing import Generic, Never, TypeAlias, TypeVar
 
 from tintype.seams import ANY_VALUE, Direction, Range
 
 NOT_NEGATIVE: Range = (0.0, None)
 SHARE: Range = (0.0, 1.0)
-Need = Literal["features", "captions", "scenes", "held-out images", "pixels", "log"]
-"""features: of generated and reference images. captions: those and the features of their captions. scenes: what the
-scene encoder reads in images of captioned scenes. held-out images: the velocity's errors on them. pixels: pairs of
-images. log: the run's `metrics.jsonl`."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,6 @@ Inputs = TypeVar("Inputs", contravariant=True)
 class Metric(Generic[Inputs]):
     name: str
     label: str
-    needs: Need
     direction: Direction
     """Which values are better."""
     definition: str

@@ -46,27 +46,22 @@ class KernelSums:
     """Over the ordered pairs of different real images."""
     real_count: int
 
-    def unbiased(self) -> float:
-        """Return E k(x, x') + E k(y, y') - 2 E k(x, y), no image paired with itself."""
+    def estimate(self, biased: bool = False) -> float:
+        """Return E k(x, x') + E k(y, y') - 2 E k(x, y), no image paired with itself.
+
+        `biased`: each is paired with itself too, for kernels that are zero there.
+        """
         n, m = len(self.within_N), self.real_count
-        own = float(self.within_N.sum()) / (n * (n - 1)) + self.real_sum / (m * (m - 1))
+        own = float(self.within_N.sum()) / _pairs(n, biased) + self.real_sum / _pairs(m, biased)
         return own - 2 * float(self.between_N.mean())
 
-    def biased(self) -> float:
-        """Return the estimate with each image paired with itself too, for kernels that are zero there."""
+    def left_out(self, biased: bool = False) -> Tensor:
+        """Return the estimate without each fake image: its pairs are subtracted from the sums."""
         n, m = len(self.within_N), self.real_count
-        return float(self.within_N.sum()) / n**2 + self.real_sum / m**2 - 2 * float(self.between_N.mean())
+        own_N = (self.within_N.sum() - 2 * self.within_N) / _pairs(n - 1, biased)
+        between_N = (self.between_N.sum() - self.between_N) / (n - 1)
+        return own_N + self.real_sum / _pairs(m, biased) - 2 * between_N
 
-    def unbiased_left_out(self) -> Tensor:
-        """Return the unbiased estimate without each fake image: its pairs are subtracted from the sums."""
-        n, m = len(self.within_N), self.real_count
-        own_N = (self.within_N.sum() - 2 * self.within_N) / ((n - 1) * (n - 2))
-        return own_N + self.real_sum / (m * (m - 1)) - 2 * self._between_left_out()
 
-    def biased_left_out(self) -> Tensor:
-        n, m = len(self.within_N), self.real_count
-        own_N = (self.within_N.sum() - 2 * self.within_N) / (n - 1) ** 2
-        return own_N + self.real_sum / m**2 - 2 * self._between_left_out()
-
-    def _between_left_out(self) -> Tensor:
-        return (self.between_N.sum() - self.between_N) / (len(self.between_N) - 1)
+def _pairs(count: int, with_self: bool) -> int:
+    return count**2 if with_self else count * (count - 1)

@@ -61,7 +61,6 @@ def _warnings(pair: FeaturePair, k: int) -> tuple[str, ...]:
 PRECISION = Metric(
     name="precision",
     label="precision",
-    needs="features",
     direction="higher",
     definition=f"share of fake images inside the ball of some real image (to its {PRECISION_NEIGHBOURS}rd nearest real "
     "neighbour, the edge included; arXiv 1904.06991)",
@@ -71,7 +70,6 @@ PRECISION = Metric(
 RECALL = Metric(
     name="recall",
     label="recall",
-    needs="features",
     direction="higher",
     definition=f"share of real images inside the ball of some fake image (to its {PRECISION_NEIGHBOURS}rd nearest fake "
     "neighbour, the edge included; arXiv 1904.06991)",
@@ -81,7 +79,6 @@ RECALL = Metric(
 DENSITY = Metric(
     name="density",
     label="density",
-    needs="features",
     direction="higher",
     definition="mean over the fake images of the number of real images' balls that hold them, divided by "
     f"{COVERAGE_NEIGHBOURS} (to the {COVERAGE_NEIGHBOURS}th nearest real neighbour, the edge excluded; arXiv "
@@ -92,7 +89,6 @@ DENSITY = Metric(
 COVERAGE = Metric(
     name="coverage",
     label="coverage",
-    needs="features",
     direction="higher",
     definition=f"share of real images whose ball (to the {COVERAGE_NEIGHBOURS}th nearest real neighbour, the edge "
     "excluded) holds a fake image (arXiv 2002.09797)",

@@ -119,7 +119,7 @@ class FeaturePair:
         """Fake features, from the reference's mean, times the factor of the reference's covariance."""
         return self.points.offset_NF @ self.reference.spread.factor_FK
 
-    def frechet_of(self, rows: Tensor) -> float:
+    def frechet_of(self, rows: Tensor | slice) -> float:
         """Return the Fréchet distance of some of the fake images."""
         return frechet.distance(self.points.offset_NF[rows], self.projected[rows], self.reference.spread)
 

@@ -101,7 +101,6 @@ def pair_name(metric: PairMetric) -> str:
 PSNR = PairMetric(
     name="psnr",
     label="PSNR",
-    needs="pixels",
     direction="higher",
     definition="10 log10(255² / mean squared error) in dB over all pixels and channels of an image of 8 bits, then the "
     "mean over images; infinite for an image that came back exactly",
@@ -113,7 +112,6 @@ PSNR = PairMetric(
 SSIM = PairMetric(
     name="ssim",
     label="SSIM",
-    needs="pixels",
     direction="higher",
     definition="structural similarity (Wang et al. 2004) of images of 8 bits: Gaussian window of 11 × 11 pixels with "
     "σ = 1.5, K1 = 0.01, K2 = 0.03, range 255, at the places where the window lies inside the image, for each colour "
@@ -125,7 +123,6 @@ SSIM = PairMetric(
 LPIPS = PairMetric(
     name="lpips",
     label="LPIPS (VGG)",
-    needs="pixels",
     direction="lower",
     definition="LPIPS 0.1 with VGG16 at the images' own size, then the mean over images",
     compare=lambda image_BCHW, other_BCHW, device: lpips(image_BCHW, other_BCHW, device).cpu(),

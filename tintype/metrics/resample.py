@@ -67,39 +67,34 @@ def jackknife_error(left_out_G: Tensor, copy_G: Tensor | None = None) -> float |
     return mean_error((1 - len(left_out_G)) * left_out_G, copy_G)
 
 
-def shuffled(count: int, stream: str, device: torch.device | None = None) -> Tensor:
-    """Return a random order of `count` images, the same in every process and on every device."""
-    return rng.bits(SEED, stream, torch.arange(count), 1)[:, 0].argsort().to(device or "cpu")
+def group_of(count: int, stream: str, device: torch.device | str = "cpu", groups: int = GROUPS) -> Tensor:
+    """Return the group of each image, the same in every process and on every device.
+
+    The groups are drawn at random and their sizes differ by one at most.
+    """
+    order_N = rng.bits(SEED, stream, torch.arange(count), 1)[:, 0].argsort()
+    return order_N.argsort().to(device) % groups
 
 
-def group_of(count: int, stream: str, device: torch.device | None = None, groups: int = GROUPS) -> Tensor:
-    """Return the group of each image. The groups are drawn at random and their sizes differ by one at most."""
-    group_N = torch.empty(count, dtype=torch.int64, device=device or "cpu")
-    group_N[shuffled(count, stream, device)] = torch.arange(count, device=device or "cpu") % groups
-    return group_N
+def bootstrap_error(value_N: Tensor, copy_N: Tensor | None = None) -> float | None:
+    """Return the standard error of a mean over images, by resamples with replacement.
 
-
-def bootstrap_means(
-    value_N: Tensor, draws: int = DRAWS, stream: str = "bootstrap", copy_N: Tensor | None = None
-) -> Tensor:
-    """Return the mean of each of `draws` resamples with replacement."""
+    None where fewer than two images differ.
+    """
     value_N = value_N.double().cpu()
     copy_N = None if copy_N is None else copy_N.cpu()
     table_C2 = torch.stack([_summed(value_N, copy_N), _summed(torch.ones_like(value_N), copy_N)], 1)
     sum_C, size_C = table_C2[canonical_order(table_C2)].T
     count = len(sum_C)
-    drawn = (rng.integers(SEED, stream, c, count, (count,)) for c in torch.arange(draws).split(max(1, _CHUNK // count)))
-    return torch.cat([sum_C[index_DC].sum(1) / size_C[index_DC].sum(1) for index_DC in drawn])
-
-
-def bootstrap_error(value_N: Tensor, draws: int = DRAWS, copy_N: Tensor | None = None) -> float | None:
-    """Return the standard error of a mean over images; None where fewer than two images differ."""
-    different = len(value_N) if copy_N is None else int(copy_N.max()) + 1
-    return float(bootstrap_means(value_N, draws, copy_N=copy_N).std()) if different > 1 else None
+    if count < 2:
+        return None
+    draws = torch.arange(DRAWS).split(max(1, _CHUNK // count))
+    drawn = (rng.integers(SEED, "bootstrap", draw_D, count, (count,)) for draw_D in draws)
+    return float(torch.cat([sum_C[index_DC].sum(1) / size_C[index_DC].sum(1) for index_DC in drawn]).std())
 
 
 def mean_with_error(value_N: Tensor, copy_N: Tensor | None = None) -> Measured:
     """Return the mean of one number for each image."""
-    error = bootstrap_error(value_N, copy_N=copy_N)
+    error = bootstrap_error(value_N, copy_N)
     method = "" if error is None else f"bootstrap over the images, {DRAWS} draws"
     return Measured(float(value_N.double().mean()), error, method)

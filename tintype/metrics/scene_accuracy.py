@@ -64,7 +64,6 @@ def _measure(read: ReadScenes) -> Measured:
 METRIC = Metric(
     name="scene_accuracy",
     label="scene accuracy",
-    needs="scenes",
     direction="higher",
     definition="prompts are {captions} captions of held-out scenes; the scene encoder reads the generated image, and "
     "the score is the mean over images of the share of stated attributes that are right. A long caption states every "
@@ -118,21 +117,14 @@ def _answers(read: _ReadScene, scene: Scene, kind: CaptionKind, visible: frozens
             yield attribute, _object_is_right(read, scene.objects[slot], attribute)
 
 
-def _word(stated: Scene | SceneObject, attribute: str) -> str:
-    word: str = vars(stated)[attribute]
-    return word
-
-
 def _scene_is_right(read: _ReadScene, scene: Scene, attribute: str) -> bool:
     if attribute == "count":
         return len(read.objects) == len(scene.objects)
-    return read.attributes[attribute] == _word(scene, attribute)
+    return read.attributes[attribute] == str(vars(scene)[attribute])
 
 
 def _object_is_right(read: _ReadScene, stated: SceneObject, attribute: str) -> bool:
     if attribute == "object":
         return any((seen["colour"], seen["shape"]) == (stated.colour, stated.shape) for seen in read.objects.values())
     seen = read.objects.get(stated.position)
-    if seen is None or attribute == "presence":
-        return seen is not None
-    return seen[attribute] == _word(stated, attribute)
+    return seen is not None and (attribute == "presence" or seen[attribute] == str(vars(stated)[attribute]))

@@ -20,10 +20,9 @@ from tintype.metrics.pair import FeaturePair
 from tintype.metrics.reconstruction import PairMetric
 
 SCENE_METRICS = (scene_accuracy.METRIC,)
-TEXT_METRICS: tuple[Metric[TextFeatures], ...] = (
-    clip_score.SCORE,
-    clip_score.RANK,
-)
+"""On what the scene encoder reads in images of captioned scenes."""
+TEXT_METRICS: tuple[Metric[TextFeatures], ...] = (clip_score.SCORE, clip_score.RANK)
+"""On features of images and of their captions."""
 FEATURE_METRICS: dict[str, Metric[FeaturePair]] = {
     metric.name: metric
     for metric in (
@@ -39,13 +38,13 @@ FEATURE_METRICS: dict[str, Metric[FeaturePair]] = {
         neighbours.COVERAGE,
     )
 }
+"""On features of generated and of reference images."""
 HELD_OUT_METRICS = (validation.METRIC,)
+"""On the velocity's errors on held-out images."""
 LOG_METRICS = (throughput.METRIC,)
-PAIR_METRICS: tuple[PairMetric, ...] = (
-    reconstruction.PSNR,
-    reconstruction.SSIM,
-    reconstruction.LPIPS,
-)
+"""On the run's `metrics.jsonl`."""
+PAIR_METRICS: tuple[PairMetric, ...] = (reconstruction.PSNR, reconstruction.SSIM, reconstruction.LPIPS)
+"""On pairs of images."""
 
 
 def revisions(kinds: Iterable[str], reals: int) -> dict[str, int]:

@@ -31,7 +31,6 @@ def images_per_s(lines: Sequence[Line]) -> float:
 METRIC = Metric[Sequence[Line]](
     name="images_per_s",
     label="training images/s",
-    needs="log",
     direction="higher",
     definition="training images per second: all images after the first tenth of the run over the time of the step's "
     "parts except that of the data, which runs of a study share and which stands in the time split; windows that took "

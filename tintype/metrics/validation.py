@@ -33,7 +33,6 @@ def _measure(error_TN: Tensor) -> Measured:
 METRIC = Metric(
     name="validation_loss",
     label="validation loss",
-    needs="held-out images",
     direction="lower",
     definition="mean squared error of the velocity as predicted (a contrastive loss biases it) on held-out images with "
     f"{{captions}} captions, at fixed noise and the times {', '.join(f'{t:g}' for t in TIMES)}; in the latents of the "

@@ -11,7 +11,6 @@ from tintype.metrics.resample import (
     group_of,
     jackknife_error,
     mean_error,
-    shuffled,
 )
 
 
@@ -60,4 +59,4 @@ def test_groups_are_equal_and_random() -> None:
     group = group_of(103, "a")
     assert sorted(group.bincount().tolist()) == [10] * 7 + [11] * 3
     assert group.equal(group_of(103, "a")) and not group.equal(group_of(103, "b"))
-    assert shuffled(50, "a").sort().values.equal(torch.arange(50))
+    assert group_of(50, "a", groups=50).sort().values.equal(torch.arange(50))

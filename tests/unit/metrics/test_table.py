@@ -16,24 +16,18 @@ from tintype.metrics.table import (
     TEXT_METRICS,
 )
 
-BY_NEED: dict[str, tuple[AnyMetric, ...]] = {
-    "scenes": SCENE_METRICS,
-    "captions": TEXT_METRICS,
-    "features": tuple(FEATURE_METRICS.values()),
-    "held-out images": HELD_OUT_METRICS,
-    "log": LOG_METRICS,
-    "pixels": PAIR_METRICS,
-}
-EVERY = [metric for metrics in BY_NEED.values() for metric in metrics]
+EVERY: list[AnyMetric] = [
+    *SCENE_METRICS,
+    *TEXT_METRICS,
+    *FEATURE_METRICS.values(),
+    *HELD_OUT_METRICS,
+    *LOG_METRICS,
+    *PAIR_METRICS,
+]
 
 
 def test_names_differ() -> None:
     assert len({metric.name for metric in EVERY}) == len(EVERY)
-
-
-@pytest.mark.parametrize(("needs", "metrics"), BY_NEED.items())
-def test_a_metric_is_listed_by_what_it_needs(needs: str, metrics: tuple[AnyMetric, ...]) -> None:
-    assert {metric.needs for metric in metrics} == {needs}
 
 
 @pytest.mark.parametrize("metric", EVERY, ids=lambda metric: metric.name)
