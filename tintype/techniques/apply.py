@@ -94,7 +94,7 @@ def _refuse_both(first: Technique, second: Technique) -> None:
     if first.seam not in SHARED_SEAMS:
         held = first.seam if first.setting is None else f"{first.seam}.{first.setting}"
         what = f"both set the plan's '{held}'"
-    elif (first.part or first.options) is (second.part or second.options):
+    elif first.adds is second.adds:
         what = f"both add the same kind of part to the plan's '{first.seam}'"
     else:
         return

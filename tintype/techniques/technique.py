@@ -50,6 +50,11 @@ class Technique:
         return {self.seam: (*getattr(plan, self.seam), options) if self.seam in SHARED_SEAMS else options}
 
     @property
+    def adds(self) -> type[Settings]:
+        """The kind of part that it adds to a shared seam."""
+        return self.part or self.options
+
+    @property
     def seams(self) -> frozenset[str]:
         """Seams that it may change."""
         return self.also | {self.seam}
