@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.other_rounding import OtherRounding
-from tintype.terminal.notes import show_notes
+from tintype.terminal.lines import show_notes
 
 show_notes()
 pytest_plugins = ["tests.fault.promises"]

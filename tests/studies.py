@@ -16,8 +16,7 @@ from tintype.evaluation.protocol import Protocol
 from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab, runner
 from tintype.study.lab import StudyOutcome
-from tintype.study.progress import Message
-from tintype.study.runner import Task
+from tintype.study.runner import Message, Task
 from tintype.study.study import Study
 
 

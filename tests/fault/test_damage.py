@@ -26,10 +26,9 @@ from tintype.evaluation.run import evaluate
 from tintype.runtime import files, notes
 from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab, runner
-from tintype.study.progress import Message
 from tintype.study.report import read_results
 from tintype.study.results import SPEED, StudyResults
-from tintype.study.runner import Task
+from tintype.study.runner import Message, Task
 from tintype.study.study import load_study
 from tintype.train import checkpoint
 from tintype.train.load import load_run

@@ -26,8 +26,7 @@ from tintype.errors import DivergedError, UserError
 from tintype.runtime.signals import end_with, handle_signals
 from tintype.runtime.streams import prepare_streams
 from tintype.terminal.interrupts import NOTHING_HARMED, Interrupted, begin_command, came, interrupt_command, leave
-from tintype.terminal.lines import EncodedConsole, progress_console, say
-from tintype.terminal.notes import show_notes
+from tintype.terminal.lines import EncodedConsole, progress_console, say, show_notes
 from tintype.terminal.progress import Heartbeat, duration
 
 __all__ = ["app", "main"]

@@ -144,7 +144,7 @@ def data_recaption(
         raise UserError(f"{', '.join(key for key, value in lacking.items() if value is None)} is missing")
     from tintype.data.recaption.asking import Asking, Captioner
     from tintype.data.recaption.work import Choice, Prices, Task
-    from tintype.terminal.recaption import recaption_with_progress
+    from tintype.terminal.data import recaption_with_progress
 
     asking = Asking(words, max_tokens or MAX_TOKENS.get(name, MAX_TOKENS["long"]), temperature, seed)
     captioner: Captioner

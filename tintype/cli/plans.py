@@ -137,8 +137,7 @@ def plan_diff(
 
 
 def _arms(study: Path) -> str:
-    from tintype.study.choose_run import list_arms
-    from tintype.study.lab import stored_study
+    from tintype.study.lab import list_arms, stored_study
 
     return list_arms([arm for arm in stored_study(study).arms if arm.role == "arm"])
 

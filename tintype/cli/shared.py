@@ -84,7 +84,7 @@ def any_plan(name: str, arm: str | None = None, seed: int | None = None) -> Plan
     from tintype.plan import plan_from_folder
 
     if is_study(Path(name)):
-        from tintype.study.choose_run import choose_run
+        from tintype.study.lab import choose_run
 
         return choose_run(Path(name), arm, seed).plan
     return plan_from_folder(Path(name)) if Path(name).is_dir() else plan_of(name, [], [])
@@ -96,7 +96,7 @@ def run_of(folder: Path, arm: str | None, seed: int | None) -> Path:
         if arm is not None or seed is not None:
             raise UserError(f"--arm and --arm-seed choose a run of a study; {folder} is none: it has no {_STUDY}")
         return folder
-    from tintype.study.choose_run import choose_run
+    from tintype.study.lab import choose_run
 
     chosen = choose_run(folder, arm, seed)
     found = chosen.trained_folder()

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
@@ -42,18 +43,9 @@ from tintype.study.results import (
     read_results_file,
 )
 from tintype.study.runner import FAILURES
-from tintype.study.spaces import another_space
 from tintype.study.study import ArmPlan, Study, remake_study
-from tintype.study.trends import UNPAIRED, Level, relative_effect, trend_key, trend_pair
-from tintype.study.verdicts import (
-    Key,
-    Pair,
-    compare,
-    counts_of,
-    describe_method,
-    pair_runs,
-    trend_metrics,
-)
+from tintype.study.trends import ANOTHER_SPACE, UNPAIRED, Level, relative_effect, trend_key, trend_pair
+from tintype.study.verdicts import Key, Pair, compare, counts_of, describe_method, pair_runs, trend_metrics
 from tintype.train.folder import RunFolder
 
 _CURVE_POINTS = 200
@@ -100,7 +92,7 @@ def collect(study: Study, out: Path) -> StudyResults:
         real_previews=only.real_previews,
         reference=only.reference,
         resolutions=resolutions if len(resolutions) > 1 else [],
-        trends=[_trend(arm, metric, study, runs, trends[arm, metric], rows) for arm, metric in trends],
+        trends=[_trend(key, study, runs, pair, rows) for key, pair in trends.items()],
         commands=read_commands(out),
     )
 
@@ -116,10 +108,19 @@ def read_commands(out: Path) -> list[Command]:
 
 def reported_commands(out: Path) -> list[Command]:
     """Return the command lines of the last report: a copy of those in the study's folder."""
+    with suppress(DamagedFileError):
+        return last.commands if (last := _last_results(out)) else []
+    return []
+
+
+def _last_results(out: Path) -> StudyResults | None:
+    """Return the results of the last report; None where there are none, or only those of another version."""
     try:
-        return read_results_file(out / "results.json").commands
-    except UserError:  # there is none, or it is damaged
-        return []
+        return read_results_file(out / "results.json")
+    except DamagedFileError:
+        raise
+    except UserError:
+        return None
 
 
 _NO_RESOLUTION = Resolution(name="", plan="", prompts=[], real_previews=[], reference={})
@@ -192,7 +193,7 @@ def _finished_run(plan: Plan, folder: str, result: EvaluationResult, files: RunF
         events=files.events(),
         environment=environment,
         tokenizer=_tokenizer(plan, loaded.get("tokenizer", ""), files.read_record(files.latents_file)),
-        text=_text(plan, loaded.get("text", "")),
+        text=TextInfo(kind=plan.text.kind, settings=plain(plan.text), identity=loaded.get("text", "")),
         lineage=files.read_record(files.lineage_file) or None,
         previews=[f"{folder}/{name}" for name in result.previews],
     )
@@ -211,10 +212,6 @@ def _tokenizer(plan: Plan, identity: str, latents: LogLine) -> TokenizerInfo:
         mean=latents.get("mean", []),
         std=latents.get("std", []),
     )
-
-
-def _text(plan: Plan, identity: str) -> TextInfo:
-    return TextInfo(kind=plan.text.kind, settings=plain(plan.text), identity=identity)
 
 
 def _check_identities(runs: Mapping[str, Sequence[Run]]) -> None:
@@ -262,6 +259,28 @@ def _curve(lines: Sequence[LogLine], name: str) -> Curve:
     return Curve(step=[b[-1]["step"] for b in bins], value=[fmean(line[name] for line in b) for b in bins])
 
 
+_OF_NO_SPACE = ("compute", "sha256")
+"""Settings of a tokenizer that change its latents by rounding, or not at all."""
+
+
+def another_space(new: Plan, old: Plan) -> str:
+    """Return why an error in the latents of one plan cannot be compared with that of the other; empty where it can.
+
+    The validation loss is taken in the latents of a run's own tokenizer. Those of another tokenizer have another scale
+    and another share of noise in them, so a difference between the two says nothing of the denoisers, however small its
+    p. It is known from the plans alone, so that a study knows before its first run what it will compare.
+    """
+    own = "measured in the latents of the run's own tokenizer"
+    if new.tuning is not None or old.tuning is not None:
+        return f"{ANOTHER_SPACE}: it is {own}, and a tokenizer that is trained with the run is like no other"
+    here, there = (plain(plan.tokenizer) for plan in (new, old))
+    if all(here.get(key) == there.get(key) for key in {**here, **there} if key not in _OF_NO_SPACE):
+        return ""
+    kinds = new.tokenizer.kind, old.tokenizer.kind
+    which = " here and ".join(kinds if kinds[0] != kinds[1] else (kinds[0], "with other settings or weights"))
+    return f"{ANOTHER_SPACE}: it is {own}, {which} in the baseline"
+
+
 def incomparable(study: Study) -> dict[Key, str]:
     """Return why arms are not compared with their baseline, by the arm's label and the metric."""
     meanings = definitions(study.settings.evaluation)
@@ -277,22 +296,21 @@ def planned_comparisons(study: Study, metrics: Mapping[str, Definition]) -> list
 
     What cannot be compared does not count in the correction.
     """
-    resolutions, apart = study.by_resolution(), incomparable(study)
-    trended = [arm for arm in resolutions[0] if arm.role == "arm"] if len(resolutions) > 1 else []
-    planned = [(arm.label, metric) for arm, _ in study.compared() for metric in metrics]
-    return [key for key in planned if key not in apart] + [
-        trend_key(arm.name, metric)
-        for arm in trended
-        for metric in trend_metrics(study.settings.primary)
-        if not _trend_apart(study, arm.name, metric)
-    ]
-
-
-def _trend_apart(study: Study, name: str, metric: str) -> str:
-    """Return why an arm has no relative effects on a metric; empty where it can have them."""
     apart = incomparable(study)
-    labels = [arm.label for arm in study.arms if arm.name == name]
-    return next((apart[label, metric] for label in labels if (label, metric) in apart), "")
+    planned = [(arm.label, metric) for arm, _ in study.compared() for metric in metrics]
+    trends = [trend_key(*key) for key, reason in _trends(study).items() if not reason]
+    return [*(key for key in planned if key not in apart), *trends]
+
+
+def _trends(study: Study) -> dict[Key, str]:
+    """Return each arm and metric that several resolutions show; with the reason where they cannot have a trend."""
+    resolutions, apart = study.by_resolution(), incomparable(study)
+    reasons: dict[Key, str] = {}
+    for arm in (arm for arms in resolutions if len(resolutions) > 1 for arm in arms[1:]):
+        for metric in trend_metrics(study.settings.primary):
+            reason = UNPAIRED if arm.role == "control" else apart.get((arm.label, metric), "")
+            reasons[arm.name, metric] = reasons.get((arm.name, metric)) or reason
+    return reasons
 
 
 def _compared(
@@ -333,32 +351,21 @@ def _levels(study: Study, runs: Mapping[str, list[Run]], name: str) -> list[Leve
 
 def _trend_pairs(study: Study, runs: Mapping[str, list[Run]]) -> dict[Key, Pair | str]:
     """Pair the effects at the most and the fewest tokens, by arm and metric; or say why there are none."""
-    resolutions = study.by_resolution()
-    if len(resolutions) == 1:
-        return {}
     found: dict[Key, Pair | str] = {}
-    for arm in resolutions[0][1:]:
-        levels = _levels(study, runs, arm.name)
-        for metric in trend_metrics(study.settings.primary):
-            paired, apart = arm.role == "arm", _trend_apart(study, arm.name, metric)
-            pair = apart or trend_pair(levels[0], levels[-1], metric)
-            found[arm.name, metric] = pair if paired else UNPAIRED
+    for (arm, metric), reason in _trends(study).items():
+        levels = _levels(study, runs, arm)
+        found[arm, metric] = reason or trend_pair(levels[0], levels[-1], metric)
     return found
 
 
 def _trend(
-    arm: str, metric: str, study: Study, runs: Mapping[str, list[Run]], pair: Pair | str, rows: Mapping[Key, Comparison]
+    key: Key, study: Study, runs: Mapping[str, list[Run]], pair: Pair | str, rows: Mapping[Key, Comparison]
 ) -> Trend:
-    paired, analysis = pair != UNPAIRED, study.settings.analysis
-    levels = [] if _trend_apart(study, arm, metric) else _levels(study, runs, arm)
-    effects = [relative_effect(level, metric, paired, analysis) for level in levels]
-    return Trend(
-        arm=arm,
-        metric=metric,
-        effects=[effect for effect in effects if effect is not None],
-        comparison=rows.get(trend_key(arm, metric)),
-        undefined=pair if isinstance(pair, str) else "",
-    )
+    (arm, metric), undefined = key, pair if isinstance(pair, str) else ""
+    levels = [] if undefined.startswith(ANOTHER_SPACE) else _levels(study, runs, arm)
+    effects = [relative_effect(level, metric, pair != UNPAIRED, study.settings.analysis) for level in levels]
+    known, comparison = [effect for effect in effects if effect is not None], rows.get(trend_key(*key))
+    return Trend(arm=arm, metric=metric, effects=known, comparison=comparison, undefined=undefined)
 
 
 def _method(study: Study, planned: Sequence[Key]) -> str:
@@ -407,15 +414,8 @@ def real_folder(resolution: str) -> str:
 
 def _shown_before(resolution: str, out: Path) -> tuple[list[str], list[str]]:
     """Return prompts and real images of the last report, for a report where the data are not at hand."""
-    stored = out / "results.json"
-    if not stored.is_file():
+    if (results := _last_results(out)) is None:
         return [], []
-    try:
-        results = read_results_file(stored)
-    except UserError as error:
-        if isinstance(error, DamagedFileError):
-            raise
-        return [], []  # of another version: it is written anew
     of = next((one for one in results.resolutions if one.name == resolution), results)
     return of.prompts, [name for name in of.real_previews if (out / name).is_file()]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+import shlex
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from tintype.config.strict import read_yaml, write_yaml
+from tintype.config.strict import closest, read_yaml, write_yaml
 from tintype.errors import DamagedFileError, UserError
 from tintype.evaluation.prompts import is_caption
 from tintype.evaluation.protocol import Protocol
@@ -26,15 +27,14 @@ from tintype.runtime.files import (
     write_lines,
     write_sealed,
 )
-from tintype.runtime.interrupt import watch_signals
+from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.locks import locked, refuse_foreign
 from tintype.settings import plain
 from tintype.study.compare import COMMANDS_FILE, collect, read_commands, real_folder, reported_commands
-from tintype.study.progress import Message, StudyProgress
 from tintype.study.report import write_report
 from tintype.study.results import Command, StudyResults, TokenizerInfo, read_results_file
-from tintype.study.runner import Task, run_tasks, tasks_of
-from tintype.study.study import Study, check_study, read_settings, remake_study, resolve
+from tintype.study.runner import Message, Task, run_tasks, tasks_of
+from tintype.study.study import ArmPlan, Study, check_study, read_settings, remake_study, resolve
 from tintype.tokenizers.latent_cache import why_uncacheable
 from tintype.tokenizers.part import Compression, Known
 from tintype.train import checkpoint
@@ -75,6 +75,24 @@ class StudyOutcome:
         """Return whether runs are left to do because of a signal, to the study or to a worker."""
         stopped = self.signal is not None or any(message.state == "interrupted" for message in self.last.values())
         return stopped and self.done + len(self.failed) < self.total
+
+
+class StudyProgress:
+    """Receives what a study reports while it works. This one shows nothing; `terminal/` has one that does."""
+
+    def phase(self, doing: str, kept: str) -> AbstractContextManager[Callable[[str], None]]:
+        """Enclose a part of the work; call the value to name the next part.
+
+        `kept` says what an interrupted command keeps and how to resume it.
+        """
+        return nullcontext(lambda doing: None)
+
+    def runs(self, total: int, interrupt: Interrupt) -> AbstractContextManager[Callable[[Message], None]]:
+        """Enclose the training and scoring of `total` runs; the value receives their messages."""
+        return nullcontext(lambda message: None)
+
+    def note(self, text: str) -> None:
+        """Report something that the user should know and that stops nothing."""
 
 
 _SILENT = StudyProgress()
@@ -309,3 +327,55 @@ def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool
         if without_data:
             results = results.without_data().without_paths()
         return StudyReport(results, write_report(results, out))
+
+
+@dataclass(frozen=True)
+class ChosenRun:
+    arm: str
+    plan: Plan
+    folder: Path
+    """Where the study trains it; it may not be there yet."""
+
+    def trained_folder(self) -> Path:
+        """Return the run's folder, or raise UserError where the study has not begun it."""
+        if not (self.folder / "plan.yaml").is_file():
+            raise UserError(
+                f"arm '{self.arm}', seed {self.plan.seed} is not trained yet: {self.folder} does not exist; run the "
+                "study with `tintype ablate`"
+            )
+        return self.folder
+
+
+def choose_run(folder: Path, arm: str | None, seed: int | None) -> ChosenRun:
+    """Return the run of an arm and a seed, by default the arm's first; with one arm only, the arm needs no name."""
+    study = stored_study(folder)
+    chosen = _choose_arm(study, folder, arm)
+    seeds = [plan.seed for plan in chosen.plans]
+    if seed is not None and seed not in seeds:
+        raise UserError(f"--arm-seed {seed}: arm '{chosen.label}' of {folder} has the seeds {_seeds(chosen)}")
+    plan = chosen.plans[0 if seed is None else seeds.index(seed)]
+    return ChosenRun(chosen.label, plan, folder / "runs" / plan.hash)
+
+
+def _choose_arm(study: Study, folder: Path, name: str | None) -> ArmPlan:
+    if name is None:
+        if len(study.arms) == 1:
+            return study.arms[0]
+        raise UserError(f"{folder} is a study; choose a run with --arm and --arm-seed:\n{list_arms(study.arms)}")
+    found = [arm for arm in study.arms if name in (arm.label, arm.name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"--arm {name}: {folder} has it at several resolutions; choose one:\n{list_arms(found)}")
+    near = closest(name, [arm.label for arm in study.arms])
+    words = f"has no such arm; did you mean '{near}'?" if near is not None else "has no such arm, but these:"
+    raise UserError(f"--arm {name}: {folder} {words}\n{list_arms(study.arms)}")
+
+
+def list_arms(arms: Sequence[ArmPlan]) -> str:
+    """Return a line for each arm: the option that chooses it, and its seeds."""
+    return "\n".join(f"  --arm {shlex.quote(arm.label)}  (seeds {_seeds(arm)})" for arm in arms)
+
+
+def _seeds(arm: ArmPlan) -> str:
+    return ", ".join(str(plan.seed) for plan in arm.plans)

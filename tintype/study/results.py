@@ -149,13 +149,13 @@ class Comparison(_Data):
     differences: list[float]
     """One difference for each pair of seeds."""
     difference: float
-    low: float | None
-    high: float | None
-    p: float | None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
     """None with one seed, and where every seed differs by the same amount; there is no interval then either."""
-    p_adjusted: float | None
+    p_adjusted: float | None = None
     """None where there is no p, or where a run is missing: part of the seeds gives no verdict."""
-    detectable: float | None
+    detectable: float | None = None
     """The smallest true difference that this many seeds would find with a power of 80%."""
     verdict: Verdict
     test: TestName | None = None

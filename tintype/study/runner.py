@@ -36,7 +36,6 @@ from tintype.runtime.files import write_sealed
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.parent import end_with_parent
 from tintype.runtime.streams import prepare_streams
-from tintype.study.progress import Message
 from tintype.study.study import PRIMARY, Study
 from tintype.train.folder import DIVERGED
 from tintype.train.loop import train
@@ -51,6 +50,19 @@ _JOIN_S = 5.0
 _STOP = signal.SIGUSR1
 """The signal that asks a worker to stop. A scheduler may send SIGTERM too, and a second one would end it at once."""
 _PROBE_IMAGES = 32
+
+
+@dataclass(frozen=True)
+class Message:
+    """Progress of one run, sent by its worker. `share` is how much of the task is done, 0 to 1."""
+
+    key: tuple[str, int]
+    state: Literal["waiting", "training", "scoring", "done", "diverged", "failed", "interrupted"]
+    share: float = 0.0
+    text: str = ""
+    step: int = 0
+    loss: float | None = None
+    images_per_s: float | None = None
 
 
 @dataclass(frozen=True)

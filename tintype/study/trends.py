@@ -16,6 +16,7 @@ from tintype.study.verdicts import AnalysisSettings, Key, Pair, interval_of, pai
 
 NOT_POSITIVE = "a value is not positive, so there is no relative effect"
 NO_RUNS = "there are no runs to compare"
+ANOTHER_SPACE = "another space"
 UNPAIRED = "the control has seeds of its own, so it has no pairs"
 
 

@@ -17,13 +17,13 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Literal, Protocol
+from typing import Literal
 
 from markupsafe import Markup
 from pydantic import Field
 
+from tintype.evaluation.protocol import Definition
 from tintype.page.template import template
-from tintype.seams import Direction
 from tintype.settings import Settings
 from tintype.study import stats
 from tintype.study.results import (
@@ -31,6 +31,7 @@ from tintype.study.results import (
     Comparison,
     IntervalName,
     Loss,
+    MetricInfo,
     Run,
     TestName,
     Verdict,
@@ -43,13 +44,6 @@ PRIMARY_SHARE = 0.8
 
 Key = tuple[str, str]
 """(arm's label, metric)."""
-
-
-class Directed(Protocol):
-    """A metric that says which direction is better."""
-
-    @property
-    def direction(self) -> Direction: ...
 
 
 class AnalysisSettings(Settings):
@@ -171,7 +165,7 @@ def counts_of(keys: Collection[Key], primary: Collection[str]) -> Counts:
 
 def compare(
     pairs: Mapping[Key, Pair],
-    meanings: Mapping[str, Directed],
+    meanings: Mapping[str, Definition | MetricInfo],
     primary: Collection[str] = (),
     analysis: AnalysisSettings = DEFAULT,
     planned: Collection[Key] | None = None,
@@ -213,19 +207,8 @@ def compare(
 
 def _without_seeds(pair: Pair) -> Comparison:
     """Return the comparison of an arm that has no seed left to compare."""
-    return Comparison(
-        mean=math.nan,
-        baseline_mean=math.nan,
-        difference=math.nan,
-        differences=[],
-        low=None,
-        high=None,
-        p=None,
-        p_adjusted=None,
-        detectable=None,
-        verdict=pair.loss,
-        lost=pair.lost,
-    )
+    nothing = dict.fromkeys(("mean", "baseline_mean", "difference"), math.nan)
+    return Comparison(**nothing, differences=[], verdict=pair.loss, lost=pair.lost)
 
 
 def used_test(shared_seeds: bool, analysis: AnalysisSettings) -> TestName:
@@ -268,7 +251,9 @@ def confidence_of(weight: float) -> float:
     return round(1 - (1 - stats.CONFIDENCE) * weight, 12)
 
 
-def _verdict(pair: Pair, difference: stats.Difference, p_adjusted: float | None, meaning: Directed) -> Verdict:
+def _verdict(
+    pair: Pair, difference: stats.Difference, p_adjusted: float | None, meaning: Definition | MetricInfo
+) -> Verdict:
     if not pair.complete:
         return pair.loss
     if difference.error is None:

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tintype.bench.data import DataSpeeds, ImportSpeed
+from tintype.bench.data import DataSpeeds, ImportSpeed, Loading
 from tintype.bench.run import Comparison, Row
 from tintype.metrics.throughput import tokenizer_words
-from tintype.terminal.lines import say
+from tintype.terminal.lines import say, say_note
 
 _SHOWN_PARTS = ("forward", "backward", "optimizer", "tokenizer", "data")
 
@@ -44,15 +44,11 @@ def show_comparison(result: Comparison, console: Console) -> None:
             say(console, _floor_line(row))
     for row in result.rows:
         if words := tokenizer_words(row.tokenizer_share, row.tuned):
-            say(console, f"note: {row.title}: {words}", "yellow")
+            say_note(console, f"{row.title}: {words}")
     for row in result.rows:
         if row.recompiled or row.graph_breaks:
-            say(
-                console,
-                f"note: {row.title}: {row.recompiled} graphs compiled in the timed steps, "
-                f"{row.graph_breaks} graph breaks; it could be faster",
-                "yellow",
-            )
+            graphs = f"{row.recompiled} graphs compiled in the timed steps, {row.graph_breaks} graph breaks"
+            say_note(console, f"{row.title}: {graphs}; it could be faster")
 
 
 def _floor_line(row: Row) -> str:
@@ -76,23 +72,17 @@ def _numbers(row: Row) -> list[str]:
 def show_data_speeds(result: DataSpeeds, console: Console) -> None:
     for one in result.loader:
         workers = ("process", "processes") if one.processes else ("thread", "threads")
-        say(
-            console,
-            f"loader, {one.threads} {workers[one.threads > 1]}: {one.images_per_s:,.0f} images/s of "
-            f"{result.size_px} px, {one.cpu_ms_per_image:.2f} ms of CPU each ({one.images_per_s_per_core:,.0f} "
-            "images/s per core)",
-        )
-    say(
-        console,
-        f"training: {result.training['images_per_s']:,.1f} images/s without the wait for data, which is "
-        f"{result.training['data_share']:.2%} of a step",
-    )
+        speed = f"{one.images_per_s:,.0f} images/s of {result.size_px} px, {_cpu(one)}"
+        say(console, f"loader, {one.threads} {workers[one.threads > 1]}: {speed}")
+    speed, wait = result.training["images_per_s"], result.training["data_share"]
+    say(console, f"training: {speed:,.1f} images/s without the wait for data, which is {wait:.2%} of a step")
     say(console, f"the loader is {result.loader_times_training:.2f} × as fast as training")
 
 
 def show_import_speed(result: ImportSpeed, console: Console) -> None:
-    say(
-        console,
-        f"{result.images:,} images ({result.set_aside:,} set aside): {result.images_per_s:,.0f} images/s, "
-        f"{result.cpu_ms_per_image:.2f} ms of CPU each ({result.images_per_s_per_core:,.0f} images/s per core)",
-    )
+    images = f"{result.images:,} images ({result.set_aside:,} set aside)"
+    say(console, f"{images}: {result.images_per_s:,.0f} images/s, {_cpu(result)}")
+
+
+def _cpu(one: Loading | ImportSpeed) -> str:
+    return f"{one.cpu_ms_per_image:.2f} ms of CPU each ({one.images_per_s_per_core:,.0f} images/s per core)"

@@ -1,4 +1,4 @@
-"""Progress and summaries of commands on stores: import, export, inspect, check, upgrade."""
+"""Progress and summaries of commands on stores: import, export, inspect, check, upgrade, add captions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tintype.data.recaption import work as recaptioning
+from tintype.data.recaption.asking import Captioner
 from tintype.data.store.export import Form, export_store, quoted_import_options
 from tintype.data.store.importing import ImportOptions, import_images
 from tintype.data.store.importing import Progress as ImportProgress
@@ -20,16 +22,15 @@ from tintype.data.store.upgrade import upgrade_store
 from tintype.errors import UserError
 from tintype.evaluation.fit import held_out_note
 from tintype.runtime.files import write_text
-from tintype.runtime.interrupt import watch_signals
 from tintype.terminal.interrupts import leave
-from tintype.terminal.lines import progress_console, say
-from tintype.terminal.progress import Progress
+from tintype.terminal.lines import progress_console, say, say_note
+from tintype.terminal.progress import Progress, stoppable
 
 
 def import_with_progress(source: Path, out: Path, options: ImportOptions, console: Console) -> None:
     """Import images into a store and show how far it is."""
     began, first = time.monotonic(), -1
-    with watch_signals() as interrupt, Progress("importing", interrupt=interrupt) as bars:
+    with stoppable("importing") as (bars, interrupt):
 
         def on_progress(now: ImportProgress) -> None:
             nonlocal first
@@ -46,34 +47,27 @@ def import_with_progress(source: Path, out: Path, options: ImportOptions, consol
     size = sum(shard.bytes for shard in about.shards) / 1e6
     known = ", ".join(f"{name} ({kind})" for name, kind in about.attributes.items())
     attributes = f"attributes {known}; " if known else ""
-    text = (
-        f"{out}: {state}; {counts}, {size:.1f} MB; captions {', '.join(about.captions)}; {attributes}"
-        f"sha256 {about.identity[:12]}"
-    )
-    say(console, text)
+    captions, identity = ", ".join(about.captions), about.identity[:12]
+    say(console, f"{out}: {state}; {counts}, {size:.1f} MB; captions {captions}; {attributes}sha256 {identity}")
     if about.quarantined:
-        text = f"note: {about.quarantined:,} records were set aside; {out / QUARANTINE} says why of each"
-        say(console, text, "yellow")
+        say_note(console, f"{about.quarantined:,} records were set aside; {out / QUARANTINE} says why of each")
     for split, count in about.counts.items():
         if not count:
-            say(console, f"note: the split {split} is empty", "yellow")
+            say_note(console, f"the split {split} is empty")
     if note := held_out_note(about.counts["eval"]):
-        say(console, f"note: {note}", "yellow")
+        say_note(console, note)
 
 
 def export_with_progress(store: Path, form: Form, out: Path, split: Split | None, console: Console) -> None:
     """Write a store's records in another form and show how far it is."""
     opened = open_store(store)
-    with watch_signals() as interrupt, Progress("exporting", interrupt=interrupt) as bars:
-        exported = export_store(opened, form, out, split, interrupt, lambda done, total: bars.show(None, done, total))
+    with stoppable("exporting") as (bars, interrupt):
+        exported = export_store(opened, form, out, split, interrupt, bars.count)
     if exported.stopped:
         leave(interrupt.signal, "nothing was exported; run the same command again")
     files = "1 file" if exported.files == 1 else f"{exported.files:,} files"
-    text = (
-        f"{out}: {exported.rows:,} records in {files}; `tintype data import {shlex.quote(str(out))} "
-        f"{quoted_import_options(opened)} --out DIR` "
-    )
-    say(console, text + "brings them back")
+    command = f"tintype data import {shlex.quote(str(out))} {quoted_import_options(opened)} --out DIR"
+    say(console, f"{out}: {exported.rows:,} records in {files}; `{command}` brings them back")
 
 
 def inspect_with_progress(
@@ -87,14 +81,8 @@ def inspect_with_progress(
     """Inspect a store and write its page, where `out` is given; return the numbers."""
     opened, began = open_store(store), time.monotonic()
     selection = select(opened, where, skip, options="--")
-    with watch_signals() as interrupt, Progress("looking", interrupt=interrupt) as bars:
-        found = inspect_store(
-            opened,
-            selection,
-            asked,
-            lambda: interrupt.signal is not None,
-            lambda done, total: bars.show(None, done, total),
-        )
+    with stoppable("looking") as (bars, interrupt):
+        found = inspect_store(opened, selection, asked, lambda: interrupt.signal is not None, bars.count)
     if found is None:
         leave(interrupt.signal, "the images seen so far are kept; run the same command to resume")
     if write_skip is not None:
@@ -109,8 +97,7 @@ def inspect_with_progress(
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
     for problem in found.result["problems"]:
-        style = "red" if problem["severity"] == "alarm" else "yellow"
-        say(progress_console, problem["title"], style)
+        say(progress_console, problem["title"], "red" if problem["severity"] == "alarm" else "yellow")
     say(progress_console, f"{out}: {found.result['records']:,} records in {time.monotonic() - began:.1f} s")
     return found.result
 
@@ -124,5 +111,51 @@ def check_with_progress(store: Store) -> None:
 def upgrade_with_progress(store: Path, console: Console) -> None:
     """Add checksums to a store of an earlier version, and show how far it is."""
     with Progress("checking", kept="nothing was changed; run the same command again") as bars:
-        about = upgrade_store(store, lambda done, total: bars.show(None, done, total))
+        about = upgrade_store(store, bars.count)
     say(console, f"{store}: all columns have checksums; sha256 {about.identity[:12]}")
+
+
+def recaption_with_progress(store: Path, task: recaptioning.Task, captioner: Captioner, console: Console) -> None:
+    """Add captions and show how far it is."""
+    with stoppable("captioning") as (bars, interrupt):
+
+        def on_progress(now: recaptioning.Progress) -> None:
+            bars.show(None, now.done, now.total, _tokens(now))
+
+        outcome = recaptioning.recaption(store, task, captioner, interrupt, on_progress)
+    reached = outcome.progress
+    if outcome.already_done:
+        say(console, f"{store}: the captions {task.column} were added before")
+        return
+    speed = f", {reached.new / outcome.seconds:,.1f} images/s" if reached.new else ""
+    text = f"{reached.done:,} images, {reached.new:,} of them now{speed}; {_tokens(reached)}"
+    if outcome.about is None:
+        if interrupt.signal is None:
+            say(console, f"a trial; no captions are added yet: {text}. The answers are kept")
+        for source, caption in outcome.examples.items():
+            say(console, f"{source}: {caption}", "dim")
+        if interrupt.signal is not None:
+            leave(interrupt.signal, f"{text}; the answers are kept, run the same command to resume")
+        say(console, "the same command without --limit resumes")
+        return
+    added = outcome.about.find_added(task.column)
+    assert added is not None
+    say(console, f"{store}: captions {task.column} added; {text}; sha256 {outcome.about.identity[:12]}")
+    made_by = added.made_by
+    if empty := made_by["empty_captions"]:
+        reasons = [f"{count:,} {reason}" for reason, count in made_by["set_aside"].items()]
+        if made_by["not_asked"] and not task.choice.only_empty:
+            reasons.append(f"{made_by['not_asked']:,} not asked")
+        why = ", ".join(reasons)
+        say_note(console, f"{empty:,} captions are empty ({why}); {store / str(added.journal)} has the answers")
+    counts = made_by["counts"]
+    if changed := [f"{counts[name]:,} were {name}" for name in ("cleaned", "shortened") if counts[name]]:
+        say(console, f"note: of the answers {', '.join(changed)}")
+
+
+def _tokens(progress: recaptioning.Progress) -> str:
+    parts = [f"{progress.input_tokens:,} + {progress.output_tokens:,} tokens"]
+    parts += [f"cost {progress.cost:.4g}"] if progress.cost is not None else []
+    parts += [f"{progress.retried:,} asked again"] if progress.retried else []
+    parts += [f"{progress.aside:,} set aside"] if progress.aside else []
+    return " · ".join(parts)

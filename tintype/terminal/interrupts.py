@@ -76,6 +76,11 @@ def _raise_again(lost: sys.UnraisableHookArgs) -> None:
         _State.hook(lost)
 
 
+def leave_training(number: int | None, step: int) -> NoReturn:
+    """End a command that was stopped while it trained."""
+    leave(number, f"{f'saved at step {step}' if step else 'before the first step'}; run the same command to resume")
+
+
 def leave(number: int | None, kept: str) -> NoReturn:
     """End a command that the signal `number` has stopped.
 

@@ -1,12 +1,15 @@
-"""Lines and numbers, all printed alike, and the console that prints them."""
+"""Lines, notes and numbers, all printed alike, and the console that prints them."""
 
 from __future__ import annotations
 
+import logging
+import sys
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from tintype.runtime.notes import LOGGER
 from tintype.runtime.printable import visible
 from tintype.runtime.streams import PLAIN_LETTERS
 
@@ -33,3 +36,20 @@ def number(value: float | None, form: str = ".4g") -> str:
 def say(console: Console, text: str, style: str | None = None) -> None:
     """Print one line, however long, with the text as it is: a path may have brackets or colons in it."""
     console.print(text, style=style, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
+def say_note(console: Console, text: str) -> None:
+    """Print what the user should know and what stops nothing."""
+    say(console, f"note: {text}", "yellow")
+
+
+class _Stderr(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"note: {record.getMessage()}\n")
+        sys.stderr.flush()
+
+
+def show_notes() -> None:
+    """Print every note of the other rooms from now on. A second call changes nothing."""
+    if not any(isinstance(handler, _Stderr) for handler in LOGGER.handlers):
+        LOGGER.addHandler(_Stderr())

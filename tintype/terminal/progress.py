@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -214,6 +214,10 @@ class Progress:
         bar.show(doing, done, total, note)
         self._drawn.update(task, completed=bar.done, total=bar.total)
 
+    def count(self, done: float, total: float) -> None:
+        """Update the first bar."""
+        self.show(None, done, total)
+
     def remove(self, row: str) -> None:
         if found := self._rows.pop(row, None):
             self._drawn.remove_task(found[1])
@@ -238,6 +242,15 @@ class Progress:
         known = " · ".join(filter(None, parts))
         lines = [f"{first.doing}: {known}" if known else first.doing]
         return "; ".join([*lines, *(f"{bar.doing}: {bar.words}" for bar, _ in others)])
+
+
+@contextmanager
+def stoppable(doing: str, total: float | None = None, unit: str = "images") -> Iterator[tuple[Progress, Interrupt]]:
+    """Show the progress of a loop that watches for signals itself, and saves what it has when one comes."""
+    from tintype.runtime.interrupt import watch_signals  # torch, which is slow to import
+
+    with watch_signals() as interrupt, Progress(doing, total, unit, interrupt=interrupt) as bars:
+        yield bars, interrupt
 
 
 class _Words(ProgressColumn):

@@ -21,10 +21,9 @@ from tintype.evaluation.protocol import Definition
 from tintype.evaluation.results import EvaluationResult, MetricValues
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import Plan
-from tintype.runtime.interrupt import watch_signals
-from tintype.terminal.interrupts import leave
-from tintype.terminal.lines import number, progress_console, say
-from tintype.terminal.progress import Progress, duration, short, speed_note
+from tintype.terminal.interrupts import leave_training
+from tintype.terminal.lines import number, progress_console, say, say_note
+from tintype.terminal.progress import Progress, duration, short, speed_note, stoppable
 from tintype.train.divergence import SKIPS
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
@@ -37,40 +36,26 @@ def train_with_progress(plan: Plan, out: Path, console: Console) -> None:
     """Train, show how far it is, and print what was reached and what to do next."""
     show_warnings(plan, console)
     began_s, first_step = time.monotonic(), 0
-    with (
-        watch_signals() as interrupt,
-        Progress("training", plan.train.steps, "steps", interrupt=interrupt) as bars,
-    ):
+    with stoppable("training", plan.train.steps, "steps") as (bars, interrupt):
 
         def on_progress(now: TrainProgress) -> None:
             nonlocal first_step
             first_step = now.step if now.loss is None else first_step
             bars.show(None, now.step, now.steps, speed_note(now.loss, now.images_per_s))
 
-        def on_wait(text: str) -> None:
-            say(progress_console, text, "yellow")
-
-        outcome = train(plan, out, interrupt, on_progress, on_wait=on_wait)
-    skipped = [event for event in RunFolder(out).events() if event["event"] in SKIPS]
-    if skipped:
-        say(console, f"note: {len(skipped)} of {outcome.step} steps were skipped: events.jsonl says which", "yellow")
-    for event in RunFolder(out).events():
+        outcome = train(plan, out, interrupt, on_progress, on_wait=lambda text: say(progress_console, text, "yellow"))
+    events = RunFolder(out).events()
+    if skipped := sum(event["event"] in SKIPS for event in events):
+        say_note(console, f"{skipped} of {outcome.step} steps were skipped: events.jsonl says which")
+    for event in events:
         if event["event"] == "damaged-checkpoint":
-            say(
-                console,
-                f"note: a damaged checkpoint was set aside as {event['moved_to']} ({event['reason']}); "
-                "the one before was used",
-                "yellow",
-            )
+            aside = f"a damaged checkpoint was set aside as {event['moved_to']} ({event['reason']})"
+            say_note(console, f"{aside}; the one before was used")
         elif event["event"] == "damaged-file":
-            say(
-                console,
-                f"note: {event['file']} was damaged and is restored as far as it can be: {event['reason']}",
-                "yellow",
-            )
+            restored = "was damaged and is restored as far as it can be"
+            say_note(console, f"{event['file']} {restored}: {event['reason']}")
     if not outcome.finished:
-        kept = f"saved at step {outcome.step}" if outcome.step else "before the first step"
-        leave(interrupt.signal, f"{kept}; run the same command to resume")
+        leave_training(interrupt.signal, outcome.step)
     if outcome.already_done:
         say(console, f"{out} is done: all {outcome.step} steps were trained before")
     else:
@@ -99,7 +84,7 @@ def say_next(plan: Plan, out: Path, console: Console) -> None:
     if not plan.data.of_scenes and plan.data.at_hand:
         held_out = len(open_held_out(plan.data, 1, torch.device("cpu")))
         if note := held_out_note(held_out):
-            say(console, f"note: {note}", "yellow")
+            say_note(console, note)
         evaluate = evaluate if held_out >= FEWEST_SAMPLES else ""
     prompt = _SCENE_PROMPT if plan.data.of_scenes else "PROMPT"
     say(console, f'next: tintype sample {run} "{prompt}"{evaluate}')
@@ -157,8 +142,5 @@ def show_ema_curve(curve: Curve, console: Console) -> None:
         note = "best" if best else "" if point.result else "not representable"
         table.add_row(*row, f"{point.residual:.2%}", note, style="green" if best else None)
     console.print(table)
-    say(
-        console,
-        "residual: the share of the average's profile that the snapshots miss; ± sampling: one standard error",
-        "dim",
-    )
+    residual = "the share of the average's profile that the snapshots miss"
+    say(console, f"residual: {residual}; ± sampling: one standard error", "dim")

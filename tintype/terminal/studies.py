@@ -15,14 +15,14 @@ from rich.table import Table
 from tintype.evaluation.protocol import definitions
 from tintype.runtime.interrupt import Interrupt
 from tintype.settings import plain
-from tintype.study.lab import StudyReport, report_study, run_study
-from tintype.study.progress import Message, StudyProgress
+from tintype.study.lab import StudyProgress, StudyReport, report_study, run_study
 from tintype.study.prompts import one_kind_note, reads_other_captions
 from tintype.study.report import findings
-from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend
+from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend, interval_ends
+from tintype.study.runner import Message
 from tintype.study.study import ArmPlan, Study
 from tintype.terminal.interrupts import leave
-from tintype.terminal.lines import number, progress_console, say
+from tintype.terminal.lines import number, progress_console, say, say_note
 from tintype.terminal.progress import Progress, speed_note
 from tintype.terminal.runs import show_warnings
 
@@ -47,11 +47,11 @@ def report_with_progress(out: Path, console: Console, without_data: bool = False
     """Write a study's report again and show its verdicts."""
     show_report(report_study(out, _ShownProgress(console), without_data), console)
     if without_data:
-        text = (
-            "note: report.* and results.* are without images and captions of the data, and without paths of this "
-            f"machine; {out / 'real'} and {out / 'runs'} still have them, study.yaml and the baselines still name paths"
+        say_note(
+            console,
+            "report.* and results.* are without images and captions of the data, and without paths of this machine; "
+            f"{out / 'real'} and {out / 'runs'} still have them, study.yaml and the baselines still name paths",
         )
-        say(console, text, "yellow")
 
 
 def show_report(report: StudyReport, console: Console) -> None:
@@ -97,11 +97,11 @@ def show_arms(study: Study, console: Console) -> None:
     others = [arm.name for arm in study.arms if reads_other_captions(arm.changes)]
     protocol = study.settings.evaluation
     if note := one_kind_note(others, plain(protocol), definitions(protocol, study.of_scenes)):
-        say(console, f"note: {note}", "yellow")
+        say_note(console, note)
     for arm in study.arms:
         show_warnings(arm.plans[0], console, arm.label)
     for note in study.notes:
-        say(console, f"note: {note}", "yellow")
+        say_note(console, note)
 
 
 def _where(arm: ArmPlan | Arm) -> str:
@@ -109,47 +109,39 @@ def _where(arm: ArmPlan | Arm) -> str:
     return f"{arm.resolution}\n{arm.tokens:,} tokens" if arm.role == "baseline" else ""
 
 
-class StudyDisplay:
+class StudyDisplay(Progress):
     """Progress of the study and of each run under way; a line for each run that ends."""
 
     def __init__(self, console: Console, total: int, interrupt: Interrupt) -> None:
-        self._progress = Progress("study", total, "", interrupt=interrupt)
-        self._console = self._progress.console_for_lines(console)
+        super().__init__("study", total, "", interrupt=interrupt)
+        self._lines = self.console_for_lines(console)
         self._shares: dict[tuple[str, int], float] = {}
-        self._total = total
-        self._ended = 0
+        self._total, self._ended = total, 0
         self.failed: list[Message] = []
-        self._count()
+        self._show_runs()
 
-    def __enter__(self) -> StudyDisplay:
-        self._progress.__enter__()
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._progress.__exit__(kind, error, trace)
-
-    def _count(self) -> None:
-        self._progress.show(None, sum(self._shares.values()), note=f"{self._ended} of {self._total} runs are done")
+    def _show_runs(self) -> None:
+        self.show(None, sum(self._shares.values()), note=f"{self._ended} of {self._total} runs are done")
 
     def on_message(self, message: Message) -> None:
         arm, seed = message.key
         row = f"{arm}, seed {seed}"
         self._shares[message.key] = max(message.share, self._shares.get(message.key, 0.0))
         if message.state == "waiting":
-            say(self._console, f"{row}: {message.text}", "yellow")
-            self._progress.show(None, 0.0, 1.0, "waiting for another process", row=row)
+            say(self._lines, f"{row}: {message.text}", "yellow")
+            self.show(None, 0.0, 1.0, "waiting for another process", row=row)
             return
         if message.state in ("training", "scoring"):
             what = "scoring" if message.state == "scoring" else speed_note(message.loss, message.images_per_s)
             note = " · ".join(filter(None, [f"step {message.step:,}", what]))
-            self._progress.show(None, message.share, 1.0, note, row=row)
-            self._count()
+            self.show(None, message.share, 1.0, note, row=row)
+            self._show_runs()
             return
-        self._progress.remove(row)
+        self.remove(row)
         self._ended += 1
-        self._count()
+        self._show_runs()
         self.failed += [message] if message.state in ("diverged", "failed") else []
-        say(self._console, f"[{self._ended}/{self._total}] {row}: {message.state} · {_last_line(message)}")
+        say(self._lines, f"[{self._ended}/{self._total}] {row}: {message.state} · {_last_line(message)}")
 
 
 def _last_line(message: Message) -> str:
@@ -174,7 +166,7 @@ def show_verdicts(results: StudyResults, console: Console) -> None:
     console.print(table)
     for arm in results.arms:
         if words := findings.time_words(arm):
-            say(console, f"note: {arm.label}: {words}", "yellow")
+            say_note(console, f"{arm.label}: {words}")
     if results.trends:
         _show_trends(results, console)
 
@@ -186,8 +178,7 @@ def _show_trends(results: StudyResults, console: Console) -> None:
     for trend, metric in findings.compared_trends(results):
         heads[f"{metric.label} ({metric.direction} is better)"] = None
         cells.setdefault(trend.arm, []).append(_trend_text(trend, metric))
-    title = f"With more tokens: relative effect at {counts[0]:,} → {counts[-1]:,}"
-    table = Table("arm", *heads, title=title)
+    table = Table("arm", *heads, title=f"With more tokens: relative effect at {counts[0]:,} → {counts[-1]:,}")
     for arm, row in cells.items():
         table.add_row(escape(arm), *row)
     console.print(table)
@@ -205,7 +196,7 @@ def _verdict_text(arm: Arm, metric: MetricInfo) -> str:
     row = arm.comparisons.get(metric.name)
     if row is None:
         return "[yellow]no runs to compare[/]"
-    interval = f" [{row.low:+.3g}, {row.high:+.3g}]" if row.low is not None and row.high is not None else ""
+    interval = " [{:+.3g}, {:+.3g}]".format(*ends) if (ends := interval_ends(row)) else ""
     difference = f" {row.difference:+.3g}" if math.isfinite(row.difference) else ""
     return f"[{_VERDICT_STYLE.get(row.verdict, 'yellow')}]{row.words}[/]{difference}{escape(interval)}"
 

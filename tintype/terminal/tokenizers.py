@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -13,68 +14,52 @@ from rich.table import Table
 from tintype.evaluation import train_scene_encoder
 from tintype.evaluation.train_scene_encoder import SceneEncoderTraining
 from tintype.plan import Plan
-from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.rows import gigabytes
-from tintype.terminal.interrupts import leave
-from tintype.terminal.lines import number, say
-from tintype.terminal.progress import Progress, speed_note
+from tintype.terminal.interrupts import leave, leave_training
+from tintype.terminal.lines import number, say, say_note
+from tintype.terminal.progress import Progress, speed_note, stoppable
 from tintype.tokenizer_lab import train_small_vae
 from tintype.tokenizer_lab.fill_cache import fill_cache
 from tintype.train.steps import Progress as StepProgress
+
+
+def _show_step(bars: Progress, now: StepProgress) -> None:
+    note = speed_note(now.loss, now.images_per_s) if now.step < now.steps else "measuring"
+    bars.show(None, now.step, note=note)
 
 
 def train_vae_with_progress(
     settings: train_small_vae.Training, out: Path, device: torch.device, console: Console
 ) -> None:
     """Train a small-vae and show how far it is."""
-    with (
-        watch_signals() as interrupt,
-        Progress("training", settings.steps, "steps", interrupt=interrupt) as bars,
-    ):
-
-        def on_progress(now: StepProgress) -> None:
-            bars.show(None, now.step, note=speed_note(now.loss, now.images_per_s))
-
-        outcome = train_small_vae.train(settings, out, device, interrupt, on_progress)
+    with stoppable("training", settings.steps, "steps") as (bars, interrupt):
+        outcome = train_small_vae.train(settings, out, device, interrupt, partial(_show_step, bars))
     if outcome.record is None:
-        _leave_training(interrupt, outcome.step)
+        leave_training(interrupt.signal, outcome.step)
     trained = outcome.record.trained
     state = "was trained before" if outcome.already_done else f"trained {outcome.step} steps"
     quality = f"PSNR {trained['psnr_db']:.2f} dB on {trained['held_out']} held-out images"
     say(console, f"{out}: {state}; {quality}")
     if dead := trained["dead_channels"]:
-        text = f"note: {len(dead)} of {settings.vae.channels} channels carry nothing; lower kl_weight or vae.channels"
-        say(console, text, "yellow")
+        remedy = "lower kl_weight or vae.channels"
+        say_note(console, f"{len(dead)} of {settings.vae.channels} channels carry nothing; {remedy}")
 
 
 def train_encoder_with_progress(
     settings: SceneEncoderTraining, out: Path, device: torch.device, console: Console
 ) -> dict[str, Any]:
     """Train the scene encoder, show how far it is, and return its record."""
-    with (
-        watch_signals() as interrupt,
-        Progress("training", settings.steps, "steps", interrupt=interrupt) as bars,
-    ):
-
-        def on_progress(now: StepProgress) -> None:
-            note = speed_note(now.loss, now.images_per_s) if now.step < settings.steps else "measuring"
-            bars.show(None, now.step, note=note)
-
-        outcome = train_scene_encoder.train(settings, out, str(device), interrupt, on_progress)
+    with stoppable("training", settings.steps, "steps") as (bars, interrupt):
+        outcome = train_scene_encoder.train(settings, out, str(device), interrupt, partial(_show_step, bars))
     if outcome.record is None:
-        _leave_training(interrupt, outcome.step)
+        leave_training(interrupt.signal, outcome.step)
     return outcome.record
-
-
-def _leave_training(interrupt: Interrupt, step: int) -> NoReturn:
-    kept = f"saved at step {step}" if step else "before the first step"
-    leave(interrupt.signal, f"{kept}; run the same command to resume")
 
 
 def cache_with_progress(plan: Plan, verify: bool, console: Console) -> None:
     """Fill the cache of a plan's latents and show how far it is."""
-    with watch_signals() as interrupt, Progress("encoding", interrupt=interrupt) as bars:
-        filled = fill_cache(plan, interrupt, verify, lambda done, total: bars.show(None, done, total))
+    with stoppable("encoding") as (bars, interrupt):
+        filled = fill_cache(plan, interrupt, verify, bars.count)
     count = f"{filled.there:,} of {filled.images:,}" if filled.there < filled.images else f"{filled.images:,}"
     parts = [f"{count} images, {gigabytes(filled.size_bytes)}"]
     if filled.encoded:
@@ -103,7 +88,7 @@ def show_tokenizers(result: dict[str, Any], console: Console) -> None:
     console.print(table)
     for row in result["tokenizers"]:
         for note in row["notes"]:
-            say(console, f"note: {row['name']}: {note}", "yellow")
+            say_note(console, f"{row['name']}: {note}")
     for note in result["notes"]:
         say(console, f"note: {note}", "dim")
     for name, reason in result["left_out"].items():

@@ -14,8 +14,7 @@ from tests.unit.cli.test_help import ALL
 from tintype.cli import app
 from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
-from tintype.study.choose_run import choose_run
-from tintype.study.lab import _claim
+from tintype.study.lab import _claim, choose_run
 from tintype.study.study import Study, load_study
 from tintype.train.loop import train
 

@@ -22,11 +22,17 @@ from tintype.evaluation.protocol import definitions
 from tintype.losses.repa_e.settings import TuningSettings
 from tintype.plan import plan_from_folder
 from tintype.runtime.files import read_json
-from tintype.study.compare import _check_identities, _compared, _trend_pairs, incomparable, planned_comparisons
+from tintype.study.compare import (
+    _check_identities,
+    _compared,
+    _trend_pairs,
+    another_space,
+    incomparable,
+    planned_comparisons,
+)
 from tintype.study.lab import _check_latents_folder, report_study
 from tintype.study.report import read_results
 from tintype.study.results import Run
-from tintype.study.spaces import another_space
 from tintype.study.study import Study, load_study
 from tintype.study.trends import trend_key
 from tintype.study.verdicts import counts_of

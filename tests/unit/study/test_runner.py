@@ -20,8 +20,7 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
 from tintype.study.compare import read_run
 from tintype.study.lab import run_study
-from tintype.study.progress import Message
-from tintype.study.runner import Task, _note_failure, _run, _Worker, tasks_of
+from tintype.study.runner import Message, Task, _note_failure, _run, _Worker, tasks_of
 from tintype.study.study import load_study
 from tintype.terminal.studies import StudyDisplay
 from tintype.train.loop import Outcome, train
@@ -66,7 +65,7 @@ def test_a_wait_for_another_process_is_shown_on_the_terminal_and_in_the_log(caps
     out = io.StringIO()
     with StudyDisplay(Console(file=out), 1, Interrupt()) as display:
         display.on_message(Message(("arm", 0), "waiting", text="waiting for another process (7)"))
-        display._progress._heartbeat.write()
+        display._heartbeat.write()
     assert out.getvalue() == "arm, seed 0: waiting for another process (7)\n"
     assert "arm, seed 0: waiting for another process" in capsys.readouterr().err
 

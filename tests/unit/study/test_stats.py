@@ -8,7 +8,7 @@ from scipy import stats as scipy_stats
 
 from tintype.study import stats
 from tintype.study.results import MetricInfo, Run
-from tintype.study.verdicts import AnalysisSettings, Directed, Pair, compare, pair_runs, weights_of
+from tintype.study.verdicts import AnalysisSettings, Pair, compare, pair_runs, weights_of
 
 LOWER = MetricInfo(name="m", label="distance", direction="lower", definition="")
 HIGHER = MetricInfo(name="m", label="accuracy", direction="higher", definition="")
@@ -18,7 +18,7 @@ def pair(new: list[float], old: list[float], shared: bool = True, complete: bool
     return Pair(new, old, shared, complete)
 
 
-def verdicts(family: dict[str, Pair], meaning: Directed = LOWER) -> dict[str, str]:
+def verdicts(family: dict[str, Pair], meaning: MetricInfo = LOWER) -> dict[str, str]:
     rows = compare({(name, "m"): one for name, one in family.items()}, {"m": meaning})
     return {name: row.verdict for (name, _), row in rows.items()}
 

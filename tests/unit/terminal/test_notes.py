@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tintype.runtime.notes import LOGGER, note, note_once
-from tintype.terminal.notes import show_notes
+from tintype.terminal.lines import show_notes
 
 
 def test_a_note_is_one_line_on_stderr_however_often_it_is_switched_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from tintype.runtime.interrupt import Interrupt
-from tintype.study.progress import Message
+from tintype.study.runner import Message
 from tintype.terminal import progress as progress_module
 from tintype.terminal.interrupts import Interrupted
 from tintype.terminal.progress import Bar, Heartbeat, Progress, duration
@@ -199,7 +199,7 @@ def test_what_is_kept_travels_with_the_signal(console: Console) -> None:
 def test_a_study_says_in_a_log_how_far_its_runs_are(capsys: pytest.CaptureFixture[str], log: io.StringIO) -> None:
     with StudyDisplay(Console(file=log), 4, Interrupt()) as display:
         display.on_message(Message(("ema", 0), "training", 0.4, "", 50, 0.25, 310.0))
-        display._progress._heartbeat.write()
+        display._heartbeat.write()
         display.on_message(Message(("ema", 0), "done", 1.0, "fd_scenes 3"))
     first, second, last = capsys.readouterr().err.splitlines()
     assert first.startswith("study: 0%")

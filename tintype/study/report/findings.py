@@ -15,8 +15,7 @@ from tintype.page.numerals import UNKNOWN, decimals_showing, fixed, percent
 from tintype.runtime.clock import PARTS
 from tintype.study.prompts import SampledPrompts, kind_words, one_kind_note, reads_other_captions
 from tintype.study.results import Arm, Comparison, Loss, MetricInfo, Run, StudyResults, TokenizerInfo, Trend
-from tintype.study.spaces import ANOTHER_SPACE
-from tintype.study.trends import NOT_POSITIVE
+from tintype.study.trends import ANOTHER_SPACE, NOT_POSITIVE
 
 PIXELS = "pixels"
 NOT_COMPARABLE = "not comparable"
