@@ -193,7 +193,7 @@ def _finished_run(plan: Plan, folder: str, result: EvaluationResult, files: RunF
         events=files.events(),
         environment=environment,
         tokenizer=_tokenizer(plan, loaded.get("tokenizer", ""), files.read_record(files.latents_file)),
-        text=TextInfo(kind=plan.text.kind, settings=plain(plan.text), identity=loaded.get("text", "")),
+        text=_text(plan, loaded.get("text", "")),
         lineage=files.read_record(files.lineage_file) or None,
         previews=[f"{folder}/{name}" for name in result.previews],
     )
@@ -212,6 +212,10 @@ def _tokenizer(plan: Plan, identity: str, latents: LogLine) -> TokenizerInfo:
         mean=latents.get("mean", []),
         std=latents.get("std", []),
     )
+
+
+def _text(plan: Plan, identity: str) -> TextInfo:
+    return TextInfo(kind=plan.text.kind, settings=plain(plan.text), identity=identity)
 
 
 def _check_identities(runs: Mapping[str, Sequence[Run]]) -> None:

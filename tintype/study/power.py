@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -86,8 +86,8 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Question:
-    """A planned study, and the effect that it should find."""
+class PowerPlan:
+    """A planned study, the effect that it should find, and its power by groups of past studies."""
 
     effect: Effect
     seeds: int
@@ -95,20 +95,14 @@ class Question:
     control: bool
     """Whether one of the arms is the control, which has no trend over resolutions."""
     resolutions: int
+    groups: list[Group]
+    skipped: list[str]
+    """Studies from which no spread is known, and why."""
 
     def comparisons(self, metrics: Sequence[MetricInfo]) -> Counts:
         control = self.control and self.arms > 1
         primary = [info.name for info in metrics if info.primary]
         return count_comparisons(self.arms - control, control, self.resolutions, primary, len(metrics))
-
-
-@dataclass(frozen=True)
-class PowerPlan(Question):
-    """The power of a planned study, by groups of past studies."""
-
-    groups: list[Group]
-    skipped: list[str]
-    """Studies from which no spread is known, and why."""
 
 
 def plan_power(
@@ -144,20 +138,19 @@ def plan_power(
             "give a study with at least two seeds and one arm, or run one with `tintype ablate`"
         )
     _check_names(useful, metric, without)
-    question = Question(wanted, seeds, arms, control, resolutions)
+    plan = PowerPlan(wanted, seeds, arms, control, resolutions, [], skipped)
     alike: dict[str, list[StudyResults]] = {}
     for results in useful:
         alike.setdefault(_identity(results), []).append(results)
-    groups = [_group(of_one, question, metric, without) for of_one in alike.values()]
-    groups = [group for group in groups if group.metrics]
-    return PowerPlan(wanted, seeds, arms, control, resolutions, groups, skipped)
+    groups = [_group(of_one, plan, metric, without) for of_one in alike.values()]
+    return replace(plan, groups=[group for group in groups if group.metrics])
 
 
 def parse_effect(text: str) -> Effect:
     """Parse an effect: `5%` is relative to the baseline's mean, `0.02` is in the metric's unit."""
-    number, percent = (text.strip()[:-1], True) if text.strip().endswith("%") else (text.strip(), False)
+    percent = text.strip().endswith("%")
     try:
-        size = float(number)
+        size = float(text.strip().removesuffix("%"))
     except ValueError:
         raise UserError(
             f"--effect {text}: write it as 5% of the baseline's mean, or as a difference like 0.02"
@@ -230,15 +223,15 @@ def _identity(results: StudyResults) -> str:
     return repr((plan, results.protocol))
 
 
-def _group(studies: list[StudyResults], question: Question, metric: str | None, without: Sequence[str]) -> Group:
+def _group(studies: list[StudyResults], plan: PowerPlan, metric: str | None, without: Sequence[str]) -> Group:
     infos = {info.name: info for results in reversed(studies) for info in results.metrics}
     names = dict.fromkeys(info.name for results in studies for info in results.metrics)
     ordered = sorted((infos[name] for name in names), key=lambda info: not info.primary)
-    counts = question.comparisons(ordered)
+    counts = plan.comparisons(ordered)
     rows = [
         row
         for info in ordered
-        if metric in (None, info.name) and (row := _metric_power(studies, info, question, counts, without)) is not None
+        if metric in (None, info.name) and (row := _metric_power(studies, info, plan, counts, without)) is not None
     ]
     return Group([results.name for results in studies], counts, rows, list(_notes(rows, without)))
 
@@ -246,12 +239,12 @@ def _group(studies: list[StudyResults], question: Question, metric: str | None, 
 def _metric_power(
     studies: Sequence[StudyResults],
     info: MetricInfo,
-    question: Question,
+    plan: PowerPlan,
     counts: Counts,
     without: Sequence[str],
 ) -> MetricPower | None:
     """Return None where the metric was not measured, or where its seeds do not differ."""
-    seeds = question.seeds
+    seeds = plan.seeds
     changed = _once(arm for results in studies for arm in _arms(results, without) if info.name in arm.comparisons)
     differences = pooled([[arm.comparisons[info.name].differences for arm in arms] for arms in _sharing(changed)])
     unchanged = _once(arm for results in studies for arm in results.arms if arm.role != "arm")
@@ -261,7 +254,7 @@ def _metric_power(
     if differences is None or runs is None or differences.deviation <= stats.rounding_of(values):
         return None
     baseline = fmean(values)
-    target = question.effect.on(baseline)
+    target = plan.effect.on(baseline)
     confidence = confidence_of(counts.weight(info.primary))  # at the correction's first step
     likely = (differences.deviation, *differences.range)
     reach = stats.detectable_in_errors(seeds - 1, confidence) / math.sqrt(seeds)

@@ -23,15 +23,16 @@ from tintype.errors import UserError
 from tintype.evaluation.fit import Fitted, Problem, data_problems, fit_protocol, readiness_problems, refuse
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.metrics import validation
+from tintype.model.start import ArmStart
 from tintype.plan import Change, Plan, plan_from_document, read_plan, short_diff
 from tintype.settings import DataPart, NamesFile, Settings, plain
-from tintype.study.lineage import link_arms, with_parents
 from tintype.study.results import Role, arm_label
 from tintype.study.verdicts import AnalysisSettings, check_seeds, count_comparisons
 from tintype.techniques import TECHNIQUES
 from tintype.techniques.apply import Application, apply_techniques, check_arm
 from tintype.tokenizers.part import NONE_KNOWN, Known
 from tintype.train.session import check_columns
+from tintype.train.start import unfit_settings
 from tintype.vision.part import forget_encoders
 
 BASELINE, CONTROL = "baseline", "control"
@@ -215,6 +216,12 @@ class ArmPlan:
         return token_count(self.plans[0])
 
     @property
+    def parent(self) -> str:
+        """Return the name of the arm that it starts from; empty where it starts from none."""
+        start = self.plans[0].start
+        return start.name if isinstance(start, ArmStart) else ""
+
+    @property
     def summary(self) -> str:
         if self.role == "control":
             return "the baseline with other seeds: any difference is chance"
@@ -384,7 +391,43 @@ def _arms_at(resolution: str, baseline: Plan, settings: StudySettings, place: Pl
         with _before_errors(f"{place(('arms', index))}: arm '{arm.label}': "):
             arms.append(_resolve_arm(arm, baseline, settings.seeds, resolution, known))
     with _named(resolution):
-        return link_arms(arms)
+        return _link_arms(arms)
+
+
+def _link_arms(arms: Sequence[ArmPlan]) -> list[ArmPlan]:
+    """Fill in the plans that arms start from: each starts from the run of its own seed."""
+    known = {arm.name: arm for arm in arms}
+    linked: dict[str, ArmPlan] = {}
+
+    def link(arm: ArmPlan, followers: tuple[str, ...]) -> ArmPlan:
+        if arm.name in followers:
+            raise UserError(f"arm '{arm.name}' would start from itself ({' from '.join((*followers, arm.name))})")
+        if arm.name not in linked:
+            parent = arm.parent and link(_find_parent(arm.name, arm.parent, known), (*followers, arm.name))
+            linked[arm.name] = _with_parent(arm, parent) if parent else arm
+        return linked[arm.name]
+
+    return [link(arm, ()) for arm in arms]
+
+
+def _find_parent(arm: str, name: str, known: Mapping[str, ArmPlan]) -> ArmPlan:
+    possible = [one for one, found in known.items() if found.role != "control"]
+    if name not in possible:
+        hint = "the control has other seeds" if name in known else nearest(name, possible)
+        raise UserError(f"arm '{arm}' cannot start from the arm '{name}'; {hint}")
+    return known[name]
+
+
+def _with_parent(arm: ArmPlan, parent: ArmPlan) -> ArmPlan:
+    if reasons := unfit_settings(arm.plans[0], parent.plans[0]):
+        raise UserError(
+            f"arm '{arm.name}' cannot start from the arm '{parent.name}', whose weights do not fit: {reasons}"
+        )
+    plans = []
+    for plan, before in zip(arm.plans, parent.plans, strict=True):
+        assert plan.start is not None and plan.seed == before.seed
+        plans.append(plan.model_copy(update={"start": plan.start.model_copy(update={"plan": before.hash})}))
+    return replace(arm, plans=tuple(plans))
 
 
 def _refuse_twins(arms: Sequence[ArmPlan]) -> None:
@@ -401,7 +444,9 @@ def choose_arms(study: Study, names: Sequence[str]) -> Study:
     for name in names:
         if name not in known:
             raise UserError(f"unknown arm '{name}'; {nearest(name, known)}")
-    wanted = with_parents(study.arms, names)
+    wanted = set(names)
+    while missing := {arm.parent for arm in study.arms if arm.name in wanted and arm.parent} - wanted:
+        wanted |= missing
     kept = tuple(arm for arm in study.arms if arm.role == "baseline" or arm.name in wanted)
     return replace(study, arms=kept)
 

@@ -74,8 +74,8 @@ def show_data_speeds(result: DataSpeeds, console: Console) -> None:
         workers = ("process", "processes") if one.processes else ("thread", "threads")
         speed = f"{one.images_per_s:,.0f} images/s of {result.size_px} px, {_cpu(one)}"
         say(console, f"loader, {one.threads} {workers[one.threads > 1]}: {speed}")
-    speed, wait = result.training["images_per_s"], result.training["data_share"]
-    say(console, f"training: {speed:,.1f} images/s without the wait for data, which is {wait:.2%} of a step")
+    trained, wait = result.training["images_per_s"], result.training["data_share"]
+    say(console, f"training: {trained:,.1f} images/s without the wait for data, which is {wait:.2%} of a step")
     say(console, f"the loader is {result.loader_times_training:.2f} × as fast as training")
 
 

@@ -16,7 +16,6 @@ from tintype.evaluation.protocol import definitions
 from tintype.runtime.interrupt import Interrupt
 from tintype.settings import plain
 from tintype.study.lab import StudyProgress, StudyReport, report_study, run_study
-from tintype.study.prompts import one_kind_note, reads_other_captions
 from tintype.study.report import findings
 from tintype.study.results import Arm, Comparison, MetricInfo, StudyResults, Trend, interval_ends
 from tintype.study.runner import Message
@@ -94,9 +93,9 @@ def show_arms(study: Study, console: Console) -> None:
         where = [_where(arm)] if first else []
         table.add_row(*where, escape(arm.name), seeds, escape("\n".join(changes) or nothing))
     console.print(table)
-    others = [arm.name for arm in study.arms if reads_other_captions(arm.changes)]
+    others = [arm.name for arm in study.arms if findings.reads_other_captions(arm.changes)]
     protocol = study.settings.evaluation
-    if note := one_kind_note(others, plain(protocol), definitions(protocol, study.of_scenes)):
+    if note := findings.one_kind_note(others, plain(protocol), definitions(protocol, study.of_scenes)):
         say_note(console, note)
     for arm in study.arms:
         show_warnings(arm.plans[0], console, arm.label)

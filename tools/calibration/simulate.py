@@ -20,7 +20,7 @@ from scipy import special
 from tintype.rng import stream_key
 from tintype.runtime.files import write_json, write_text
 from tintype.study import stats
-from tintype.study.results import Comparison
+from tintype.study.results import Comparison, MetricInfo
 from tintype.study.verdicts import AnalysisSettings, Key, Pair, compare, confidence_of, weights_of
 from tools.calibration import figure
 
@@ -63,13 +63,8 @@ class FalseVerdicts:
     """On either, if each kind of metric were corrected for itself at 5%, as it once was."""
 
 
-@dataclass(frozen=True)
-class _Meaning:
-    direction: Literal["lower", "higher"] = "lower"
-
-
 METRICS = [f"primary {index}" for index in range(PRIMARY)] + [f"other {index}" for index in range(OTHER)]
-_MEANINGS = dict.fromkeys(METRICS, _Meaning())
+_MEANINGS = dict.fromkeys(METRICS, MetricInfo(name="", label="", direction="lower", definition=""))
 _PRIMARY_METRICS = METRICS[:PRIMARY]
 
 
