@@ -24,12 +24,12 @@ from tests.tiny_vae import write_tiny_vae
 from tintype.errors import UserError
 from tintype.losses.perceptual_dino import PerceptualDinoSettings
 from tintype.pretrained import first_use
-from tintype.pretrained.hub import KNOWN_COMMITS, Checkpoint
+from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.weights import Known, Url, fetch
 from tintype.text.published import MiniLmSettings
 from tintype.tokenizers.small_vae import SmallVaeSettings
-from tintype.vision.clip import ClipSettings
-from tintype.vision.dino import Dinov2TeacherSettings
+from tintype.vision.clip import ClipSettings, SiglipSettings
+from tintype.vision.dino import COMMITS, Dinov2TeacherSettings
 
 transformers = pytest.importorskip("transformers")
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -226,7 +226,7 @@ def test_another_hash_than_the_pinned_one_is_refused(promise: Promise, hub: Hub,
 
 
 def test_without_a_revision_a_known_commit_is_loaded_and_not_the_newest(hub: Hub, tmp_path: Path) -> None:
-    repo, commit = next(iter(KNOWN_COMMITS.items()))
+    repo, commit = next(iter(COMMITS.items()))
     folder = write_teacher(tmp_path / "dino")
     right: Any = teacher(str(folder))
     hub.publish(repo, commit, folder)
@@ -239,7 +239,8 @@ def test_without_a_revision_a_known_commit_is_loaded_and_not_the_newest(hub: Hub
 
 
 def test_known_commits_are_whole(hub: Hub) -> None:
-    assert all(len(commit) == 40 and set(commit) <= set("0123456789abcdef") for commit in KNOWN_COMMITS.values())
+    commits = [*COMMITS.values(), *SiglipSettings.commits.values()]
+    assert all(len(commit) == 40 and set(commit) <= set("0123456789abcdef") for commit in commits)
 
 
 def test_a_damaged_record_is_named(hub: Hub) -> None:

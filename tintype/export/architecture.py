@@ -1,50 +1,26 @@
-"""The denoiser's settings as diffusers states them, and back; or as they can be read off the tensors."""
+"""The denoiser as diffusers has it: its settings, there and back or read off the tensors, and the names of the tensors.
+
+Ours are those of diffusers' `PRXTransformer2DModel`; PRX trains with others.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.model import Transformer
 from tintype.runtime.forms import Form, forms_of, misfits
-from tintype.settings import ModelSettings
+from tintype.settings import ModelSettings, plain
 
 CLASS = "PRXTransformer2DModel"
-_SAME = {
-    "patch": "patch_size",
-    "width": "hidden_size",
-    "mlp_ratio": "mlp_ratio",
-    "heads": "num_heads",
-    "depth": "depth",
-    "rope_theta": "theta",
-    "time_factor": "time_factor",
-    "time_max_period": "time_max_period",
-    "bottleneck": "bottleneck_size",
-    "resolution_embeds": "resolution_embeds",
-}
-"""Our name -> diffusers'."""
-_DEFAULTS: dict[str, Any] = {
-    "in_channels": 16,
-    "patch_size": 2,
-    "context_in_dim": 2304,
-    "hidden_size": 1792,
-    "mlp_ratio": 3.5,
-    "num_heads": 28,
-    "depth": 16,
-    "axes_dim": [32, 32],
-    "theta": 10000,
-    "time_factor": 1000.0,
-    "time_max_period": 10000,
-    "bottleneck_size": None,
-    "resolution_embeds": False,
-}
-"""diffusers': a config may leave them out."""
 _TELLING = (
     "txt_in.weight",
     "final_layer.linear.weight",
@@ -52,41 +28,83 @@ _TELLING = (
     "blocks.0.gate_proj.weight",
 )
 """Tensors whose shapes imply the sizes."""
+_OF_A_BLOCK = {
+    "attention.img_qkv_proj.weight": "img_qkv_proj.weight",
+    "attention.txt_kv_proj.weight": "txt_kv_proj.weight",
+    "attention.norm_q.weight": "qk_norm.query_norm.scale",
+    "attention.norm_k.weight": "qk_norm.key_norm.scale",
+    "attention.norm_added_k.weight": "k_norm.scale",
+    "attention.to_out.0.weight": "attn_out.weight",
+}
+"""diffusers' name -> PRX's, after `blocks.N.`; all others are the same in both."""
+_BLOCK = re.compile(r"(blocks\.\d+\.)(.+)")
+
+_TRAINED = {"average": "ema_denoiser.model.", "raw": "denoiser."}
+"""Prefixes of the weights in PRX's training."""
+_ELSEWHERE = ("model.diffusion_model.", "transformer.")
+"""Prefixes in single files of others."""
+_OTHER_ROOMS = (*_TRAINED.values(), "vae.", "vae_tower.", "text_encoder.", "text_tower.")
 _OF_NO_CONSEQUENCE = {"_class_name", "_diffusers_version", "_name_or_path"}
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class PrxConfig(BaseModel):
+    """Settings of the denoiser by our names, and by diffusers' where they differ; a config may leave its defaults out.
+
+    `to_config` and `from_config` are the ways there and back.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    channels: int = Field(16, alias="in_channels")
+    text_dim: int = Field(2304, alias="context_in_dim")
+    axes: list[int] = Field([32, 32], alias="axes_dim")
+    patch: int = Field(2, alias="patch_size")
+    width: int = Field(1792, alias="hidden_size")
+    mlp_ratio: float = 3.5
+    heads: int = Field(28, alias="num_heads")
+    depth: int = 16
+    rope_theta: int = Field(10000, alias="theta")
+    time_factor: float = 1000.0
+    time_max_period: int = 10000
+    bottleneck: int | None = Field(None, alias="bottleneck_size")
+    resolution_embeds: bool = False
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """Return the section `model` of a plan."""
+        return self.model_dump(exclude={"channels", "text_dim", "axes"})
 
 
 def to_config(model: ModelSettings, channels: int, text_dim: int) -> dict[str, Any]:
     """Return the arguments of `PRXTransformer2DModel`."""
     axis = model.width // model.heads // 2
-    same = {theirs: getattr(model, ours) for ours, theirs in _SAME.items()}
-    return {**same, "in_channels": channels, "context_in_dim": text_dim, "axes_dim": [axis, axis]}
+    ours = {**plain(model), "channels": channels, "text_dim": text_dim, "axes": [axis, axis]}
+    return {field.alias or name: ours[name] for name, field in PrxConfig.model_fields.items()}
 
 
-def from_config(stated: Mapping[str, Any], place: str) -> tuple[dict[str, Any], int, int]:
-    """Return the section `model` of a plan, the channels, and the width of the text encoder."""
+def from_config(stated: Mapping[str, Any], place: str) -> PrxConfig:
     if stated.get("_class_name", CLASS) != CLASS:
         raise UserError(f"{place} is a '{stated['_class_name']}'; only {CLASS} can be imported")
-    if strange := sorted(set(stated) - set(_DEFAULTS) - _OF_NO_CONSEQUENCE):
-        raise UserError(f"{place} says {', '.join(strange)}, which this version of tintype does not know")
-    config = {**_DEFAULTS, **{key: value for key, value in stated.items() if key in _DEFAULTS}}
-    numbers = (int, float)
-    for key, usual in _DEFAULTS.items():
-        good = isinstance(config[key], type(usual) if not isinstance(usual, float) else numbers)
-        if not good and not (key == "bottleneck_size" and isinstance(config[key], int)):
-            raise UserError(f"{place} says {config[key]!r} for '{key}', which should be like {usual!r}")
-    head = config["hidden_size"] // max(1, config["num_heads"])
-    if list(config["axes_dim"]) != [head // 2, head // 2]:
+    try:
+        config = PrxConfig.model_validate({key: stated[key] for key in stated if key not in _OF_NO_CONSEQUENCE})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = first["loc"][0]
+        if first["type"] == "extra_forbidden":
+            raise UserError(f"{place} says {key}, which this version of tintype does not know") from None
+        raise UserError(f"{place} says {first['input']!r} for '{key}': {first['msg']}") from None
+    half = config.width // max(1, config.heads) // 2
+    if config.axes != [half, half]:
         raise UserError(
-            f"{place}: axes_dim is {config['axes_dim']}, and tintype has {[head // 2, head // 2]} for heads of {head}: "
-            "half of a head turns with the row, half with the column"
+            f"{place}: axes_dim is {config.axes}, and tintype has {[half, half]} for heads of {2 * half}: half of a "
+            "head turns with the row, half with the column"
         )
-    section = {ours: config[theirs] for ours, theirs in _SAME.items()}
-    section |= {key: float(section[key]) for key in ("mlp_ratio", "time_factor")}
-    return section, config["in_channels"], config["context_in_dim"]
+    return config
 
 
-def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str) -> tuple[dict[str, Any], int]:
-    """Return the section `model` of a plan that the shapes imply, and the width of the text encoder.
+def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str) -> dict[str, Any]:
+    """Return the section `model` of a plan that the shapes imply.
 
     Shapes do not tell channels and patch apart: `channels` are the tokenizer's.
     """
@@ -97,7 +115,7 @@ def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str
             f"{place} is not a PRX transformer, in diffusers' names or in those of PRX's training: it has no "
             f"{', '.join(lacking) or 'blocks'}"
         )
-    width, text_dim = tensors["txt_in.weight"].shape
+    width = tensors["txt_in.weight"].shape[0]
     head = tensors["blocks.0.attention.norm_q.weight"].shape[0]
     hidden, flat = tensors["blocks.0.gate_proj.weight"].shape[0], tensors["final_layer.linear.weight"].shape[0]
     if channels is None:
@@ -111,7 +129,7 @@ def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str
             f"{place}: patches of {flat} numbers are not squares of {channels} channels; name its tokenizer"
         )
     bottleneck = tensors.get("img_in.0.weight")
-    section = {
+    return {
         "depth": max(blocks) + 1,
         "width": width,
         "heads": width // head,
@@ -120,7 +138,6 @@ def from_tensors(tensors: Mapping[str, Tensor], channels: int | None, place: str
         "bottleneck": None if bottleneck is None else bottleneck.shape[0],
         "resolution_embeds": any(name.startswith("resolution_embedder.") for name in tensors),
     }
-    return section, text_dim
 
 
 def _ratio(hidden: int, width: int) -> float:
@@ -145,4 +162,26 @@ def check_tensors(
         raise UserError(f"{place} has tensors of {', '.join(strange)}; only fp32, bf16 and fp16 are read")
 
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+def _renamed(name: str, table: Mapping[str, str]) -> str:
+    found = _BLOCK.fullmatch(name)
+    return name if found is None else found[1] + table.get(found[2], found[2])
+
+
+to_training = partial(_renamed, table=_OF_A_BLOCK)
+to_diffusers = partial(_renamed, table={theirs: ours for ours, theirs in _OF_A_BLOCK.items()})
+
+
+def denoiser_in(tensors: Mapping[str, Tensor], weights: str | None, place: str) -> tuple[dict[str, Tensor], str]:
+    """Return the denoiser's tensors under diffusers' names, and which weights they are: `raw`, `average` or `unknown`.
+
+    Tensors with a prefix of another network are left out; anything else stays, to be refused.
+    """
+    there = [kind for kind, prefix in _TRAINED.items() if any(name.startswith(prefix) for name in tensors)]
+    if weights is not None and weights not in (there or [weights]):
+        raise UserError(f"{place} has no {weights} weights; it has: {', '.join(there)}")
+    kind = (weights or there[0]) if there else "unknown"
+    whole = (prefix for prefix in _ELSEWHERE if tensors and all(name.startswith(prefix) for name in tensors))
+    prefix = _TRAINED[kind] if there else next(whole, "")
+    left = tuple(room for room in _OTHER_ROOMS if room != prefix)
+    found = {name: tensor for name, tensor in tensors.items() if not name.startswith(left)}
+    return {to_diffusers(name.removeprefix(prefix)): tensor for name, tensor in found.items()}, kind

@@ -3,8 +3,6 @@ file, in diffusers' names or in those of PRX's training. Only safetensors and JS
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,11 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tintype.errors import UserError
-from tintype.export.architecture import from_config
-from tintype.export.names import denoiser_in
+from tintype.export.architecture import PrxConfig, denoiser_in, from_config
 from tintype.export.pipeline_folder import ABOUT
 from tintype.export.single_file import ABOUT as ABOUT_IN_HEADER
 from tintype.pretrained.hub import json_object
+from tintype.runtime.files import parse_object, sha256_of
 from tintype.text import PARTS as TEXT_PARTS
 from tintype.tokenizers import TOKENIZERS
 
@@ -46,7 +44,7 @@ class Foreign:
     """SHA-256 of each file of weights."""
     about: Section = field(default_factory=dict)
     """The record that tintype wrote with it, if it did."""
-    config: Section | None = None
+    config: PrxConfig | None = None
     """The transformer's, where there is one."""
     sections: Section = field(default_factory=dict)
     """Sections of a plan that the folder implies."""
@@ -67,7 +65,7 @@ def read_foreign(place: Path, weights: str | None) -> Foreign:
     about = _about(header.get(ABOUT_IN_HEADER), place)
     _check_weights(about, weights, place)
     return Foreign(
-        place, found, about.get("weights", kind), {place.name: _digest(place)}, about, None, _recorded(about)
+        place, found, about.get("weights", kind), {place.name: sha256_of(place)}, about, None, _recorded(about)
     )
 
 
@@ -78,8 +76,7 @@ def _read_folder(place: Path, weights: str | None) -> Foreign:
             f"{place} is not a PRX model of diffusers: it has no transformer/config.json and no config.json. A run of "
             "tintype needs no import; a single file is named itself"
         )
-    config = json_object(folder / "config.json")
-    from_config(config, str(folder / "config.json"))  # what is not PRX's is found before gigabytes are read
+    config = from_config(json_object(folder / "config.json"), str(folder / "config.json"))
     files = _shards(folder)
     tensors: dict[str, Tensor] = {}
     for file in files:
@@ -88,7 +85,7 @@ def _read_folder(place: Path, weights: str | None) -> Foreign:
     about = _about((place / ABOUT).read_text(encoding="utf-8"), place / ABOUT) if (place / ABOUT).is_file() else {}
     _check_weights(about, weights, place)
     sections = _recorded(about) | _pipeline_sections(place, about)
-    digests = {str(file.relative_to(place)): _digest(file) for file in files}
+    digests = {str(file.relative_to(place)): sha256_of(file) for file in files}
     return Foreign(place, found, about.get("weights", kind), digests, about, config, sections)
 
 
@@ -127,10 +124,10 @@ def _about(text: str | None, place: Path) -> Section:
     if text is None:
         return {}
     try:
-        read = json.loads(text)
+        read = parse_object(text)
     except ValueError as error:
-        raise UserError(f"{place}: the record of tintype is no JSON: {error}") from None
-    if not isinstance(read, dict) or read.get("format") != 1:
+        raise UserError(f"{place}: the record of tintype {error}") from None
+    if read.get("format") != 1:
         raise UserError(f"{place} was written by another version of tintype; this one reads format 1")
     return read
 
@@ -223,8 +220,3 @@ def _autoencoder(place: Path, recorded: Section) -> Section:
     size = {"channels": channels, "stride_px": 2 ** (len(blocks) - 1)}
     kept: Section = {key: recorded[key] for key in ("posterior", "compute") if key in recorded}
     return {"kind": kind, "weights": str(place.absolute()), "subfolder": "vae", **size, **kept}
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

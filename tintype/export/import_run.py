@@ -15,7 +15,7 @@ import torch
 import tintype
 from tintype.config.strict import Document
 from tintype.errors import UserError
-from tintype.export.architecture import check_tensors, from_config, from_tensors
+from tintype.export.architecture import check_tensors, from_tensors
 from tintype.export.contract import route_obstacles
 from tintype.export.foreign import PIPELINES_BY_CLEANING, Foreign, read_foreign
 from tintype.export.whole import refuse_existing, written_whole
@@ -61,7 +61,7 @@ def _plan(foreign: Foreign, assignments: Sequence[str]) -> Plan:
     """Return the plan: the folder's own sections, overridden by the user's assignments."""
     sections = {key: dict(value) for key, value in foreign.sections.items()}
     if foreign.config is not None:
-        sections["model"] = from_config(foreign.config, str(foreign.place))[0]
+        sections["model"] = foreign.config.model
     document = Document(f"the plan of {foreign.place}", sections)
     if "model" not in sections:
         _add_model(foreign, document, assignments)
@@ -75,7 +75,7 @@ def _add_model(foreign: Foreign, document: Document, assignments: Sequence[str])
     trial = Document(document.name, {**document.data, "model": {"patch": 1}})
     kept = [one for one in assignments if one.split("=")[0].strip().split(".")[0] in ("tokenizer", "data")]
     channels = plan_from_document(trial, kept).tokenizer.compression.channels
-    document.data["model"] = from_tensors(foreign.tensors, channels, str(foreign.place))[0]
+    document.data["model"] = from_tensors(foreign.tensors, channels, str(foreign.place))
 
 
 def _check(foreign: Foreign, plan: Plan) -> None:
@@ -84,13 +84,12 @@ def _check(foreign: Foreign, plan: Plan) -> None:
             f"{foreign.place} brings no text encoder, and '{plan.text.kind}' would be untrained; name the one that it "
             "was trained with: --set text.kind=t5gemma, and --set text.weights=FOLDER where it is not the hub's"
         )
-    if foreign.config is not None:
-        channels = from_config(foreign.config, str(foreign.place))[1]
-        if channels != plan.tokenizer.compression.channels:
-            raise UserError(
-                f"{foreign.place} works on {channels} channels, and the plan's tokenizer '{plan.tokenizer.kind}' has "
-                f"{plan.tokenizer.compression.channels}; name its own with --set tokenizer.kind=…"
-            )
+    channels = plan.tokenizer.compression.channels
+    if foreign.config is not None and foreign.config.channels != channels:
+        raise UserError(
+            f"{foreign.place} works on {foreign.config.channels} channels, and the plan's tokenizer "
+            f"'{plan.tokenizer.kind}' has {channels}; name its own with --set tokenizer.kind=…"
+        )
     if plan.tuning is not None or route_obstacles(plan):
         raise UserError(
             "the plan has layers that the model does not bring (a tokenizer that is tuned, or a route with a layer of "

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from tintype.export.pipeline_folder import timesteps
-from tintype.export.quiet import quiet_diffusers
 from tintype.flow.guidance import ClassifierFreeSettings
-from tintype.pretrained.packages import diffusers_package
+from tintype.pretrained.packages import diffusers_package, quiet
 from tintype.sampling.generate import SamplerSettings, first_noise, sample_latents
 from tintype.seams import Draws
 from tintype.settings import PrecisionSettings
@@ -57,7 +56,7 @@ def measure(
 ) -> list[Figure]:
     """Compare the loaded `parts` with the pipeline, both in fp32 whatever the plan says."""
     exact = replace(parts, plan=parts.plan.model_copy(update={"precision": PrecisionSettings(compute="fp32")}))
-    with quiet_diffusers():
+    with quiet("diffusers", "transformers"):
         pipe = open_pipeline(folder, about)
         return [_figure(exact, pipe, about, prompts, guidance, steps) for guidance in guidances]
 

@@ -20,13 +20,12 @@ from tintype.export.architecture import to_config
 from tintype.export.autoencoder import for_pipeline
 from tintype.export.contract import LATENT, PIXEL, pipeline_for
 from tintype.export.model_card import CARD, CardOptions, exported_card, write_card
-from tintype.export.quiet import quiet_diffusers
 from tintype.export.trained import Dtype, Trained, Weights, load_trained
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.flow.path import sampling_times
 from tintype.plan import Plan, plan_from_folder
 from tintype.pretrained.hub import json_object
-from tintype.pretrained.packages import diffusers_package
+from tintype.pretrained.packages import diffusers_package, quiet
 from tintype.runtime.files import write_json
 from tintype.tokenizers.part import Pipeline
 from tintype.train.weights import DTYPES
@@ -68,7 +67,7 @@ def export_pipeline(
     trained = load_trained(run, weights, ema_length)
     about = {**trained.about(dtype), "pipeline": pipeline, **_how_to_call(trained, pipeline), "notes": _notes(trained)}
     made = exported_card(run, card, about)
-    with quiet_diffusers(), written_whole(out) as temporary:
+    with quiet("diffusers", "transformers"), written_whole(out) as temporary:
         _write(trained, pipeline, dtype, temporary)
         write_json(temporary / ABOUT, about)
         write_card(made, temporary / CARD)

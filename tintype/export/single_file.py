@@ -11,8 +11,8 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from tintype.errors import UserError
+from tintype.export.architecture import to_training
 from tintype.export.contract import check_single_file
-from tintype.export.names import to_training
 from tintype.export.pipeline_folder import Exported
 from tintype.export.trained import Dtype, Weights, load_trained
 from tintype.export.whole import refuse_existing, written_whole

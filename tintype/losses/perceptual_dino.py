@@ -22,7 +22,7 @@ from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.image_processor import IMAGENET_MEAN, IMAGENET_STD
 from tintype.pretrained.weights import digest
 from tintype.settings import PathText
-from tintype.vision.dino import DINOV2
+from tintype.vision.dino import COMMITS, DINOV2
 
 
 class PerceptualDinoSettings(PerceptualPart):
@@ -35,7 +35,7 @@ class PerceptualDinoSettings(PerceptualPart):
     size_px: int = Field(224, ge=1, description="The network's input, a multiple of its patch")
 
     def load(self, device: torch.device) -> DinoDistance:
-        checkpoint = Checkpoint(self.source, self.revision)
+        checkpoint = Checkpoint(self.source, self.revision, commit=COMMITS.get(self.source))
         network = checkpoint.model(DINOV2)
         if self.size_px % network.config.patch_size:
             raise UserError(

@@ -13,16 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
 
+import huggingface_hub
 import torch
+from huggingface_hub import errors
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
 from pydantic import ValidationError
 
 from tintype.errors import UserError
 from tintype.pretrained import first_use
 from tintype.pretrained.frozen import Arithmetic
 from tintype.pretrained.image_processor import ImageProcessor
-from tintype.pretrained.packages import Untyped, diffusers_package, transformers_package
+from tintype.pretrained.packages import Untyped, diffusers_package, quiet, transformers_package
 from tintype.pretrained.weights import digest
 from tintype.runtime.files import read_object, sha256_of
 
@@ -38,15 +40,6 @@ _TOKENIZER_FILES = (*(name for names in _TOKENIZERS for name in names), "tokeniz
 _WEIGHTS = ("model", "diffusion_pytorch_model")
 """Names of files with weights, of transformers and of diffusers."""
 _PREPROCESSORS = ("preprocessor_config.json", "processor_config.json")
-KNOWN_COMMITS = {
-    "facebook/dinov2-base": "f9e44c814b77203eaa57a6bdbbd535f21ede1415",
-    "facebook/dinov2-large": "47b73eefe95e8d44ec3623f8890bd894b6ea2d6c",
-    "facebook/dinov2-with-registers-large": "e4c89a4e05589de9b3e188688a303d0f3c04d0f3",
-    "facebook/dinov3-vitl16-pretrain-lvd1689m": "ea8dc2863c51be0a264bab82070e3e8836b02d51",
-    "google/siglip-so400m-patch14-384": "9fdffc58afc957d1a03a25b10dba0329ab15c2a3",
-}
-"""Commits with safetensors that are loaded where no revision is given. Text encoders and autoencoders have theirs as
-the default of their setting."""
 _COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})/")
 """In the path of a file in the cache of huggingface_hub."""
 _NO_CODE = {"trust_remote_code": False}
@@ -66,6 +59,8 @@ class Checkpoint:
     arithmetic: Arithmetic = "fp32"
     subfolder: str = ""
     """Folder of the repository, where the model is one of several in it."""
+    commit: str | None = None
+    """Commit with safetensors that is loaded where no revision is given."""
 
     @property
     def folder(self) -> Path | None:
@@ -89,7 +84,7 @@ class Checkpoint:
     @property
     def pinned(self) -> str | None:
         """Return the revision that is loaded; None for the newest one."""
-        return self.revision or (KNOWN_COMMITS.get(self.source) if self.folder is None else None)
+        return self.revision or (self.commit if self.folder is None else None)
 
     def config(self) -> Untyped:
         """Return what the checkpoint says of its network, without loading the weights.
@@ -134,7 +129,7 @@ class Checkpoint:
                 network = attrgetter(classes[config.model_type])(transformers)
             else:
                 network = transformers.MODEL_MAPPING[type(config)]
-        with _quiet(transformers):
+        with _quiet():
             return self._load(network, unused, dtype=dtype, **options)
 
     def image_text_model(self, dtype: torch.dtype) -> Untyped:
@@ -142,21 +137,23 @@ class Checkpoint:
         config = self.config()
         self._check_weights()
         classes = transformers_package().MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        if type(config) not in classes:
-            raise UserError(f"{self.words} is a '{config.model_type}', which does not write about images")
-        return self._load(classes[type(config)], dtype=dtype)
+        return self._load(self._writer(classes, config), dtype=dtype)
 
     def image_text_processor(self) -> Untyped:
         """Load what brings images and texts to the input of such a network, by the class that transformers has."""
         config = self.config()
         self._check_tokenizer_files()
         auto = importlib.import_module("transformers.models.auto.processing_auto")
-        if type(config) not in auto.PROCESSOR_MAPPING:
-            raise UserError(f"{self.words} is a '{config.model_type}', which does not write about images")
+        kind = self._writer(auto.PROCESSOR_MAPPING, config)
         with explained(self):
-            processor = auto.PROCESSOR_MAPPING[type(config)].from_pretrained(**self.arguments, **_NO_CODE)
+            processor = kind.from_pretrained(**self.arguments, **_NO_CODE)
         self._hold_files(*_TOKENIZER_FILES, *_PREPROCESSORS, "chat_template.jinja", "chat_template.json")
         return processor
+
+    def _writer(self, classes: Mapping[type, Untyped], config: Untyped) -> Untyped:
+        if type(config) not in classes:
+            raise UserError(f"{self.words} is a '{config.model_type}', which does not write about images")
+        return classes[type(config)]
 
     def autoencoder(self, class_name: str) -> tuple[Untyped, dict[str, Untyped]]:
         """Load an autoencoder of this class of diffusers in fp32. Return it with what its config.json states."""
@@ -211,15 +208,15 @@ class Checkpoint:
         if self.folder is not None:
             place = self.folder / self.subfolder / name
             return place if place.is_file() else None
-        hub = importlib.import_module("huggingface_hub")
+        inside = self.subfolder or None
         with explained(self):
             try:
                 fetched = Path(
-                    hub.hf_hub_download(self.source, name, subfolder=self.subfolder or None, revision=self.pinned)
+                    huggingface_hub.hf_hub_download(self.source, name, subfolder=inside, revision=self.pinned)
                 )
-            except hub.errors.LocalEntryNotFoundError:  # is out of reach, which is not the same as not being there
+            except errors.LocalEntryNotFoundError:  # is out of reach, which is not the same as not being there
                 raise
-            except hub.errors.EntryNotFoundError:
+            except errors.EntryNotFoundError:
                 return None
         self.hold(name, sha256_of(fetched))
         return fetched
@@ -275,9 +272,8 @@ class Checkpoint:
 
     def _cached(self, name: str) -> Path | None:
         """Return a file that was fetched before."""
-        hub = importlib.import_module("huggingface_hub")
         path = f"{self.subfolder}/{name}" if self.subfolder else name
-        found = hub.try_to_load_from_cache(self.source, path, revision=self.pinned)
+        found = huggingface_hub.try_to_load_from_cache(self.source, path, revision=self.pinned)
         return Path(found) if isinstance(found, str) else None
 
     def _check_weights(self) -> None:
@@ -334,19 +330,11 @@ def explained(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet(transformers: ModuleType) -> Iterator[None]:
-    """Suppress its report on tensors that the network has no use for (missing ones are checked here), and the progress
-    bar of tensors, which are read in no time. What is fetched from the hub is still shown."""
-    hub = importlib.import_module("huggingface_hub.utils")
-    log, fetching = transformers.logging, hub.are_progress_bars_disabled
-    before, bars, silent = log.get_verbosity(), log.is_progress_bar_enabled(), fetching()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    if not silent:
-        hub.enable_progress_bars()
-    try:
+def _quiet() -> Iterator[None]:
+    """Suppress transformers' report on tensors that the network has no use for (missing ones are checked here), and the
+    progress bar of tensors, which are read in no time. What is fetched from the hub is still shown."""
+    shown = not are_progress_bars_disabled()
+    with quiet("transformers"):
+        if shown:
+            enable_progress_bars()
         yield
-    finally:
-        log.set_verbosity(before)
-        if bars:
-            log.enable_progress_bar()

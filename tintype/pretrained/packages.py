@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -26,3 +29,22 @@ def transformers_package() -> ModuleType:
 
 def diffusers_package() -> ModuleType:
     return optional_package("diffusers", "diffusers", "this")
+
+
+@contextmanager
+def quiet(*names: str) -> Iterator[None]:
+    """Silence the deprecations, reports and progress bars of these packages, which log as transformers does."""
+    logs = [importlib.import_module(f"{name}.utils.logging") for name in names]
+    before = [(log, log.get_verbosity(), log.is_progress_bar_enabled()) for log in logs]
+    for log in logs:
+        log.set_verbosity_error()
+        log.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module="diffusers")
+            yield
+    finally:
+        for log, verbosity, bars in before:
+            log.set_verbosity(verbosity)
+            if bars:
+                log.enable_progress_bar()

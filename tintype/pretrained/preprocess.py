@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Literal, Protocol
@@ -77,13 +76,14 @@ class Preparation(Protocol):
 
 @dataclass(frozen=True)
 class Preprocess:
-    """uint8 images of any one size to a float32 input of `size_px` squared: resize, then (x * scale - mean) / std.
+    """uint8 images of any one size to a float32 input: resize, then (x * scale - mean) / std.
 
-    `fit` says how an image that is not square becomes so: "squash" ignores its proportions, "short-side" resizes the
-    short side and cuts the middle out, "crop-first" cuts the middle out and resizes that.
+    `size_px` is the side of a square, or height and width for a network whose grid of patches is given: an image is
+    stretched to those. `fit` says how an image that is not square becomes so: "squash" ignores its proportions,
+    "short-side" resizes the short side and cuts the middle out, "crop-first" cuts the middle out and resizes that.
     """
 
-    size_px: int
+    size_px: int | tuple[int, int]
     resampling: Resampling
     fit: Fit = "squash"
     scale: float = 1.0 / 255.0
@@ -91,80 +91,49 @@ class Preprocess:
     std: Triple = (1.0, 1.0, 1.0)
 
     @property
+    def sides(self) -> tuple[int, int]:
+        """Return height and width of the input."""
+        return self.size_px if isinstance(self.size_px, tuple) else (self.size_px, self.size_px)
+
+    @property
     def definition(self) -> str:
+        height, width = self.sides
         ways = {
-            "squash": f"squashed to {self.size_px} px squared",
-            "short-side": f"short side to {self.size_px} px, then the middle cut out",
-            "crop-first": f"the middle square cut out, then resized to {self.size_px} px",
+            "squash": f"squashed to {height} px squared",
+            "short-side": f"short side to {height} px, then the middle cut out",
+            "crop-first": f"the middle square cut out, then resized to {height} px",
         }
-        numbers = _formula(self.scale, self.mean, self.std)
-        return f"uint8, {ways[self.fit]}, {self.resampling.definition}, {numbers}"
+        way = f"stretched to {height} × {width} px" if isinstance(self.size_px, tuple) else ways[self.fit]
+        numbers = f"(x * {self.scale:.6g} - {_short(self.mean)}) / {_short(self.std)}"
+        return f"uint8, {way}, {self.resampling.definition}, {numbers}"
 
     @property
     def hash_input(self) -> str:
         """Return all that decides the result, in one stable line."""
-        return json.dumps(asdict(self), sort_keys=True)
+        content = asdict(self)
+        if isinstance(self.size_px, tuple):
+            del content["size_px"], content["fit"]
+            content["height_px"], content["width_px"] = self.size_px
+        return json.dumps(content, sort_keys=True)
 
     def __call__(self, image_BCHW: Tensor) -> Tensor:
-        return _some_at_a_time(self._some, image_BCHW, 3 * self.size_px**2)
+        """Prepare one image at a time on a CPU, whose caches like that, and many on a GPU."""
+        check_bytes(image_BCHW)
+        largest = max(image_BCHW[0].numel(), 3 * math.prod(self.sides))
+        at_once = 1 if image_BCHW.device.type == "cpu" else max(1, _GPU_NUMBERS // largest)
+        return torch.cat([self._some(some_BCHW) for some_BCHW in image_BCHW.split(at_once)])
 
     def _some(self, image_BCHW: Tensor) -> Tensor:
+        short = min(image_BCHW.shape[2:])
         if self.fit == "crop-first":
-            side = min(image_BCHW.shape[2:])
-            image_BCHW = _middle(image_BCHW, side)
-        height, width = self._resized(image_BCHW.shape[2], image_BCHW.shape[3])
-        resized_BCHW = resize(image_BCHW, height, width, self.resampling, crop_px=self.size_px)
-        return _standardised(resized_BCHW, self.scale, self.mean, self.std)
-
-    def _resized(self, height: int, width: int) -> tuple[int, int]:
-        if self.fit != "short-side":
-            return self.size_px, self.size_px
-        short = min(height, width)  # the long side is rounded down, as in transformers and torchvision
-        return self.size_px * height // short, self.size_px * width // short
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """uint8 images of any one size to a float32 input of exactly this height and width: resize, then as `Preprocess`.
-
-    For a network whose grid of patches is given.
-    """
-
-    height_px: int
-    width_px: int
-    resampling: Resampling
-    scale: float = 1.0 / 255.0
-    mean: Triple = (0.0, 0.0, 0.0)
-    std: Triple = (1.0, 1.0, 1.0)
-
-    @property
-    def definition(self) -> str:
-        numbers = _formula(self.scale, self.mean, self.std)
-        return f"uint8, stretched to {self.height_px} × {self.width_px} px, {self.resampling.definition}, {numbers}"
-
-    @property
-    def hash_input(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
-
-    def __call__(self, image_BCHW: Tensor) -> Tensor:
-        return _some_at_a_time(self._some, image_BCHW, 3 * self.height_px * self.width_px)
-
-    def _some(self, image_BCHW: Tensor) -> Tensor:
-        resized_BCHW = resize(image_BCHW, self.height_px, self.width_px, self.resampling)
-        return _standardised(resized_BCHW, self.scale, self.mean, self.std)
-
-
-def _some_at_a_time(function: Callable[[Tensor], Tensor], image_BCHW: Tensor, numbers_out: int) -> Tensor:
-    """Apply a function to one image at a time on a CPU, whose caches like that, and to many on a GPU."""
-    check_bytes(image_BCHW)
-    largest = max(image_BCHW[0].numel(), numbers_out)
-    at_once = 1 if image_BCHW.device.type == "cpu" else max(1, _GPU_NUMBERS // largest)
-    return torch.cat([function(chunk_BCHW) for chunk_BCHW in image_BCHW.split(at_once)])
-
-
-def _standardised(x_BCHW: Tensor, scale: float, mean: Triple, std: Triple) -> Tensor:
-    mean_C11, std_C11 = _per_channel(mean, x_BCHW.device), _per_channel(std, x_BCHW.device)
-    return ((x_BCHW * scale - mean_C11) / std_C11).to(torch.float32)
+            image_BCHW = _middle(image_BCHW, short)
+        (height, width), crop_px = self.sides, None
+        if self.fit == "short-side":  # the long side is rounded down, as in transformers and torchvision
+            crop_px = height
+            height, width = (crop_px * side // short for side in image_BCHW.shape[2:])
+        resized_BCHW = resize(image_BCHW, height, width, self.resampling, crop_px)
+        mean_C11, std_C11 = (_per_channel(numbers, image_BCHW.device) for numbers in (self.mean, self.std))
+        return ((resized_BCHW * self.scale - mean_C11) / std_C11).to(torch.float32)
 
 
 def check_bytes(image_BCHW: Tensor) -> None:
@@ -193,11 +162,6 @@ def _settle(x: Tensor, how: Resampling, last: bool) -> Tensor:
     if how.quantise:
         return (x + 0.5).floor_().clamp_(0.0, 255.0)
     return x.clamp_(0.0, 255.0) if how.clip and last else x
-
-
-@lru_cache(maxsize=256)
-def _axis_weights(in_px: int, out_px: int, how: Resampling, crop_px: int | None, device: torch.device) -> Tensor:
-    return axis_weights(in_px, out_px, how, crop_px, device)
 
 
 def axis_weights(in_px: int, out_px: int, how: Resampling, crop_px: int | None, device: torch.device) -> Tensor:
@@ -259,8 +223,7 @@ def _middle(image_BCHW: Tensor, side: int) -> Tensor:
     return image_BCHW[:, :, top : top + side, left : left + side]
 
 
-def _formula(scale: float, mean: Triple, std: Triple) -> str:
-    return f"(x * {scale:.6g} - {_short(mean)}) / {_short(std)}"
+_axis_weights = lru_cache(maxsize=256)(axis_weights)
 
 
 def _short(values: tuple[float, ...]) -> str:

@@ -37,26 +37,21 @@ class CachedText:
         stamp = stamp_of(made_of)
         self.dim, self.identity = encoder.dim, encoder.identity
         self.folder = cache_folder() / "text" / stamp.hex()[:32]
-        self._encoder, self._made_of = encoder, made_of
+        self.encoder, self._made_of = encoder, made_of
         self._numbers = torch.int16 if encoder.settings.compute == "bf16" else torch.int32
         self._segments = Segments(self.folder, stamp, _OTHERWISE)
 
-    @property
-    def encoder(self) -> FrozenTextEncoder:
-        """Return the encoder of missing captions."""
-        return self._encoder
-
     def identity_at(self, max_tokens: int) -> str:
-        return self._encoder.identity_at(max_tokens)
+        return self.encoder.identity_at(max_tokens)
 
     def truncate(self, captions: Sequence[str], max_tokens: int) -> list[str]:
-        return self._encoder.truncate(captions, max_tokens)
+        return self.encoder.truncate(captions, max_tokens)
 
     def transformers_form(self) -> TransformersForm:
-        return self._encoder.transformers_form()
+        return self.encoder.transformers_form()
 
     def compile_layers(self) -> None:
-        self._encoder.compile_layers()
+        self.encoder.compile_layers()
 
     def fill(self, captions: Sequence[str]) -> int:
         """Encode the captions that are missing, and return how many they were."""
@@ -71,12 +66,12 @@ class CachedText:
         place = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
         self.fill(list(place))
         packed = self._read(list(place))
-        device, length = self._encoder.device, self._encoder.settings.max_tokens
+        device, length = self.encoder.device, self.encoder.settings.max_tokens
         return spread(packed, [place[caption] for caption in captions], length, device)
 
     def _add(self, keys: Sequence[bytes], captions: Sequence[str]) -> None:
-        on_cpu = self._encoder.device.type == "cpu"
-        packed = self._encoder.packed(captions, alone if on_cpu else evenly)
+        on_cpu = self.encoder.device.type == "cpu"
+        packed = self.encoder.packed(captions, alone if on_cpu else evenly)
         number_TC = packed.token_TC.cpu().view(self._numbers).numpy()
         blocks = [
             number_TC[start : start + length].tobytes()
@@ -93,7 +88,7 @@ class CachedText:
             raise UserError(f"the embeddings in {self.folder} change while they are read; does something delete them?")
         lengths = [len(block) // token_bytes for block in found]
         number_T = torch.frombuffer(bytearray(b"".join(found)), dtype=self._numbers)
-        dtype = self._encoder.settings.dtype
+        dtype = self.encoder.settings.dtype
         starts = [0, *itertools.accumulate(lengths)][:-1]
         return Packed(number_T.view(dtype).view(-1, self.dim), starts, lengths)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -43,6 +43,8 @@ class FrozenTextPart(PretrainedPart, TextPart):
     """Settings that all frozen text encoders have."""
 
     is_frozen: ClassVar[bool] = True
+    towers: ClassVar[Mapping[str, str]] = {}
+    """The part that reads texts, by the type of a model that has others too."""
 
     tokenizer_subfolder: str | None = Field(
         None, description="Where the tokenizer lies; by default beside the weights. In pipelines: tokenizer"
@@ -88,7 +90,9 @@ class FrozenTextPart(PretrainedPart, TextPart):
 
     def network(self) -> Untyped:
         """Load the tower that reads texts, and nothing else of the checkpoint."""
-        raise NotImplementedError
+        model = self.checkpoint.model(self.model_types, dtype=self.dtype)
+        tower = self.towers.get(model.config.model_type)
+        return getattr(model, tower) if tower else model
 
     def build(self, device: torch.device) -> FrozenTextEncoder:
         return FrozenTextEncoder(self, self.network(), device)
@@ -104,36 +108,25 @@ class FrozenTextEncoder:
         self._clean = cleaning.cleaner(settings.clean)
         self._check_length(network.config)
         self.dim = self._stated(network.config, "hidden_size")
-        self._tokenizer = settings.tokenizer_checkpoint.tokenizer(self._stated(network.config, "vocab_size"))
-        tokenizer = self._tokenizer
+        tokenizer = settings.tokenizer_checkpoint.tokenizer(self._stated(network.config, "vocab_size"))
+        self.tokenizer = tokenizer
         self._padding = self._some_token(tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id)
         self._nothing = self._some_token(tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
-        self._weights = digest(weight for name, weight in network.named_parameters() if _used(name))
+        self._weights = digest(
+            weight for name, weight in network.named_parameters() if POOLERS.isdisjoint(name.split("."))
+        )
         self.identity = self.identity_at(settings.max_tokens)
-        self._refuse_other()
+        what = f"the weights, the tokenizer and the settings of {self._words}"
+        check_pin("text.sha256", settings.sha256, what, self.identity, "take the right ones")
         network.config.use_cache = False  # of keys and values: nothing is generated
-        self._network: Untyped = network.eval().requires_grad_(False).to(device)
+        self.network: Untyped = network.eval().requires_grad_(False).to(device)
         self._cut = lru_cache(_MOST_CUT)(self._beginning)
         self._check_output()
-
-    @property
-    def network(self) -> Untyped:
-        """Return the model of transformers, whose output has `last_hidden_state`."""
-        return self._network
-
-    @property
-    def tokenizer(self) -> Untyped:
-        return self._tokenizer
-
-    @property
-    def nothing(self) -> int:
-        """Return the token that stands for a caption of which the tokenizer leaves nothing."""
-        return self._nothing
 
     def transformers_form(self) -> TransformersForm:
         settings = self.settings
         return TransformersForm(
-            self._network, self._tokenizer, self._nothing, settings.max_tokens, settings.clean, settings.compute
+            self.network, self.tokenizer, self._nothing, settings.max_tokens, settings.clean, settings.compute
         )
 
     def compile_layers(self) -> None:
@@ -168,12 +161,12 @@ class FrozenTextEncoder:
         (text,) = self._read([caption])
         if not self._is_longer(text, max_tokens):
             return caption
-        if not self._tokenizer.is_fast:
+        if not self.tokenizer.is_fast:
             raise UserError(
                 f"{self._words}: its tokenizer does not say which letters a token stands for, so captions cannot be "
                 "cut by tokens; leave captions.max_tokens out, and use captions.max_words or text.max_tokens"
             )
-        read = self._tokenizer(text, truncation=True, max_length=max_tokens, return_offsets_mapping=True)
+        read = self.tokenizer(text, truncation=True, max_length=max_tokens, return_offsets_mapping=True)
         text = text[: max((end for _, end in read["offset_mapping"]), default=0)]
         while text and self._is_longer(text, max_tokens):
             text = text[:-1]
@@ -185,7 +178,7 @@ class FrozenTextEncoder:
     def token_ids(self, captions: Sequence[str], max_tokens: int | None = None) -> list[list[int]]:
         """Return the tokens of each caption, truncated to the settings' number where no other is given."""
         most = max_tokens or self.settings.max_tokens
-        found = self._tokenizer(self._read(captions), truncation=True, max_length=most)["input_ids"]
+        found = self.tokenizer(self._read(captions), truncation=True, max_length=most)["input_ids"]
         return [list(ids) or [self._nothing] for ids in found]
 
     def _read(self, captions: Sequence[str]) -> list[str]:
@@ -203,7 +196,7 @@ class FrozenTextEncoder:
             mask_BL[row, : len(one)] = 1
         sent = {"input_ids": send(id_BL, self.device), "attention_mask": send(mask_BL, self.device)}
         skip = self.settings.skip_layers
-        output = self._network(**sent, output_hidden_states=skip > 0)
+        output = self.network(**sent, output_hidden_states=skip > 0)
         state_BLC: Tensor = output.hidden_states[-1 - skip] if skip else output.last_hidden_state
         return state_BLC
 
@@ -252,7 +245,7 @@ class FrozenTextEncoder:
         """Return the SHA-256 over the weights in the type they are computed in, the tokenizer, and the settings that
         count."""
         settings = self.settings
-        vocabulary = hashlib.sha256(json.dumps(sorted(self._tokenizer.get_vocab().items())).encode()).hexdigest()
+        vocabulary = hashlib.sha256(json.dumps(sorted(self.tokenizer.get_vocab().items())).encode()).hexdigest()
         content = [
             self._weights,
             vocabulary,
@@ -264,14 +257,6 @@ class FrozenTextEncoder:
         ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
-    def _refuse_other(self) -> None:
-        what = f"the weights, the tokenizer and the settings of {self._words}"
-        check_pin("text.sha256", self.settings.sha256, what, self.identity, "take the right ones")
-
 
 POOLERS = frozenset({"pooler"})
 """Modules after the token states, whose output is not used; checkpoints often lack them."""
-
-
-def _used(name: str) -> bool:
-    return POOLERS.isdisjoint(name.split("."))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -14,12 +15,10 @@ class TextPart(Part):
     is_frozen: ClassVar[bool] = False
     """Whether its weights are those of others, and are not trained."""
 
-    model_types: ClassVar[frozenset[str]] = frozenset()
-    """Types of transformers' models that an import takes for this kind."""
+    model_types: ClassVar[Mapping[str, str]] = {}
+    """Types of transformers' models that an import takes for this kind, and their classes."""
 
     def obstacles(self, form: ExportForm) -> list[Obstacle]:
-        if self.is_frozen:
-            return []
         return [
             Obstacle(
                 f"text: the encoder '{self.kind}' is trained with the run and is no class of transformers, so that it "

@@ -27,5 +27,3 @@ TOKENIZERS: tuple[type[TokenizerPart], ...] = (
 
 TokenizerChoice = Annotated[TokenizerPart, OneOf(TOKENIZERS), BeforeValidator(kind_alone)]
 """Any tokenizer, as a user writes it: `{kind: flux2, weights: FOLDER}`, or a kind alone."""
-
-__all__ = ["TOKENIZERS", "TokenizerChoice"]

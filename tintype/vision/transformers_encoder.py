@@ -29,10 +29,9 @@ class TransformersEncoder(FrozenEncoder):
         device: torch.device,
     ) -> None:
         patch_px = vision_config(model.config).patch_size
-        if preprocess.size_px % patch_px:
-            raise UserError(
-                f"{checkpoint.words} has patches of {patch_px} px; size_px ({preprocess.size_px}) must be a multiple"
-            )
+        size_px = preprocess.sides[0]
+        if size_px % patch_px:
+            raise UserError(f"{checkpoint.words} has patches of {patch_px} px; size_px ({size_px}) must be a multiple")
         self._checkpoint = checkpoint
         weights = digest(model.parameters())
         network = FrozenNetwork(model, preprocess, checkpoint.words, output, weights, checkpoint.arithmetic)

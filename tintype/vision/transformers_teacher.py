@@ -18,7 +18,7 @@ from tintype.errors import UserError
 from tintype.pretrained.frozen import FrozenNetwork, frozen_arithmetic
 from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.packages import Untyped
-from tintype.pretrained.preprocess import Resampling, Stretch, Triple
+from tintype.pretrained.preprocess import Preprocess, Resampling, Triple
 from tintype.pretrained.weights import digest
 from tintype.vision.part import Grid, HubArithmetic, HubSource, Revision, Teacher, TeacherPart, with_packaged_teacher
 from tintype.vision.transformers_encoder import vision_config
@@ -39,6 +39,8 @@ _ADVICE = (
 class HubTeacherPart(TeacherPart):
     classes: ClassVar[Mapping[str, str] | None] = None
     """Model types that will do; None for any."""
+    commits: ClassVar[Mapping[str, str]] = {}
+    """Commits that are loaded where no revision is given, by repository."""
 
     source: HubSource
     revision: Revision = None
@@ -63,7 +65,7 @@ class HubTeacherPart(TeacherPart):
         structure = json.dumps({k: v for k, v in model.config.to_dict().items() if k not in _NO_STRUCTURE}, default=str)
         network = FrozenNetwork(
             module,
-            Stretch(grid[0] * patch_px, grid[1] * patch_px, Resampling("bicubic"), *normalisation),
+            Preprocess((grid[0] * patch_px, grid[1] * patch_px), Resampling("bicubic"), "squash", *normalisation),
             self._checkpoint.words,
             output="last tokens of the patches (last_hidden_state)",
             weights_digest=digest(used) + structure,
@@ -75,7 +77,7 @@ class HubTeacherPart(TeacherPart):
 
     @property
     def _checkpoint(self) -> Checkpoint:
-        return Checkpoint(self.source, self.revision, self.arithmetic)
+        return Checkpoint(self.source, self.revision, self.arithmetic, commit=self.commits.get(self.source))
 
     def _normalisation(self) -> tuple[float, Triple, Triple]:
         return self._checkpoint.image_processor().normalisation

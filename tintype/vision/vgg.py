@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.pretrained.frozen import Arithmetic, FrozenEncoder, FrozenNetwork
-from tintype.pretrained.preprocess import Preparation, Preprocess, Resampling, Stretch
+from tintype.pretrained.preprocess import Preprocess, Resampling
 from tintype.pretrained.weights import digest
 from tintype.seams import Encoder
 from tintype.settings import PathText
@@ -23,7 +23,10 @@ from tintype.vision.part import EncoderPart, Grid, Teacher, TeacherPart, row_by_
 _PATCH_PX, _WIDTH = 16, 512
 
 
-def _network(preprocess: Preparation, output: str, arithmetic: Arithmetic, weights: str | None = None) -> FrozenNetwork:
+def _network(
+    size_px: int | tuple[int, int], output: str, arithmetic: Arithmetic = "fp32", weights: str | None = None
+) -> FrozenNetwork:
+    preprocess = Preprocess(size_px, Resampling("bicubic"), scale=1.0 / 127.5, mean=(1.0,) * 3)
     trunk = load_lpips("vgg16", weights=weights).trunk
     stored = digest(trunk.state_dict().values())
     return FrozenNetwork(trunk, preprocess, "VGG16 (ImageNet, as in LPIPS)", output, stored, arithmetic)
@@ -36,8 +39,7 @@ class VggSettings(EncoderPart):
     size_px: int = Field(256, ge=16, multiple_of=_PATCH_PX, description="The input; one token for every 16 px")
 
     def _make(self, device: torch.device) -> Encoder:
-        preprocess = Preprocess(self.size_px, Resampling("bicubic"), scale=1.0 / 127.5, mean=(1.0,) * 3)
-        network = _network(preprocess, "mean of conv5_3 after its ReLU (512 numbers)", "fp32")
+        network = _network(self.size_px, "mean of conv5_3 after its ReLU (512 numbers)")
         return _VggEncoder(self.title, network, device)
 
 
@@ -60,10 +62,9 @@ class VggTeacherSettings(TeacherPart):
         return _WIDTH
 
     def build(self, grid: Grid, device: torch.device) -> Teacher:
-        height_px, width_px = (side * _PATCH_PX for side in grid)
-        preprocess = Stretch(height_px, width_px, Resampling("bicubic"), scale=1.0 / 127.5, mean=(1.0,) * 3)
+        size_px = (grid[0] * _PATCH_PX, grid[1] * _PATCH_PX)
         try:
-            network = _network(preprocess, "conv5_3 after its ReLU: tokens", self.arithmetic, self.weights)
+            network = _network(size_px, "conv5_3 after its ReLU: tokens", self.arithmetic, self.weights)
         except UserError as error:
             raise with_packaged_teacher(error) from error
         return _VggTeacher(self.kind, network, device, grid, _WIDTH)

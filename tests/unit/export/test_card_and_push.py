@@ -117,7 +117,7 @@ def test_without_its_card_there_is_no_export(run: Path, tmp_path: Path, monkeypa
 @pytest.mark.parametrize("space", ["latents", "pixels"])
 def test_the_code_of_the_card_runs(space: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ftfy", reason="the pipelines clean prompts with it")
-    from tintype.export.quiet import quiet_diffusers
+    from tintype.pretrained.packages import quiet
 
     plan = latent_plan("t5gemma", "flux1") if space == "latents" else pixel_plan("qwen3-vl")
     dtype: Dtype = "bf16" if space == "latents" else "fp32"
@@ -126,7 +126,7 @@ def test_the_code_of_the_card_runs(space: str, tmp_path: Path, monkeypatch: pyte
     assert script is not None and 'snapshot_download("OWNER/NAME")' in script[1]
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repo: str(out))
     monkeypatch.chdir(tmp_path)
-    with quiet_diffusers():
+    with quiet("diffusers", "transformers"):
         exec(script[1], {})
     assert (tmp_path / "image.png").is_file()
 

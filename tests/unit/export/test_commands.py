@@ -67,13 +67,13 @@ def test_unknown_choices_are_named(tmp_path: Path, option: str, value: str) -> N
 @pytest.mark.parametrize("space", ["latents", "pixels"])
 def test_the_script_of_the_docs_runs(space: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ftfy", reason="the pipelines clean prompts with it")
-    from tintype.export.quiet import quiet_diffusers
+    from tintype.pretrained.packages import quiet
 
     plan = latent_plan("t5gemma", "flux1") if space == "latents" else pixel_plan("qwen3-vl")
     exported = export_pipeline(write_run(tmp_path / "run", plan), tmp_path / "exported")
     script = re.search(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
     assert script is not None
     monkeypatch.chdir(tmp_path)
-    with quiet_diffusers():
+    with quiet("diffusers", "transformers"):
         exec(script[1].replace("PRXPipeline", exported.about["pipeline"]), {})
     assert sorted(file.name for file in tmp_path.glob("*.png")) == ["0.png", "1.png"]

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from tests.tiny_export import latent_plan, pixel_plan, text_settings, tokenizer_settings, write_run
 from tintype.errors import UserError
+from tintype.export.architecture import to_diffusers, to_training
 from tintype.export.import_run import import_model
-from tintype.export.names import to_diffusers, to_training
 from tintype.export.parity import open_pipeline
 from tintype.export.pipeline_folder import export_pipeline
-from tintype.export.quiet import quiet_diffusers
 from tintype.export.single_file import export_file
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.plan import plan_from_folder
+from tintype.pretrained.packages import quiet
 from tintype.runtime.files import read_json
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings, generate
@@ -277,7 +277,7 @@ def test_prompts_are_cleaned_as_the_foreign_pipeline_cleans_them(
     assert any(f"as diffusers' {pipeline_name} cleans prompts" in note for note in imported.notes)
     text = load_run(imported.path, "cpu")[0].text
     assert isinstance(text, FrozenTextEncoder)
-    with quiet_diffusers():
+    with quiet("diffusers", "transformers"):
         pipe = open_pipeline(foreign, {"pipeline": pipeline_name})
         ids_BL, mask_BL = pipe._tokenize_prompts(DIRTY, torch.device("cpu"))
         embedding_BLC = pipe.encode_prompt(DIRTY, torch.device("cpu"), do_classifier_free_guidance=False)[0]

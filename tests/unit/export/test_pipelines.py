@@ -20,10 +20,10 @@ from tintype.evaluation.run import evaluate
 from tintype.export.import_run import import_model
 from tintype.export.parity import embedded, measure, open_pipeline
 from tintype.export.pipeline_folder import Exported, export_pipeline, timesteps
-from tintype.export.quiet import quiet_diffusers
 from tintype.export.single_file import export_file
 from tintype.export.trained import load_trained
 from tintype.flow.path import sampling_times
+from tintype.pretrained.packages import quiet
 from tintype.runtime.interrupt import Interrupt
 from tintype.sampling.generate import SamplerSettings
 from tintype.techniques.apply import apply_techniques
@@ -101,7 +101,7 @@ def _weights(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 @pytest.mark.parametrize(("text", "tokenizer"), [COMBINATIONS[0], COMBINATIONS[3]])
 def test_diffusers_saves_it_again(make: Any, text: str, tokenizer: str, tmp_path: Path) -> None:
     exported = make(text, tokenizer).exported
-    with quiet_diffusers():
+    with quiet("diffusers", "transformers"):
         pipe = open_pipeline(exported.path, exported.about)
         image = pipe(**embedded(pipe, "a ball", ""), num_inference_steps=2, use_resolution_binning=False).images[0]
         pipe.save_pretrained(tmp_path)
@@ -132,7 +132,7 @@ def test_numbers_of_each_channel_are_folded_into_the_autoencoder(make: Any) -> N
     stated = json.loads((case.exported.path / "vae" / "config.json").read_text())
     assert (stated["scaling_factor"], stated["shift_factor"]) == (1.0, 0.0)
     tokenizer: Any = load_trained(case.run, None).parts.tokenizer
-    with quiet_diffusers(), torch.no_grad():
+    with quiet("diffusers", "transformers"), torch.no_grad():
         vae = open_pipeline(case.exported.path, case.exported.about).vae
         x = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
         ours, theirs = tokenizer.network.encode(x).latent_dist, vae.encode(x).latent_dist

@@ -98,7 +98,7 @@ def test_a_caption_is_the_same_alone_and_beside_a_long_one(kind: str) -> None:
     assert torch.equal(single[0], texts_of(encoder.encode(["a red ball", LONG]))[0])
     for grouping in (by_length, evenly):  # as a GPU does it
         beside = texts_of(spread(encoder.packed(["a red ball", LONG], grouping), [0], MAX_TOKENS, CPU))
-        assert far(single, beside) < network_bound(encoder._network, single[0])
+        assert far(single, beside) < network_bound(encoder.network, single[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,11 +146,11 @@ def test_a_tower_saved_alone_is_the_same_encoder(kind: str, tmp_path: Path) -> N
     name = kind.split("/")[0]
     whole, apart = encoder_of(name), encoder_of(name, save_alone(kind, tmp_path))
     assert apart.identity == whole.identity
-    weights = whole._network.state_dict()
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in apart._network.state_dict().items())
+    weights = whole.network.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in apart.network.state_dict().items())
     found, wanted = (texts_of(encoder.encode(CAPTIONS)) for encoder in (apart, whole))
     # Not the same bits: tensors lie elsewhere in another file, and some CPUs' libraries round by the alignment.
-    assert far(found, wanted) < network_bound(whole._network, torch.cat(wanted))
+    assert far(found, wanted) < network_bound(whole.network, torch.cat(wanted))
 
 
 def test_a_tower_of_a_pipeline_with_the_composite_config_is_read_too(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tintype.config.strict import parse, read_yaml
 from tintype.errors import UserError
 from tintype.pretrained.frozen import FrozenNetwork
 from tintype.pretrained.image_processor import IMAGENET_MEAN, IMAGENET_STD
-from tintype.pretrained.preprocess import Resampling, Stretch
+from tintype.pretrained.preprocess import Preprocess, Resampling
 from tintype.settings import Settings, plain
 from tintype.vision.dino import Dinov2TeacherSettings, Dinov3TeacherSettings
 from tintype.vision.lpips import Lpips
@@ -307,7 +307,9 @@ def test_a_network_of_one_size_serves_its_own_grid(tmp_path: Path) -> None:
 
 
 def test_tokens_of_another_width_than_the_configs_are_refused() -> None:
-    network = FrozenNetwork(vit(), Stretch(42, 28, Resampling("bicubic")), words="a test", output="", weights_digest="")
+    network = FrozenNetwork(
+        vit(), Preprocess((42, 28), Resampling("bicubic")), words="a test", output="", weights_digest=""
+    )
     teacher = TransformersTeacher("transformers", network, CPU, GRID, 17)
     with pytest.raises(UserError, match=r"a test cannot be .* of the width 16, where 6 tokens of the width 17"):
         teacher.check()
