@@ -50,7 +50,7 @@ from tintype.text.frozen import FrozenTextEncoder
 from tintype.text.published import MiniLmSettings
 from tintype.tokenizers.latent_cache import open_latent_cache
 from tintype.vision.part import Teacher
-from tintype.vision.scenes import SceneTeacherSettings, scene_features
+from tintype.vision.scene_encoder import SceneTeacherSettings, scene_features
 from tintype.vision.teacher_cache import open_teacher_cache
 
 CPU = torch.device("cpu")

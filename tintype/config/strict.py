@@ -215,6 +215,12 @@ def parse(model: type[S], document: Document, resolve: Resolve = lambda data: da
         raise UserError("\n".join([*lines, *([f"and {more:,} more mistakes"] if more else [])])) from None
 
 
+def first_problem(error: ValidationError, whole: str = "(top level)") -> str:
+    """Return what is wrong first, and at which key; `whole` names all of it."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"
+
+
 def _validated(model: type[S], data: object) -> S:
     return model.model_validate_json(json.dumps(data))  # JSON's rules: a list may fill a tuple
 

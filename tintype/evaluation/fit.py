@@ -16,7 +16,7 @@ from tintype.seams import ImageSource, TextImageEncoder
 from tintype.settings import DataPart
 from tintype.vision.encoders import general_encoder
 from tintype.vision.part import EncoderPart
-from tintype.vision.scenes import SceneEncoderSettings
+from tintype.vision.scene_encoder import SceneEncoderSettings
 
 FEWEST_SAMPLES = 2
 _LARGER_SPLIT = (

@@ -30,8 +30,7 @@ from tintype.settings import NamesFile, Settings, plain
 from tintype.vision.encoders import EncoderChoice
 from tintype.vision.inception import InceptionSettings
 from tintype.vision.part import EncoderPart
-from tintype.vision.scene_encoder import scene_encoder_record
-from tintype.vision.scenes import SceneEncoderSettings
+from tintype.vision.scene_encoder import SceneEncoderSettings, scene_encoder_record
 
 MetricKind = Annotated[str, Field(description="One of " + ", ".join(FEATURE_METRICS))]
 FEWEST = 8

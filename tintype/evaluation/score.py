@@ -32,8 +32,7 @@ from tintype.seams import Encoder, TextImageEncoder
 from tintype.settings import DataPart
 from tintype.train.parts import Model
 from tintype.vision.part import EncoderPart
-from tintype.vision.scene_encoder import SceneReading
-from tintype.vision.scenes import READ_TOGETHER, scene_features
+from tintype.vision.scene_encoder import READ_TOGETHER, SceneReading, scene_features
 
 _FEATURE = "feature"
 

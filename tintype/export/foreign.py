@@ -3,7 +3,7 @@ file, in diffusers' names or in those of PRX's training. Only safetensors and JS
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -42,56 +42,49 @@ class Foreign:
     """`raw`, `average`, or `unknown` where nothing says it."""
     sha256: dict[str, str]
     """SHA-256 of each file of weights."""
-    about: Section = field(default_factory=dict)
+    about: Section
     """The record that tintype wrote with it, if it did."""
-    config: PrxConfig | None = None
+    config: PrxConfig | None
     """The transformer's, where there is one."""
-    sections: Section = field(default_factory=dict)
+    sections: Section
     """Sections of a plan that the folder implies."""
 
 
 def read_foreign(place: Path, weights: str | None) -> Foreign:
+    config = None
     if place.is_dir():
-        return _read_folder(place, weights)
-    if place.suffix in _PICKLED:
-        raise UserError(
-            f"{place} is a pickle, which can run code when it is opened and is never read; load it where you trust it "
-            "and write its tensors with safetensors.torch.save_file"
-        )
-    if not place.is_file():
-        raise UserError(f"there is no {place}; name a folder of diffusers or a .safetensors file")
-    tensors, header = _tensors(place)
-    found, kind = denoiser_in(tensors, weights, str(place))
-    about = _about(header.get(ABOUT_IN_HEADER), place)
-    _check_weights(about, weights, place)
-    return Foreign(
-        place, found, about.get("weights", kind), {place.name: sha256_of(place)}, about, None, _recorded(about)
-    )
-
-
-def _read_folder(place: Path, weights: str | None) -> Foreign:
-    folder = place / "transformer" if (place / "transformer").is_dir() else place
-    if not (folder / "config.json").is_file():
-        raise UserError(
-            f"{place} is not a PRX model of diffusers: it has no transformer/config.json and no config.json. A run of "
-            "tintype needs no import; a single file is named itself"
-        )
-    config = from_config(json_object(folder / "config.json"), str(folder / "config.json"))
-    files = _shards(folder)
+        folder = place / "transformer" if (place / "transformer").is_dir() else place
+        if not (folder / "config.json").is_file():
+            raise UserError(
+                f"{place} is not a PRX model of diffusers: it has no transformer/config.json and no config.json. A run "
+                "of tintype needs no import; a single file is named itself"
+            )
+        config = from_config(json_object(folder / "config.json"), str(folder / "config.json"))
+        files, record = _shards(folder), place / ABOUT
+    else:
+        if place.suffix in _PICKLED:
+            raise UserError(
+                f"{place} is a pickle, which can run code when it is opened and is never read; load it where you trust "
+                "it and write its tensors with safetensors.torch.save_file"
+            )
+        if not place.is_file():
+            raise UserError(f"there is no {place}; name a folder of diffusers or a .safetensors file")
+        files, record = [place], place
     tensors: dict[str, Tensor] = {}
+    header: dict[str, str] = {}
     for file in files:
-        tensors |= _tensors(file)[0]
-    found, kind = denoiser_in(tensors, weights, str(folder))
-    about = _about((place / ABOUT).read_text(encoding="utf-8"), place / ABOUT) if (place / ABOUT).is_file() else {}
-    _check_weights(about, weights, place)
-    sections = _recorded(about) | _pipeline_sections(place, about)
-    digests = {str(file.relative_to(place)): sha256_of(file) for file in files}
-    return Foreign(place, found, about.get("weights", kind), digests, about, config, sections)
-
-
-def _check_weights(about: Section, weights: str | None, place: Path) -> None:
+        found, header = _tensors(file)
+        tensors |= found
+    written = header.get(ABOUT_IN_HEADER)
+    if config is not None:
+        written = record.read_text(encoding="utf-8") if record.is_file() else None
+    about = _about(written, record) if written else {}
+    denoiser, kind = denoiser_in(tensors, weights, str(place))
     if weights is not None and about and about.get("weights") != weights:
         raise UserError(f"{place} has the {about.get('weights')} weights of a run and no others; leave --weights out")
+    digests = {str(file.relative_to(place)) if config else file.name: sha256_of(file) for file in files}
+    sections = _recorded(about) | (_pipeline_sections(place, about) if config else {})
+    return Foreign(place, denoiser, about.get("weights", kind), digests, about, config, sections)
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -120,9 +113,7 @@ def _tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise UserError(f"{file} cannot be read as safetensors: {error}; is it whole?") from None
 
 
-def _about(text: str | None, place: Path) -> Section:
-    if text is None:
-        return {}
+def _about(text: str, place: Path) -> Section:
     try:
         read = parse_object(text)
     except ValueError as error:
@@ -130,6 +121,11 @@ def _about(text: str | None, place: Path) -> Section:
     if read.get("format") != 1:
         raise UserError(f"{place} was written by another version of tintype; this one reads format 1")
     return read
+
+
+def _stated(file: Path) -> Section:
+    """Return what a JSON file of the folder states; nothing where there is none."""
+    return json_object(file) if file.is_file() else {}
 
 
 def _recorded(about: Section) -> Section:
@@ -154,9 +150,8 @@ def _recorded(about: Section) -> Section:
 def _pipeline_sections(place: Path, about: Section) -> Section:
     """Return the sections of a plan that a pipeline's folder implies; tintype's own record has precedence."""
     index = place / "model_index.json"
-    if not index.is_file():
+    if not (stated := _stated(index)):
         return {}
-    stated = json_object(index)
     pipeline = stated.get("_class_name")
     if pipeline not in _PREDICTIONS:
         raise UserError(f"{index} is of a '{pipeline}'; only {' and '.join(_PREDICTIONS)} can be imported")
@@ -173,31 +168,25 @@ def _pipeline_sections(place: Path, about: Section) -> Section:
         if sections["text"]:
             sections["text"]["clean"] = next(one for one, name in PIPELINES_BY_CLEANING.items() if name == pipeline)
         sections["objective"] = {"kind": _PREDICTIONS[pipeline]}
-        scheduler = place / "scheduler" / "scheduler_config.json"
-        if scheduler.is_file():
-            shift = float(json_object(scheduler).get("shift", 1.0))
+        if scheduler := _stated(place / "scheduler" / "scheduler_config.json"):
+            shift = float(scheduler.get("shift", 1.0))
             sections["time"], sections["sampling"] = {"shift": shift}, {"shift": shift}
-        size = stated.get("default_sample_size")
-        if isinstance(size, int):
+        if isinstance(size := stated.get("default_sample_size"), int):
             sections["data"] = {"size_px": size}
     return {key: value for key, value in sections.items() if value}
 
 
 def _text(place: Path, stated: Section, recorded: Section) -> Section:
-    config = place / "text_encoder" / "config.json"
-    if not config.is_file():
+    if not (config := _stated(place / "text_encoder" / "config.json")):
         return {}
-    model_type = json_object(config).get("model_type")
-    known = (part.kind_name() for part in TEXT_PARTS if model_type in part.model_types)
+    known = (part.kind_name() for part in TEXT_PARTS if config.get("model_type") in part.model_types)
     kind = recorded.get("kind") or next(known, "transformers")
-    apart = {"subfolder": "text_encoder"}
+    section = {"kind": kind, "weights": str(place.absolute()), "subfolder": "text_encoder"}
     if (place / "tokenizer").is_dir():
-        apart["tokenizer_subfolder"] = "tokenizer"
-    section = {"kind": kind, "weights": str(place.absolute()), **apart}
+        section["tokenizer_subfolder"] = "tokenizer"
     length = stated.get("prompt_max_tokens")
-    tokenizer = place / "tokenizer" / "tokenizer_config.json"
-    if length is None and tokenizer.is_file():
-        length = json_object(tokenizer).get("model_max_length")
+    if length is None:
+        length = _stated(place / "tokenizer" / "tokenizer_config.json").get("model_max_length")
     if isinstance(length, int) and 2 <= length <= _MOST_TOKENS:
         section["max_tokens"] = length
     section |= {key: recorded[key] for key in ("clean", "compute", "max_tokens") if key in recorded}
@@ -206,9 +195,8 @@ def _text(place: Path, stated: Section, recorded: Section) -> Section:
 
 def _autoencoder(place: Path, recorded: Section) -> Section:
     file = place / "vae" / "config.json"
-    if not file.is_file():
+    if not (config := _stated(file)):
         return {}
-    config = json_object(file)
     held = {part.class_name: part.kind_name() for part in reversed(TOKENIZERS) if part.why_not_exported is None}
     kind = held.get(config.get("_class_name"))
     if kind is None:

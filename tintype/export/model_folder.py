@@ -16,9 +16,9 @@ from torch import Tensor
 from tintype.config.strict import write_yaml
 from tintype.errors import UserError
 from tintype.export.model_card import CARD, CardOptions, exported_card, write_card
-from tintype.export.origin import hub_place
 from tintype.export.pipeline_folder import CONFIGS, Exported, forget_places
 from tintype.export.public import is_local
+from tintype.export.record import hub_place
 from tintype.export.trained import Dtype, Trained, Weights, load_trained
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.plan import Plan, plan_from_folder

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tintype.export import reader
+from tintype.export import components
 from tintype.export.architecture import to_config
-from tintype.export.autoencoder import for_pipeline
 from tintype.export.contract import LATENT, PIXEL, pipeline_for
 from tintype.export.model_card import CARD, CardOptions, exported_card, write_card
 from tintype.export.trained import Dtype, Trained, Weights, load_trained
@@ -82,20 +81,20 @@ def timesteps(steps: int, shift: float) -> list[float]:
 def _write(trained: Trained, pipeline: Pipeline, dtype: Dtype, folder: Path) -> None:
     diffusers = diffusers_package()
     plan, parts, kind = trained.plan, trained.parts, DTYPES[dtype]
-    encoder = reader.form_of(parts.text)
-    components = {
+    encoder = components.form_of(parts.text)
+    parts_of = {
         "transformer": _transformer(trained.denoiser(dtype), plan, parts.tokenizer.channels, parts.text.dim),
         "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(num_train_timesteps=TRAIN_TIMESTEPS, shift=1.0),
-        "text_encoder": reader.network_of(encoder).to(kind),
-        "tokenizer": reader.tokenizer_of(encoder),
+        "text_encoder": components.network_of(encoder).to(kind),
+        "tokenizer": components.tokenizer_of(encoder),
         "default_sample_size": plan.data.size_px,
     }
     if pipeline == LATENT:
-        components["vae"] = for_pipeline(parts.tokenizer).to(kind)
+        parts_of["vae"] = components.for_pipeline(parts.tokenizer).to(kind)
     else:
-        components |= {"prompt_max_tokens": encoder.max_tokens, "noise_scale": 1.0}
-    getattr(diffusers, pipeline)(**components).save_pretrained(folder, safe_serialization=True)
-    reader.mend_config(folder / "text_encoder")
+        parts_of |= {"prompt_max_tokens": encoder.max_tokens, "noise_scale": 1.0}
+    getattr(diffusers, pipeline)(**parts_of).save_pretrained(folder, safe_serialization=True)
+    components.mend_config(folder / "text_encoder")
     for file in folder.rglob("*.json"):
         if file.name in CONFIGS:
             forget_places(file)
@@ -111,9 +110,9 @@ def _transformer(tensors: Mapping[str, Tensor], plan: Plan, channels: int, text_
 def _how_to_call(trained: Trained, pipeline: Pipeline) -> dict[str, Any]:
     """Return the arguments with which the pipeline samples as tintype does."""
     call: dict[str, Any] = {"timesteps": timesteps(STEPS, trained.plan.sampling.shift), "use_resolution_binning": False}
-    if pipeline == LATENT and reader.form_of(trained.parts.text).clean != "prx":
+    if pipeline == LATENT and components.form_of(trained.parts.text).clean != "prx":
         call["skip_text_cleaning"] = True
-    if null := reader.null_prompt(reader.form_of(trained.parts.text)):
+    if null := components.null_prompt(components.form_of(trained.parts.text)):
         call["negative_prompt"] = null
     return {"call": call}
 
@@ -127,7 +126,7 @@ def _notes(trained: Trained) -> list[str]:
         )
     if any(loss.velocity_bias(max(0, trained.step - 1)) for loss in plan.losses):
         notes.append("the bias of the contrastive loss stays in the velocity; `unbias` is tintype's")
-    text = reader.form_of(trained.parts.text)
+    text = components.form_of(trained.parts.text)
     if text.clean is True:
         notes.append(
             "training cleaned captions (text.clean); the pipeline does not: give prompts without HTML or links"

@@ -102,7 +102,11 @@ def collect(folder: Path, repo: str = "OWNER/NAME") -> Upload:
         elif path.is_symlink():
             raise UserError(f"{path} is a link; put the file itself there: what a link leads to is easily overlooked")
         elif path.is_file():
-            _refuse_pickle(path)
+            if path.suffix.lower() in _PICKLES or _is_pickle(path):
+                raise UserError(
+                    f"{path} is a pickle or may hold one, which can run code where it is loaded; publish safetensors, "
+                    "and take this file out of the folder"
+                )
             files.append(name)
     return Upload(folder, tuple(files), tuple(hidden))
 
@@ -187,14 +191,6 @@ def _check_arrived(api: HfApi, upload: Upload, repo: str) -> None:
         )
 
 
-def _refuse_pickle(path: Path) -> None:
-    if path.suffix.lower() in _PICKLES or _is_pickle(path):
-        raise UserError(
-            f"{path} is a pickle or may hold one, which can run code where it is loaded; publish safetensors, and take "
-            "this file out of the folder"
-        )
-
-
 def _is_pickle(path: Path) -> bool:
     """Return whether the content is a pickle, or an archive of torch around one."""
     with path.open("rb") as file:
@@ -245,19 +241,17 @@ def _reason(error: BaseException) -> str:
 
 def _advice(status: int, repo: str) -> str:
     owner = repo.partition("/")[0]
-    if status == 401:
-        return f"the hub does not accept the token; {_LOG_IN}"
-    if status == 403:
-        return f"the token may not write there: is '{owner}' yours, and may the token write? Else {_LOG_IN}"
-    if status == 404:
-        return "the hub has no such repository, or none that this token may see; check the name"
-    if status in (409, 412):
-        return f"somebody else changed the repository just now; {_AGAIN}"
-    if status == 429:
-        return f"the hub asks for fewer requests; wait some minutes, then {_AGAIN}"
-    if status >= 500:
-        return f"the hub has a problem of its own ({status}); wait, then {_AGAIN}"
-    return f"the hub answered {status}"
+    changed = f"somebody else changed the repository just now; {_AGAIN}"
+    own = f"the hub has a problem of its own ({status}); wait, then {_AGAIN}"
+    known = {
+        401: f"the hub does not accept the token; {_LOG_IN}",
+        403: f"the token may not write there: is '{owner}' yours, and may the token write? Else {_LOG_IN}",
+        404: "the hub has no such repository, or none that this token may see; check the name",
+        409: changed,
+        412: changed,
+        429: f"the hub asks for fewer requests; wait some minutes, then {_AGAIN}",
+    }
+    return known.get(status, own if status >= 500 else f"the hub answered {status}")
 
 
 def file_rows(upload: Upload) -> Sequence[tuple[str, str]]:

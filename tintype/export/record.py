@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tintype import recipes
 from tintype.config.strict import read_yaml
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Definition, Protocol, definitions
 from tintype.evaluation.results import EvaluationResult, read_result
-from tintype.export.origin import Origin, read_origin
+from tintype.export.public import HUB_NAME
 from tintype.plan import Change, Plan, diff, plan_from_folder, read_plan, stored_plan
 from tintype.runtime.files import read_sealed
+from tintype.runtime.redact import LOCAL
 from tintype.settings import DataPart
 from tintype.study.study import remake_study
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 
+_IN_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})(?:/|$)", re.ASCII)
+"""Where huggingface_hub keeps what it has fetched."""
+Record: TypeAlias = Mapping[str, Any]
+"""A record as JSON in the folder of a run has it."""
 _OF_THE_ORIGIN = ("started-from", "imported")
 
 
@@ -74,6 +80,64 @@ class Evaluation:
 class Baseline:
     words: str
     plan: Plan
+
+
+@dataclass(frozen=True)
+class Origin:
+    runs: tuple[Record, ...]
+    """Runs that it started from, the nearest first, as `lineage.json` has them."""
+    imported: Record | None
+    """The imported model at the beginning, as `imported.json` has it."""
+
+    @property
+    def hub(self) -> tuple[str, str] | None:
+        """Name and revision on the hub; None where what was imported lay in a folder that says nothing of it."""
+        found = _IN_CACHE.search(str(self.imported["source"])) if self.imported else None
+        if found is None or not HUB_NAME.fullmatch(name := f"{found[1]}/{found[2]}"):
+            return None
+        return name, found[3]
+
+    @property
+    def brief(self) -> str:
+        if self.runs:
+            return f"the weights of another run ({self.runs[0]['plan']})"
+        return f"{self.hub[0]}, imported" if self.hub else "an imported model"
+
+    def steps(self) -> list[str]:
+        """Return the steps of the lineage in words, the nearest first."""
+        return [*map(_run_words, self.runs), self._import_words(self.imported) if self.imported else "random weights"]
+
+    def _import_words(self, imported: Record) -> str:
+        place = f"{self.hub[0]} at {self.hub[1]}" if self.hub else LOCAL
+        files = ", ".join(f"{name} {sha256}" for name, sha256 in imported["sha256"].items())
+        about = imported.get("exported_from")
+        run = f", an export of the run {about.get('plan')} at step {about.get('step')}" if about else ""
+        return f"an imported model: {place}{run}; {imported['weights']} weights, SHA-256 of {files}"
+
+
+def hub_place(path: str) -> str:
+    """Return the part of a path that names a repository in the hub's cache, or ''."""
+    found = _IN_CACHE.search(path)
+    return path[found.start() :] if found else ""
+
+
+def read_origin(folder: RunFolder) -> Origin | None:
+    """Return the origin; None for a run that began with random weights."""
+    runs: list[Record] = []
+    found: Record | None = folder.read_record(folder.lineage_file)
+    imported: Record | None = folder.read_record(folder.imported_file)
+    while found:
+        runs.append(found)
+        imported = found.get("imported")
+        found = found.get("lineage")
+    return Origin(tuple(runs), imported or None) if runs or imported else None
+
+
+def _run_words(run: Record) -> str:
+    return (
+        f"the {run['weights']} weights of the run {run['plan']}, seed {run['seed']}, at step {run['at_step']:,} of "
+        f"{run['steps']:,} (SHA-256 {run['sha256']})"
+    )
 
 
 @dataclass(frozen=True)
@@ -168,15 +232,18 @@ def read_record(
     origin = read_origin(folder)
     if not step and origin is None:
         raise UserError(f"{path} has not been trained for a step yet; `tintype train` first, then write its card")
-    study = _study_of(path)
-    every = _evaluations(path, plan)
+    runs = path.resolve().parent
+    study = runs.parent if runs.name == "runs" and (runs.parent / "study.yaml").is_file() else None
+    results = [read_result(file) for file in sorted((path / "evaluation").glob("*/result.json"))]
+    every = [Evaluation(result, definitions(result.protocol, plan.data.of_scenes)) for result in results]
     fitting = [one for one in every if (one.result.ema.length if one.result.ema else None) == ema_length]
     chosen = _newest([one for one in fitting if weights in (None, one.result.weights)], step)
+    snapshots = checkpoint.steps(folder.snapshots) if ema_length is not None else []
     return RunRecord(
         path=path,
         plan=plan,
         step=step,
-        weights_step=step if ema_length is None else _last_snapshot(folder, step),
+        weights_step=max(snapshots, default=step),  # the checkpoint's where the snapshots are gone
         environment=folder.read_record(folder.environment_file),
         identities=folder.read_record(folder.loaded_file),
         latents=folder.read_record(folder.latents_file),
@@ -190,37 +257,17 @@ def read_record(
     )
 
 
-def _last_snapshot(folder: RunFolder, step: int) -> int:
-    """The step of the checkpoint where the snapshots are gone."""
-    return max(checkpoint.steps(folder.snapshots), default=step)
-
-
-def _evaluations(path: Path, plan: Plan) -> list[Evaluation]:
-    found = []
-    for file in sorted((path / "evaluation").glob("*/result.json")):
-        result = read_result(file)
-        found.append(Evaluation(result, definitions(result.protocol, plan.data.of_scenes)))
-    return found
-
-
 def _newest(found: Sequence[Evaluation], step: int) -> list[Evaluation]:
     """Return the scores of the checkpoint; where it has none, those of the last step before that has some."""
     last = max((one.step for one in found if one.step <= step), default=None)
     return [one for one in found if one.step == last]
 
 
-def _study_of(path: Path) -> Path | None:
-    runs = path.resolve().parent
-    return runs.parent if runs.name == "runs" and (runs.parent / "study.yaml").is_file() else None
-
-
 def _study_baseline(study: Path | None, plan: Plan) -> Baseline | None:
     """Return the baseline of a study that is nearest to the plan; a study has one for each resolution."""
     if study is None:
         return None
-    files = [
-        file for file in (study / "baseline.yaml", *sorted((study / "baselines").glob("*.yaml"))) if file.is_file()
-    ]
+    files = [*study.glob("baseline.yaml"), *sorted((study / "baselines").glob("*.yaml"))]
     if not files:
         return None
     plans = {file: stored_plan(file, remake_study(study)) for file in files}

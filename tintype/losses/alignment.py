@@ -19,9 +19,9 @@ from tintype.losses.part import LossPart, PlanView
 from tintype.seams import LossContext, LossInputs, LossTerm, Output, Tapped
 from tintype.settings import Plain, Settings
 from tintype.vision.dino import Dinov2TeacherSettings
+from tintype.vision.encoders import TeacherChoice
 from tintype.vision.part import Teacher
 from tintype.vision.teacher_cache import CacheKind, TeacherCache, forget_teacher_cache, open_teacher_cache
-from tintype.vision.teachers import TeacherChoice
 
 
 class AlignmentOptions(Settings):

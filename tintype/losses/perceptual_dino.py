@@ -19,7 +19,7 @@ from torch.nn.functional import cosine_similarity
 from tintype.errors import UserError
 from tintype.losses.perceptual import PerceptualPart, resized
 from tintype.pretrained.hub import Checkpoint
-from tintype.pretrained.image_processor import IMAGENET_MEAN, IMAGENET_STD
+from tintype.pretrained.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from tintype.pretrained.weights import digest
 from tintype.settings import PathText
 from tintype.vision.dino import COMMITS, DINOV2

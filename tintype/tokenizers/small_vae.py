@@ -10,9 +10,7 @@ B: images. C: channels. H, W: rows, columns.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -24,6 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from tintype.config.strict import first_problem
 from tintype.errors import UserError
 from tintype.pretrained.weights import digest
 from tintype.runtime.files import write_bytes, write_json
@@ -34,7 +33,7 @@ from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_M
 from tintype.tokenizers.part import NONE_KNOWN, Compression, Known, Posterior, Statistics, TokenizerPart
 
 WEIGHTS_NAME, RECORD_NAME = "vae.safetensors", "vae.json"
-FORMAT = 1
+FORMAT: Literal[1] = 1
 
 _CPU = torch.device("cpu")
 _GROUPS = 8
@@ -246,7 +245,7 @@ class SmallVaeSettings(TokenizerPart):
 class Record(Settings):
     """Contents of `vae.json`."""
 
-    format: int
+    format: Literal[1]
     kind: Literal["small-vae"]
     sha256: str
     shape: SmallVaeShape
@@ -275,43 +274,28 @@ def is_trained(folder: Path) -> bool:
 
 def read_record(folder: Path) -> Record:
     path = folder / RECORD_NAME
-    try:
-        stat = path.stat()
-        return _read_record(path, stat.st_mtime_ns, stat.st_size)
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.is_file():
         state = "its training has not ended" if (folder / "checkpoints").is_dir() else "it is none"
-        if not folder.is_dir():
-            state = f"there is no folder {folder.absolute()}"
         raise UserError(
-            f"{folder} holds no trained small-vae ({RECORD_NAME} is not there: {state}); "
-            "train one with: tintype tokenizer train --out DIR"
-        ) from None
-
-
-@lru_cache(maxsize=16)
-def _read_record(path: Path, changed_ns: int, size: int) -> Record:
-    """Read a record, once for as long as the file is the same."""
+            f"{folder.absolute()} holds no trained small-vae ({RECORD_NAME} is not there: {state}); train one with: "
+            "tintype tokenizer train --out DIR"
+        )
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(data, dict) and data.get("format", FORMAT) != FORMAT:
-            raise UserError(f"{path} is of format {data['format']}; this version of tintype reads format {FORMAT}")
-        return Record.model_validate_json(json.dumps(data))
+        return Record.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"])) or "(top level)"
-        raise UserError(f"{path} is not the record of a small-vae: {key}: {first['msg']}") from None
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: it is not JSON ({error}); put a good copy back, or train anew") from None
+        raise UserError(
+            f"{path} is damaged, or not the record of a small-vae in the format {FORMAT} that this version of tintype "
+            f"reads: {first_problem(error)}; put a good copy back, or train anew"
+        ) from None
 
 
 def read_vae(folder: Path, sha256: str | None = None) -> Vae:
     """Load the network of a folder; refuse weights that are not those of the record."""
     record = read_record(folder)
     path = folder / WEIGHTS_NAME
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path} is not there, but {RECORD_NAME} names it; put it back, or train anew") from None
+    if not path.is_file():
+        raise UserError(f"{path} is not there, but {RECORD_NAME} names it; put it back, or train anew")
+    content = path.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     check_same(folder / RECORD_NAME, f"SHA-256 of {path}", record.sha256, found, "put the file back, or train anew")
     check_pin("tokenizer.sha256", sha256, f"{path}, where others were trained", found, "give the right folder")

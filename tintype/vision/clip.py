@@ -22,9 +22,9 @@ from tintype.pretrained.frozen import frozen_arithmetic
 from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.packages import Untyped
 from tintype.pretrained.preprocess import Preprocess, Resampling
+from tintype.pretrained.settings import Source
 from tintype.seams import Encoder, TextImageEncoder
-from tintype.vision.part import HubEncoderPart, HubSource
-from tintype.vision.transformers_encoder import TransformersEncoder
+from tintype.vision.part import HubEncoderPart, TransformersEncoder
 
 _TEXT_BATCH = 64
 _PROBES = ("A RED ball, 3.5 m off — naïve\tcafé's", "a ball on grass " * 50)
@@ -42,7 +42,7 @@ class ClipSettings(HubEncoderPart):
     reads_text: ClassVar[bool] = True
 
     kind: Literal["clip"] = "clip"
-    source: HubSource = "openai/clip-vit-large-patch14-336"
+    source: Source = "openai/clip-vit-large-patch14-336"
     form: Literal["processor", "cmmd"] = Field(
         "processor", description="processor: the short side resized, then cut; cmmd: the middle cut out, then resized"
     )
@@ -71,7 +71,7 @@ class SiglipSettings(HubEncoderPart):
     }
 
     kind: Literal["siglip"] = "siglip"
-    source: HubSource = "google/siglip-so400m-patch14-384"
+    source: Source = "google/siglip-so400m-patch14-384"
 
     def _make(self, device: torch.device) -> Encoder:
         checkpoint = self._checkpoint(self.source)

@@ -14,11 +14,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tintype.pretrained.image_processor import IMAGENET_MEAN, IMAGENET_STD
-from tintype.pretrained.preprocess import Preprocess, Resampling, Triple
+from tintype.pretrained.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess, Resampling, Triple
+from tintype.pretrained.settings import Source
 from tintype.seams import Encoder
-from tintype.vision.part import HubEncoderPart, HubSource
-from tintype.vision.transformers_encoder import TransformersEncoder
+from tintype.vision.part import HubEncoderPart, TransformersEncoder
 from tintype.vision.transformers_teacher import HubTeacherPart
 
 DINOV2 = {"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel"}
@@ -70,7 +69,7 @@ class Dinov2Settings(HubEncoderPart):
 
     kind: Literal["dinov2"] = "dinov2"
     form: Literal["fd", "prx"] = "fd"
-    source: HubSource | None = Field(None, description="Repository or local folder; by default the form's")
+    source: Source | None = Field(None, description="Repository or local folder; by default the form's")
     size_px: int | None = Field(None, ge=14, description="The input; by default 224 for fd and 518 for prx")
 
     @property
@@ -92,7 +91,7 @@ class Dinov3Settings(HubEncoderPart):
     commits: ClassVar[Mapping[str, str]] = COMMITS
 
     kind: Literal["dinov3"] = "dinov3"
-    source: HubSource = _DINOV3_SOURCE
+    source: Source = _DINOV3_SOURCE
     size_px: int = Field(224, ge=16, description="The input")
 
     def _make(self, device: torch.device) -> Encoder:
@@ -111,7 +110,7 @@ class Dinov2TeacherSettings(HubTeacherPart):
     commits: ClassVar[Mapping[str, str]] = COMMITS
 
     kind: Literal["dinov2"] = "dinov2"
-    source: HubSource = "facebook/dinov2-base"
+    source: Source = "facebook/dinov2-base"
 
     def _normalisation(self) -> tuple[float, Triple, Triple]:
         said = self._checkpoint.stated_image_processor()
@@ -125,4 +124,4 @@ class Dinov3TeacherSettings(HubTeacherPart):
     commits: ClassVar[Mapping[str, str]] = COMMITS
 
     kind: Literal["dinov3"] = "dinov3"
-    source: HubSource = _DINOV3_SOURCE
+    source: Source = _DINOV3_SOURCE

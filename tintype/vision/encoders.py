@@ -1,4 +1,4 @@
-"""The table of image encoders that features can be taken with."""
+"""The tables of image encoders that features can be taken with, and of teachers for alignment."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from tintype.pretrained.weights import Known, at_hand, fetch
 from tintype.settings import OneOf, kind_alone
 from tintype.vision import inception, lpips
 from tintype.vision.clip import ClipSettings, SiglipSettings
-from tintype.vision.dino import Dinov2Settings, Dinov3Settings
+from tintype.vision.dino import Dinov2Settings, Dinov2TeacherSettings, Dinov3Settings, Dinov3TeacherSettings
 from tintype.vision.inception import InceptionSettings
-from tintype.vision.part import EncoderPart
-from tintype.vision.scenes import SceneEncoderSettings
-from tintype.vision.vgg import VggSettings
+from tintype.vision.part import EncoderPart, TeacherPart
+from tintype.vision.scene_encoder import SceneEncoderSettings, SceneTeacherSettings
+from tintype.vision.transformers_teacher import TransformersTeacherSettings
+from tintype.vision.vgg import VggSettings, VggTeacherSettings
 
 ENCODERS: tuple[type[EncoderPart], ...] = (
     SceneEncoderSettings,
@@ -29,6 +30,18 @@ ENCODERS: tuple[type[EncoderPart], ...] = (
 
 EncoderChoice = Annotated[EncoderPart, OneOf(ENCODERS), BeforeValidator(kind_alone)]
 """Any encoder, as a user writes it: `{kind: dinov2, form: prx}`, or a kind alone."""
+
+
+TEACHERS: tuple[type[TeacherPart], ...] = (
+    SceneTeacherSettings,
+    VggTeacherSettings,
+    Dinov2TeacherSettings,
+    Dinov3TeacherSettings,
+    TransformersTeacherSettings,
+)
+
+TeacherChoice = Annotated[TeacherPart, OneOf(TEACHERS), BeforeValidator(kind_alone)]
+"""Any teacher, as a user writes it: `{kind: dinov2, source: FOLDER}`, or a kind alone."""
 
 
 def general_encoder() -> tuple[EncoderPart, str]:

@@ -17,11 +17,13 @@ from torch import Tensor
 from tintype.errors import UserError
 from tintype.pretrained.frozen import Arithmetic, FrozenEncoder, FrozenNetwork, encode_evenly
 from tintype.pretrained.hub import Checkpoint
+from tintype.pretrained.packages import Untyped
+from tintype.pretrained.preprocess import Preprocess
+from tintype.pretrained.settings import Revision
+from tintype.pretrained.weights import digest
 from tintype.seams import Encoder
-from tintype.settings import Part, PathText
+from tintype.settings import Part
 
-HubSource = Annotated[PathText, Field(min_length=1, description="Repository of the hub, or a local folder")]
-Revision = Annotated[str | None, Field(description="Branch, tag or commit of the hub; a commit cannot change")]
 HubArithmetic = Annotated[Arithmetic, Field(description="tf32: several times as fast on a GPU, other last digits")]
 
 Grid = tuple[int, int]
@@ -73,6 +75,33 @@ class HubEncoderPart(EncoderPart):
 
     def _checkpoint(self, source: str) -> Checkpoint:
         return Checkpoint(source, self.revision, self.arithmetic, commit=self.commits.get(source))
+
+
+class TransformersEncoder(FrozenEncoder):
+    """An encoder of transformers. The preprocessing is ours, with the checkpoint's numbers where none are given."""
+
+    def __init__(
+        self,
+        name: str,
+        checkpoint: Checkpoint,
+        model: Untyped,
+        preprocess: Preprocess,
+        output: str,
+        device: torch.device,
+    ) -> None:
+        patch_px = vision_config(model.config).patch_size
+        size_px = preprocess.sides[0]
+        if size_px % patch_px:
+            raise UserError(f"{checkpoint.words} has patches of {patch_px} px; size_px ({size_px}) must be a multiple")
+        self._checkpoint = checkpoint
+        weights = digest(model.parameters())
+        network = FrozenNetwork(model, preprocess, checkpoint.words, output, weights, checkpoint.arithmetic)
+        super().__init__(name, network, device)
+
+
+def vision_config(config: Untyped) -> Untyped:
+    """Return the config of the image tower, of a network that has several."""
+    return getattr(config, "vision_config", config)
 
 
 class Teacher(FrozenEncoder):

@@ -19,9 +19,9 @@ from tintype.pretrained.frozen import FrozenNetwork, frozen_arithmetic
 from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.packages import Untyped
 from tintype.pretrained.preprocess import Preprocess, Resampling, Triple
+from tintype.pretrained.settings import Revision, Source
 from tintype.pretrained.weights import digest
-from tintype.vision.part import Grid, HubArithmetic, HubSource, Revision, Teacher, TeacherPart, with_packaged_teacher
-from tintype.vision.transformers_encoder import vision_config
+from tintype.vision.part import Grid, HubArithmetic, Teacher, TeacherPart, vision_config, with_packaged_teacher
 
 _PROBE_PX = 32
 _UNUSED = frozenset({"pooler", "head", "text_model", "text_projection", "visual_projection"})
@@ -42,7 +42,7 @@ class HubTeacherPart(TeacherPart):
     commits: ClassVar[Mapping[str, str]] = {}
     """Commits that are loaded where no revision is given, by repository."""
 
-    source: HubSource
+    source: Source
     revision: Revision = None
     arithmetic: HubArithmetic = "fp32"
 

@@ -21,7 +21,7 @@ from tintype.evaluation.protocol import ImageProtocol
 from tintype.metrics.table import FEATURE_METRICS
 from tintype.sampling.images import save_png
 from tintype.vision.inception import InceptionSettings
-from tintype.vision.scenes import SceneEncoderSettings
+from tintype.vision.scene_encoder import SceneEncoderSettings
 
 CPU = torch.device("cpu")
 SCENES = ImageProtocol(encoders=(SceneEncoderSettings(),))

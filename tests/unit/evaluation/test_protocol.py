@@ -13,7 +13,7 @@ from tintype.metrics.frechet_distance import FD
 from tintype.vision.clip import ClipSettings
 from tintype.vision.dino import Dinov2Settings
 from tintype.vision.inception import InceptionSettings
-from tintype.vision.scenes import SceneEncoderSettings
+from tintype.vision.scene_encoder import SceneEncoderSettings
 
 
 def protocol(text: str) -> Protocol:

@@ -21,7 +21,7 @@ from tintype.evaluation.reference import (
     write_reference,
 )
 from tintype.vision.features import feature_matrix
-from tintype.vision.scenes import scene_features
+from tintype.vision.scene_encoder import scene_features
 
 CPU = torch.device("cpu")
 PROTOCOL = Protocol(count=8, also=(), reference_count=24, validation_count=2)

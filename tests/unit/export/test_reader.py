@@ -10,7 +10,7 @@ import torch
 
 from tests import tiny_text
 from tintype.errors import UserError
-from tintype.export import reader
+from tintype.export import components
 from tintype.text.published import TransformersSettings
 
 transformers = pytest.importorskip("transformers")
@@ -37,7 +37,7 @@ def changed(tmp_path: Path, **settings: Any) -> Path:
 def test_padding_goes_to_the_right_whatever_the_tokenizer_does_by_itself(tmp_path: Path) -> None:
     found = encoder(changed(tmp_path, padding_side="left"))
     assert found.tokenizer.padding_side == "left"
-    reader.tokenizer_of(found.transformers_form()).save_pretrained(tmp_path / "saved")
+    components.tokenizer_of(found.transformers_form()).save_pretrained(tmp_path / "saved")
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
     ids = again(["a ball"], padding="max_length", truncation=True)["input_ids"][0]
     assert len(ids) == 24
@@ -47,7 +47,7 @@ def test_padding_goes_to_the_right_whatever_the_tokenizer_does_by_itself(tmp_pat
 def test_a_tokenizer_without_a_padding_token_gets_one(tmp_path: Path) -> None:
     found = encoder(changed(tmp_path, pad_token=None))
     assert found.tokenizer.pad_token is None
-    reader.tokenizer_of(found.transformers_form()).save_pretrained(tmp_path / "saved")
+    components.tokenizer_of(found.transformers_form()).save_pretrained(tmp_path / "saved")
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert len(again(["a ball"], padding="max_length", truncation=True)["input_ids"][0]) == 24
     assert found.tokenizer.pad_token is None  # the run's own stays as it is
@@ -55,19 +55,19 @@ def test_a_tokenizer_without_a_padding_token_gets_one(tmp_path: Path) -> None:
 
 def test_a_null_caption_that_no_text_gives_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = encoder(changed(tmp_path))
-    assert reader.null_prompt(found.transformers_form()) == "<eos>"
+    assert components.null_prompt(found.transformers_form()) == "<eos>"
     monkeypatch.setattr(found, "_nothing", 8)  # 'and': there is text for it, but another token than <eos>
-    assert reader.null_prompt(found.transformers_form()) == "and"
+    assert components.null_prompt(found.transformers_form()) == "and"
     monkeypatch.setattr(type(found.tokenizer), "convert_ids_to_tokens", lambda self, token: "two words")
     with pytest.raises(UserError, match="cannot guide"):
-        reader.null_prompt(found.transformers_form())
+        components.null_prompt(found.transformers_form())
 
 
 def test_a_small_t5gemma_comes_back_with_its_own_sizes(tmp_path: Path) -> None:
     """transformers reads the encoder's own config with the sizes of the 2B model."""
     network = tiny_text.model("t5gemma").get_encoder()
     network.save_pretrained(tmp_path)
-    reader.mend_config(tmp_path)
+    components.mend_config(tmp_path)
     stated = json.loads((tmp_path / "config.json").read_text())
     assert stated["model_type"] == "t5gemma"
     assert stated["encoder"]["hidden_size"] == tiny_text.WIDTH

@@ -32,7 +32,7 @@ from tintype.train.steps import Progress
 from tintype.train.update import update
 from tintype.vision import teacher_cache
 from tintype.vision.dino import Dinov2TeacherSettings
-from tintype.vision.scenes import SceneTeacherSettings
+from tintype.vision.scene_encoder import SceneTeacherSettings
 
 
 def term(**changes: Any) -> AlignmentTerm:

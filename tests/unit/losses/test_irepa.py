@@ -16,7 +16,7 @@ from tintype.plan import Plan
 from tintype.seams import Draws, Route
 from tintype.settings import ModelSettings
 from tintype.train.session import build_session
-from tintype.vision.scenes import SceneTeacherSettings
+from tintype.vision.scene_encoder import SceneTeacherSettings
 
 
 def term(alpha: float = 0.6) -> IrepaTerm:

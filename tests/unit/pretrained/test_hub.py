@@ -18,7 +18,7 @@ from tests.bounds import rounding_bound
 from tests.tiny_clip import PATCH, PROCESSOR, SIZE_PX, TOWER, VISION, text_tower, write, write_clip, write_tokenizer
 from tintype.errors import UserError
 from tintype.pretrained.hub import Checkpoint
-from tintype.pretrained.image_processor import IMAGENET_MEAN, IMAGENET_STD
+from tintype.pretrained.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from tintype.vision.clip import ClipSettings, SiglipSettings
 from tintype.vision.dino import Dinov2Settings, Dinov3Settings
 from tintype.vision.features import feature_matrix

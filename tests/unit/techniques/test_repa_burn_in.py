@@ -22,7 +22,7 @@ from tintype.train.folder import RunFolder
 from tintype.train.loop import train
 from tintype.train.steps import Progress
 from tintype.vision.part import Teacher
-from tintype.vision.scenes import SceneTeacherSettings
+from tintype.vision.scene_encoder import SceneTeacherSettings
 
 SPEC = "repa-burn-in:teacher=scenes,hidden=32"
 

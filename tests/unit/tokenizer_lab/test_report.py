@@ -22,7 +22,7 @@ from tintype.tokenizer_lab.report import ReportSettings, report_tokenizers, roun
 from tintype.tokenizers.pixels import Pixels, PixelsSettings
 from tintype.tokenizers.small_vae import SmallVae, SmallVaeSettings, SmallVaeShape, Vae, read_vae, write_vae
 from tintype.vision.features import feature_matrix
-from tintype.vision.scenes import scene_features
+from tintype.vision.scene_encoder import scene_features
 
 CPU = torch.device("cpu")
 SETTINGS = {"size_px": 16, "count": 6, "batch": 4, "shown": 2, "encoders": ["scenes"]}

@@ -198,10 +198,10 @@ def _rounded_weights(folder: Path) -> None:
         (_rounded_weights, r"does not hold the network .* latent_mean is fp16 \[\S+ \S+ \S+ \S+ and not fp32 \["),
         (lambda folder: (folder / "vae.safetensors").unlink(), "is not there"),
         (lambda folder: (folder / "vae.json").unlink(), "holds no trained small-vae"),
-        (lambda folder: (folder / "vae.json").write_text("{"), "it is not JSON"),
+        (lambda folder: (folder / "vae.json").write_text("{"), "Invalid JSON"),
         (lambda folder: (folder / "vae.json").write_text("[]"), "not the record of a small-vae"),
-        (_set("format", 2), "format 2"),
-        (_set("kind", "flux1"), "not the record of a small-vae: kind"),
+        (_set("format", 2), "reads: format: Input should be 1"),
+        (_set("kind", "flux1"), "not the record of a small-vae .*: kind"),
         (_set("shape", {"channels": 3, "stride_px": 5}), r"shape\.stride_px"),
     ],
 )

@@ -15,7 +15,7 @@ from tintype.vision.encoders import EncoderChoice
 from tintype.vision.features import feature_matrix
 from tintype.vision.inception import InceptionSettings
 from tintype.vision.part import EncoderPart
-from tintype.vision.scenes import SceneEncoderSettings, scene_features
+from tintype.vision.scene_encoder import SceneEncoderSettings, scene_features
 from tintype.vision.vgg import VggSettings
 
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from tintype.seams import ImageSource
 from tintype.vision import teacher_cache
 from tintype.vision.dino import Dinov2TeacherSettings
 from tintype.vision.part import Teacher
-from tintype.vision.scenes import SceneTeacherSettings
+from tintype.vision.scene_encoder import SceneTeacherSettings
 from tintype.vision.teacher_cache import TeacherCache, forget_teacher_cache, open_teacher_cache
 
 CPU = torch.device("cpu")
