@@ -20,7 +20,7 @@ from tintype.data.recaption import answers
 from tintype.data.recaption.answers import MOST_CHARACTERS, clean, judge, whole_sentences
 from tintype.data.recaption.asking import Asking, Question
 from tintype.data.recaption.server import Patience, Server, read_answer, read_place
-from tintype.data.recaption.work import Prices, Task, recaption
+from tintype.data.recaption.work import Task, recaption
 from tintype.data.store.attributes import MisfitError, fit
 from tintype.data.store.layout import open_store
 from tintype.data.store.texts import has_html
@@ -136,7 +136,7 @@ def test_an_entity_of_many_digits_is_no_character(promise: Promise) -> None:
 
 ASKING = Asking("Describe it.", 50)
 FAST = Patience(timeout_s=30.0, tries=2, first_wait_s=0.001)
-PRICED = Task("vlm", ASKING, tries=2, prices=Prices(1.0, 2.0))
+PRICED = Task("vlm", ASKING, tries=2, price_input=1.0, price_output=2.0)
 
 
 @pytest.fixture
@@ -169,13 +169,13 @@ def test_a_count_of_tokens_that_cannot_be_is_no_answer(
     server.script = [counting(tokens)]
     done = recaption(store, PRICED, to(server), Interrupt())
     assert done.about is not None and done.progress.cost == 4 * (100 * 1.0 + 10 * 2.0) / 1e6
-    promise.count(len(server.asked) == 5 and done.progress.input_tokens == 400, tokens[:8])
+    promise.count(len(server.asked) == 5 and done.progress.counts["input_tokens"] == 400, tokens[:8])
 
 
 def test_images_whose_tokens_are_only_counted_wrongly_are_set_aside(store: Path, server: CaptionServer) -> None:
     server.always = counting("9" * 4001)
     done = recaption(store, PRICED, to(server), Interrupt())
-    assert done.progress.aside == 4 and done.progress.cost == 0.0 and done.about is not None
+    assert done.progress.counts["set_aside"] == 4 and done.progress.cost == 0.0 and done.about is not None
     kept = (store / str(done.about.added[0].journal)).read_text()
     assert kept.count("its answer counts more than 1,000,000,000 tokens") == 4
 
@@ -185,7 +185,7 @@ def test_a_count_that_an_earlier_version_kept_is_named_with_its_line(
     promise: Promise, store: Path, server: CaptionServer
 ) -> None:
     """Put a count of 4,001 digits into the journal of a stopped command, and run it again, then without the line."""
-    recaption(store, replace(PRICED, choice=replace(PRICED.choice, limit=2)), to(server), Interrupt())
+    recaption(store, replace(PRICED, limit=2), to(server), Interrupt())
     journal = store / ".recaption-vlm" / "journal.jsonl"
     lines = journal.read_text().splitlines()
     head, entry = (json.loads(line) for line in lines[:2])
@@ -211,6 +211,10 @@ def test_a_long_answer_is_set_aside_and_the_journal_stays_small(
     """Answer with newlines, marks and letters, up to 3 MB: it is set aside, and at most 20,000 characters are kept."""
     server.reply = lambda key, body: answer
     done = recaption(store, PRICED, to(server), Interrupt())
-    assert done.about is not None and done.progress.aside == 4 and open_store(store).texts("caption:vlm") == [""] * 4
+    assert (
+        done.about is not None
+        and done.progress.counts["set_aside"] == 4
+        and open_store(store).texts("caption:vlm") == [""] * 4
+    )
     kept = (store / str(done.about.added[0].journal)).stat().st_size
     promise.count(kept < 4 * 60_000, f"{kept} bytes")

@@ -143,7 +143,7 @@ def data_recaption(
         lacking = {"STORE": store, "--column NAME": column, "--model MODEL": model}
         raise UserError(f"{', '.join(key for key, value in lacking.items() if value is None)} is missing")
     from tintype.data.recaption.asking import Asking, Captioner
-    from tintype.data.recaption.work import Choice, Prices, Task
+    from tintype.data.recaption.work import Task
     from tintype.terminal.data import recaption_with_progress
 
     asking = Asking(words, max_tokens or MAX_TOKENS.get(name, MAX_TOKENS["long"]), temperature, seed)
@@ -167,9 +167,18 @@ def data_recaption(
         if key_variable is not None:
             raise UserError("--key-variable is for a server; give --server too")
         captioner = Local(Checkpoint(model, revision), asking, choose_device(device), batch)
-    prices = Prices(price_per_million_input, price_per_million_output)
-    choice = Choice(split, only_empty, limit)
-    task = Task(column, asking, choice, tries, prices, overwrite, anew)
+    task = Task(
+        column,
+        asking,
+        tries,
+        split,
+        only_empty,
+        limit,
+        price_per_million_input,
+        price_per_million_output,
+        overwrite,
+        anew,
+    )
     recaption_with_progress(store, task, captioner, console)
 
 

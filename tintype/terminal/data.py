@@ -144,7 +144,7 @@ def recaption_with_progress(store: Path, task: recaptioning.Task, captioner: Cap
     made_by = added.made_by
     if empty := made_by["empty_captions"]:
         reasons = [f"{count:,} {reason}" for reason, count in made_by["set_aside"].items()]
-        if made_by["not_asked"] and not task.choice.only_empty:
+        if made_by["not_asked"] and not task.only_empty:
             reasons.append(f"{made_by['not_asked']:,} not asked")
         why = ", ".join(reasons)
         say_note(console, f"{empty:,} captions are empty ({why}); {store / str(added.journal)} has the answers")
@@ -154,8 +154,9 @@ def recaption_with_progress(store: Path, task: recaptioning.Task, captioner: Cap
 
 
 def _tokens(progress: recaptioning.Progress) -> str:
-    parts = [f"{progress.input_tokens:,} + {progress.output_tokens:,} tokens"]
+    counts = progress.counts
+    parts = [f"{counts['input_tokens']:,} + {counts['output_tokens']:,} tokens"]
     parts += [f"cost {progress.cost:.4g}"] if progress.cost is not None else []
-    parts += [f"{progress.retried:,} asked again"] if progress.retried else []
-    parts += [f"{progress.aside:,} set aside"] if progress.aside else []
+    parts += [f"{counts['retried']:,} asked again"] if counts["retried"] else []
+    parts += [f"{counts['set_aside']:,} set aside"] if counts["set_aside"] else []
     return " · ".join(parts)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from tintype.errors import UserError
 from tintype.runtime.files import Json, checksum_of, parse_object
@@ -29,10 +29,8 @@ MOST_TOKENS = 10**9
 Count = Annotated[int, Field(ge=0, le=MOST_TOKENS**2)]
 
 
-class Entry(BaseModel):
+class Entry(BaseModel, frozen=True, extra="forbid", strict=True):
     """The outcome for one image."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     key: str
     """The SHA-256 of the image's bytes."""
@@ -50,14 +48,6 @@ class Entry(BaseModel):
     refusals: Count = 0
     input_tokens: Count = 0
     output_tokens: Count = 0
-
-
-class _Header(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    format: str = _FORMAT
-    settings: dict[str, Json]
-    """All that the answers depend on."""
 
 
 @dataclass
@@ -81,9 +71,6 @@ class Journal:
             ) from error
         self.entries[entry.key] = entry
 
-    def content(self) -> bytes:
-        return self.path.read_bytes()
-
     def _sync(self) -> None:
         assert self._file is not None
         os.fsync(self._file.fileno())
@@ -92,11 +79,11 @@ class Journal:
 
 @contextmanager
 def open_journal(path: Path, settings: Mapping[str, Json], anew: bool) -> Iterator[Journal]:
-    """Open the journal of this work, with the entries of earlier attempts."""
+    """Open the journal of this work, with the entries of earlier attempts. Answers depend on all of `settings`."""
     if anew:
         path.unlink(missing_ok=True)
     journal = Journal(path)
-    header = _Header(settings=json.loads(json.dumps(settings)))
+    header = {"format": _FORMAT, "settings": json.loads(json.dumps(settings))}
     with path.open("a+b") as file:
         file.seek(0)
         content = file.read()
@@ -106,7 +93,7 @@ def open_journal(path: Path, settings: Mapping[str, Json], anew: bool) -> Iterat
             journal.entries.update(_read(path, content[:whole], header))
         else:  # nothing, or the settings of a try that had no answer
             file.truncate(0)
-            file.write(_line(header.model_dump()))
+            file.write(_line(header))
             file.flush()
         journal._file = file
         try:
@@ -129,17 +116,15 @@ def _content(line: bytes, earlier: bool = False) -> dict[str, Json]:
     return found
 
 
-def _read(path: Path, content: bytes, expected: _Header) -> Iterator[tuple[str, Entry]]:
+def _read(path: Path, content: bytes, wanted: dict[str, Json]) -> Iterator[tuple[str, Entry]]:
     lines = content.split(b"\n")[:-1]
     earlier = _EARLIER_FORMAT.encode() in lines[0]
     try:
-        header = _Header.model_validate(_content(lines[0], earlier))
+        header = _content(lines[0], earlier)
     except ValueError:
         raise UserError(f"{path} is damaged in line 1; forget its answers with --anew") from None
-    wanted = _Header(format=_EARLIER_FORMAT, settings=expected.settings) if earlier else expected
     way_out = f"run that command again to resume it, or forget its {len(lines) - 1:,} answers with --anew"
-    settings, format_now = {"format": header.format, **header.settings}, {"format": wanted.format}
-    check_same(path, "command", settings, format_now | wanted.settings, way_out)
+    check_same(path, "command", header, wanted | ({"format": _EARLIER_FORMAT} if earlier else {}), way_out)
     for number, line in enumerate(lines[1:], 2):
         try:
             entry = Entry.model_validate(_content(line, earlier))

@@ -15,8 +15,9 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
@@ -112,15 +113,11 @@ def read_key(variable: str | None) -> str | None:
 
 
 class _PassingError(Exception):
-    """A failure that may pass."""
+    """A failure that may pass. `wait_s` is the `Retry-After` of a server that is busy, if there is one."""
 
-
-class _BusyError(_PassingError):
-    """The server is busy. `wait_s` is its `Retry-After`, if there is one."""
-
-    def __init__(self, reason: str, wait_s: float | None) -> None:
+    def __init__(self, reason: str, busy: bool = False, wait_s: float | None = None) -> None:
         super().__init__(reason)
-        self.wait_s = wait_s
+        self.busy, self.wait_s = busy, wait_s
 
 
 class _StoppedError(Exception):
@@ -166,18 +163,17 @@ class Server(Captioner):
         """Raise where nothing answers there."""
         try:
             self._exchange("GET", "/models", None)
-        except (OSError, http.client.HTTPException, _PassingError) as error:
+        except _PassingError as error:
             raise UserError(
-                f"no server answers at {self.place.url} ({_reason(error)}). Start one, for example `vllm serve "
+                f"no server answers at {self.place.url} ({error}). Start one, for example `vllm serve "
                 f"{self.model}`, `llama-server -hf {self.model}` or `ollama serve`, or fix --server"
             ) from None
 
     def alive(self) -> bool:
         try:
-            status, _, _ = self._exchange("GET", "/models", None)
-        except (OSError, http.client.HTTPException, _PassingError):
+            return self._exchange("GET", "/models", None)[0].status < 500
+        except _PassingError:
             return False
-        return status < 500
 
     def replies(self, pull: Pull, interrupt: Interrupt) -> Iterator[Reply]:
         gate, flying = _Gate(), set[Future[Reply]]()
@@ -205,30 +201,28 @@ class Server(Captioner):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _ask(self, question: Question, gate: _Gate) -> Reply:
-        body, failures, sent_away, busy = self._body(question), 0, 0, False
+        body, failures, sent_away = self._body(question), 0, 0
         while True:
             gate.pass_through()
             try:
                 return self._answer(question, body)
-            except _BusyError as error:
-                reason, wait_s, busy = str(error), error.wait_s, True
-            except (OSError, http.client.HTTPException, _PassingError) as error:
-                reason, wait_s, busy = _reason(error), None, False
-            if wait_s is not None and sent_away < _MOST_SENT_AWAY:
+            except _PassingError as error:
+                failure = error
+            if failure.wait_s is not None and sent_away < _MOST_SENT_AWAY:
                 sent_away += 1
-                gate.close_for(wait_s)
+                gate.close_for(failure.wait_s)
                 gate.sleep(self.patience.wait_s(1))
                 continue
             failures += 1
             if failures >= self.patience.tries:
                 break
             gate.sleep(self.patience.wait_s(failures))
-        if busy:  # which is not the image's fault
+        if failure.busy:  # which is not the image's fault
             raise UserError(
-                f"the server at {self.place.url} is too busy ({reason}); lower --concurrency, or run the same command "
+                f"the server at {self.place.url} is too busy ({failure}); lower --concurrency, or run the same command "
                 "later to resume"
             )
-        return Reply(question, failure=f"the server failed {failures} times: {reason}")
+        return Reply(question, failure=f"the server failed {failures} times: {failure}")
 
     def _body(self, question: Question) -> bytes:
         asking, attempt = self.asking, question.attempt
@@ -245,16 +239,18 @@ class Server(Captioner):
         return json.dumps(settings).encode()
 
     def _answer(self, question: Question, body: bytes) -> Reply:
-        status, headers, content = self._exchange("POST", "/chat/completions", body)
+        response, content = self._exchange("POST", "/chat/completions", body)
+        status = response.status
         if status == 200:
             return read_answer(question, content)
         said = self._said(content)
         if status in (429, 503):
-            raise _BusyError(f"status {status}: {said}", _asked_wait_s(headers, self.place.url))
+            wait_s = _asked_wait_s(response.getheader("Retry-After"), self.place.url)
+            raise _PassingError(f"status {status}: {said}", busy=True, wait_s=wait_s)
         if status == 408 or status >= 500:
             raise _PassingError(f"status {status}: {said}")
         if 300 <= status < 400:
-            to = _printable(headers.get("location", "nowhere"))
+            to = _printable(response.getheader("Location", "nowhere"))
             raise UserError(
                 f"{self.place.url} redirects to {to}, which is not followed: the images and the key are for the "
                 "server that you named. If that is right, give its URL as --server"
@@ -271,8 +267,8 @@ class Server(Captioner):
             text = content.decode(errors="replace")
         return _printable(text.replace(self.key, "…") if self.key else text) or "it does not say why"
 
-    def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, Mapping[str, str], bytes]:
-        """Send one request on a connection of its own; return status, headers in lower case, and content.
+    def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[http.client.HTTPResponse, bytes]:
+        """Send one request on a connection of its own; return the response and its content.
 
         The time-out of a socket starts anew with each byte, so that a slow server could hold a thread for ever.
         Therefore a timer closes the connection.
@@ -284,43 +280,32 @@ class Server(Captioner):
             headers["Authorization"] = f"Bearer {self.key}"
         timeout_s, over = self.patience.timeout_s, threading.Event()
         connection = self.place.connection(timeout_s)
+
+        def cut() -> None:
+            over.set()
+            with suppress(OSError):  # it was closed meanwhile, which is what is wanted
+                connected.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(timeout_s, cut)
+        timer.daemon = True
         try:
             connection.connect()
             connected = connection.sock
-
-            def cut() -> None:
-                over.set()
-                _shut(connected)
-
-            timer = threading.Timer(timeout_s, cut)
-            timer.daemon = True
             timer.start()
-            try:
-                connection.request(method, self.place.path + path, body, headers)
-                response = connection.getresponse()
+            connection.request(method, self.place.path + path, body, headers)
+            with connection.getresponse() as response:
                 content = response.read(_MOST_BYTES + 1)
-            except (OSError, http.client.HTTPException, ValueError):
-                if over.is_set():
-                    raise TimeoutError from None
-                raise
-            finally:
-                timer.cancel()
             if over.is_set():
                 raise TimeoutError
-        except TimeoutError:
-            raise _PassingError(f"no whole answer in {timeout_s:g} s") from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            late = over.is_set() or isinstance(error, TimeoutError)
+            raise _PassingError(f"no whole answer in {timeout_s:g} s" if late else _reason(error)) from None
         finally:
+            timer.cancel()
             connection.close()
         if len(content) > _MOST_BYTES:
             raise _PassingError(f"its answer has more than {_MOST_BYTES >> 20} MiB")
-        return response.status, {name.lower(): value for name, value in response.getheaders()}, content
-
-
-def _shut(connected: socket.socket) -> None:
-    try:
-        connected.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # it was closed meanwhile, which is what is wanted
+        return response, content
 
 
 def data_url(encoded: Encoded) -> str:
@@ -351,9 +336,8 @@ def read_answer(question: Question, content: bytes) -> Reply:
     return Reply(question, text, reason == "length", refused, None, tokens[0], tokens[1])
 
 
-def _asked_wait_s(headers: Mapping[str, str], url: str) -> float | None:
+def _asked_wait_s(said: str | None, url: str) -> float | None:
     """Return the seconds of a `Retry-After`, which may be a date."""
-    said = headers.get("retry-after")
     if said is None or len(said) > _LONGEST_WAIT:
         return None
     try:
@@ -369,8 +353,6 @@ def _asked_wait_s(headers: Mapping[str, str], url: str) -> float | None:
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, _PassingError):
-        return str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, http.client.RemoteDisconnected):

@@ -10,8 +10,9 @@ import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 
 from tintype.config.strict import nearest
@@ -19,7 +20,7 @@ from tintype.data.recaption.answers import EMPTY, REFUSAL, judge
 from tintype.data.recaption.asking import Asking, Captioner, Question, Reply
 from tintype.data.recaption.journal import Entry, Journal, open_journal
 from tintype.data.store.columns import add_column, check_name
-from tintype.data.store.layout import CAPTION, AboutStore, AddedColumn, Split, Store, open_store
+from tintype.data.store.layout import CAPTION, AboutStore, Split, Store, open_store
 from tintype.data.store.texts import LONGEST, is_utf8
 from tintype.errors import UserError
 from tintype.runtime.files import Json
@@ -33,53 +34,66 @@ _ADDED_UP = ("empty", "refusals", "cleaned", "shortened", "input_tokens", "outpu
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The images to ask about."""
-
-    split: Split | None = None
-    only_empty: str | None = None
-    """Ids of the images whose caption of this kind is empty; all others keep theirs."""
-    limit: int | None = None
-    """The first so many, as a trial: the column is not added before all are answered."""
-
-
-@dataclass(frozen=True)
-class Prices:
-    """Prices of a million tokens, in any currency."""
-
-    input: float | None = None
-    output: float | None = None
-
-    def cost(self, input_tokens: int, output_tokens: int) -> float | None:
-        if self.input is None and self.output is None:
-            return None
-        return (input_tokens * (self.input or 0.0) + output_tokens * (self.output or 0.0)) / 1e6
-
-
-@dataclass(frozen=True)
 class Task:
     column: str
     asking: Asking
-    choice: Choice = field(default_factory=Choice)
     tries: int = 3
     """Attempts per image, where an answer is not usable."""
-    prices: Prices = field(default_factory=Prices)
+    split: Split | None = None
+    """The split whose images are asked about."""
+    only_empty: str | None = None
+    """Ask about images whose caption of this kind is empty; all others keep theirs."""
+    limit: int | None = None
+    """The first so many, as a trial: the column is not added before all are answered."""
+    price_input: float | None = None
+    """Price of a million tokens, in any currency."""
+    price_output: float | None = None
     overwrite: bool = False
     anew: bool = False
 
+    @property
+    def choice(self) -> dict[str, str | None]:
+        """The images to ask about, as a column records it."""
+        return {"split": self.split, "only_empty": self.only_empty}
 
-@dataclass(frozen=True)
+
 class Progress:
-    done: int
-    total: int
-    """Different images."""
-    new: int
-    """Answered since the command was started."""
-    aside: int
-    retried: int
-    input_tokens: int
-    output_tokens: int
-    cost: float | None
+    """Counts the outcomes for the wanted images."""
+
+    def __init__(self, task: Task, total: int, before: Iterable[Entry]) -> None:
+        self.total = total
+        """Different images."""
+        self.counts = Counter(dict.fromkeys(("pictures", "set_aside", "retried", *_ADDED_UP), 0))
+        self.reasons: Counter[str] = Counter()
+        self._task = task
+        for entry in before:
+            self.add(entry)
+        self._first = self.done
+
+    def add(self, entry: Entry) -> None:
+        self.counts["pictures"] += 1
+        for name in _ADDED_UP:
+            self.counts[name] += getattr(entry, name)
+        self.counts["retried"] += entry.tries > 1
+        if entry.aside is not None:
+            self.counts["set_aside"] += 1
+            self.reasons[entry.aside.partition(":")[0]] += 1
+
+    @property
+    def done(self) -> int:
+        return self.counts["pictures"]
+
+    @property
+    def new(self) -> int:
+        """Images answered since the command was started."""
+        return self.done - self._first
+
+    @property
+    def cost(self) -> float | None:
+        prices = {"input_tokens": self._task.price_input, "output_tokens": self._task.price_output}
+        if not any(price is not None for price in prices.values()):
+            return None
+        return sum(self.counts[name] * (price or 0.0) for name, price in prices.items()) / 1e6
 
 
 @dataclass(frozen=True)
@@ -105,31 +119,33 @@ def recaption(
     _check_task(store, task)
     settings = {**captioner.identity(), **asdict(task.asking), "tries": task.tries}
     work = path / f".recaption-{task.column}"
-    if (there := _done_before(store, task, settings, work)) is not None:
-        return there
+    if _done_before(store, task, settings, work):
+        return Outcome(Progress(task, 0, []), 0.0, store.about, {}, already_done=True)
     began = time.monotonic()
     with locked(work, "take another --column"), open_journal(work / "journal.jsonl", settings, task.anew) as journal:
         keys = store.texts("sha256")
-        asked = _asked_rows(store, task.choice)
-        wanted = _first_of_each(keys, asked)
-        tried = set(list(wanted)[: task.choice.limit])
-        tally = _Tally(journal.entries.values(), tried, task.prices)
-        on_progress(tally.progress())
-        if open_ := {key: row for key, row in wanted.items() if key in tried and key not in journal.entries}:
+        asked = _asked_rows(store, task)
+        wanted: dict[str, int] = {}
+        for row in asked:
+            wanted.setdefault(keys[row], row)
+        tried = dict(islice(wanted.items(), task.limit))
+        progress = Progress(task, len(tried), (entry for key, entry in journal.entries.items() if key in tried))
+        on_progress(progress)
+        if open_ := {key: row for key, row in tried.items() if key not in journal.entries}:
             captioner.check()
             for entry in _answered(store, open_, task, captioner, interrupt):
                 journal.add(entry)
-                tally.add(entry)
-                on_progress(tally.progress())
+                progress.add(entry)
+                on_progress(progress)
         about = None
         if all(key in journal.entries for key in wanted):
-            about = _commit(store, task, settings, captioner.where, journal, asked, tally)
+            about = _commit(store, task, settings, captioner.where, journal, asked, progress)
     if about is not None:
         shutil.rmtree(work)
-    elif task.choice.limit is None and interrupt.signal is None:
+    elif task.limit is None and interrupt.signal is None:
         raise AssertionError("images were left without an answer and without a reason")
     examples = {entry.source: entry.caption or f"({entry.aside})" for entry in list(journal.entries.values())[:3]}
-    return Outcome(tally.progress(), time.monotonic() - began, about, examples if about is None else {})
+    return Outcome(progress, time.monotonic() - began, about, examples if about is None else {})
 
 
 def _check_task(store: Store, task: Task) -> None:
@@ -141,58 +157,39 @@ def _check_task(store: Store, task: Task) -> None:
         )
     if task.column in store.attributes:
         raise UserError(f"--column {task.column}: this is an attribute of {store.path}; take another name")
-    empty = task.choice.only_empty
+    empty = task.only_empty
     if empty is not None and empty not in store.captions:
         raise UserError(f"--only-empty {empty}: {store.path} has no such captions; {nearest(empty, store.captions)}")
-    if not _asked_rows(store, task.choice):
+    if not _asked_rows(store, task):
         raise UserError(f"{store.path} has no image that is to be asked about: see --split and --only-empty")
 
 
-def _done_before(store: Store, task: Task, settings: Mapping[str, Json], work: Path) -> Outcome | None:
-    """Return the outcome where this very work was done; refuse a column of the same name by another work."""
+def _done_before(store: Store, task: Task, settings: Mapping[str, Json], work: Path) -> bool:
+    """Return whether this very work was done; refuse a column of the same name by another work."""
     added = store.about.find_added(task.column)
     if added is None or task.overwrite:
-        return None
-    same = added.made_by.get("settings") == dict(settings) and added.made_by.get("choice") == _choice_of(task)
-    if task.anew or not same:
+        return False
+    made_by = added.made_by
+    if task.anew or made_by.get("settings") != dict(settings) or made_by.get("choice") != task.choice:
+        model, date = made_by.get("settings", {}).get("model", "?"), made_by.get("date", "?")
         raise UserError(
-            f"--column {task.column}: {store.path} has these captions already, {_words(added)}. Take another name, or "
-            "replace them with --overwrite"
+            f"--column {task.column}: {store.path} has these captions already, written by {model} on {date}. Take "
+            "another name, or replace them with --overwrite"
         )
     shutil.rmtree(work, ignore_errors=True)  # what a kill just before the end has left
-    count = int(added.made_by["counts"]["pictures"])
-    return Outcome(Progress(count, count, 0, 0, 0, 0, 0, None), 0.0, store.about, {}, already_done=True)
+    return True
 
 
-def _words(added: AddedColumn) -> str:
-    return f"written by {added.made_by.get('settings', {}).get('model', '?')} on {added.made_by.get('date', '?')}"
-
-
-def _choice_of(task: Task) -> dict[str, str | None]:
-    return {"split": task.choice.split, "only_empty": task.choice.only_empty}
-
-
-def _asked_rows(store: Store, choice: Choice) -> list[int]:
-    rows: list[int] = list(range(len(store))) if choice.split is None else store.rows(choice.split).tolist()
-    if choice.only_empty is not None:
-        texts = store.texts(CAPTION + choice.only_empty)
+def _asked_rows(store: Store, task: Task) -> list[int]:
+    rows: list[int] = list(range(len(store))) if task.split is None else store.rows(task.split).tolist()
+    if task.only_empty is not None:
+        texts = store.texts(CAPTION + task.only_empty)
         rows = [row for row in rows if not texts[row].strip()]
     return rows
 
 
-def _first_of_each(keys: list[str], rows: list[int]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for row in rows:
-        found.setdefault(keys[row], row)
-    return found
-
-
 def _answered(
-    store: Store,
-    open_: Mapping[str, int],
-    task: Task,
-    captioner: Captioner,
-    interrupt: Interrupt,
+    store: Store, open_: Mapping[str, int], task: Task, captioner: Captioner, interrupt: Interrupt
 ) -> Iterator[Entry]:
     """Yield the outcome for each image, when no more is asked about it."""
     fresh = iter(open_.items())
@@ -256,45 +253,6 @@ def _fails(failed: list[Entry]) -> UserError:
     )
 
 
-class _Tally:
-    """Counts the outcomes for the wanted images."""
-
-    def __init__(self, entries: Iterable[Entry], wanted: set[str], prices: Prices) -> None:
-        self._wanted, self._prices = wanted, prices
-        self.counts = Counter(dict.fromkeys(("pictures", "set_aside", "retried", *_ADDED_UP), 0))
-        self.reasons: Counter[str] = Counter()
-        for entry in entries:
-            if entry.key in wanted:
-                self.add(entry)
-        self._first = self.counts["pictures"]
-
-    def add(self, entry: Entry) -> None:
-        self.counts["pictures"] += 1
-        for name in _ADDED_UP:
-            self.counts[name] += getattr(entry, name)
-        self.counts["retried"] += entry.tries > 1
-        if entry.aside is not None:
-            self.counts["set_aside"] += 1
-            self.reasons[entry.aside.partition(":")[0]] += 1
-
-    @property
-    def cost(self) -> float | None:
-        return self._prices.cost(self.counts["input_tokens"], self.counts["output_tokens"])
-
-    def progress(self) -> Progress:
-        counts = self.counts
-        return Progress(
-            counts["pictures"],
-            len(self._wanted),
-            counts["pictures"] - self._first,
-            counts["set_aside"],
-            counts["retried"],
-            counts["input_tokens"],
-            counts["output_tokens"],
-            self.cost,
-        )
-
-
 def _commit(
     store: Store,
     task: Task,
@@ -302,22 +260,21 @@ def _commit(
     where: str,
     journal: Journal,
     asked: list[int],
-    tally: _Tally,
+    progress: Progress,
 ) -> AboutStore:
     keys = store.texts("sha256")
-    base = task.choice.only_empty
-    texts = [""] * len(store) if base is None else store.texts(CAPTION + base)
+    texts = [""] * len(store) if task.only_empty is None else store.texts(CAPTION + task.only_empty)
     for row in asked:
         texts[row] = journal.entries[keys[row]].caption
     made_by = {
         "settings": dict(settings),
-        "choice": _choice_of(task),
+        "choice": task.choice,
         "where": where,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "counts": dict(tally.counts),
-        "set_aside": dict(tally.reasons),
+        "counts": dict(progress.counts),
+        "set_aside": dict(progress.reasons),
         "not_asked": len(store) - len(asked),
         "empty_captions": sum(not text for text in texts),
-        "cost": tally.cost,
+        "cost": progress.cost,
     }
-    return add_column(store.path, task.column, texts, made_by, journal.content())
+    return add_column(store.path, task.column, texts, made_by, journal.path.read_bytes())

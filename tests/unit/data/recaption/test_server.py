@@ -116,7 +116,7 @@ def test_a_busy_server_is_left_alone_as_long_as_it_asks_by_all_threads(server: C
 
 def test_a_wait_may_be_given_as_a_date() -> None:
     date = formatdate(time.time() + 20, usegmt=True)
-    wait_s = server_module._asked_wait_s({"retry-after": date}, "there")
+    wait_s = server_module._asked_wait_s(date, "there")
     assert wait_s is not None and 18 <= wait_s <= 20
 
 

@@ -24,7 +24,7 @@ from tests.tiny_store import image_file, rewrite_about, tiny_store
 from tintype.data.arrow_file import file_of
 from tintype.data.recaption.asking import Asking
 from tintype.data.recaption.server import Patience, Server, read_place
-from tintype.data.recaption.work import Choice, Outcome, Prices, Progress, Task, recaption
+from tintype.data.recaption.work import Outcome, Progress, Task, recaption
 from tintype.data.store import columns, writer
 from tintype.data.store.columns import add_column
 from tintype.data.store.export import export_store
@@ -111,7 +111,7 @@ def test_captions_lie_beside_each_shard(tmp_path: Path, server: CaptionServer, m
 
 
 def test_the_manifest_says_who_wrote_them(store: Path, server: CaptionServer) -> None:
-    recaption(store, replace(TASK, prices=Prices(2.0, 10.0)), to(server), Interrupt())
+    recaption(store, replace(TASK, price_input=2.0, price_output=10.0), to(server), Interrupt())
     made_by = added(store)
     assert made_by["settings"]["model"] == "m" and made_by["settings"]["prompt"] == "Describe it."
     assert made_by["where"] == f"{server.url}/v1"
@@ -143,7 +143,7 @@ def test_empty_answers_and_refusals_are_asked_again_and_then_set_aside(store: Pa
     counts = made_by["counts"]
     assert (counts["empty"], counts["refusals"], counts["retried"], counts["cleaned"]) == (3, 5, 3, COUNT - 2)
     assert counts["input_tokens"] == 100 * (COUNT + 6)  # all tries cost
-    assert outcome.progress.aside == 2
+    assert outcome.progress.counts["set_aside"] == 2
     asked = [body for body in server.asked if keys[0] in _key_of(body)]
     assert [body["seed"] for body in asked] == [0, 1, 2]
     assert [body["temperature"] for body in asked] == [0.0, 0.4, 0.8]
@@ -344,7 +344,7 @@ def test_a_column_that_cannot_be_written_leaves_the_store_as_it_was(
 
 
 def test_a_trial_shows_answers_and_is_resumed(store: Path, server: CaptionServer) -> None:
-    trial = recaption(store, replace(TASK, choice=Choice(limit=2)), to(server), Interrupt())
+    trial = recaption(store, replace(TASK, limit=2), to(server), Interrupt())
     assert trial.about is None and trial.progress.total == 2 and len(trial.examples) == 2
     assert Store(store).captions == ["long", "short"] and len(server.images) == 2
     assert recaption(store, TASK, to(server), Interrupt()).about is not None
@@ -352,7 +352,7 @@ def test_a_trial_shows_answers_and_is_resumed(store: Path, server: CaptionServer
 
 
 def test_of_one_split_the_others_are_empty_and_reported(store: Path, server: CaptionServer) -> None:
-    recaption(store, replace(TASK, choice=Choice(split="train")), to(server), Interrupt())
+    recaption(store, replace(TASK, split="train"), to(server), Interrupt())
     opened = open_store(store)
     train = set(opened.rows("train").tolist())
     assert 0 < len(train) < COUNT
@@ -362,14 +362,14 @@ def test_of_one_split_the_others_are_empty_and_reported(store: Path, server: Cap
 
 def test_only_what_is_empty_is_asked_about(store: Path, server: CaptionServer) -> None:
     add_column(store, "gaps", ["" if row in (1, 5) else f"kept {row}" for row in range(COUNT)], {})
-    recaption(store, replace(TASK, choice=Choice(only_empty="gaps")), to(server), Interrupt())
+    recaption(store, replace(TASK, only_empty="gaps"), to(server), Interrupt())
     assert len(server.images) == 2
     assert [text.startswith("A picture") for text in captions(store)] == [row in (1, 5) for row in range(COUNT)]
     assert captions(store)[0] == "kept 0"
     with pytest.raises(UserError, match="no such captions"):
-        recaption(store, Task("b", ASKING, Choice(only_empty="none")), to(server), Interrupt())
+        recaption(store, Task("b", ASKING, only_empty="none"), to(server), Interrupt())
     with pytest.raises(UserError, match="no image that is to be asked"):
-        recaption(store, Task("b", ASKING, Choice(only_empty="long")), to(server), Interrupt())
+        recaption(store, Task("b", ASKING, only_empty="long"), to(server), Interrupt())
 
 
 def test_copies_are_asked_about_once(tmp_path: Path, server: CaptionServer) -> None:
