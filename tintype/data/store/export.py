@@ -10,7 +10,7 @@ import json
 import shlex
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -38,10 +38,10 @@ _ENDINGS = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif"}
 
 @dataclass(frozen=True)
 class Row:
-    number: int
-    """Counts through the export, and is the name of the record in it."""
-    content: bytes
+    name: str
+    """Its number in the export."""
     ending: str
+    content: bytes
     values: dict[str, Value]
     """The captions as `caption_NAME`, the attributes as `attribute_NAME`, `split`, `sha256` and `source`."""
 
@@ -84,8 +84,9 @@ def export_store(
 
     with locked(work):
         try:
-            _clear(work)
-            _WRITERS[form](work, _columns(store), watched())
+            for file in work.glob("[!.]*"):  # of an export that was killed
+                file.unlink()
+            _WRITERS[form](work, store, watched())
             (work / ".lock").unlink()
             files = list(work.iterdir())
             for file in files:
@@ -94,39 +95,22 @@ def export_store(
             work.replace(out)
             flush(out.parent)
         except _StoppedError:
-            shutil.rmtree(work)
             return Exported(0, 0, stopped=True)
         except OSError as error:
-            shutil.rmtree(work, ignore_errors=True)
             raise UserError(f"cannot write to {work}: {error.strerror or error}. Nothing was exported") from None
-        except BaseException:
+        finally:
             shutil.rmtree(work, ignore_errors=True)
-            raise
     return Exported(len(rows), len(files))
-
-
-def _columns(store: Store) -> dict[str, Kind]:
-    captions: dict[str, Kind] = dict.fromkeys((f"caption_{name}" for name in store.captions), "text")
-    attributes = {f"attribute_{name}": kind for name, kind in store.attributes.items()}
-    return {**captions, **attributes, **dict.fromkeys(ROW_TEXTS, "text")}
-
-
-def _clear(work: Path) -> None:
-    """Remove the files of an export that was killed."""
-    for file in work.iterdir():
-        if file.name != ".lock":
-            file.unlink()
 
 
 def _row(store: Store, row: int, number: int) -> Row:
     content = store.encoded(row).content
-    about = store.about_row(row)
     captions = {f"caption_{name}": text for name, text in store.captions_of(row).items()}
     attributes = {f"attribute_{name}": value for name, value in store.attributes_of(row).items()}
     with open_image(content, store.name(row)) as image:
         form = image.format or ""
-        ending = _ENDINGS.get(form, form.lower())
-    return Row(number, content, ending, {**captions, **attributes, **about})
+    ending = _ENDINGS.get(form, form.lower())
+    return Row(f"{number:09d}", ending, content, {**captions, **attributes, **store.about_row(row)})
 
 
 def _parts(rows: Iterator[Row]) -> Iterator[Iterator[Row]]:
@@ -145,13 +129,12 @@ def _parts(rows: Iterator[Row]) -> Iterator[Iterator[Row]]:
         yield part()
 
 
-def _write_tars(work: Path, columns: Mapping[str, Kind], rows: Iterator[Row]) -> None:
+def _write_tars(work: Path, store: Store, rows: Iterator[Row]) -> None:
     for number, part in enumerate(_parts(rows)):
         with tarfile.open(work / f"{number:05d}.tar", "w", format=tarfile.GNU_FORMAT) as tar:
             for row in part:
-                values = json.dumps({name: row.values[name] for name in columns}, ensure_ascii=False)
-                _add(tar, f"{row.number:09d}.{row.ending}", row.content)
-                _add(tar, f"{row.number:09d}.json", values.encode())
+                _add(tar, f"{row.name}.{row.ending}", row.content)
+                _add(tar, f"{row.name}.json", json.dumps(row.values, ensure_ascii=False).encode())
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -161,20 +144,25 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(info, io.BytesIO(content))
 
 
-def _write_parquet(work: Path, columns: Mapping[str, Kind], rows: Iterator[Row]) -> None:
+def _write_parquet(work: Path, store: Store, rows: Iterator[Row]) -> None:
     from pyarrow import Table, parquet
 
-    schema = _schema(columns)
+    schema = _schema(store)
     for number, part in enumerate(_parts(rows)):
         with parquet.ParquetWriter(work / f"{number:05d}.parquet", schema) as writer:
             while group := list(islice(part, _GROUP_ROWS)):
-                writer.write_table(Table.from_pylist([_record(row) for row in group], schema=schema))
+                images = [{"bytes": row.content, "path": f"{row.name}.{row.ending}"} for row in group]
+                records = [{"image": image, **row.values} for image, row in zip(images, group, strict=True)]
+                writer.write_table(Table.from_pylist(records, schema=schema))
 
 
-def _schema(columns: Mapping[str, Kind]) -> pyarrow.Schema:
+def _schema(store: Store) -> pyarrow.Schema:
     """Return the schema with the note by which tools of the hub know a column of images."""
     import pyarrow
 
+    columns: dict[str, Kind] = {f"caption_{name}": "text" for name in store.captions}
+    columns |= {f"attribute_{name}": kind for name, kind in store.attributes.items()}
+    columns |= dict.fromkeys(ROW_TEXTS, "text")
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     values = {name: {"dtype": _HUB_TYPES[kind], "_type": "Value"} for name, kind in columns.items()}
     note = json.dumps({"info": {"features": {"image": {"_type": "Image"}, **values}}})
@@ -182,11 +170,7 @@ def _schema(columns: Mapping[str, Kind]) -> pyarrow.Schema:
     return pyarrow.schema(fields, metadata={"huggingface": note})
 
 
-def _record(row: Row) -> dict[str, object]:
-    return {"image": {"bytes": row.content, "path": f"{row.number:09d}.{row.ending}"}, **row.values}
-
-
-_WRITERS: dict[Form, Callable[[Path, Mapping[str, Kind], Iterator[Row]], None]] = {
+_WRITERS: dict[Form, Callable[[Path, Store, Iterator[Row]], None]] = {
     "webdataset": _write_tars,
     "parquet": _write_parquet,
 }

@@ -61,7 +61,6 @@ class Asked:
 class Inspection:
     result: Result
     groups: list[Group]
-    samples: list[int]
 
 
 def inspect_store(
@@ -107,7 +106,7 @@ def inspect_store(
         "problems": [],
     }
     result["problems"] = find_problems(result)
-    return Inspection(result, groups, rows[samples].tolist())
+    return Inspection(result, groups)
 
 
 def _record(store: Store, row: int) -> Sample:

@@ -9,14 +9,12 @@ from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TypedDict
 
 from markupsafe import Markup
 
 from tintype.data.image_file import Encoded, open_image
 from tintype.data.image_sets import map_prefetched
 from tintype.data.store.attributes import Value
-from tintype.data.store.duplicates import Group
 from tintype.data.store.inspect import Inspection
 from tintype.data.store.inspect_result import Histogram, LogHistogram
 from tintype.data.store.layout import Store
@@ -26,47 +24,25 @@ from tintype.page.template import image_uri, template
 
 _THUMB_PX = 200
 _SHOWN_GROUPS, _SHOWN_MEMBERS = 16, 6
-_LONGEST_SHOWN = 700
+_cut = partial(shortened, most=700)
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 480.0, 210.0, 46.0, 8.0, 12.0, 28.0
 
 
 def to_html(store: Store, inspection: Inspection) -> str:
     result, groups = inspection.result, inspection.groups[:_SHOWN_GROUPS]
-    wanted = sorted({*inspection.samples, *(row for group in groups for row in group.rows[:_SHOWN_MEMBERS])})
+    samples = {sample["row"] for sample in result["samples"]}
+    wanted = sorted(samples.union(row for group in groups for row in group.rows[:_SHOWN_MEMBERS]))
     uris = map_prefetched(lambda row: _uri(store.encoded(row)), wanted, store.pixels)
-    thumbs = dict(zip(wanted, uris, strict=True))
-    page = template("tintype.data.store", "inspect.html.j2", code=_code, whole="{:,.0f}".format, said=_said)
+    page = template("tintype.data.store", "inspect.html.j2", code=_code, whole="{:,.0f}".format, said=_said, cut=_cut)
     return page.render(
         result=result,
         name=Path(result["store"]).resolve().name,
-        leak=result["duplicates"]["leaking"],
-        size_charts=[
-            (f"{side} side, px", bars(result["sizes"][side]["histogram"], f"images by their {side} side in pixels"))
-            for side in ("short", "long")
-        ],
-        aspect_chart=aspect_bars(result["aspects"]["histogram"]),
-        caption_charts=[
-            (name, about, bars(about["words"]["histogram"], f"captions {name} by their number of words"))
-            for name, about in result["captions"].items()
-        ],
-        attribute_charts=[
-            (name, about, bars(about["histogram"], f"records by their {name}") if about["histogram"] else None)
-            for name, about in result["attributes"].items()
-        ],
-        samples=[
-            {
-                **sample,
-                "uri": thumbs[row],
-                "texts": {kind: shortened(text, _LONGEST_SHOWN) for kind, text in sample["captions"].items()},
-                "known": {
-                    name: shortened(_said(value), _LONGEST_SHOWN) for name, value in sample["attributes"].items()
-                },
-            }
-            for row, sample in zip(inspection.samples, result["samples"], strict=True)
-        ],
-        groups=[_group(store, group, thumbs) for group in groups],
-        more_groups=len(inspection.groups) - len(groups),
-        cut=partial(shortened, most=_LONGEST_SHOWN),
+        groups=groups,
+        shown_members=_SHOWN_MEMBERS,
+        thumbs=dict(zip(wanted, uris, strict=True)),
+        about_row=store.about_row,
+        bars=bars,
+        aspect_bars=aspect_bars,
     )
 
 
@@ -75,17 +51,6 @@ def _code(text: str) -> Markup:
     return Markup("").join(
         Markup("<code>{}</code>" if at % 2 else "{}").format(p) for at, p in enumerate(text.split("`"))
     )
-
-
-class _ShownGroup(TypedDict):
-    group: Group
-    members: list[dict[str, str]]
-    more: int
-
-
-def _group(store: Store, group: Group, thumbs: dict[int, str]) -> _ShownGroup:
-    members = [{**store.about_row(row), "uri": thumbs[row]} for row in group.rows[:_SHOWN_MEMBERS]]
-    return {"group": group, "members": members, "more": len(group.rows) - len(members)}
 
 
 def _said(value: Value) -> str:
