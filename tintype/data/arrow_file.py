@@ -8,7 +8,6 @@ here compresses them, so such files are refused. The messages are read as the fo
 
 from __future__ import annotations
 
-import mmap
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 
 FILE_HEAD = 8
 """Bytes before the stream in a file of the form with a footer."""
-_CONTINUES = 0xFFFFFFFF
-_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
+_WAY_TO_BATCH, _COMPRESSION = {"record batch": (2,), "dictionary": (2, 1)}, 3
+"""Numbers of the fields that lead from a message to its batch, and of the batch's own field."""
 
 
 def file_of(batch: pyarrow.RecordBatch) -> bytes:
@@ -37,59 +36,35 @@ def file_of(batch: pyarrow.RecordBatch) -> bytes:
 
 def refuse_compressed(path: Path, first: int = 0) -> None:
     """Raise where a batch of the stream that begins at byte `first` is compressed, or the stream is cut short."""
+    import pyarrow
+
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            while (found := _message(content, first)) is not None:
-                compressed, first = found
-                if compressed:
+        with pyarrow.memory_map(str(path)) as file:
+            file.seek(first)
+            for message in pyarrow.ipc.MessageReader.open_stream(file):
+                if _is_compressed(message):
                     raise UserError(f"{path} has compressed batches, which are not read; write it without compression")
-    except (struct.error, ValueError) as error:
+    except (pyarrow.ArrowException, OSError, struct.error) as error:
         raise UserError(f"{path} cannot be read as an Arrow stream: it is cut short or damaged ({error})") from None
 
 
-def _message(content: mmap.mmap, at: int) -> tuple[bool, int] | None:
-    """Return whether the batch of a message is compressed, and where the next begins; None at the end."""
-    (size,) = struct.unpack_from("<I", content, at)
-    at += 4
-    if size == _CONTINUES:
-        (size,) = struct.unpack_from("<i", content, at)
-        at += 4
-    if not size:
-        return None
-    if size < 0 or at + size > len(content):
-        raise ValueError("a message of no possible size")
-    table = _Table(content[at : at + size])
-    kind, body = table.number(1, "<B"), table.number(3, "<q")
-    if body < 0 or at + size + body > len(content):
-        raise ValueError("a body of no possible size")
-    batch = table.inner(2) if kind in (_DICTIONARY_BATCH, _RECORD_BATCH) else None
-    if batch is not None and kind == _DICTIONARY_BATCH:
-        batch = batch.inner(1)
-    return batch is not None and batch.place(3) is not None, at + size + body
-
-
-class _Table:
-    """A table in FlatBuffers, by the numbers of its fields."""
-
-    def __init__(self, data: bytes, at: int | None = None) -> None:
-        self._data = data
-        self._at = struct.unpack_from("<I", data, 0)[0] if at is None else at
-        self._fields = self._at - struct.unpack_from("<i", data, self._at)[0]
-        if self._fields < 0:
-            raise ValueError("a table outside of its message")
-        (self._size,) = struct.unpack_from("<H", data, self._fields)
-
-    def place(self, field: int) -> int | None:
-        at = 4 + 2 * field
-        offset = struct.unpack_from("<H", self._data, self._fields + at)[0] if at + 2 <= self._size else 0
-        return self._at + offset if offset else None
-
-    def number(self, field: int, form: str) -> int:
-        place = self.place(field)
-        return 0 if place is None else int(struct.unpack_from(form, self._data, place)[0])
-
-    def inner(self, field: int) -> _Table | None:
-        place = self.place(field)
+def _is_compressed(message: pyarrow.Message) -> bool:
+    """Return whether a message has a batch that names a compression. Arrow has checked the offsets in it."""
+    if message.type not in _WAY_TO_BATCH:
+        return False
+    data = message.metadata.to_pybytes()
+    place: int | None = 0
+    for field in (*_WAY_TO_BATCH[message.type], _COMPRESSION):
         if place is None:
-            return None
-        return _Table(self._data, place + struct.unpack_from("<I", self._data, place)[0])
+            return False
+        place = _place(data, place + struct.unpack_from("<I", data, place)[0], field)
+    return place is not None
+
+
+def _place(data: bytes, table: int, field: int) -> int | None:
+    """Return where a field of a table in FlatBuffers lies, or None where the table lacks it."""
+    fields = table - struct.unpack_from("<i", data, table)[0]
+    (size,) = struct.unpack_from("<H", data, fields)
+    at = 4 + 2 * field
+    offset = struct.unpack_from("<H", data, fields + at)[0] if at + 2 <= size else 0
+    return table + offset if offset else None

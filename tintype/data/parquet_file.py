@@ -8,9 +8,10 @@ for gigabytes. So the headers of all pages of a column are read here before the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
 
 from tintype.errors import UserError
 
@@ -25,7 +26,7 @@ MOST_TIMES = 100
 """A page of more than the bytes above has at most so many times its size in the file: images hardly shrink."""
 MOST_PAGE_VALUES = 1 << 24
 _READ_AHEAD = 1 << 20
-_HEADER_BYTES, _MOST_HEADER_BYTES = 1 << 12, 1 << 24
+_MOST_HEADER_BYTES = 1 << 24
 _DEEPEST = 8
 _DATA, _DATA_V2 = 0, 3
 """Kinds of pages."""
@@ -55,20 +56,19 @@ def check_pages(file: parquet.ParquetFile, path: Path, columns: Sequence[str]) -
     for leaf in leaves:
         if file.schema.column(leaf).max_repetition_level:
             raise UserError(f"{path}: the column {file.schema.column(leaf).path} holds lists, which are not read")
-    with path.open("rb") as content:
-        for group in range(file.num_row_groups):
-            for leaf in leaves:
-                chunk = file.metadata.row_group(group).column(leaf)
-                for page in _pages(content, path, chunk):
-                    _check_page(page, path, chunk.path_in_schema)
+    content = memoryview(np.memmap(path, np.uint8, "r"))
+    for group in range(file.num_row_groups):
+        for leaf in leaves:
+            chunk = file.metadata.row_group(group).column(leaf)
+            for page in _pages(content, path, chunk):
+                _check_page(page, path, chunk.path_in_schema)
 
 
 def _is_of(leaf: str, columns: Sequence[str]) -> bool:
     return any(leaf == column or leaf.startswith(f"{column}.") for column in columns)
 
 
-@dataclass(frozen=True)
-class _Page:
+class _Page(NamedTuple):
     kind: int
     packed_bytes: int
     bytes: int
@@ -86,41 +86,27 @@ def _check_page(page: _Page, path: Path, column: str) -> None:
         )
 
 
-def _pages(content: BinaryIO, path: Path, chunk: parquet.ColumnChunkMetaData) -> Iterator[_Page]:
+def _pages(content: memoryview, path: Path, chunk: parquet.ColumnChunkMetaData) -> Iterator[_Page]:
     """Yield the pages that the reader reads: up to the number of values that the footer states."""
     at = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
         at = chunk.dictionary_page_offset
     end, left = at + chunk.total_compressed_size, chunk.num_values
     while left > 0 and at < end:
-        page, size = _header(content, at, path)
-        yield page
-        left -= page.values if page.kind in (_DATA, _DATA_V2) else 0
-        at += size + page.packed_bytes
-
-
-def _header(content: BinaryIO, at: int, path: Path) -> tuple[_Page, int]:
-    """Return the page that begins at a byte, and how many bytes its header has."""
-    most = _HEADER_BYTES
-    while True:
-        content.seek(at)
-        found = content.read(most)
         try:
-            fields, size = _struct(found, 0, _DEEPEST)
+            fields, size = _struct(content[at : at + _MOST_HEADER_BYTES], 0, _DEEPEST)
             kind, unpacked, packed = (_number(fields, number) for number in (1, 2, 3))
             inner = [one for number in (5, 7, 8) if isinstance(one := fields.get(number), dict)]
             values = max((_number(one, 1) for one in inner), default=0)
             if min(unpacked, packed, values) < 0:
                 raise ValueError("a negative size")
-            return _Page(kind, packed, unpacked, values), size
-        except IndexError:
-            if len(found) < most or most >= _MOST_HEADER_BYTES:
-                raise UserError(f"{path} cannot be read as a Parquet file: a page ends early") from None
-            most *= 16
         except (ValueError, LookupError, TypeError) as error:
             raise UserError(
-                f"{path} cannot be read as a Parquet file: the header of a page is damaged: {error}"
+                f"{path} cannot be read as a Parquet file: the header of a page is cut short or damaged: {error}"
             ) from None
+        yield _Page(kind, packed, unpacked, values)
+        left -= values if kind in (_DATA, _DATA_V2) else 0
+        at += size + packed
 
 
 _Struct: TypeAlias = "dict[int, int | _Struct]"
@@ -133,7 +119,7 @@ def _number(fields: _Struct, field: int) -> int:
     return found
 
 
-def _struct(data: bytes, at: int, deepest: int) -> tuple[_Struct, int]:
+def _struct(data: memoryview, at: int, deepest: int) -> tuple[_Struct, int]:
     """Read the numbers and structs of a struct in Thrift's compact protocol, by field; all else is passed over."""
     if not deepest:
         raise ValueError("it is nested too deeply")
@@ -159,7 +145,7 @@ def _struct(data: bytes, at: int, deepest: int) -> tuple[_Struct, int]:
     return fields, at + 1
 
 
-def _unsigned(data: bytes, at: int) -> tuple[int, int]:
+def _unsigned(data: memoryview, at: int) -> tuple[int, int]:
     number = shift = 0
     while True:
         byte = data[at]
@@ -172,6 +158,6 @@ def _unsigned(data: bytes, at: int) -> tuple[int, int]:
             raise ValueError("a number of more than 64 bits")
 
 
-def _signed(data: bytes, at: int) -> tuple[int, int]:
+def _signed(data: memoryview, at: int) -> tuple[int, int]:
     number, at = _unsigned(data, at)
     return (number >> 1) ^ -(number & 1), at
