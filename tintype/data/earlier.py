@@ -6,13 +6,10 @@ A run cannot read such captions: they were not there when it began, and its plan
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from tintype.data.mixture.settings import MixtureSettings
 from tintype.data.mixture.source import identity_of_parts
 from tintype.data.store.columns import earlier_identities
-from tintype.data.store.layout import open_store
-from tintype.data.store.selection import select
 from tintype.data.store.settings import StoreSettings
 from tintype.settings import DataPart
 
@@ -41,8 +38,8 @@ def _is_or_had(data: DataPart, identity: str | None) -> bool:
 
 
 def _had(data: StoreSettings, identity: str, now_too: bool = False) -> bool:
-    store = open_store(Path(data.path).expanduser())
-    selection = select(store, data.where, None if data.skip is None else Path(data.skip), data.skip_sha256)
+    store = data.open()
+    selection = data.select(store)
     if now_too and selection.identity(store) == identity:
         return True
     return any(selection.identity_of(earlier) == identity for earlier in earlier_identities(store))

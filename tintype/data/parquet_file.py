@@ -56,7 +56,7 @@ def check_pages(file: parquet.ParquetFile, path: Path, columns: Sequence[str]) -
     for leaf in leaves:
         if file.schema.column(leaf).max_repetition_level:
             raise UserError(f"{path}: the column {file.schema.column(leaf).path} holds lists, which are not read")
-    content = memoryview(np.memmap(path, np.uint8, "r"))
+    content = np.memmap(path, np.uint8, "r").data
     for group in range(file.num_row_groups):
         for leaf in leaves:
             chunk = file.metadata.row_group(group).column(leaf)

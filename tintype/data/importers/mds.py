@@ -14,11 +14,12 @@ import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from tintype.data.folders import check_inside
 from tintype.data.image_file import Limits, read_file, too_large
@@ -36,7 +37,7 @@ from tintype.data.importers.importer import (
 from tintype.data.store.attributes import kinds_in
 from tintype.errors import UserError
 
-_INDEX = "index.json"
+_INDEX, _CODEC = "index.json", "zstd"
 _IMAGES = ("jpeg", "png", "pil")
 _TEXTS = ("str", "str_int", "str_float", "str_decimal")
 _WHOLE = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -69,6 +70,14 @@ class _Shard(BaseModel):
     zip_data: _File | None = None
     samples: int = Field(ge=0)
 
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        if self.version != 2 or self.format != "mds":
+            raise ValueError(f"it is {self.format} of version {self.version}; MDS version 2 is known")
+        if not len(self.column_names) == len(self.column_encodings) == len(self.column_sizes):
+            raise ValueError("names, encodings and sizes of its columns do not fit together")
+        return self
+
     def encodings(self) -> dict[str, str]:
         """Return the encoding of each column, without what follows a colon, as in `jpeg:90`."""
         plain = (encoding.partition(":")[0] for encoding in self.column_encodings)
@@ -82,17 +91,12 @@ class _Index(BaseModel):
 
 @dataclass(frozen=True)
 class _Place:
-    """A shard in its folder."""
+    """A shard and its file."""
 
-    folder: Path
+    path: Path
     split: str | None
     shard: _Shard
-
-    @property
-    def path(self) -> Path:
-        """The plain file where it exists, else the compressed one."""
-        plain = self.folder / self.shard.raw_data.basename
-        return self.folder / self.shard.zip_data.basename if self.shard.zip_data and not plain.is_file() else plain
+    packed: bool
 
 
 def open_mds(path: Path, reading: Reading) -> MdsImporter | None:
@@ -108,9 +112,7 @@ class MdsImporter(Importer):
     def __init__(self, path: Path, indices: Sequence[Path], reading: Reading) -> None:
         self._path = path
         check_inside(path, indices, reading.follow_links)
-        self._places = [_place(path, index, shard) for index in indices for shard in _read_index(index).shards]
-        for place in self._places:
-            _check(place)
+        self._places = [_place(path, index, shard) for index in indices for shard in _read_index(index)]
         files = [place.path for place in self._places]
         check_inside(path, files, reading.follow_links)
         encodings = self._places[0].shard.encodings()
@@ -173,62 +175,46 @@ def _is_index(file: Path) -> bool:
     return isinstance(found, dict) and "shards" in found
 
 
-def _read_index(file: Path) -> _Index:
+def _read_index(file: Path) -> list[_Shard]:
     try:
-        index = _Index.model_validate_json(read_file(file, MOST_TABLE_BYTES))
+        return _Index.model_validate_json(read_file(file, MOST_TABLE_BYTES)).shards
     except (OSError, ValidationError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else None
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else error
         raise UserError(f"{file} is not the index of MDS shards: {reason}") from None
-    for shard in index.shards:
-        if shard.version != 2 or shard.format != "mds":
-            raise UserError(f"{file}: its shards are {shard.format} of version {shard.version}; MDS version 2 is known")
-        if not len(shard.column_names) == len(shard.column_encodings) == len(shard.column_sizes):
-            raise UserError(f"{file}: names, encodings and sizes of the columns do not fit together")
-    return index
 
 
-def _place(path: Path, index: Path, shard: _Shard) -> _Place:
-    names = [one.basename for one in (shard.raw_data, shard.zip_data) if one]
-    if bad := next((name for name in names if leads_out(name)), None):
-        raise UserError(f"{index} names the shard {bad}, which does not lie in the folder")
-    return _Place(index.parent, first_folder(index.parent / shard.raw_data.basename, path), shard)
-
-
-def _check(place: _Place) -> None:
-    shard = place.shard
-    if not place.path.is_file():
-        raise UserError(f"{place.path} is missing, and {_INDEX} names it; copy the shards again")
-    said = (
-        shard.zip_data if shard.zip_data and place.path.name == Path(shard.zip_data.basename).name else shard.raw_data
-    )
-    if place.path.stat().st_size != said.bytes:
-        raise UserError(f"{place.path} has {place.path.stat().st_size:,} bytes, and {_INDEX} says {said.bytes:,}")
-    if said is not shard.raw_data:
-        _codec(place)
-
-
-def _codec(place: _Place) -> str:
+def _place(source: Path, index: Path, shard: _Shard) -> _Place:
+    """Return the plain file of a shard where it exists, else the compressed one."""
     import pyarrow
 
-    name = (place.shard.compression or "").partition(":")[0]
-    if name != "zstd":
-        raise UserError(f"{place.path} is compressed with {name}; only zstd is read here: unpack the shards first")
-    if not pyarrow.Codec.is_available(name):
-        raise UserError(f"{place.path} is compressed with zstd, which this build of pyarrow lacks; unpack it first")
-    return name
+    plain, packed = shard.raw_data, shard.zip_data
+    if bad := next((one.basename for one in (plain, packed) if one and leads_out(one.basename)), None):
+        raise UserError(f"{index} names the shard {bad}, which does not lie in the folder")
+    said = packed if packed and not (index.parent / plain.basename).is_file() else plain
+    path = index.parent / said.basename
+    if not path.is_file():
+        raise UserError(f"{path} is missing, and {_INDEX} names it; copy the shards again")
+    if path.stat().st_size != said.bytes:
+        raise UserError(f"{path} has {path.stat().st_size:,} bytes, and {_INDEX} says {said.bytes:,}")
+    codec = (shard.compression or "").partition(":")[0]
+    if said is packed and codec != _CODEC:
+        raise UserError(f"{path} is compressed with {codec}; only {_CODEC} is read here: unpack the shards first")
+    if said is packed and not pyarrow.Codec.is_available(_CODEC):
+        raise UserError(f"{path} is compressed with {_CODEC}, which this build of pyarrow lacks; unpack it first")
+    return _Place(path, first_folder(index.parent / plain.basename, source), shard, said is packed)
 
 
 def _open(place: _Place) -> io.BufferedIOBase:
     import pyarrow
 
     size = place.shard.raw_data.bytes
-    if place.path == place.folder / place.shard.raw_data.basename:
+    if not place.packed:
         return place.path.open("rb")
     if size > MOST_TABLE_BYTES:
         raise UserError(f"{too_large(str(place.path), size, MOST_TABLE_BYTES)} when unpacked; unpack the shards first")
     try:
-        with pyarrow.input_stream(str(place.path), compression=_codec(place)) as stream:
+        with pyarrow.input_stream(str(place.path), compression=_CODEC) as stream:
             content = stream.read(size + 1)
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{place.path} cannot be unpacked: {error}") from None
@@ -292,7 +278,9 @@ def _values(name: str, encoding: str, content: bytes) -> Mapping[str, object]:
     if encoding == "int":
         return {name: str(int.from_bytes(content, "little", signed=True))}  # also a column of text
     if encoding in _SCALARS:
-        return {name: _scalar(name, encoding, content)}
+        if len(content) != _SCALARS[encoding].itemsize:
+            raise UnreadableError(f"its column {name} has {len(content)} bytes; {encoding} has another number of them")
+        return {name: np.frombuffer(content, _SCALARS[encoding])[0].item()}
     if encoding != "json":
         return {name: text_of(content, f"its column {name}")}
     if content[:1] == b'"':
@@ -302,13 +290,6 @@ def _values(name: str, encoding: str, content: bytes) -> Mapping[str, object]:
             raise UnreadableError(f"its column {name} cannot be read as JSON: {error}") from None
     entries = entries_of(content, f"its column {name}")
     return {f"{name}.{key}": value for key, value in entries.items()}
-
-
-def _scalar(name: str, encoding: str, content: bytes) -> float:
-    if len(content) != _SCALARS[encoding].itemsize:
-        raise UnreadableError(f"its column {name} has {len(content)} bytes, and {encoding} has another number of them")
-    value: float = np.frombuffer(content, _SCALARS[encoding])[0].item()
-    return value
 
 
 def _file_of_raw(content: bytes) -> bytes:

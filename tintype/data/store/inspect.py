@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +18,10 @@ import tintype
 from tintype.data.order import ids_at
 from tintype.data.store.duplicates import Group, find_groups
 from tintype.data.store.fingerprints import FORMATS, MODES, look_at
-from tintype.data.store.histograms import whole_histogram
-from tintype.data.store.inspect_attributes import SHOWN_NAMES, about_attribute, most_common
+from tintype.data.store.histograms import histogram, whole_histogram
 from tintype.data.store.inspect_result import (
     Aspects,
+    AttributeValues,
     Captions,
     Counts,
     Duplicates,
@@ -31,7 +31,7 @@ from tintype.data.store.inspect_result import (
     Spread,
     SpreadAndHistogram,
 )
-from tintype.data.store.layout import CAPTION, SPLITS, Store
+from tintype.data.store.layout import ATTRIBUTE, CAPTION, SPLITS, Store
 from tintype.data.store.problems import LONG_WORDS, TINY_PX, find_problems, strange_text
 from tintype.data.store.selection import REPEATS, Selection
 from tintype.data.store.texts import shortened
@@ -39,7 +39,7 @@ from tintype.data.store.where import word_counts
 from tintype.errors import UserError
 from tintype.runtime.files import write_text
 
-_SHOWN_CAPTIONS = 5
+_SHOWN_CAPTIONS, _SHOWN_NAMES = 5, 12
 _SIZES_PX = (32, 64, 128, 192, 256, 512, 768, 1024)
 _ASPECT_STEP = 0.25
 """Width of a bin of log2(width / height)."""
@@ -100,7 +100,7 @@ def inspect_store(
         "pixels": _counted(looks.mode[rows], MODES),
         "formats": _counted(looks.format[rows], FORMATS),
         "captions": {name: _captions(store, name, rows) for name in store.captions},
-        "attributes": {name: about_attribute(store, name, rows) for name in store.attributes},
+        "attributes": {name: _attribute(store, name, rows) for name in store.attributes},
         "duplicates": _duplicates(store, groups, is_eval, asked.most_bits),
         "samples": [_record(store, int(row)) for row in rows[samples]],
         "problems": [],
@@ -127,7 +127,7 @@ def _record(store: Store, row: int) -> Sample:
 def _origins(store: Store, rows: NDArray[np.int64]) -> Counts:
     """Return the files or folders that records came from, those of most records first."""
     origins = map(_origin, store.table["source"].take(rows).to_pylist())
-    return [{"name": name, "records": count} for name, count in most_common(origins)]
+    return [{"name": name, "records": count} for name, count in _most_common(origins)]
 
 
 def _origin(source: str) -> str:
@@ -216,6 +216,36 @@ def _captions(store: Store, name: str, rows: NDArray[np.int64]) -> Captions:
     }
 
 
+def _attribute(store: Store, name: str, rows: NDArray[np.int64]) -> AttributeValues:
+    column = store.table[ATTRIBUTE + name].take(rows)
+    kind, there = store.attributes[name], column.drop_null()
+    about: AttributeValues = {
+        "kind": kind,
+        "missing": column.null_count,
+        "distinct": len(there.unique()),
+        "spread": None,
+        "histogram": None,
+        "most_common": [],
+    }
+    if kind not in ("int", "float"):
+        words = (str(value).lower() if isinstance(value, bool) else value for value in there.to_pylist())
+        about["most_common"] = [{"value": value, "records": count} for value, count in _most_common(words)]
+    elif len(values := there.to_numpy()):
+        numbers = values.astype(np.float64)
+        median = float(np.median(numbers / 2)) * 2
+        about["spread"] = {"min": values.min().item(), "median": median, "max": values.max().item()}
+        about["histogram"] = whole_histogram(numbers) if kind == "int" else histogram(numbers)
+    return about
+
+
+def _most_common(names: Iterable[str]) -> list[tuple[str, int]]:
+    """Return the most common names with their counts, and the others as one."""
+    counts = Counter(names)
+    shown = counts.most_common(_SHOWN_NAMES)
+    rest = counts.total() - sum(count for _, count in shown)
+    return [*shown, (f"{len(counts) - len(shown):,} others", rest)] if rest else shown
+
+
 def _counted(index_N: NDArray[np.uint8], names: Sequence[str]) -> dict[str, int]:
     counts = np.bincount(index_N, minlength=len(names)).tolist()
     return dict(sorted(((n, c) for n, c in zip(names, counts, strict=True) if c), key=lambda one: -one[1]))
@@ -231,7 +261,7 @@ def _duplicates(store: Store, groups: list[Group], is_eval: NDArray[np.bool_], m
         "near": sum(group.distinct - 1 for group in groups),
         "leaking_groups": len(leaks),
         "leaking": leaking,
-        "first": [[store.about_row(row) for row in group.rows[:SHOWN_NAMES]] for group in groups[:SHOWN_NAMES]],
+        "first": [[store.about_row(row) for row in group.rows[:_SHOWN_NAMES]] for group in groups[:_SHOWN_NAMES]],
     }
 
 

@@ -41,9 +41,6 @@ class SkipList:
         lines = [*sorted(self.whole), *(f"{one} {REPEATS}" for one in sorted(self.repeats))]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
-    def __len__(self) -> int:
-        return len(self.whole | self.repeats)
-
 
 @dataclass(frozen=True)
 class Selection:
@@ -108,17 +105,15 @@ def _skipped(store: Store, entries: SkipList) -> tuple[NDArray[np.bool_], frozen
     import pyarrow
     from pyarrow import compute
 
-    if not len(entries):
+    if entries == SkipList():
         return np.zeros(len(store), dtype=np.bool_), frozenset()
     column = store.table["sha256"]
     named = [pyarrow.array(sorted(some), pyarrow.string()) for some in (entries.whole, entries.repeats)]
     whole, repeats = (compute.is_in(column, value_set=some).to_numpy().astype(np.bool_) for some in named)
     at = np.flatnonzero(repeats)
-    hashes = np.array(column.take(pyarrow.array(at)).to_pylist(), dtype="U64")
-    _, first = np.unique(hashes, return_index=True)
+    _, first = np.unique(np.array(column.take(at).to_pylist(), dtype="U64"), return_index=True)
     repeats[at[first]] = False
-    there = set(compute.unique(column).to_pylist())
-    return whole | repeats, frozenset((entries.whole | entries.repeats) - there)
+    return whole | repeats, (entries.whole | entries.repeats).difference(column.unique().to_pylist())
 
 
 def read_skip_list(path: Path) -> SkipList:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tintype.data.store.layout import is_store, open_store
-from tintype.data.store.selection import select
+from tintype.data.store.layout import Store, is_store, open_store
+from tintype.data.store.selection import Selection, select
 from tintype.errors import UserError
 from tintype.runtime.identity import Pin
 from tintype.settings import DataPart, PathText, Since, plain
@@ -88,12 +88,18 @@ class StoreSettings(DataPart):
     def describe_held_out(self) -> str:
         return "held-out images of the store"
 
+    def open(self) -> Store:
+        return open_store(Path(self.path).expanduser())
+
+    def select(self, store: Store) -> Selection:
+        return select(store, self.where, None if self.skip is None else Path(self.skip), self.skip_sha256)
+
     def count_images(self, identity: str | None) -> int | None:
         if not self.at_hand:
             return self.limit
-        store = open_store(Path(self.path).expanduser())
+        store = self.open()
         try:
-            selection = select(store, self.where, None if self.skip is None else Path(self.skip), self.skip_sha256)
+            selection = self.select(store)
         except UserError:
             return self.limit  # the skip list is gone, or the captions that `where` names
         if identity not in (None, selection.identity(store)):

@@ -6,7 +6,6 @@ B: images. C: channels. H, W: rows, columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,9 +18,9 @@ from tintype.data.image_sets import decode
 from tintype.data.order import ids_at
 from tintype.data.resident import Resident, resident_bytes
 from tintype.data.shapes import Shape, nearest_shape
-from tintype.data.store.layout import Split, open_store
+from tintype.data.store.layout import Split
 from tintype.data.store.prefetch import Prefetch
-from tintype.data.store.selection import refuse_empty, select
+from tintype.data.store.selection import refuse_empty
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.runtime.identity import check_pin
@@ -54,11 +53,10 @@ class StoreSource:
         processes: bool | None = None,
     ) -> None:
         self._shapes, self._device = settings.shapes, device
-        self._store = open_store(Path(settings.path).expanduser())
+        self._store = settings.open()
         what = f"the store in {self._store.path}"
         check_pin("data.sha256", settings.sha256, what, self._store.identity, "give the right path")
-        skip = None if settings.skip is None else Path(settings.skip)
-        selection = select(self._store, settings.where, skip, settings.skip_sha256)
+        selection = settings.select(self._store)
         refuse_empty(self._store, selection, split)
         if selection.note:
             note_once(selection.note, selection.note)

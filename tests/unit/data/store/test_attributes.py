@@ -83,7 +83,7 @@ def test_saved_data_sets_and_mds_shards_have_attributes(tmp_path: Path) -> None:
     found = open_store(tmp_path / "b")
     assert found.attributes_of(0) == {"n": -7, "small": 0.5, "said": 2.5, "score": 5.0, "nsfw": True}
     assert found.attributes["score"] == "float" and len(found) == 1
-    assert "has 3 bytes, and float32 has another number" in quarantine(tmp_path / "b")["shard.00000.mds, sample 1"]
+    assert "has 3 bytes; float32 has another number" in quarantine(tmp_path / "b")["shard.00000.mds, sample 1"]
 
 
 def test_scenes_have_attributes(tmp_path: Path) -> None:
