@@ -48,7 +48,7 @@ def bench(
     from tintype.bench.data import measure_data, measure_import
     from tintype.bench.metrics import measure_metrics
     from tintype.bench.run import compare, measure
-    from tintype.terminal.bench import show_comparison, show_data_speeds, show_import_speed, show_speeds
+    from tintype.terminal.measure import show_comparison, show_data_speeds, show_import_speed, show_speeds
     from tintype.train.parts import choose_device, cpu_threads
 
     plan = plan_of(recipe, set_, [])
@@ -106,7 +106,7 @@ def audit(
 ) -> None:
     """Run a few steps to find where precision is lost silently. Nothing is written; exit code 1 if it is lost."""
     from tintype.audit.run import as_json, audit_plan, audit_run
-    from tintype.terminal.audit import show_audit
+    from tintype.terminal.measure import show_audit
 
     of_run = Path(target).is_dir()
     if not of_run and (arm is not None or arm_seed is not None):

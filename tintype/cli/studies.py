@@ -70,7 +70,7 @@ def power(
     from pydantic import TypeAdapter
 
     from tintype.study.power import PowerPlan, plan_power
-    from tintype.terminal.power import show_power
+    from tintype.terminal.studies import show_power
 
     plan = plan_power(studies or [Path("studies")], effect, seeds, metric, arms, without, resolutions, control)
     if json_:

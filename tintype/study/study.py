@@ -67,14 +67,6 @@ class ArmSettings(Settings):
     def label(self) -> str:
         return self.name or " + ".join((*self.set, *self.techniques))
 
-    def located(self, folder: Path) -> ArmSettings:
-        """Return the arm with the files that it names located; its label stays."""
-        assignments = locate_assignments(self.set, [Plan], folder)
-        techniques = tuple(_located_technique(spec, folder) for spec in self.techniques)
-        if (assignments, techniques) == (self.set, self.techniques):
-            return self
-        return self.model_copy(update={"name": self.label, "set": assignments, "techniques": techniques})
-
 
 def _located_technique(spec: str, folder: Path) -> str:
     technique = TECHNIQUES.get(spec.partition(":")[0])
@@ -100,10 +92,6 @@ class ResolutionSettings(Settings):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="Follows the arms' names")
     set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value, after the study's")
-
-    def located(self, folder: Path) -> ResolutionSettings:
-        """Return the resolution with the files that it names located."""
-        return self.model_copy(update={"set": locate_assignments(self.set, [Plan], folder)})
 
 
 class StudySettings(Settings):
@@ -142,17 +130,16 @@ class StudySettings(Settings):
 
     def located(self, folder: Path) -> StudySettings:
         """Return the study with the files that it names located: in `folder`, or in the working directory."""
-        changes: dict[str, object] = {
-            "recipe": locate(plain(self), [StudySettings], folder)["recipe"],
-            "set": locate_assignments(self.set, [Plan], folder),
-            "resolutions": tuple(resolution.located(folder) for resolution in self.resolutions),
-            "arms": tuple(arm.located(folder) for arm in self.arms),
-        }
-        given = self.evaluation.model_dump(mode="json", exclude_unset=True)
-        evaluation = locate(given, [Protocol], folder)
-        if evaluation != given:
-            changes["evaluation"] = Protocol.model_validate_json(json.dumps(evaluation))
-        return self.model_copy(update={key: value for key, value in changes.items() if value != getattr(self, key)})
+        given = self.model_dump(mode="json", exclude_unset=True)
+        found = locate(given, [StudySettings], folder)
+        arms = found.get("arms", [])
+        for one in (found, *found.get("resolutions", []), *arms):
+            one["set"] = list(locate_assignments(one.get("set", []), [Plan], folder))
+        for arm, before in zip(arms, self.arms, strict=True):
+            arm["techniques"] = [_located_technique(spec, folder) for spec in before.techniques]
+            if (*arm["set"], *arm["techniques"]) != (*before.set, *before.techniques):
+                arm["name"] = before.label
+        return StudySettings.model_validate_json(json.dumps(found))
 
     def on(self, data: DataPart) -> tuple[StudySettings, Fitted]:
         """Choose what depends on the data and was not given: the protocol and the primary metrics.

@@ -11,10 +11,9 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, Task, TaskID
+from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Column
-from rich.text import Text
 
 from tintype.runtime.printable import visible
 from tintype.runtime.streams import prepare_streams
@@ -83,13 +82,13 @@ class Heartbeat:
 class Bar:
     """One activity: its name, progress and speed."""
 
-    def __init__(self, doing: str, total: float | None, unit: str) -> None:
-        self.unit = unit
+    def __init__(self, doing: str, total: float | None, unit: str, interrupt: Interrupt | None = None) -> None:
+        self.unit, self._interrupt = unit, interrupt
         self._begin(doing)
         self.total = total
 
     def _begin(self, doing: str) -> None:
-        self.doing, self.note = doing, ""
+        self.doing, self.note = visible(doing), ""
         self.done, self.total = 0.0, None
         self._samples: deque[tuple[float, float]] = deque()
         self._began_s = time.monotonic()
@@ -97,21 +96,18 @@ class Bar:
 
     def show(self, doing: str | None, done: float | None, total: float | None, note: str | None) -> None:
         """Another `doing` begins anew: the speed of one part says nothing about the next."""
-        if doing is not None and doing != self.doing:
+        if doing is not None and visible(doing) != self.doing:
             self._begin(doing)
         self.total = self.total if total is None else total
-        self.note = self.note if note is None else note
+        self.note = self.note if note is None else visible(note)
         if done is not None:
+            now = time.monotonic()
             if done > self.done and self._first_progress_s is None and self._samples:
-                self._first_progress_s = time.monotonic()
+                self._first_progress_s = now
             self.done = done
-            self._add_sample()
-
-    def _add_sample(self) -> None:
-        now = time.monotonic()
-        self._samples.append((now, self.done))
-        while len(self._samples) > 2 and self._samples[1][0] < now - _SPEED_WINDOW_S:
-            self._samples.popleft()
+            self._samples.append((now, done))
+            while len(self._samples) > 2 and self._samples[1][0] < now - _SPEED_WINDOW_S:
+                self._samples.popleft()
 
     @property
     def per_s(self) -> float | None:
@@ -149,8 +145,16 @@ class Bar:
         return f"{short(self.per_s)} images/s" if self.unit == "images" and self.per_s is not None else ""
 
     @property
+    def stopping(self) -> str:
+        return "stopping" if self._interrupt is not None and self._interrupt.signal is not None else ""
+
+    @property
     def words(self) -> str:
         return " · ".join(filter(None, [self.count, self.note, self.speed]))
+
+    @property
+    def state(self) -> str:
+        return self.stopping or self.words
 
 
 class Progress:
@@ -178,7 +182,7 @@ class Progress:
         self._drawn = _bars_on(console)
         self._rows: dict[str, tuple[Bar, TaskID]] = {}
         self._heartbeat = Heartbeat(console, self._line)
-        self._add("", Bar(doing, total, unit))
+        self._add("", Bar(doing, total, unit, interrupt))
 
     def __enter__(self) -> Self:
         begin_work()
@@ -209,7 +213,7 @@ class Progress:
     ) -> None:
         """Update a bar; what is left out stays. A new `doing` begins at 0, without a total. A new `row` is added."""
         if row not in self._rows:
-            self._add(row, Bar(doing or row, None, ""))
+            self._add(row, Bar(doing or row, None, "", self._interrupt))
         bar, task = self._rows[row]
         bar.show(doing, done, total, note)
         self._drawn.update(task, completed=bar.done, total=bar.total)
@@ -227,18 +231,14 @@ class Progress:
         return self._console if shows_bars(self._console) and console.is_terminal else console
 
     def _add(self, row: str, bar: Bar) -> None:
-        self._rows[row] = bar, self._drawn.add_task("", total=bar.total, bar=bar, stopping=self._stopping)
-
-    def _stopping(self) -> bool:
-        return self._interrupt is not None and self._interrupt.signal is not None
+        self._rows[row] = bar, self._drawn.add_task("", total=bar.total, bar=bar)
 
     def _line(self) -> str:
         elapsed_s = time.monotonic() - self._began_s
         (first, _), *others = list(self._rows.values())
         percent = f"({first.percent})" if first.percent and first.count else first.percent
         parts = [" ".join(filter(None, [first.count, percent])), first.note, first.speed]
-        parts += [f"after {duration(elapsed_s)}" if elapsed_s >= 1 else "", first.left]
-        parts += ["stopping" if self._stopping() else ""]
+        parts += [f"after {duration(elapsed_s)}" if elapsed_s >= 1 else "", first.left, first.stopping]
         known = " · ".join(filter(None, parts))
         lines = [f"{first.doing}: {known}" if known else first.doing]
         return "; ".join([*lines, *(f"{bar.doing}: {bar.words}" for bar, _ in others)])
@@ -253,22 +253,15 @@ def stoppable(doing: str, total: float | None = None, unit: str = "images") -> I
         yield bars, interrupt
 
 
-class _Words(ProgressColumn):
-    def __init__(self, words: Callable[[Task], str]) -> None:
-        super().__init__(Column(no_wrap=True))
-        self._words = words
-
-    def render(self, task: Task) -> Text:
-        return Text(visible(self._words(task)))
-
-
 def _bars_on(console: Console) -> RichProgress:
+    words = [
+        TextColumn(f"{{task.fields[bar].{name}}}", markup=False, table_column=Column(no_wrap=True))
+        for name in ("doing", "percent:>4", "state", "left")
+    ]
     return RichProgress(
-        _Words(lambda task: str(task.fields["bar"].doing)),
+        words[0],
         BarColumn(bar_width=16),
-        _Words(lambda task: f"{task.fields['bar'].percent:>4}"),
-        _Words(lambda task: "stopping" if task.fields["stopping"]() else str(task.fields["bar"].words)),
-        _Words(lambda task: str(task.fields["bar"].left)),
+        *words[1:],
         console=console,
         transient=True,
         redirect_stdout=False,  # it would end up on stderr

@@ -12,7 +12,7 @@ from tintype.bench.data import measure_data, measure_import
 from tintype.cli import app
 from tintype.data.decoding.threads import usual_threads
 from tintype.errors import UserError
-from tintype.terminal.bench import show_data_speeds
+from tintype.terminal.measure import show_data_speeds
 
 
 def test_the_loader_is_measured_alone_and_in_training(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
 from tintype.runtime.clock import PARTS
 from tintype.settings import plain
-from tintype.terminal.bench import show_comparison
+from tintype.terminal.measure import show_comparison
 from tintype.train.session import Session
 from tintype.train.state import TrainState
 from tintype.train.update import update as real_update

@@ -16,7 +16,7 @@ from tintype.errors import UserError
 from tintype.study import power
 from tintype.study.power import plan_power
 from tintype.study.results import StudyResults
-from tintype.terminal.power import show_power
+from tintype.terminal.studies import show_power
 
 STUDIES = Path(__file__).parents[3] / "studies" / "2026-11-15_captions-and-target-mini"
 

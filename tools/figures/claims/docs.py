@@ -19,7 +19,7 @@ from tintype.settings import ModelSettings
 from tintype.study import stats
 from tintype.study.power import plan_power
 from tintype.study.verdicts import Counts, confidence_of, count_comparisons
-from tintype.terminal.power import show_power
+from tintype.terminal.studies import show_power
 from tintype.train.reconstruct import MOST_RESIDUAL
 from tools.figures.claims import measured
 from tools.figures.claims.measured import calibration, false_verdicts, shares
