@@ -189,7 +189,7 @@ def data_shapes(
     ratio: Annotated[float, Option(min=1, help="Largest ratio of the longer to the shorter side")] = 2.0,
 ) -> None:
     """Print shapes of about equal area as the setting data.buckets, to train on images that are not square."""
-    from tintype.data.shapes import shapes
+    from tintype.data.buckets import shapes
 
     if size % unit:
         raise UserError(f"--size {size} is no multiple of --unit {unit}")

@@ -7,19 +7,47 @@ anew in each epoch, and the stream is cut into units of one micro-batch (that of
 same images for any number of them). Epoch e has the units that lie between e and e + 1 times round, of all shapes,
 shuffled together; what fills no unit comes with the first unit of the next epoch. So nothing is left out, and within a
 stream no image comes twice before each has come once.
+
+N: images. S: shapes.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from tintype.data.order import ids_at
 from tintype.rng import stream_key
+
+Shape = tuple[int, int]
+"""Height and width in pixels."""
+
+
+def shapes(size_px: int, unit_px: int, ratio: float) -> list[Shape]:
+    """Return heights and widths in multiples of the unit, of at most size_px² pixels and this ratio of the sides.
+
+    Of one that covers another only the larger is there. No image whose short side has size_px is too small for any.
+    """
+    found = []
+    for short in range(unit_px, size_px + 1, unit_px):
+        long = size_px**2 // short // unit_px * unit_px
+        if long <= ratio * short:
+            found.append((short, long))
+    kept = [one for one in found if not any(one[1] == two[1] and one[0] < two[0] for two in found)]
+    return sorted({*kept, *((width, height) for height, width in kept)})
+
+
+def nearest_shape(height_N: Tensor, width_N: Tensor, chosen: Sequence[Shape]) -> Tensor:
+    """Return the index of the shape whose proportions are nearest, by the distance of their logarithms."""
+    ratio_N = height_N.double().log() - width_N.double().log()
+    ratio_S = torch.tensor([math.log(height / width) for height, width in chosen], dtype=torch.float64)
+    return (ratio_N[:, None] - ratio_S).abs().argmin(1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,12 +1,50 @@
-"""The kinds of data and of caption policies that a plan may have."""
+"""The kinds of data and of captions that a plan may have, and data that is like other data but for a few settings."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from tintype.config.strict import Document, nearest, parse
 from tintype.data.caption_curriculum import CurriculumSettings
 from tintype.data.caption_mix import MixSettings
 from tintype.data.captions import CaptionsPart, ColumnSettings
 from tintype.data.mixture.settings import MixtureSettings
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.store.settings import StoreSettings
-from tintype.settings import DataPart
+from tintype.errors import UserError
+from tintype.settings import DataPart, KeysOf, plain
 
 DATA: tuple[type[DataPart], ...] = (ScenesSettings, StoreSettings, MixtureSettings)
 CAPTIONS: tuple[type[CaptionsPart], ...] = (ColumnSettings, MixSettings, CurriculumSettings)
+Given = Annotated[dict[str, Any], KeysOf(DATA)]
+"""Settings of data as an option gives them: `data.style=photo,data.buckets=[[64,64],[48,80]]`."""
+_KINDS = {part.kind_name(): part for part in DATA}
+_PINS = {"path": "sha256", "skip": "skip_sha256"}
+
+
+def like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
+    """Return `data` with the given settings; of another kind, only the size stays. `where` precedes errors."""
+    kind = str(given.get("kind", data.kind))
+    if kind not in _KINDS:
+        raise UserError(f"{where}: unknown kind of data '{kind}'; {nearest(kind, _KINDS)}")
+    same = plain(data) if kind == data.kind else {"kind": kind, "size_px": data.size_px}
+    return parse(_KINDS[kind], Document(where, _over(same, given)))
+
+
+def source_like(data: DataPart, given: Mapping[str, object], where: str) -> DataPart:
+    """Return `like` for a source of a mixture, which is no mixture itself."""
+    if given.get("kind") == MixtureSettings.kind_name():
+        raise UserError(f"{where}: a source of a mixture is no mixture itself; name the sources one by one")
+    return like(data, given, where)
+
+
+def _over(same: Any, given: Any) -> Any:
+    """Merge key by key, so that one source of a mixture can be changed; another kind replaces all."""
+    if not isinstance(same, Mapping) or not isinstance(given, Mapping):
+        return given
+    if given.get("kind", same.get("kind")) != same.get("kind"):
+        return given
+    moved = {pin for place, pin in _PINS.items() if place in given}  # it names what lies in the other place
+    kept = {key: value for key, value in same.items() if key not in moved}
+    return {**kept, **{key: _over(kept.get(key), value) for key, value in given.items()}}

@@ -1,9 +1,9 @@
-"""Open the images of a plan's data, of any kind, for training and evaluation."""
+"""Open the images of a plan's data, of any kind, and compare them with what a run recorded."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 
@@ -12,10 +12,11 @@ import torch
 from tintype.data.buckets import Bucketed
 from tintype.data.mixture.order import Mixed
 from tintype.data.mixture.settings import SIZE, MixtureSettings
-from tintype.data.mixture.source import MixtureSource
+from tintype.data.mixture.source import MixtureSource, identity_of_parts
 from tintype.data.order import Shuffled
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.scenes.source import SceneSource, Split
+from tintype.data.store.columns import earlier_identities
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError
@@ -68,3 +69,35 @@ def open_order(seed: int, data: DataPart, train: TrainSettings, source: ImageSou
     if isinstance(data, MixtureSettings) and isinstance(source, MixtureSource):
         return Mixed(seed, data, train.batch, train.steps, {name: len(part) for name, part in source.parts.items()})
     return Shuffled(seed, source)
+
+
+def only_added(data: DataPart, name: str, known: Mapping[str, str]) -> bool:
+    """Return whether only captions were added to the stores of a run since it recorded their identities.
+
+    The run cannot read such captions: they were not there when it began, and its plan names all that it reads.
+    `name` and `known` are of a run's record of identities: `data`, and `data/NAME` for a source of a mixture.
+    """
+    whole, _, source = name.partition("/")
+    if whole != "data" or name not in known:
+        return False
+    if not isinstance(data, MixtureSettings):
+        return isinstance(data, StoreSettings) and _had(data, known[name])
+    if source:
+        return source in data.sources and only_added(data.sources[source].data, whole, {whole: known[name]})
+    parts = {one: known.get(f"{name}/{one}") for one in data.read}
+    return identity_of_parts(parts) == known[name] and all(
+        _is_or_had(data.sources[one].data, identity) for one, identity in parts.items()
+    )
+
+
+def _is_or_had(data: DataPart, identity: str | None) -> bool:
+    """Return whether data has or had an identity. Scenes have none: the settings define them."""
+    return identity is None or (isinstance(data, StoreSettings) and _had(data, identity, now_too=True))
+
+
+def _had(data: StoreSettings, identity: str, now_too: bool = False) -> bool:
+    store = data.open()
+    selection = data.select(store)
+    if now_too and selection.identity(store) == identity:
+        return True
+    return any(selection.identity_of(earlier) == identity for earlier in earlier_identities(store))

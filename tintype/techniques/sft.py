@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tintype.data.mixture.like import Given, like
+from tintype.data.parts import Given, like
 from tintype.errors import UserError
 from tintype.model.start import ArmStart, RunStart, StartPart
 from tintype.plan import Plan

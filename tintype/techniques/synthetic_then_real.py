@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from tintype.data.mixture.like import Given, source_like
 from tintype.data.mixture.settings import MixedSource, MixtureSettings
+from tintype.data.parts import Given, source_like
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.errors import UserError
 from tintype.plan import Plan

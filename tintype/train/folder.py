@@ -15,7 +15,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from tintype.data.earlier import only_added
+from tintype.data.sources import only_added
 from tintype.errors import DamagedFileError, DivergedError, UserError
 from tintype.plan import Plan, plan_from_folder, short_diff
 from tintype.runtime import fault

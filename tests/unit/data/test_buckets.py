@@ -11,11 +11,10 @@ from typer.testing import CliRunner
 from tests.tiny import tiny_plan
 from tests.tiny_store import image_file, imported, parquet_of
 from tintype.cli import app
-from tintype.data.buckets import Bucketed
+from tintype.data.buckets import Bucketed, nearest_shape, shapes
 from tintype.data.fit import covering
 from tintype.data.image_file import Encoded
 from tintype.data.image_sets import decode
-from tintype.data.shapes import nearest_shape, shapes
 from tintype.data.sources import forget_sources
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.source import StoreSource

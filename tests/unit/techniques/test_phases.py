@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tests.tiny import tiny_plan
-from tintype.data.mixture.settings import MixtureSettings
-from tintype.data.mixture.shares import images_before
+from tintype.data.mixture.settings import MixtureSettings, images_before
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError

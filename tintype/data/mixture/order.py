@@ -1,7 +1,7 @@
 """The order of a mixture: which image of which source stands at a position, a pure function of (seed, position).
 
-A batch has its counts of each source (`shares`), its positions are shuffled by a keyed permutation of the batch, and
-the k-th image of a source is the k-th of the source's own order: every image of it once in each of its own epochs,
+A batch has its counts of each source (`images_before`), its positions are shuffled by a keyed permutation of the batch,
+and the k-th image of a source is the k-th of the source's own order: every image of it once in each of its own epochs,
 whatever the others do. k follows from the counts before the step and the batch alone, so any position is found at once.
 
 P: positions asked for. S: steps that they lie in. B: images of a batch. N: sources.
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tintype.data.mixture.settings import MixtureSettings
-from tintype.data.mixture.shares import dealt, images_before
+from tintype.data.mixture.settings import MixtureSettings, images_before
 from tintype.data.order import ids_at
 from tintype.rng import stream_key
 
@@ -40,7 +39,7 @@ class Mixed:
         ).view(-1, self.batch)
         inside = slice(first - begin * self.batch, first - begin * self.batch + count)
         before_SN = self._before(first + count)[begin : end + 1]
-        source_P, place_P = (found.flatten()[inside] for found in dealt(before_SN, slot_SB))
+        source_P, place_P = (found.flatten()[inside] for found in _dealt(before_SN, slot_SB))
         id_P = torch.empty(count, dtype=torch.int64)
         for index, (name, first_id, size) in enumerate(self._sources()):
             here = source_P == index
@@ -80,3 +79,16 @@ class Mixed:
         lowest, highest = int(place_P.min()), int(place_P.max())
         ids = ids_at(stream_key(self.seed, f"{_STREAM}/{name}"), lowest, highest - lowest + 1, size)
         return ids[place_P - lowest]
+
+
+def _dealt(before_SN: Tensor, slot_SB: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the source at each position of each batch, and the number of its image: int64 [S, B] twice.
+
+    `before_SN` has the counts before each of these steps and after the last. `slot_SB` shuffles each batch: its slots
+    are dealt out source by source, and the images of a source come in the order of their places.
+    """
+    count_SN = before_SN.diff(dim=0)
+    source_SB = (slot_SB[:, :, None] >= count_SN.cumsum(1)[:, None, :]).sum(2)
+    own_SBN = source_SB[:, :, None] == torch.arange(before_SN.shape[1])
+    number_SBN = before_SN[:-1, None, :] + own_SBN.cumsum(1) - 1
+    return source_SB, number_SBN.gather(2, source_SB[:, :, None])[:, :, 0]

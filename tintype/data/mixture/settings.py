@@ -1,19 +1,36 @@
-"""The settings of a mixture: named sources, their shares, and which of them a run is scored against."""
+"""The settings of a mixture: named sources, their shares, and which of them a run is scored against.
+
+The number of images of each source in each batch is a pure function of the shares, in whole numbers. A batch has its
+sources' shares to rounding, and what rounding takes from one batch it gives to a later one. The first source (in the
+order of names) gets, up to the end of each step, the nearest whole number to the sum of its shares of all batches so
+far; the second the nearest to the sum of its shares of what the first left over, and so on. Each count is a rounded
+running sum of terms between nothing and what is left over, so no count ever falls, and a share of 0 is no image and a
+share of 1 is all of them, exactly. Of two sources the count up to any step is within half an image of the sum of the
+shares, of more within an image for each split.
+
+The sums are of integers: they are the same on every machine, however long the run.
+
+S: steps. N: sources.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer, model_validator
+from torch import Tensor
 
-from tintype.data.mixture.shares import images_before
 from tintype.data.scenes.settings import ScenesSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.schedule import Schedule
 from tintype.settings import DataPart, OneOf, PlanView, Settings, SourceUse, kind_alone, plain
 
 SIZE = "size_px"
+_UNIT = 1 << 30
+"""Shares are whole parts of this; the sum of 2^33 images' shares fits into 64 bits."""
 
 
 class MixedSource(Settings):
@@ -65,6 +82,12 @@ class MixedSource(Settings):
 
     def share_at(self, step: int) -> float:
         return self.rest + (self.share - self.rest) * self.schedule.factor(step)
+
+    def shares(self, steps: int) -> Tensor:
+        """Return the share at each step, float64 [S]."""
+        if self.schedule.kind == "constant":
+            return torch.full((steps,), self.share_at(0), dtype=torch.float64)
+        return torch.tensor([self.share_at(step) for step in range(steps)], dtype=torch.float64)
 
 
 class MixtureSettings(DataPart):
@@ -162,8 +185,7 @@ class MixtureSettings(DataPart):
 
     def check(self, plan: PlanView) -> None:
         steps, batch = plan.train.steps, plan.train.batch
-        counts = images_before(self.shares, batch, steps)[-1].tolist()
-        for name, count in zip(self.read, counts, strict=True):
+        for name, count in self._images(steps, batch).items():
             if not count:
                 source = self.sources[name]
                 raise ValueError(
@@ -178,17 +200,39 @@ class MixtureSettings(DataPart):
         return f"{self.scored.describe_held_out()} of the source {self.evaluate}"
 
     def uses(self, steps: int, batch: int) -> dict[str, SourceUse]:
-        counts = images_before(self.shares, batch, steps)[-1].tolist()
-        images = dict(zip(self.read, counts, strict=True))
+        images = self._images(steps, batch)
         return {
             name: SourceUse(source.data, images.get(name), source.describe_share())
             for name, source in self.sources.items()
         }
 
+    def _images(self, steps: int, batch: int) -> dict[str, int]:
+        """Return the images that training reads of each source."""
+        return dict(zip(self.read, images_before(self.shares, batch, steps)[-1].tolist(), strict=True))
+
     @property
     def shares(self) -> tuple[MixedSource, ...]:
         """The sources in `read`, in their order."""
         return tuple(self.sources[name] for name in self.read)
+
+
+@lru_cache(maxsize=16)
+def images_before(shares: tuple[MixedSource, ...], batch: int, steps: int) -> Tensor:
+    """Return the images of each source before each step, and after the last: int64 [S + 1, N]."""
+    share_SN = torch.stack([share.shares(steps) for share in shares], dim=1)
+    nothing = (share_SN.sum(1) <= 0).nonzero()
+    if len(nothing):
+        raise ValueError(f"data: at step {int(nothing[0])} no source has a share; shares may change, not all be 0")
+    left_S = torch.full((steps,), batch)
+    counts: list[Tensor] = []
+    for index in range(len(shares) - 1):
+        of_rest_S = share_SN[:, index] / share_SN[:, index:].sum(1).clamp_min(1e-300)
+        sum_S = ((of_rest_S * _UNIT).round().long() * left_S).cumsum(0)
+        rounded_S = (sum_S + _UNIT // 2) // _UNIT
+        counts.append(rounded_S.diff(prepend=torch.zeros(1, dtype=torch.int64)))
+        left_S = left_S - counts[-1]
+    count_SN = torch.stack([*counts, left_S], dim=1)
+    return torch.cat([torch.zeros(1, len(shares), dtype=torch.int64), count_SN.cumsum(0)])
 
 
 def in_words(data: DataPart) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tintype.data.buckets import Shape
 from tintype.data.decoding.threads import decoding_pool
-from tintype.data.shapes import Shape
 
 _MOST_PREFETCHED_BYTES = 1 << 30
 _TASKS_PER_THREAD = 4

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tintype.data.buckets import Shape, nearest_shape
 from tintype.data.decoding.processes import decoders
 from tintype.data.decoding.threads import PixelBudget, usual_threads
 from tintype.data.fit import covering
@@ -17,7 +18,6 @@ from tintype.data.image_file import MOST_PIXELS_AT_ONCE
 from tintype.data.image_sets import decode
 from tintype.data.order import ids_at
 from tintype.data.resident import Resident, resident_bytes
-from tintype.data.shapes import Shape, nearest_shape
 from tintype.data.store.layout import Split
 from tintype.data.store.prefetch import Prefetch
 from tintype.data.store.selection import refuse_empty

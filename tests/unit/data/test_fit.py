@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tintype.data import shrink as module
+from tintype.data import fit as module
 from tintype.data.fit import SHRINK, covering, crop, shrunk, square
 from tintype.pretrained.preprocess import resize
 
