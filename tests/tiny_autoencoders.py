@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tintype.data.scenes.settings import ScenesSettings
-from tintype.data.scenes.source import SceneSource
+from tintype.data.scenes.source import SceneSource, ScenesSettings
 
 FOLDER = Path(os.environ["TINTYPE_CACHE"]) / "tiny-autoencoders"
 CHANNELS, STRIDE_PX = 4, 4

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tintype.data.scenes.settings import ScenesSettings
-from tintype.data.scenes.source import SceneSource
+from tintype.data.scenes.source import SceneSource, ScenesSettings
 from tintype.tokenizers.part import to_floats
 from tintype.tokenizers.small_vae import SmallVaeShape, Vae, write_vae
 

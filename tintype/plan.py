@@ -19,7 +19,7 @@ from tintype.config.strict import Document, parse, read_yaml, settings_in, write
 from tintype.data.captions import CaptionsPart, ColumnSettings
 from tintype.data.mixture.settings import MixtureSettings, in_words
 from tintype.data.parts import CAPTIONS, DATA
-from tintype.data.scenes.settings import ScenesSettings
+from tintype.data.scenes.source import ScenesSettings
 from tintype.errors import UserError
 from tintype.flow import OBJECTIVES, ROUTES, TIMES, WEIGHTINGS
 from tintype.flow.objective import VelocitySettings

@@ -28,8 +28,7 @@ from tests.tiny_vae import write_tiny_vae
 from tintype.data.recaption import journal
 from tintype.data.recaption.asking import Asking, Pull, Reply
 from tintype.data.recaption.work import Task, recaption
-from tintype.data.scenes.settings import ScenesSettings
-from tintype.data.scenes.source import SceneSource
+from tintype.data.scenes.source import SceneSource, ScenesSettings
 from tintype.data.sources import open_source
 from tintype.data.store import layout, writer
 from tintype.data.store.attributes import read_attributes

@@ -22,7 +22,7 @@ from tintype.config.strict import Document
 from tintype.data.captions import captions_of
 from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import STYLES, Style, draw_batch
-from tintype.data.scenes.settings import ScenesSettings
+from tintype.data.scenes.source import ScenesSettings
 from tintype.data.sources import forget_sources
 from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_document

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -51,17 +52,16 @@ B = TypeVar("B")
 
 @dataclass
 class Images:
-    """A set that can be iterated many times; `limit` takes the first so many."""
+    """A set that can be iterated many times."""
 
     path: Path
     encoded: Callable[[], Iterator[Encoded]]
-    limit: int | None = None
     _fingerprint: tuple[str, int] | None = None
 
     def fingerprint(self, on_images: Callable[[int], None] = lambda images: None) -> tuple[str, int]:
         """Return the SHA-256 over the content of the images, in order, and how many there are. Read once."""
         if self._fingerprint is None:
-            self._fingerprint = fingerprint(islice(self.encoded(), self.limit), on_images)
+            self._fingerprint = fingerprint(self.encoded(), on_images)
         return self._fingerprint
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -69,8 +69,7 @@ class Images:
         return (image_CHW for _, image_CHW in self.named())
 
     def named(self) -> Iterator[tuple[Encoded, Tensor]]:
-        encoded = islice(self.encoded(), self.limit)
-        return map_prefetched(lambda one: (one, decode(one)), encoded, lambda one: pixels_stated(one.content))
+        return map_prefetched(lambda one: (one, decode(one)), self.encoded(), lambda one: pixels_stated(one.content))
 
 
 def fingerprint(encoded: Iterable[Encoded], on_images: Callable[[int], None] = lambda images: None) -> tuple[str, int]:
@@ -85,17 +84,18 @@ def fingerprint(encoded: Iterable[Encoded], on_images: Callable[[int], None] = l
 
 def open_images(path: Path, limit: int | None = None, follow_links: bool = False) -> Images:
     """Open a folder (read to its leaves, by name), a `.tar`, a `.parquet` file, a folder of such files, or a store
-    (both its splits). A link that leads out of a folder is refused unless `follow_links`."""
+    (both its splits). A link that leads out of a folder is refused unless `follow_links`. `limit` takes the first."""
     if is_store(path):
-        return Images(path, lambda: open_store(path).all_encoded(), limit)
-    if path.is_dir():
-        return Images(path, _folder_reader(path, follow_links), limit)
-    if not path.exists():
+        read: Callable[[], Iterator[Encoded]] = open_store(path).all_encoded
+    elif path.is_dir():
+        read = _folder_reader(path, follow_links)
+    elif not path.exists():
         raise UserError(f"{path} does not exist; give a folder of images, a .tar or a .parquet file")
-    if path.suffix.lower() not in _SETS:
+    elif path.suffix.lower() not in _SETS:
         raise UserError(f"{path}: unknown kind of image set; give a folder of images, a .tar or a .parquet file")
-    reader = _SETS[path.suffix.lower()]
-    return Images(path, lambda: reader(path), limit)
+    else:
+        read = partial(_SETS[path.suffix.lower()], path)
+    return Images(path, lambda: islice(read(), limit))
 
 
 def _folder_reader(path: Path, follow_links: bool) -> Callable[[], Iterator[Encoded]]:

@@ -10,7 +10,7 @@ from tintype.data.caption_curriculum import CurriculumSettings
 from tintype.data.caption_mix import MixSettings
 from tintype.data.captions import CaptionsPart, ColumnSettings
 from tintype.data.mixture.settings import MixtureSettings
-from tintype.data.scenes.settings import ScenesSettings
+from tintype.data.scenes.source import ScenesSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.settings import DataPart, KeysOf, plain

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from tintype.data.mixture.settings import MixedSource, MixtureSettings
 from tintype.data.parts import Given, source_like
-from tintype.data.scenes.settings import ScenesSettings
+from tintype.data.scenes.source import ScenesSettings
 from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.schedule import Schedule

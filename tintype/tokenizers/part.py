@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tintype.seams import Tokenizer
-from tintype.settings import ExportForm, Obstacle, Part
+from tintype.settings import ExportForm, Obstacle, Part, Plain
 
 Pipeline = Literal["PRXPipeline", "PRXPixelPipeline"]
 
@@ -111,7 +111,7 @@ class TokenizerPart(Part):
         """Load its weights; raise a `UserError` for what is missing or does not fit these settings."""
         raise NotImplementedError
 
-    def training_record(self) -> dict[str, Any]:
+    def training_record(self) -> Plain:
         """Return how it was trained, where that is known; nothing depends on it."""
         return {}
 

@@ -28,7 +28,7 @@ from tintype.pretrained.weights import digest
 from tintype.runtime.files import write_bytes, write_json
 from tintype.runtime.forms import forms_of, misfits
 from tintype.runtime.identity import check_pin, check_same
-from tintype.settings import LocalFiles, PathText, Settings, Since, plain
+from tintype.settings import LocalFiles, PathText, Plain, Settings, Since, plain
 from tintype.tokenizers.latent import CHANNEL_LEAST_STD, CHANNEL_MEAN, CHANNEL_MOST_STD, LatentTokenizer
 from tintype.tokenizers.part import NONE_KNOWN, Compression, Known, Posterior, Statistics, TokenizerPart
 
@@ -211,7 +211,7 @@ class SmallVaeSettings(TokenizerPart):
     def build(self, device: torch.device = _CPU) -> SmallVae:
         return SmallVae(self.open().to(device), sampled=self.posterior == "sample")
 
-    def training_record(self) -> dict[str, Any]:
+    def training_record(self) -> Plain:
         return read_record(Path(self.folder).expanduser()).trained
 
     def why_frozen(self) -> str | None:

@@ -22,8 +22,7 @@ from tests.unit.data.test_store import quarantine
 from tintype.data.image_file import Encoded
 from tintype.data.image_sets import decode, open_images
 from tintype.data.importers import open_importer
-from tintype.data.scenes.settings import ScenesSettings
-from tintype.data.scenes.source import SceneSource
+from tintype.data.scenes.source import SceneSource, ScenesSettings
 from tintype.data.store import writer
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import open_store

@@ -13,7 +13,7 @@ from tests.tiny_clip import write_clip
 from tests.tiny_store import image_file, imported, parquet_of, tiny_store
 from tintype.cli import app
 from tintype.config.strict import read_yaml
-from tintype.data.scenes.settings import ScenesSettings
+from tintype.data.scenes.source import ScenesSettings
 from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError
 from tintype.evaluation import fit as fitting

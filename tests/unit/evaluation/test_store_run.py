@@ -22,7 +22,7 @@ from tintype.cli import app
 from tintype.config.strict import parse, read_yaml
 from tintype.data.mixture.settings import MixedSource, MixtureSettings
 from tintype.data.mixture.source import identities
-from tintype.data.scenes.settings import ScenesSettings
+from tintype.data.scenes.source import ScenesSettings
 from tintype.data.sources import forget_sources, open_source
 from tintype.data.store.columns import add_column
 from tintype.data.store.encode import Sizing

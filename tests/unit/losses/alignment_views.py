@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tintype.data.scenes.settings import ScenesSettings
-from tintype.data.scenes.source import SceneSource
+from tintype.data.scenes.source import SceneSource, ScenesSettings
 from tintype.seams import Draws, LossContext, LossInputs, Output, Route, Sample
 
 CPU = torch.device("cpu")

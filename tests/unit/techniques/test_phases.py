@@ -8,7 +8,7 @@ import pytest
 
 from tests.tiny import tiny_plan
 from tintype.data.mixture.settings import MixtureSettings, images_before
-from tintype.data.scenes.settings import ScenesSettings
+from tintype.data.scenes.source import ScenesSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
 from tintype.plan import Plan

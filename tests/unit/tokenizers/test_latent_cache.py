@@ -24,8 +24,7 @@ from tests.tiny_tuning import tuned_plan
 from tests.tiny_vae import write_tiny_vae
 from tintype.data.scenes import source as scenes
 from tintype.data.scenes.render import render
-from tintype.data.scenes.settings import ScenesSettings
-from tintype.data.scenes.source import SceneSource
+from tintype.data.scenes.source import SceneSource, ScenesSettings
 from tintype.data.sources import forget_sources, open_source
 from tintype.data.store import source as stores
 from tintype.data.store.layout import open_store

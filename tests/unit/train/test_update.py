@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.bounds import distance, network_bound
 from tests.tiny import tiny_plan
-from tintype.data.scenes.settings import ScenesSettings
+from tintype.data.scenes.source import ScenesSettings
 from tintype.losses import LossPart
 from tintype.losses.alignment import AlignmentTerm
 from tintype.optim.ema import Ema

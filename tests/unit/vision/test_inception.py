@@ -16,8 +16,7 @@ from torch import Tensor
 
 from tests.bounds import distance, rounding_bound
 from tests.shared import shared
-from tintype.data.scenes.settings import ScenesSettings
-from tintype.data.scenes.source import SceneSource
+from tintype.data.scenes.source import SceneSource, ScenesSettings
 from tintype.errors import UserError
 from tintype.pretrained.pickles import read_torchscript
 from tintype.pretrained.weights import Weights, digest, fill

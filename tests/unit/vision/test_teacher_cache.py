@@ -15,8 +15,7 @@ from torch import Tensor
 from tests.bounds import network_bound
 from tests.tiny_clip import write
 from tests.tiny_dino import dino_model
-from tintype.data.scenes.settings import ScenesSettings
-from tintype.data.scenes.source import SceneSource
+from tintype.data.scenes.source import SceneSource, ScenesSettings
 from tintype.errors import UserError
 from tintype.seams import ImageSource
 from tintype.vision import teacher_cache

@@ -15,8 +15,7 @@ from tintype.config.strict import Document, assignments_in, parse
 from tintype.data.image_sets import encode
 from tintype.data.importers.importer import Importer, Item
 from tintype.data.scenes.scene import SCENE_VOCABULARY
-from tintype.data.scenes.settings import ScenesSettings
-from tintype.data.scenes.source import SceneSource, Split
+from tintype.data.scenes.source import SceneSource, ScenesSettings, Split
 from tintype.settings import plain
 
 _NAME = "scenes"

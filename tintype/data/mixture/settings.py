@@ -23,7 +23,7 @@ import torch
 from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer, model_validator
 from torch import Tensor
 
-from tintype.data.scenes.settings import ScenesSettings
+from tintype.data.scenes.source import ScenesSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.schedule import Schedule
 from tintype.settings import DataPart, OneOf, PlanView, Settings, SourceUse, kind_alone, plain
