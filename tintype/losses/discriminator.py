@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import relu
 
+from tintype.rng import seeded
 from tintype.settings import Settings
 
 SMALLEST_PX = 24
@@ -40,6 +41,26 @@ class DiscriminatorSettings(Settings):
 
     def on_at(self, step: int) -> bool:
         return self.weight > 0 and step >= self.start_step
+
+    def check(self, size_px: int, steps: int, size_setting: str, where: str = "") -> None:
+        """Raise ValueError where images are too small for it, or where training ends before its first step."""
+        if self.weight and size_px < SMALLEST_PX:
+            raise ValueError(
+                f"{where}adversarial: the discriminator needs {size_setting} of at least {SMALLEST_PX}, and it is "
+                f"{size_px}; take larger images, or adversarial.weight=0"
+            )
+        if self.weight and self.start_step >= steps:
+            raise ValueError(
+                f"{where}adversarial.start_step ({self.start_step}) is not before the end, at {steps} steps: the "
+                "discriminator would never be used; give an earlier step"
+            )
+
+    def build(self, seed: int) -> Discriminator | None:
+        """Return a new discriminator, of a stream of its own; None where its weight is 0."""
+        if not self.weight:
+            return None
+        with seeded(seed, "adversary"):
+            return Discriminator(self.width)
 
 
 class Discriminator(nn.Module):

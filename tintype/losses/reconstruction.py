@@ -15,7 +15,7 @@ from tintype.errors import UserError
 from tintype.losses.lpips import load_distance
 from tintype.losses.perceptual import Distance, resized
 from tintype.settings import PathText, Settings
-from tintype.vision.lpips import Net
+from tintype.vision.lpips import SMALLEST_PX, Net
 from tintype.vision.scene_encoder import INPUT_PX, load_scene_encoder, scene_encoder_record
 
 
@@ -30,6 +30,11 @@ class PerceptualSettings(Settings):
     weight: float = Field(0.1, gt=0)
     net: Net = Field("vgg16", description="lpips: its network")
     weights: PathText | None = Field(None, description="lpips: a file of one's own; by default the published ones")
+
+    def check(self, size_px: int, size_setting: str, where: str = "") -> None:
+        """Raise ValueError where images are too small for it."""
+        if self.kind == "lpips" and size_px < SMALLEST_PX[self.net]:
+            raise ValueError(f"{where}lpips with {self.net} needs {size_setting} of at least {SMALLEST_PX[self.net]}")
 
     def load(self, device: torch.device) -> Distance | None:
         if self.kind == "none":

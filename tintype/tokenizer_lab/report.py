@@ -19,6 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from tintype.config.strict import Document, assignments_in, nearest, parse
 from tintype.data.store.layout import is_store
 from tintype.errors import UserError
 from tintype.metrics.copies import copy_notes, copy_numbers, pixel_digest
@@ -34,10 +35,11 @@ from tintype.runtime.machine import environment
 from tintype.runtime.transfer import send
 from tintype.seams import Draws, Encoder, Tokenizer
 from tintype.settings import Settings, plain
-from tintype.tokenizer_lab.choose import read_tokenizer, tokenizer_names
 from tintype.tokenizer_lab.images import SCENES, OnImages, measured_images
 from tintype.tokenizer_lab.report_html import to_html
+from tintype.tokenizers import TOKENIZERS
 from tintype.tokenizers.part import TokenizerPart
+from tintype.tokenizers.small_vae import SmallVaeSettings, is_trained
 from tintype.vision import inception, lpips
 from tintype.vision.encoders import EncoderChoice
 from tintype.vision.features import feature_matrix
@@ -113,12 +115,44 @@ def report_tokenizers(
     return result
 
 
+def read_tokenizer(spec: str) -> TokenizerPart:
+    """Read `pixels`, `small-vae:folder=DIR,sha256=…`, or just `DIR`."""
+    if "/" in spec.partition(":")[0] or is_trained(Path(spec).expanduser()):
+        return SmallVaeSettings(folder=spec).resolved()
+    kinds = {part.kind_name(): part for part in TOKENIZERS}
+    kind, _, rest = spec.partition(":")
+    if kind not in kinds:
+        raise UserError(
+            f"unknown tokenizer '{kind}': it is neither a kind nor a folder of a trained small-vae; "
+            f"{nearest(kind, kinds)}"
+        )
+    document = Document(f"tokenizer {spec}", {"kind": kind})
+    for assignment in assignments_in(rest):
+        document.override(assignment, option=f"tokenizer {kind}:")
+    return parse(kinds[kind], document).resolved()
+
+
+def tokenizer_names(specs: list[str]) -> list[str]:
+    """Return a short name for each, no two alike: a folder's last part or the kind, where that is enough."""
+    short = [_short(spec) for spec in specs]
+    names = [name if short.count(name) == 1 else spec for name, spec in zip(short, specs, strict=True)]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"the tokenizer '{name}' is given twice; give each once")
+    return names
+
+
+def _short(spec: str) -> str:
+    kind = spec.partition(":")[0]
+    return Path(spec).name if "/" in kind else kind
+
+
 def _refuse_indivisible(name: str, tokenizer: Tokenizer, size_px: int) -> None:
     if size_px % tokenizer.stride_px:
-        nearest = size_px // tokenizer.stride_px * tokenizer.stride_px or tokenizer.stride_px
+        fitting = size_px // tokenizer.stride_px * tokenizer.stride_px or tokenizer.stride_px
         raise UserError(
             f"size_px is {size_px}, but '{name}' takes multiples of {tokenizer.stride_px} px; "
-            f"use --set size_px={nearest:d}, or another multiple that suits all of them"
+            f"use --set size_px={fitting:d}, or another multiple that suits all of them"
         )
 
 

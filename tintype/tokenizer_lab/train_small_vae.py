@@ -19,7 +19,6 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from tintype import rng
-from tintype.losses import discriminator
 from tintype.losses.discriminator import Discriminator, DiscriminatorSettings
 from tintype.losses.perceptual import Distance
 from tintype.losses.reconstruction import PerceptualSettings
@@ -33,24 +32,14 @@ from tintype.runtime.transfer import send
 from tintype.settings import plain
 from tintype.tokenizer_lab.images import SCENES, ImageSettings, TrainingImages, TrainingScenes, TrainingSet
 from tintype.tokenizers.part import to_floats
-from tintype.tokenizers.small_vae import (
-    Record,
-    SmallVae,
-    SmallVaeShape,
-    Vae,
-    is_trained,
-    read_record,
-    write_vae,
-)
+from tintype.tokenizers.small_vae import Record, SmallVae, SmallVaeShape, Vae, is_trained, read_record, write_vae
 from tintype.train.folder import RunFolder
 from tintype.train.parts import exact_fp32
 from tintype.train.resume import resume
 from tintype.train.simple import SimpleTraining, claim_folder
 from tintype.train.state import TrainState
 from tintype.train.steps import Cadence, Progress, run_steps
-from tintype.vision.lpips import SMALLEST_PX
 
-ADVERSARY = "adversary"
 DEAD_STD = 0.05
 """A channel whose posterior mean varies less than this carries nothing: its noise has a deviation of one."""
 
@@ -85,22 +74,9 @@ class Training(ImageSettings):
             raise ValueError(f"size_px ({self.size_px}) must be a multiple of vae.stride_px ({self.vae.stride_px})")
         if self.short_px is not None and self.short_px < self.size_px:
             raise ValueError(f"short_px ({self.short_px}) is below size_px ({self.size_px}): no crop would fit")
-        smallest = SMALLEST_PX[self.perceptual.net]
-        if self.perceptual.kind == "lpips" and self.size_px < smallest:
-            raise ValueError(f"lpips with {self.perceptual.net} needs size_px of at least {smallest}")
-        self._check_adversary()
+        self.perceptual.check(self.size_px, "size_px")
+        self.adversarial.check(self.size_px, self.steps, "size_px")
         return self
-
-    def _check_adversary(self) -> None:
-        if not self.adversarial.weight:
-            return
-        if self.size_px < discriminator.SMALLEST_PX:
-            raise ValueError(f"adversarial: the discriminator needs size_px of at least {discriminator.SMALLEST_PX}")
-        if self.adversarial.start_step >= self.steps:
-            raise ValueError(
-                f"adversarial.start_step ({self.adversarial.start_step}) is not before the end, at {self.steps} steps: "
-                "the discriminator would never be used"
-            )
 
     def lr_at(self, step: int) -> float:
         """Linear warm-up, then half a cosine down to zero."""
@@ -135,8 +111,10 @@ def train(
             return Outcome(settings.steps, read_record(out), already_done=True)
         data = settings.open_data(device)
         distance = settings.perceptual.load(device)
-        network, judge = _new_network(settings, device), _new_judge(settings, device)
-        state = _new_state(settings, network, judge)
+        with seeded(settings.seed, "small-vae"):
+            network = Vae(settings.vae)
+        judge = settings.adversarial.build(settings.seed)
+        state = _new_state(settings, network, judge, device)
         resume(folder, state)
         judged_by = distance.identity if distance is not None else None
         folder.keep_identities({"data": data.identity, "perceptual": judged_by}, state.step)
@@ -163,23 +141,11 @@ def train(
         return Outcome(state.step, _finish(out, settings, data, network))
 
 
-def _new_network(settings: Training, device: torch.device) -> Vae:
-    with seeded(settings.seed, "small-vae"):
-        return Vae(settings.vae).to(device)
-
-
-def _new_judge(settings: Training, device: torch.device) -> Discriminator | None:
-    if not settings.adversarial.weight:
-        return None
-    with seeded(settings.seed, ADVERSARY):
-        return Discriminator(settings.adversarial.width).to(device)
-
-
-def _new_state(settings: Training, network: Vae, judge: Discriminator | None) -> TrainState:
-    modules = nn.ModuleDict({"vae": network})
+def _new_state(settings: Training, network: Vae, judge: Discriminator | None, device: torch.device) -> TrainState:
+    modules = nn.ModuleDict({"vae": network.to(device)})
     optimizer = AdamWSettings(lr=settings.lr, beta2=0.99, eps=1e-8).build(modules.named_parameters(), EXACT)
     if judge is not None:
-        modules[ADVERSARY] = judge
+        modules["adversary"] = judge.to(device)
         optimizer.add_param_group({"params": list(judge.parameters()), "lr": settings.adversarial.lr})
     return TrainState(modules, optimizer, None)
 

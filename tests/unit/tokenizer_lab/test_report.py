@@ -16,9 +16,14 @@ from tintype.metrics.reconstruction import psnr, ssim
 from tintype.metrics.table import FEATURE_METRICS
 from tintype.seams import Draws
 from tintype.tokenizer_lab import report
-from tintype.tokenizer_lab.choose import read_tokenizer, tokenizer_names
 from tintype.tokenizer_lab.images import measured_images
-from tintype.tokenizer_lab.report import ReportSettings, report_tokenizers, round_trip
+from tintype.tokenizer_lab.report import (
+    ReportSettings,
+    read_tokenizer,
+    report_tokenizers,
+    round_trip,
+    tokenizer_names,
+)
 from tintype.tokenizers.pixels import Pixels, PixelsSettings
 from tintype.tokenizers.small_vae import SmallVae, SmallVaeSettings, SmallVaeShape, Vae, read_vae, write_vae
 from tintype.vision.features import feature_matrix

@@ -16,18 +16,15 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from tintype.losses.alignment import AlignmentPart, AlignmentTerm
-from tintype.losses.discriminator import SMALLEST_PX as SMALLEST_DISCRIMINATED_PX
-from tintype.losses.discriminator import Discriminator, DiscriminatorSettings
+from tintype.losses.discriminator import DiscriminatorSettings
 from tintype.losses.part import PlanView
 from tintype.losses.reconstruction import PerceptualSettings
 from tintype.losses.repa import RepaOptions, RepaSettings, repa_projector
 from tintype.losses.repa_e.tokenizer import TunedTokenizer
 from tintype.losses.repa_e.training import RepaE
-from tintype.rng import seeded
 from tintype.seams import JointTraining, LossContext, LossInputs, Tapped, Tokenizer
 from tintype.settings import Part, Since, kind_alone
 from tintype.tokenizers.part import Autoencoder, Statistics, TokenizerPart
-from tintype.vision.lpips import SMALLEST_PX
 
 SHARED = ("teacher", "block", "hidden", "cache")
 """Settings that this alignment and the denoiser's have in common, where one projector serves both."""
@@ -92,25 +89,10 @@ class TuningSettings(TuningOptions, Part):
                 "repa-e: run.distribution.kind is fsdp, whose pieces of the denoiser cannot hold still for the "
                 "autoencoder's step; take ddp"
             )
-        smallest = SMALLEST_PX[self.perceptual.net]
-        if self.perceptual.kind == "lpips" and plan.data.size_px < smallest:
-            raise ValueError(f"repa-e: lpips with {self.perceptual.net} needs data.size_px of at least {smallest}")
-        if self.adversarial.weight:
-            self._check_adversary(plan)
+        self.perceptual.check(plan.data.size_px, "data.size_px", "repa-e: ")
+        self.adversarial.check(plan.data.size_px, plan.train.steps, "data.size_px", "repa-e: ")
         if (loss := aligned_loss(plan)) is not None:
             self._check_shared(loss)
-
-    def _check_adversary(self, plan: PlanView) -> None:
-        if plan.data.size_px < SMALLEST_DISCRIMINATED_PX:
-            raise ValueError(
-                f"repa-e: adversarial: the discriminator needs data.size_px of at least {SMALLEST_DISCRIMINATED_PX}, "
-                f"and it is {plan.data.size_px}; take larger images, or adversarial.weight=0"
-            )
-        if self.adversarial.start_step >= plan.train.steps:
-            raise ValueError(
-                f"repa-e: adversarial.start_step ({self.adversarial.start_step}) is not before the end, at "
-                f"{plan.train.steps} steps: the discriminator would never be used; give an earlier step"
-            )
 
     @staticmethod
     def _check_unread(plan: PlanView) -> None:
@@ -145,12 +127,8 @@ class TuningSettings(TuningOptions, Part):
     def build(self, plan: PlanView, seed: int, tokenizer: Tokenizer) -> JointTraining:
         """Build the training of a tokenizer that `build_tokenizer` made."""
         assert isinstance(tokenizer, TunedTokenizer)
-        discriminator = None
-        if self.adversarial.weight:
-            with seeded(seed, "adversary"):
-                discriminator = Discriminator(self.adversarial.width)
         loss = aligned_loss(plan)
-        return RepaE(self, tokenizer, discriminator, self.kind if loss is None else loss.kind)
+        return RepaE(self, tokenizer, self.adversarial.build(seed), self.kind if loss is None else loss.kind)
 
     def tuned(self, tokenizer: Tokenizer) -> tuple[Autoencoder, Statistics]:
         """Return the trained network of a tokenizer that `build_tokenizer` made, and the statistics of its latents."""
