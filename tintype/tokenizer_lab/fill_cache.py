@@ -13,7 +13,7 @@ from pathlib import Path
 from tintype.data.sources import open_source
 from tintype.errors import UserError
 from tintype.plan import Plan
-from tintype.runtime.dist import World, current
+from tintype.runtime.dist import current
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.transfer import send
 from tintype.tokenizers.latent_cache import LatentCache, open_latent_cache, why_uncacheable
@@ -49,7 +49,7 @@ def fill_cache(
     verify: bool = False,
     on_images: Callable[[int, int], None] = lambda done, total: None,
 ) -> Filled:
-    """Fills it until all rows are there or a signal came. `verify` makes rows anew whose image is another by now."""
+    """Fill it until all rows are there or a signal came. `verify` makes rows anew whose image is another by now."""
     if reason := why_uncacheable(plan.tokenizer, plan.tuning):
         raise UserError(reason)
     world, device = current(), choose_device(plan.run.device)
@@ -60,35 +60,24 @@ def fill_cache(
         kept = open_latent_cache(
             plan.tokenizer.kind, tokenizer, plan.data, source, device, batch=batch, folder=plan.run.latents_folder
         )
-    began = time.perf_counter()
+    began, count, chunk = time.perf_counter(), len(kept.source), _chunk_images(kept)
+    encoded = changed = 0
     with cpu_threads(plan.run):
-        encoded, changed = _fill(kept, world, interrupt, verify, on_images)
+        for first in range(0, count, chunk * world.size):  # every rank goes through every round
+            if interrupt.on_any_rank(world):
+                break
+            start = first + world.rank * chunk
+            ids = range(start, min(start + chunk, count))
+            with world.fail_together():
+                if other := kept.changed(ids) if verify and ids else []:
+                    kept.write(other, send(kept.source.images(other), kept.device))
+                changed += len(other)
+                encoded += len(other) + (kept.fill(ids) if ids else 0)
+            on_images(min(first + chunk * world.size, count), count)
     seconds = time.perf_counter() - began
     kept.rows.flush()
-    totals = [sum(numbers) for numbers in zip(*world.all_gather([encoded, changed]), strict=True)]
-    size_bytes = kept.rows.file.stat().st_size
-    return Filled(kept.folder, size_bytes, len(kept.source), kept.rows.count, totals[0], totals[1], seconds)
-
-
-def _fill(
-    kept: LatentCache, world: World, interrupt: Interrupt, verify: bool, on_images: Callable[[int, int], None]
-) -> tuple[int, int]:
-    """The images that this rank encoded, and those of them that had changed. Every rank goes through every round."""
-    count, chunk = len(kept.source), _chunk_images(kept)
-    at_once = chunk * world.size
-    encoded = changed = 0
-    for first in range(0, count, at_once):
-        if interrupt.on_any_rank(world):
-            break
-        start = first + world.rank * chunk
-        ids = range(start, min(start + chunk, count))
-        with world.fail_together():
-            if other := kept.changed(ids) if verify and ids else []:
-                kept.write(other, send(kept.source.images(other), kept.device))
-            changed += len(other)
-            encoded += len(other) + (kept.fill(ids) if ids else 0)
-        on_images(min(first + at_once, count), count)
-    return encoded, changed
+    encoded, changed = (sum(numbers) for numbers in zip(*world.all_gather([encoded, changed]), strict=True))
+    return Filled(kept.folder, kept.rows.file.stat().st_size, count, kept.rows.count, encoded, changed, seconds)
 
 
 def _chunk_images(kept: LatentCache) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from tintype.metrics.metric import Measured
 from tintype.metrics.pair import FeaturePair, Reference
 from tintype.metrics.reconstruction import LPIPS, PSNR, PairValues, pair_name
 from tintype.metrics.table import PAIR_METRICS
-from tintype.pretrained.weights import at_hand
+from tintype.pretrained.weights import Known, at_hand
 from tintype.runtime.files import write_json, write_text
 from tintype.runtime.locks import locked
 from tintype.runtime.machine import environment
@@ -200,11 +200,16 @@ class Comparison:
         digests = [pixel_digest(image_CHW) for image_CHW in image_NCHW.cpu()]
         self._copy_N = copy_numbers(digests)
         self.notes: list[str] = copy_notes(digests)
-        self._pair_metrics = [metric for metric in PAIR_METRICS if metric is not LPIPS or self._has_lpips()]
+        has_lpips = self._at_hand(LPIPS.name, "LPIPS", lpips.WEIGHTS["vgg16"])
+        self._pair_metrics = [metric for metric in PAIR_METRICS if metric is not LPIPS or has_lpips]
         self.definitions = {pair_name(metric): metric.definition for metric in self._pair_metrics}
-        self._encoders = [part.build(device) for part in self._chosen(settings)]
-        self._references = [Reference(feature_matrix(one, [image_NCHW]), device) for one in self._encoders]
-        for encoder, reference in zip(self._encoders, self._references, strict=True):
+        encoders = settings.encoders
+        if encoders is None:
+            has_inception = self._at_hand("fd_inception", "FID's Inception", inception.WEIGHTS)
+            encoders = (SceneEncoderSettings(), *([InceptionSettings()] if has_inception else []))
+        self._references: dict[Encoder, Reference] = {}
+        for encoder in [part.build(device) for part in encoders]:
+            reference = self._references[encoder] = Reference(feature_matrix(encoder, [image_NCHW]), device)
             compared = f"{FD.definition}; reconstructions against their originals"
             self.definitions[_fd_name(encoder)] = f"{compared}; {encoder.definition}"
             if len(reference) <= reference.size:
@@ -213,19 +218,11 @@ class Comparison:
                     "compare its Fréchet distance at equal counts only"
                 )
 
-    def _has_lpips(self) -> bool:
-        if not at_hand(lpips.WEIGHTS["vgg16"]):
-            self.left_out[LPIPS.name] = f"the weights of LPIPS are not at hand. {lpips.WEIGHTS['vgg16'].advice}"
-            return False
-        return True
-
-    def _chosen(self, settings: ReportSettings) -> Sequence[Any]:
-        if settings.encoders is not None:
-            return settings.encoders
-        if at_hand(inception.WEIGHTS):
-            return SceneEncoderSettings(), InceptionSettings()
-        self.left_out["fd_inception"] = f"the weights of FID's Inception are not at hand. {inception.WEIGHTS.advice}"
-        return (SceneEncoderSettings(),)
+    def _at_hand(self, column: str, network: str, weights: Known) -> bool:
+        """Return whether the weights are at hand; else say why the column is left out."""
+        if not at_hand(weights):
+            self.left_out[column] = f"the weights of {network} are not at hand. {weights.advice}"
+        return column not in self.left_out
 
     def measure(self, seen_NCHW: Tensor) -> dict[str, Measured]:
         pairs = list(zip(self._image_NCHW.split(self._batch), seen_NCHW.split(self._batch), strict=True))
@@ -233,7 +230,7 @@ class Comparison:
         for metric in self._pair_metrics:
             value_N = torch.cat([metric.compare(*pair, self._device) for pair in pairs])
             found[pair_name(metric)] = metric.measure(PairValues(value_N, self._copy_N))
-        for encoder, reference in zip(self._encoders, self._references, strict=True):
+        for encoder, reference in self._references.items():
             pair = FeaturePair(feature_matrix(encoder, [seen_NCHW]), reference, copy_N=self._copy_N)
             one = FD.measure(pair)  # its notes on bias are for sets that share no images
             found[_fd_name(encoder)] = Measured(one.value, one.error, one.method)

@@ -84,11 +84,4 @@ def cross(x_NPQ: Tensor, y_NPQ: Tensor) -> Tensor:
     return _box(long_NPQ, short_NPQ, _CROSS_LONG, _CROSS_SHORT, _CROSS_ROUNDING)
 
 
-DISTANCES: dict[str, Distance] = {
-    "ball": ball,
-    "block": block,
-    "pyramid": pyramid,
-    "star": star,
-    "ring": ring,
-    "cross": cross,
-}
+DISTANCES: dict[str, Distance] = {shape.__name__: shape for shape in (ball, block, pyramid, star, ring, cross)}
