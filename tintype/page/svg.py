@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from markupsafe import Markup, escape
 
@@ -126,20 +127,16 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
 
 def kept_apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Return positions near the wanted ones, at least `gap` apart where the room allows, in the same order."""
-    if not wanted:
-        return []
     gap = min(gap, (high - low) / max(1, len(wanted) - 1))
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    placed = [min(max(wanted[index], low), high) for index in order]
-    for index in range(1, len(placed)):
-        placed[index] = max(placed[index], placed[index - 1] + gap)
-    placed[-1] = min(placed[-1], high)
-    for index in range(len(placed) - 2, -1, -1):
-        placed[index] = min(placed[index], placed[index + 1] - gap)
-    result = [0.0] * len(wanted)
-    for index, position in zip(order, placed, strict=True):
-        result[index] = position
-    return result
+    placed = [min(max(position, low), high) for position in wanted]
+    for before, after in pairwise(order):
+        placed[after] = max(placed[after], placed[before] + gap)
+    limit = high
+    for index in reversed(order):
+        placed[index] = min(placed[index], limit)
+        limit = placed[index] - gap
+    return placed
 
 
 @dataclass(frozen=True)
@@ -150,14 +147,9 @@ class Box:
     bottom: float
 
     def overlaps(self, other: Box) -> bool:
-        return (
-            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
-        )
+        across = self.left < other.right and other.left < self.right
+        return across and self.top < other.bottom and other.top < self.bottom
 
     def within(self, other: Box) -> bool:
-        return (
-            other.left <= self.left
-            and self.right <= other.right
-            and other.top <= self.top
-            and self.bottom <= other.bottom
-        )
+        across = other.left <= self.left and self.right <= other.right
+        return across and other.top <= self.top and self.bottom <= other.bottom

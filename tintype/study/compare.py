@@ -25,23 +25,7 @@ from tintype.plan import Plan
 from tintype.runtime.files import damaged, read_lines, read_sealed, without_seal
 from tintype.sampling.images import save_png
 from tintype.settings import plain
-from tintype.study import stats
-from tintype.study.results import (
-    SPEED,
-    Arm,
-    Change,
-    Command,
-    Comparison,
-    Curve,
-    MetricInfo,
-    Resolution,
-    Run,
-    StudyResults,
-    TextInfo,
-    TokenizerInfo,
-    Trend,
-    read_results_file,
-)
+from tintype.study import results, stats
 from tintype.study.runner import FAILURES
 from tintype.study.study import ArmPlan, Study, remake_study
 from tintype.study.trends import ANOTHER_SPACE, UNPAIRED, Level, relative_effect, trend_key, trend_pair
@@ -51,11 +35,14 @@ from tintype.train.folder import RunFolder
 _CURVE_POINTS = 200
 LogLine: TypeAlias = Mapping[str, Any]
 """A line of a run's metrics.jsonl, or another small record of a run."""
+Runs: TypeAlias = Mapping[str, list[results.Run]]
+"""The runs of each arm, by its label."""
+Rows: TypeAlias = Mapping[Key, results.Comparison]
 COMMANDS_FILE = "commands.jsonl"
 """File in a study's folder: each command line that worked on it, oldest first."""
 
 
-def collect(study: Study, out: Path) -> StudyResults:
+def collect(study: Study, out: Path) -> results.StudyResults:
     protocol, settings = study.settings.evaluation, study.settings
     runs = {arm.label: [read_run(plan, protocol, out) for plan in arm.plans] for arm in study.arms}
     _check_identities(runs)
@@ -65,7 +52,7 @@ def collect(study: Study, out: Path) -> StudyResults:
     trends = _trend_pairs(study, runs)
     planned = planned_comparisons(study, meanings)
     rows = _compared(study, runs, meanings, trends, planned)
-    return StudyResults(
+    return results.StudyResults(
         name=study.name,
         question=settings.question,
         seeds=list(settings.seeds),
@@ -73,7 +60,7 @@ def collect(study: Study, out: Path) -> StudyResults:
         confidence=stats.CONFIDENCE,
         method=_method(study, planned),
         metrics=[
-            MetricInfo(
+            results.MetricInfo(
                 name=name,
                 label=meaning.label,
                 direction=meaning.direction,
@@ -97,43 +84,43 @@ def collect(study: Study, out: Path) -> StudyResults:
     )
 
 
-def read_commands(out: Path) -> list[Command]:
+def read_commands(out: Path) -> list[results.Command]:
     file = out / COMMANDS_FILE
     try:
         lines = read_lines(file, remake_study(out), vouched=len(reported_commands(out)))
-        return [Command.model_validate(line) for line in lines]
+        return [results.Command.model_validate(line) for line in lines]
     except ValidationError as error:
         raise damaged(file, str(error.errors()[0]["msg"]), remake_study(out)) from None
 
 
-def reported_commands(out: Path) -> list[Command]:
+def reported_commands(out: Path) -> list[results.Command]:
     """Return the command lines of the last report: a copy of those in the study's folder."""
     with suppress(DamagedFileError):
         return last.commands if (last := _last_results(out)) else []
     return []
 
 
-def _last_results(out: Path) -> StudyResults | None:
+def _last_results(out: Path) -> results.StudyResults | None:
     """Return the results of the last report; None where there are none, or only those of another version."""
     try:
-        return read_results_file(out / "results.json")
+        return results.read_results_file(out / "results.json")
     except DamagedFileError:
         raise
     except UserError:
         return None
 
 
-_NO_RESOLUTION = Resolution(name="", plan="", prompts=[], real_previews=[], reference={})
+_NO_RESOLUTION = results.Resolution(name="", plan="", prompts=[], real_previews=[], reference={})
 
 
-def _resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path) -> Resolution:
+def _resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path) -> results.Resolution:
     plan = arms[0].plans[0]
     if plan.data.at_hand:
         prompts = list(sampling_prompts(plan.data, protocol, protocol.conditions[0])[:PREVIEWS])
         real_previews = _real_previews(arms[0], protocol, out)
     else:
         prompts, real_previews = _shown_before(arms[0].resolution, out)
-    return Resolution(
+    return results.Resolution(
         name=arms[0].resolution,
         plan=plan.to_yaml(),
         prompts=prompts,
@@ -142,7 +129,7 @@ def _resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path) -> Resol
     )
 
 
-def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
+def read_run(plan: Plan, protocol: Protocol, out: Path) -> results.Run:
     """Read a run from its files."""
     path = out / "runs" / plan.hash
     folder = str(path.relative_to(out))
@@ -152,8 +139,8 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
             if (path / name).exists():
                 text = without_seal(read_sealed(path / name, remake_study(out)))
                 error = (text.strip().splitlines() or ["no reason is known"])[-1]
-                return Run(seed=plan.seed, hash=plan.hash, folder=folder, state=state, error=error)
-        return Run(seed=plan.seed, hash=plan.hash, folder=folder, state="missing")
+                return results.Run(seed=plan.seed, hash=plan.hash, folder=folder, state=state, error=error)
+        return results.Run(seed=plan.seed, hash=plan.hash, folder=folder, state="missing")
     result = read_result(stored)
     if result.protocol_hash != protocol.hash:
         raise UserError(
@@ -168,14 +155,14 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> Run:
         raise damaged(path, f"{type(error).__name__}: {' '.join(str(error).split())}", remake_study(out)) from None
 
 
-def _finished_run(plan: Plan, folder: str, result: EvaluationResult, files: RunFolder) -> Run:
+def _finished_run(plan: Plan, folder: str, result: EvaluationResult, files: RunFolder) -> results.Run:
     lines, environment = files.metrics(), files.read_record(files.environment_file)
     loaded = files.read_record(files.loaded_file)
     metrics = dict(result.metrics)
     if lines:  # by today's definition, so that runs of several versions can be compared
-        metrics.pop(SPEED, None)
-        metrics[SPEED] = images_per_s(lines)
-    return Run(
+        metrics.pop(results.SPEED, None)
+        metrics[results.SPEED] = images_per_s(lines)
+    return results.Run(
         seed=plan.seed,
         hash=plan.hash,
         folder=folder,
@@ -199,9 +186,9 @@ def _finished_run(plan: Plan, folder: str, result: EvaluationResult, files: RunF
     )
 
 
-def _tokenizer(plan: Plan, identity: str, latents: LogLine) -> TokenizerInfo:
+def _tokenizer(plan: Plan, identity: str, latents: LogLine) -> results.TokenizerInfo:
     part = plan.tokenizer
-    return TokenizerInfo(
+    return results.TokenizerInfo(
         kind=part.kind,
         settings=plain(part),
         channels=part.compression.channels,
@@ -214,11 +201,11 @@ def _tokenizer(plan: Plan, identity: str, latents: LogLine) -> TokenizerInfo:
     )
 
 
-def _text(plan: Plan, identity: str) -> TextInfo:
-    return TextInfo(kind=plan.text.kind, settings=plain(plan.text), identity=identity)
+def _text(plan: Plan, identity: str) -> results.TextInfo:
+    return results.TextInfo(kind=plan.text.kind, settings=plain(plan.text), identity=identity)
 
 
-def _check_identities(runs: Mapping[str, Sequence[Run]]) -> None:
+def _check_identities(runs: Runs) -> None:
     """Refuse a study in which one name or one setting stood for several weights: arms would not differ as declared."""
     found: dict[str, tuple[str, str]] = {}
     for arm, run in ((arm, run) for arm, of_arm in runs.items() for run in of_arm):
@@ -232,7 +219,7 @@ def _check_identities(runs: Mapping[str, Sequence[Run]]) -> None:
                 )
 
 
-def _identities(run: Run) -> Iterator[tuple[str, str, str, str]]:
+def _identities(run: results.Run) -> Iterator[tuple[str, str, str, str]]:
     """Yield (part, settings, SHA-256, remedy) of each frozen network of a run."""
     for name, encoder in run.encoders.items():
         remedy = f"Remove the folder evaluation of the runs that were scored by the wrong one ({run.folder})"
@@ -246,7 +233,7 @@ def _identities(run: Run) -> Iterator[tuple[str, str, str, str]]:
         yield f"the text encoder '{run.text.kind}'", settings, run.text.identity, remedy
 
 
-def _warnings(runs: Mapping[str, Sequence[Run]]) -> list[str]:
+def _warnings(runs: Runs) -> list[str]:
     """Return each warning of the evaluations once, with the number of runs that gave it; numbers in it may differ."""
     counted: dict[str, list[str]] = {}
     for run in (run for of_arm in runs.values() for run in of_arm):
@@ -255,12 +242,12 @@ def _warnings(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     return [f"{texts[0]} ({len(texts)} runs)" if len(texts) > 1 else texts[0] for texts in counted.values()]
 
 
-def _curve(lines: Sequence[LogLine], name: str) -> Curve:
+def _curve(lines: Sequence[LogLine], name: str) -> results.Curve:
     """Return a logged quantity, averaged into at most 200 points."""
     known = [line for line in lines if line.get(name) is not None]
     size = max(1, -(-len(known) // _CURVE_POINTS))
     bins = [known[start : start + size] for start in range(0, len(known), size)]
-    return Curve(step=[b[-1]["step"] for b in bins], value=[fmean(line[name] for line in b) for b in bins])
+    return results.Curve(step=[b[-1]["step"] for b in bins], value=[fmean(line[name] for line in b) for b in bins])
 
 
 _OF_NO_SPACE = ("compute", "sha256")
@@ -319,11 +306,11 @@ def _trends(study: Study) -> dict[Key, str]:
 
 def _compared(
     study: Study,
-    runs: Mapping[str, list[Run]],
+    runs: Runs,
     meanings: Mapping[str, Definition],
     trends: Mapping[Key, Pair | str],
     planned: Sequence[Key],
-) -> dict[Key, Comparison]:
+) -> dict[Key, results.Comparison]:
     """Compare what is measured. All planned comparisons are corrected together, whatever their resolution."""
     pairs = {trend_key(*key): pair for key, pair in trends.items() if isinstance(pair, Pair)}
     errors: dict[Key, float | None] = {}
@@ -337,14 +324,14 @@ def _compared(
     return {key: row.model_copy(update={"sampling_error": errors.get(key)}) for key, row in rows.items()}
 
 
-def _sampling_error(new: Sequence[Run], old: Sequence[Run], metric: str) -> float | None:
+def _sampling_error(new: Sequence[results.Run], old: Sequence[results.Run], metric: str) -> float | None:
     """Return the standard error of a mean difference that comes from sampling; both arms sample independently."""
     pairs = [(a.errors.get(metric), b.errors.get(metric)) for a, b in zip(new, old, strict=True)]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     return math.sqrt(sum(a * a + b * b for a, b in known)) / len(known) if known else None
 
 
-def _levels(study: Study, runs: Mapping[str, list[Run]], name: str) -> list[Level]:
+def _levels(study: Study, runs: Runs, name: str) -> list[Level]:
     """Return an arm's runs at each resolution with the baseline's."""
     return [
         Level(arm.resolution, runs[arm.label], runs[baseline.label])
@@ -353,7 +340,7 @@ def _levels(study: Study, runs: Mapping[str, list[Run]], name: str) -> list[Leve
     ]
 
 
-def _trend_pairs(study: Study, runs: Mapping[str, list[Run]]) -> dict[Key, Pair | str]:
+def _trend_pairs(study: Study, runs: Runs) -> dict[Key, Pair | str]:
     """Pair the effects at the most and the fewest tokens, by arm and metric; or say why there are none."""
     found: dict[Key, Pair | str] = {}
     for (arm, metric), reason in _trends(study).items():
@@ -362,14 +349,12 @@ def _trend_pairs(study: Study, runs: Mapping[str, list[Run]]) -> dict[Key, Pair 
     return found
 
 
-def _trend(
-    key: Key, study: Study, runs: Mapping[str, list[Run]], pair: Pair | str, rows: Mapping[Key, Comparison]
-) -> Trend:
+def _trend(key: Key, study: Study, runs: Runs, pair: Pair | str, rows: Rows) -> results.Trend:
     (arm, metric), undefined = key, pair if isinstance(pair, str) else ""
     levels = [] if undefined.startswith(ANOTHER_SPACE) else _levels(study, runs, arm)
     effects = [relative_effect(level, metric, pair != UNPAIRED, study.settings.analysis) for level in levels]
     known, comparison = [effect for effect in effects if effect is not None], rows.get(trend_key(*key))
-    return Trend(arm=arm, metric=metric, effects=known, comparison=comparison, undefined=undefined)
+    return results.Trend(arm=arm, metric=metric, effects=known, comparison=comparison, undefined=undefined)
 
 
 def _method(study: Study, planned: Sequence[Key]) -> str:
@@ -393,16 +378,16 @@ def _not_compared(study: Study) -> list[str]:
     ]
 
 
-def _arm(arm: ArmPlan, runs: Mapping[str, list[Run]], rows: Mapping[Key, Comparison], apart: Mapping[Key, str]) -> Arm:
+def _arm(arm: ArmPlan, runs: Runs, rows: Rows, apart: Mapping[Key, str]) -> results.Arm:
     papers = [application.technique.paper for application in arm.applications if application.technique.paper]
-    return Arm(
+    return results.Arm(
         name=arm.name,
         role=arm.role,
         summary=arm.summary,
         techniques=[application.technique.name for application in arm.applications],
         papers=papers,
-        changes=[Change(key=key, before=old, after=new) for key, (old, new) in arm.decisions.items()],
-        all_changes=[Change(key=key, before=old, after=new) for key, (old, new) in arm.changes.items()],
+        changes=[results.Change(key=key, before=old, after=new) for key, (old, new) in arm.decisions.items()],
+        all_changes=[results.Change(key=key, before=old, after=new) for key, (old, new) in arm.changes.items()],
         runs=runs[arm.label],
         comparisons={metric: row for (label, metric), row in rows.items() if label == arm.label},
         incomparable={metric: reason for (label, metric), reason in apart.items() if label == arm.label},

@@ -19,14 +19,7 @@ from tintype.evaluation.prompts import is_caption
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
 from tintype.plan import Plan, stored_plan
-from tintype.runtime.files import (
-    check_sha256,
-    read_checked,
-    read_sealed,
-    write_bytes,
-    write_lines,
-    write_sealed,
-)
+from tintype.runtime.files import check_sha256, read_checked, read_sealed, write_bytes, write_lines, write_sealed
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.locks import locked, refuse_foreign
 from tintype.settings import plain

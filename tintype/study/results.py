@@ -211,13 +211,6 @@ class Resolution(_Data):
     real_previews: list[str]
     reference: dict[str, dict[str, float]]
 
-    def without_data(self) -> Resolution:
-        return self.model_copy(update=_unshown(self.prompts))
-
-
-def _unshown(prompts: list[str]) -> dict[str, list[str]]:
-    return {"prompts": [f"prompt {index + 1}" for index in range(len(prompts))], "real_previews": []}
-
 
 class RelativeEffect(_Data):
     """log(arm / baseline) at one resolution: the mean over seeds, and its interval."""
@@ -322,9 +315,8 @@ class StudyResults(_Data):
 
     def without_data(self) -> StudyResults:
         """Return the results without images and captions of the data; samples of the models stay."""
-        return self.model_copy(
-            update={**_unshown(self.prompts), "resolutions": [one.without_data() for one in self.resolutions]}
-        )
+        resolutions = [one.model_copy(update=_unshown(one)) for one in self.resolutions]
+        return self.model_copy(update={**_unshown(self), "resolutions": resolutions})
 
     def without_paths(self) -> StudyResults:
         """Return the results without paths of this machine; the last name of each is left."""
@@ -351,3 +343,7 @@ class StudyResults(_Data):
             )
             for one in self.resolutions
         ]
+
+
+def _unshown(one: StudyResults | Resolution) -> dict[str, list[str]]:
+    return {"prompts": [f"prompt {index + 1}" for index in range(len(one.prompts))], "real_previews": []}

@@ -163,10 +163,7 @@ class StudySettings(Settings):
         counts = count_comparisons(
             len(self.arms), bool(self.control_seeds), max(1, len(self.resolutions)), primary, len(known)
         )
-        try:
-            check_seeds(len(self.seeds), counts, self.analysis)
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        check_seeds(len(self.seeds), counts, self.analysis)
         settings = self.model_copy(update={"primary": primary, "evaluation": fitted.protocol})
         return settings, replace(fitted, problems=tuple(problems))
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tintype.study.results import Loss, RelativeEffect, Run, arm_label, worst_loss
+from tintype.study.results import RelativeEffect, Run, arm_label, worst_loss
 from tintype.study.verdicts import AnalysisSettings, Key, Pair, interval_of, pair_runs
 
 NOT_POSITIVE = "a value is not positive, so there is no relative effect"
@@ -54,7 +54,8 @@ def trend_pair(fewest: Level, most: Level, metric: str) -> Pair | str:
     values = [[run.metrics.get(metric, math.nan) for run in runs] for runs in seeds]
     good = [four for four in values if all(map(math.isfinite, four))]
     loss = worst_loss((run for runs in seeds for run in runs), metric) or "incomplete"
-    lost = "" if loss == "incomplete" else f"{loss} at {_seeds_with(loss, seeds, metric)} of {len(seeds)} seeds"
+    count = sum(any(run.loss(metric) == loss for run in runs) for runs in seeds)
+    lost = "" if loss == "incomplete" else f"{loss} at {count} of {len(seeds)} seeds"
     if not good and not lost:
         return NO_RUNS
     if any(value <= 0 for four in good for value in four):
@@ -62,7 +63,3 @@ def trend_pair(fewest: Level, most: Level, metric: str) -> Pair | str:
     new = [math.log(arm / baseline) for arm, baseline, _, _ in good]
     old = [math.log(arm / baseline) for _, _, arm, baseline in good]
     return Pair(new, old, True, len(good) == len(values), scale=1.0, loss=loss, lost=lost)
-
-
-def _seeds_with(loss: Loss, seeds: Sequence[Sequence[Run]], metric: str) -> int:
-    return sum(any(run.loss(metric) == loss for run in runs) for runs in seeds)

@@ -22,22 +22,11 @@ from typing import Literal
 from markupsafe import Markup
 from pydantic import Field
 
+from tintype.errors import UserError
 from tintype.evaluation.protocol import Definition
 from tintype.page.template import template
 from tintype.settings import Settings
-from tintype.study import stats
-from tintype.study.results import (
-    SPEED,
-    Comparison,
-    IntervalName,
-    Loss,
-    MetricInfo,
-    Run,
-    TestName,
-    Verdict,
-    lost_words,
-    worst_loss,
-)
+from tintype.study import results, stats
 
 PRIMARY_SHARE = 0.8
 """The part of the study's 5% that the comparisons on primary metrics share."""
@@ -70,7 +59,7 @@ class Pair:
     complete: bool
     scale: float = 0.0
     """See `stats.rounding_of`."""
-    loss: Loss = "incomplete"
+    loss: results.Loss = "incomplete"
     """Why seeds are missing where the comparison is not complete."""
     lost: str = ""
     """See `Comparison.lost`."""
@@ -105,7 +94,7 @@ class Pair:
         return [new - old for new, old in zip(self.new, partners, strict=True)]
 
 
-def pair_runs(new: Sequence[Run], old: Sequence[Run], metric: str, shared_seeds: bool) -> Pair:
+def pair_runs(new: Sequence[results.Run], old: Sequence[results.Run], metric: str, shared_seeds: bool) -> Pair:
     """Pair the values of an arm's and the baseline's runs; a run without a value is left out with its partner."""
     values = [(a.metrics.get(metric, math.nan), b.metrics.get(metric, math.nan)) for a, b in zip(new, old, strict=True)]
     good = [(a, b) for a, b in values if math.isfinite(a) and math.isfinite(b)]
@@ -114,8 +103,8 @@ def pair_runs(new: Sequence[Run], old: Sequence[Run], metric: str, shared_seeds:
         [b for _, b in good],
         shared_seeds,
         len(good) == len(values),
-        loss=worst_loss([*new, *old], metric) or "incomplete",
-        lost=lost_words(metric, {"": new, "baseline": old}),
+        loss=results.worst_loss([*new, *old], metric) or "incomplete",
+        lost=results.lost_words(metric, {"": new, "baseline": old}),
     )
 
 
@@ -149,7 +138,7 @@ def count_comparisons(arms: int, control: bool, resolutions: int, primary: Seque
 
 def trend_metrics(primary: Sequence[str]) -> list[str]:
     """Return the metrics that are compared between resolutions: the primary ones and the throughput."""
-    return list(dict.fromkeys([*primary, SPEED]))
+    return list(dict.fromkeys([*primary, results.SPEED]))
 
 
 def weights_of(keys: Collection[Key], primary: Collection[str]) -> dict[Key, float]:
@@ -165,11 +154,11 @@ def counts_of(keys: Collection[Key], primary: Collection[str]) -> Counts:
 
 def compare(
     pairs: Mapping[Key, Pair],
-    meanings: Mapping[str, Definition | MetricInfo],
+    meanings: Mapping[str, Definition | results.MetricInfo],
     primary: Collection[str] = (),
     analysis: AnalysisSettings = DEFAULT,
     planned: Collection[Key] | None = None,
-) -> dict[Key, Comparison]:
+) -> dict[Key, results.Comparison]:
     """Compare all (arm, metric) pairs of a study; correct their p values together, by Holm's weighted method.
 
     `planned` are all comparisons that the study is to make; by default those that are given.
@@ -187,7 +176,7 @@ def compare(
         one = differences[key]
         low, high = interval_of(pair, analysis) or (None, None)
         detectable = _detectable(pair, one, weights[key], analysis) if key in p_values else None
-        rows[key] = Comparison(
+        rows[key] = results.Comparison(
             mean=unit * fmean(pair.new),
             baseline_mean=unit * fmean(pair.old),
             differences=pairs[key].per_seed,
@@ -205,19 +194,19 @@ def compare(
     return rows
 
 
-def _without_seeds(pair: Pair) -> Comparison:
+def _without_seeds(pair: Pair) -> results.Comparison:
     """Return the comparison of an arm that has no seed left to compare."""
     nothing = dict.fromkeys(("mean", "baseline_mean", "difference"), math.nan)
-    return Comparison(**nothing, differences=[], verdict=pair.loss, lost=pair.lost)
+    return results.Comparison(**nothing, differences=[], verdict=pair.loss, lost=pair.lost)
 
 
-def used_test(shared_seeds: bool, analysis: AnalysisSettings) -> TestName:
+def used_test(shared_seeds: bool, analysis: AnalysisSettings) -> results.TestName:
     if analysis.test == "permutation":
         return "sign-flip permutation" if shared_seeds else "label permutation"
     return "paired Student" if shared_seeds else "Welch"
 
 
-def used_interval(shared_seeds: bool, analysis: AnalysisSettings) -> IntervalName:
+def used_interval(shared_seeds: bool, analysis: AnalysisSettings) -> results.IntervalName:
     if analysis.interval == "bootstrap":
         return "bootstrap"
     return "Student" if shared_seeds else "Welch"
@@ -252,8 +241,8 @@ def confidence_of(weight: float) -> float:
 
 
 def _verdict(
-    pair: Pair, difference: stats.Difference, p_adjusted: float | None, meaning: Definition | MetricInfo
-) -> Verdict:
+    pair: Pair, difference: stats.Difference, p_adjusted: float | None, meaning: Definition | results.MetricInfo
+) -> results.Verdict:
     if not pair.complete:
         return pair.loss
     if difference.error is None:
@@ -270,7 +259,7 @@ def check_seeds(seeds: int, counts: Counts, analysis: AnalysisSettings) -> None:
     if seeds == 1 or counts.all == 0:
         return
     if analysis.interval == "bootstrap" and seeds < stats.BOOTSTRAP_SEEDS:
-        raise ValueError(
+        raise UserError(
             f"analysis.interval: a bootstrap interval needs at least {stats.BOOTSTRAP_SEEDS} seeds, and the study has "
             f"{seeds}: resamples of so few often hold one seed only. Give more seeds, or set interval: student"
         )
@@ -279,7 +268,7 @@ def check_seeds(seeds: int, counts: Counts, analysis: AnalysisSettings) -> None:
     if analysis.test == "permutation" and smallest >= 1 - stats.CONFIDENCE:
         needed = stats.seeds_for_permutation(effective)
         more = f"Give {needed} seeds" if needed else "Ask fewer primary metrics or arms, as no number of seeds can"
-        raise ValueError(
+        raise UserError(
             f"analysis.test: a permutation test of {seeds} seeds can never give a verdict. It knows {2**seeds} "
             f"patterns of signs, so its smallest p is {stats.smallest_permutation_p(seeds):.2g}, and after the "
             f"correction for {counts.primary} comparisons on the primary metrics {smallest:.2g}. {more}, or set "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tintype.errors import UserError
 from tintype.study.verdicts import AnalysisSettings, Counts, check_seeds, count_comparisons, describe_method
 
 
@@ -13,12 +14,12 @@ def _analysed(seeds: int, arms: int, primary: int, others: int, **analysis: str)
 
 def test_a_permutation_test_is_refused_just_below_the_seeds_that_it_asks_for() -> None:
     """One arm and one metric: 2 of 2^n patterns must be below 5%."""
-    with pytest.raises(ValueError, match=r"3 seeds can never give a verdict. It knows 8 patterns .* 0\.25.* Give 6"):
+    with pytest.raises(UserError, match=r"3 seeds can never give a verdict. It knows 8 patterns .* 0\.25.* Give 6"):
         _analysed(3, 1, 1, 0, test="permutation")
-    with pytest.raises(ValueError, match="5 seeds can never give a verdict"):
+    with pytest.raises(UserError, match="5 seeds can never give a verdict"):
         _analysed(5, 1, 1, 0, test="permutation")
     _analysed(6, 1, 1, 0, test="permutation")
-    with pytest.raises(ValueError, match="no number of seeds can"):
+    with pytest.raises(UserError, match="no number of seeds can"):
         _analysed(12, 500, 2, 0, test="permutation")
 
 
