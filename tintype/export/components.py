@@ -31,8 +31,7 @@ _T5GEMMA_ALONE = "t5_gemma_module"
 
 def form_of(text: TextEncoder) -> TransformersForm:
     form = text.transformers_form()
-    if form is None:
-        raise TypeError(f"{type(text).__name__} is no model of transformers")
+    assert form is not None, "the plan's text encoder says that a pipeline can hold it"
     return form
 
 
@@ -101,8 +100,7 @@ def mend_config(folder: Path) -> None:
 def for_pipeline(tokenizer: Tokenizer) -> Any:
     """Return the network in fp32. It is changed: a tokenizer that is used afterwards must be loaded again."""
     form = tokenizer.diffusers_form()
-    if form is None:
-        raise TypeError(f"{type(tokenizer).__name__} has no network that PRXPipeline takes")
+    assert form is not None, "the plan's tokenizer says that a pipeline can hold it"
     network, shift_C, scale_C = form.network.float(), form.shift_C, form.scale_C
     scale, shift = _one(scale_C), _one(shift_C)
     if type(network).__name__ == "AutoencoderDC":
@@ -132,26 +130,15 @@ def _folded(network: Any, shift_C: Tensor, scale_C: Tensor) -> Any:
 
     The posterior's deviation is scaled with its mean.
     """
-    mean_C, log_variance_C = scale_C, torch.ones_like(scale_C)
-    out_C = torch.cat([mean_C, log_variance_C])
+    scale_C, shift_C = scale_C.double(), shift_C.double()
+    out_C = torch.cat([scale_C, torch.ones_like(scale_C)])  # of the mean, and of the logarithm of the variance
     added_C = torch.cat([-shift_C * scale_C, 2 * scale_C.abs().log()])
-    before, after = network.quant_conv, network.post_quant_conv
-    network.quant_conv = _affine_after(before, out_C.double(), added_C.double())
-    network.post_quant_conv = _affine_before(after, scale_C.double().reciprocal(), shift_C.double())
+    weight_CC, bias_C = _matrix(network.quant_conv, len(out_C))
+    network.quant_conv = _convolution(out_C[:, None] * weight_CC, out_C * bias_C + added_C)
+    weight_CC, bias_C = _matrix(network.post_quant_conv, len(scale_C))
+    network.post_quant_conv = _convolution(weight_CC / scale_C, weight_CC @ shift_C + bias_C)
     network.register_to_config(use_quant_conv=True, use_post_quant_conv=True)
     return network
-
-
-def _affine_after(layer: nn.Conv2d | None, scale_C: Tensor, shift_C: Tensor) -> nn.Conv2d:
-    """x -> scale · layer(x) + shift."""
-    weight_CC, bias_C = _matrix(layer, len(scale_C))
-    return _convolution(scale_C[:, None] * weight_CC, scale_C * bias_C + shift_C)
-
-
-def _affine_before(layer: nn.Conv2d | None, scale_C: Tensor, shift_C: Tensor) -> nn.Conv2d:
-    """x -> layer(scale · x + shift)."""
-    weight_CC, bias_C = _matrix(layer, len(scale_C))
-    return _convolution(weight_CC * scale_C[None, :], weight_CC @ shift_C + bias_C)
 
 
 def _matrix(layer: nn.Conv2d | None, channels: int) -> tuple[Tensor, Tensor]:

@@ -65,12 +65,9 @@ class CardOptions:
                 f"--license {self.license}: write the identifier that the hub knows, in small letters, for example "
                 "apache-2.0 or cc-by-4.0"
             )
-        named = [("--dataset", one) for one in self.datasets] + [
-            ("--base-model", self.base_model),
-            ("--repo", self.repo),
-        ]
-        for option, name in named:
-            if name is not None and not HUB_NAME.fullmatch(name):
+        names = {"--base-model": [self.base_model], "--repo": [self.repo], "--dataset": self.datasets}
+        for option, name in ((option, name) for option, some in names.items() for name in some if name is not None):
+            if not HUB_NAME.fullmatch(name):
                 raise UserError(f"{option} {name}: write the name of a repository of the hub, OWNER/NAME")
 
 
@@ -85,8 +82,8 @@ class Card:
 def make_card(run: Path, options: CardOptions | None = None) -> Card:
     options = options or CardOptions()
     record = read_record(run, options.baseline, options.ema_length, options.weights)
-    plan, images, size = record.plan, _samples(record), record.environment.get("parameters")
-    prompts, origin = _prompts(record, options, max(1, len(images))), record.origin
+    plan, images = record.plan, _samples(record)
+    prompts = _prompts(record, options, max(1, len(images)))
     title = options.name or f"tintype {plan.data.kind} {plan.data.size_px} px, {plan.hash}"
     text = _TEMPLATES.get_template("model_card.md.j2").render(
         head=Markup(_metadata(record, options, title).to_yaml()),
@@ -96,9 +93,6 @@ def make_card(run: Path, options: CardOptions | None = None) -> Card:
         options=options,
         exported=options.exported,
         repo=options.repo or "OWNER/NAME",
-        parameters=f", {size:,} {'trained ' * bool(record.step)}parameters" if size else "",
-        start=(options.base_model if record.step else None) or (origin.brief if origin else None),
-        sizes=_sizes(plan),
         prompt=one_line(prompts[0] if prompts else "an image"),
         images=list(images),
         prompts=list(zip(images, prompts, strict=True)) if images and prompts else [],
@@ -146,8 +140,8 @@ def _warnings(record: RunRecord, options: CardOptions) -> Iterator[str]:
             command = f"`tintype evaluate {shlex.quote(str(record.path))}`"
             yield f"the run was not evaluated, and the card has no scores; {command} makes them"
     for one in record.evaluations:
-        if one.step != (now := record.weights_step):
-            yield f"the scores are of step {one.step}, the weights of step {now}; evaluate the run again"
+        if one.result.step != (now := record.weights_step):
+            yield f"the scores are of step {one.result.step}, the weights of step {now}; evaluate the run again"
 
 
 def _metadata(record: RunRecord, options: CardOptions, title: str) -> ModelCardData:
@@ -195,15 +189,9 @@ def _samples(record: RunRecord) -> dict[str, Path]:
     if not record.evaluations:
         return {}
     found = [record.path / name for name in record.evaluations[0].result.previews]
-    own = [file for file in found if file.resolve().is_relative_to(record.path.resolve()) and _is_png(file)]
+    own = [file for file in found if file.resolve().is_relative_to(record.path.resolve()) and file.is_file()]
+    own = [file for file in own if file.read_bytes().startswith(_PNG)]
     return {f"{SAMPLES}/sample-{number}.png": file for number, file in enumerate(own, 1)} if own == found else {}
-
-
-def _is_png(file: Path) -> bool:
-    if not file.is_file():
-        return False
-    with file.open("rb") as opened:
-        return opened.read(len(_PNG)) == _PNG
 
 
 def _prompts(record: RunRecord, options: CardOptions, count: int) -> list[str]:
@@ -213,19 +201,9 @@ def _prompts(record: RunRecord, options: CardOptions, count: int) -> list[str]:
         return []
     if not data.at_hand:
         raise UserError("--with-captions: the store that has the captions is not on this machine; leave it out")
-    protocol = record.evaluations[0].protocol
+    protocol = record.evaluations[0].result.protocol
     RunFolder(record.path).check_identity(data.scored_name, held_out(data, protocol).identity)  # else they are others'
     return list(sampling_prompts(data, protocol, protocol.conditions[0])[:count])
-
-
-def _sizes(plan: Plan) -> str:
-    size_px, shapes = plan.data.size_px, plan.data.shapes
-    full = f"{size_px} × {size_px} px"
-    if len(shapes) > 1:
-        listed = ", ".join(f"{height} × {width}" for height, width in shapes)
-        return f"{len(shapes)} shapes (height × width in px): {listed}"
-    early = [f"{one.size_px} × {one.size_px} px up to step {one.until:,}" for one in plan.train.stages]
-    return ", ".join([*early, f"then {full}"]) if early else full
 
 
 def _checkpoints(value: Json, where: str = "") -> Iterator[tuple[str, str]]:

@@ -7,19 +7,16 @@ others that the plan names are copied into it. `train/model_folder.py` reads it.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from torch import Tensor
-
 from tintype.config.strict import write_yaml
-from tintype.errors import UserError
 from tintype.export.model_card import CARD, CardOptions, exported_card, write_card
 from tintype.export.pipeline_folder import CONFIGS, Exported, forget_places
 from tintype.export.public import is_local
 from tintype.export.record import hub_place
-from tintype.export.trained import Dtype, Trained, Weights, load_trained
+from tintype.export.trained import Dtype, Weights, load_trained
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.files import read_json, sha256_of, write_json, write_sealed
@@ -27,7 +24,6 @@ from tintype.settings import Part, plain
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.model_folder import ABOUT, FORM
-from tintype.train.weights import DTYPES
 
 _MADE_ON = ("tintype", "torch", "python", "parameters")
 """Keys of the environment that matter for the model."""
@@ -45,7 +41,7 @@ def export_model(
     """Write the whole folder, its card included, or nothing."""
     refuse_existing(out)
     trained = load_trained(run, weights, ema_length)
-    tensors = _tensors(trained, dtype)
+    tensors = {f"modules/{name}": tensor for name, tensor in trained.stored(trained.parts.modules, dtype).items()}
     about = {**trained.about(dtype), "form": FORM, "notes": [] if trained.plan.data.of_scenes else [_NOTE]}
     made = exported_card(run, card, about)
     with written_whole(out) as temporary:
@@ -55,28 +51,13 @@ def export_model(
         checkpoint.commit(
             temporary / "checkpoints", trained.step, tensors, {"step": trained.step}, what="export", stage="save"
         )
-        names = sorted(_files(temporary))
-        about["sha256"] = {name: sha256_of(temporary / name) for name in names if not name.startswith("checkpoints/")}
+        written = sorted(file for file in temporary.rglob("*") if file.is_file())
+        names = {file.relative_to(temporary).as_posix(): file for file in written}
+        about["sha256"] = {name: sha256_of(names[name]) for name in names if not name.startswith("checkpoints/")}
         write_json(temporary / ABOUT, about)
         write_card(made, temporary / CARD)
         plan_from_folder(temporary)  # an export that cannot be read is not kept
     return Exported(out, about, trained, made.warnings)
-
-
-def _files(folder: Path) -> Iterable[str]:
-    return (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
-
-
-def _tensors(trained: Trained, dtype: Dtype) -> dict[str, Tensor]:
-    """Return all weights of the run under the names of a checkpoint. Counters and other integers keep their type."""
-    found = {}
-    for name, tensor in trained.parts.modules.state_dict().items():
-        if tensor.is_floating_point():
-            if not tensor.isfinite().all():
-                raise UserError(f"the run's {trained.words} weights of step {trained.step} are not finite: {name}")
-            tensor = tensor.to(DTYPES[dtype])
-        found[f"modules/{name}"] = tensor.contiguous()
-    return found
 
 
 def _write_plan(plan: Plan, folder: Path) -> None:

@@ -50,7 +50,6 @@ def measure(
     parts: Model,
     folder: Path,
     about: dict[str, Any],
-    prompts: Sequence[str] = PROMPTS,
     guidances: Sequence[float] = GUIDANCES,
     steps: int = STEPS,
 ) -> list[Figure]:
@@ -58,15 +57,13 @@ def measure(
     exact = replace(parts, plan=parts.plan.model_copy(update={"precision": PrecisionSettings(compute="fp32")}))
     with quiet("diffusers", "transformers"):
         pipe = open_pipeline(folder, about)
-        return [_figure(exact, pipe, about, prompts, guidance, steps) for guidance in guidances]
+        return [_figure(exact, pipe, about, guidance, steps) for guidance in guidances]
 
 
-def _figure(
-    parts: Model, pipe: Any, about: dict[str, Any], prompts: Sequence[str], guidance: float, steps: int
-) -> Figure:
+def _figure(parts: Model, pipe: Any, about: dict[str, Any], guidance: float, steps: int) -> Figure:
     settings = SamplerSettings(steps=steps, guidance=ClassifierFreeSettings(scale=guidance))
     size_px, worst = parts.plan.data.size_px, Figure(guidance, 0.0, 0.0)
-    for index, prompt in enumerate(prompts):
+    for index, prompt in enumerate(PROMPTS):
         draws = Draws(0, torch.tensor([index]))
         ours_BCHW = sample_latents(parts, [prompt], settings, draws, size_px)
         arguments = {

@@ -146,14 +146,10 @@ def _notes(trained: Trained) -> list[str]:
 def forget_places(file: Path) -> None:
     """Remove the local paths that loading has left in configs."""
     stated = json_object(file)
-    cleaned = _without_places(stated)
+    cleaned = json.loads(json.dumps(stated), object_pairs_hook=_without_places)
     if cleaned != stated:
         file.write_text(json.dumps(cleaned, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _without_places(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            key: _without_places(inner) for key, inner in value.items() if key not in ("_name_or_path", "name_or_path")
-        }
-    return value
+def _without_places(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in pairs if key not in ("_name_or_path", "name_or_path")}

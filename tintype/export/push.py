@@ -10,7 +10,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
@@ -58,15 +58,6 @@ class Destination:
     account: str
     exists: bool
     private: bool
-
-
-@dataclass(frozen=True)
-class Login:
-    """A login at the hub, and the repository that it has checked."""
-
-    api: HfApi
-    secret: str = field(repr=False)
-    destination: Destination
 
 
 @dataclass(frozen=True)
@@ -127,15 +118,17 @@ def push(
     """
     check_name(repo)
     upload = collect(folder, repo)
-    login = log_in(repo, private=private, token=token, endpoint=endpoint)
-    if not consent(upload, login.destination):
+    api, destination = log_in(repo, private=private, token=token, endpoint=endpoint)
+    if not consent(upload, destination):
         return None
-    with _explained(login.api.endpoint, repo, login.secret):
-        if not login.destination.exists:
-            login.api.create_repo(repo, private=private, exist_ok=True)
-        pushed = _commit(login.api, upload, login.destination)
-        _check_arrived(login.api, upload, repo)
-    return pushed
+    with _explained(api, repo):
+        before = api.model_info(repo).sha if destination.exists else None
+        if not destination.exists:
+            api.create_repo(repo, private=private, exist_ok=True)
+        additions = [CommitOperationAdd(name, str(folder / name)) for name in upload.files]
+        made = api.create_commit(repo, additions, commit_message="Upload with tintype")
+        _check_arrived(api, upload, repo)
+    return Pushed(destination.url, str(made.oid), changed=made.oid != before)
 
 
 def check_name(repo: str) -> None:
@@ -143,21 +136,23 @@ def check_name(repo: str) -> None:
         raise UserError(f"{repo} is no name of a repository; write it as OWNER/NAME")
 
 
-def log_in(repo: str, *, private: bool = False, token: TokenSource | None = None, endpoint: str | None = None) -> Login:
+def log_in(
+    repo: str, *, private: bool = False, token: TokenSource | None = None, endpoint: str | None = None
+) -> tuple[HfApi, Destination]:
     """Log in and check the repository; change nothing there."""
     check_name(repo)
     secret = (token or get_token)()
     if not secret:
         raise UserError(f"no token of the hub was found; {_LOG_IN}")
     api = HfApi(endpoint=endpoint, token=secret, library_name="tintype")
-    with _explained(api.endpoint, repo, secret):
+    with _explained(api, repo):
         destination = _destination(api, repo, private)
     if private and not destination.private:
         raise UserError(
             f"{repo} is there already and public, and --private was asked for; make it private in its settings, or "
             "choose another name"
         )
-    return Login(api, secret, destination)
+    return api, destination
 
 
 def _destination(api: HfApi, repo: str, private: bool) -> Destination:
@@ -169,13 +164,6 @@ def _destination(api: HfApi, repo: str, private: bool) -> Destination:
     except errors.RepositoryNotFoundError:
         return Destination(repo, url, account, exists=False, private=private)
     return Destination(repo, url, account, exists=True, private=bool(info.private))
-
-
-def _commit(api: HfApi, upload: Upload, destination: Destination) -> Pushed:
-    before = api.model_info(destination.repo).sha if destination.exists else None
-    additions = [CommitOperationAdd(name, str(upload.folder / name)) for name in upload.files]
-    made = api.create_commit(destination.repo, additions, commit_message="Upload with tintype")
-    return Pushed(destination.url, str(made.oid), changed=made.oid != before)
 
 
 def _check_arrived(api: HfApi, upload: Upload, repo: str) -> None:
@@ -204,7 +192,7 @@ def _is_pickle(path: Path) -> bool:
 
 
 @contextmanager
-def _explained(endpoint: str, repo: str, secret: str) -> Iterator[None]:
+def _explained(api: HfApi, repo: str) -> Iterator[None]:
     """Turn errors of the hub and of the connection into one message, without the token.
 
     `_HTTP_ERROR` is the base of what the library's HTTP client raises, whichever that is; a part that failed in a
@@ -219,11 +207,11 @@ def _explained(endpoint: str, repo: str, secret: str) -> Iterator[None]:
         if answered is not None:
             what = _advice(answered.response.status_code, repo)
         elif broken is not None:
-            what = f"{endpoint} cannot be reached or broke off; check the connection, then {_AGAIN}"
+            what = f"{api.endpoint} cannot be reached or broke off; check the connection, then {_AGAIN}"
         else:
             what = f"huggingface_hub gave up; fix what it names, then {_AGAIN}"
-        reason = _reason(answered or broken or chain[-1]).replace(secret, "…")
-        raise UserError(f"pushing to {endpoint}/{repo}: {what} ({reason})") from None
+        reason = _reason(answered or broken or chain[-1]).replace(str(api.token), "…")
+        raise UserError(f"pushing to {api.endpoint}/{repo}: {what} ({reason})") from None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from tintype import recipes
 from tintype.config.strict import read_yaml
 from tintype.errors import UserError
-from tintype.evaluation.protocol import Definition, Protocol, definitions
+from tintype.evaluation.protocol import Definition, definitions
 from tintype.evaluation.results import EvaluationResult, read_result
 from tintype.export.public import HUB_NAME
 from tintype.plan import Change, Plan, diff, plan_from_folder, read_plan, stored_plan
@@ -51,14 +51,6 @@ class Evaluation:
 
     result: EvaluationResult
     meanings: Mapping[str, Definition]
-
-    @property
-    def step(self) -> int:
-        return self.result.step
-
-    @property
-    def protocol(self) -> Protocol:
-        return self.result.protocol
 
     @property
     def shown(self) -> dict[str, Definition]:
@@ -259,8 +251,8 @@ def read_record(
 
 def _newest(found: Sequence[Evaluation], step: int) -> list[Evaluation]:
     """Return the scores of the checkpoint; where it has none, those of the last step before that has some."""
-    last = max((one.step for one in found if one.step <= step), default=None)
-    return [one for one in found if one.step == last]
+    last = max((one.result.step for one in found if one.result.step <= step), default=None)
+    return [one for one in found if one.result.step == last]
 
 
 def _study_baseline(study: Path | None, plan: Plan) -> Baseline | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 import tintype
 from tintype.errors import UserError
@@ -48,18 +47,26 @@ class Trained:
 
     def denoiser(self, dtype: Dtype) -> dict[str, Tensor]:
         """Return the denoiser's tensors; our names are diffusers'."""
-        denoiser = self.parts.denoiser
-        tensors = {name: tensor.to(DTYPES[dtype]).contiguous() for name, tensor in denoiser.state_dict().items()}
+        tensors = self.stored(self.parts.denoiser, dtype)
         channels, text_dim = self.parts.tokenizer.channels, self.parts.text.dim
         check_tensors(tensors, self.plan.model, channels, text_dim, "the run")
-        for name, tensor in tensors.items():
-            if not tensor.isfinite().all():
-                raise UserError(f"the run's {self.words} weights of step {self.step} are not finite: {name}")
         return tensors
+
+    def stored(self, module: nn.Module, dtype: Dtype) -> dict[str, Tensor]:
+        """Return a module's tensors as they are written. Counters and other integers keep their type."""
+        tensors = module.state_dict()
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point():
+                if not tensor.isfinite().all():
+                    raise UserError(f"the run's {self.words} weights of step {self.step} are not finite: {name}")
+                tensors[name] = tensor.to(DTYPES[dtype])
+        return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def about(self, dtype: Dtype) -> dict[str, Any]:
         """Return where the weights come from and what they expect, without local paths."""
-        plan = self.plan
+        plan, size = self.plan, self.plan.tokenizer.compression
+        tuned = {} if plan.tuning is None else {"tuned": plan.tuning.kind}
+        sized = {"channels": size.channels, "stride_px": size.stride_px, **tuned}
         return {
             "format": FORMAT,
             "tintype": tintype.__version__,
@@ -76,7 +83,7 @@ class Trained:
             "objective": plain(plan.objective),
             "model": plain(plan.model.model_copy(update={"compile": False, "activation_checkpointing": False})),
             "text": {**plan.text.portable(), "dim": self.parts.text.dim, "identity": self.parts.text.identity},
-            "tokenizer": {**_tokenizer(plan), "identity": self.parts.tokenizer.identity},
+            "tokenizer": {**plan.tokenizer.portable(), **sized, "identity": self.parts.tokenizer.identity},
         }
 
 
@@ -85,7 +92,11 @@ def load_trained(run: Path, weights: Weights | None, ema_length: float | None = 
     plan = plan_from_folder(run)
     folder, about = RunFolder(run), read_about(run)
     if about:
-        _check_exported(run, about, weights, ema_length)
+        if ema_length is not None or weights not in (None, about["weights"]):
+            raise UserError(
+                f"{run} is an exported model and has its {about['weights']} weights only; leave --weights and "
+                "--ema-length out, or export the run itself"
+            )
         parts, step = load_run(run, "cpu")
         return Trained(parts, step, about["weights"])
     folder.check_plan(plan)
@@ -102,18 +113,3 @@ def load_trained(run: Path, weights: Weights | None, ema_length: float | None = 
     average = reconstruction(run, ema_length) if ema_length is not None else None
     parts, step = load_run(run, "cpu", average, raw=chosen == "raw")
     return Trained(parts, step, chosen, average)
-
-
-def _check_exported(run: Path, about: Mapping[str, Any], weights: Weights | None, ema_length: float | None) -> None:
-    """Refuse other weights of an exported model than those that it holds."""
-    if ema_length is not None or weights not in (None, about["weights"]):
-        raise UserError(
-            f"{run} is an exported model and has its {about['weights']} weights only; leave --weights and --ema-length "
-            "out, or export the run itself"
-        )
-
-
-def _tokenizer(plan: Plan) -> dict[str, Any]:
-    size = plan.tokenizer.compression
-    said = {**plan.tokenizer.portable(), "channels": size.channels, "stride_px": size.stride_px}
-    return said if plan.tuning is None else {**said, "tuned": plan.tuning.kind}

@@ -64,7 +64,7 @@ class FrozenNetwork:
 
 
 class FrozenEncoder:
-    """A frozen network as a source of features. Subclasses say how a feature is taken from it."""
+    """A frozen network as a source of features. Subclasses say how a feature is taken from one that returns others."""
 
     def __init__(self, name: str, network: FrozenNetwork, device: torch.device) -> None:
         self.name = name
@@ -83,7 +83,8 @@ class FrozenEncoder:
             return self._features(input_BCHW.to(self._device)).to(torch.float32)
 
     def _features(self, input_BCHW: Tensor) -> Tensor:
-        raise NotImplementedError
+        feature_BF: Tensor = self._network(input_BCHW)
+        return feature_BF
 
 
 _IS_ENCODER: type[Encoder] = FrozenEncoder  # checked by mypy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field, model_validator
@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from tintype.pretrained.frozen import Compute
 from tintype.pretrained.hub import Checkpoint
 from tintype.runtime.identity import Pin
-from tintype.settings import LocalFiles, Part, PathText
+from tintype.settings import LocalFiles, Part, PathText, Plain
 
 Source = Annotated[PathText, Field(min_length=1, description="Repository of the hub, or a local folder")]
 Revision = Annotated[str | None, Field(description="Branch, tag or commit of the hub; a commit cannot change")]
@@ -58,7 +58,7 @@ class PretrainedPart(Part):
         }
         return LocalFiles("weights", found) if found else None
 
-    def portable(self) -> dict[str, Any]:
+    def portable(self) -> Plain:
         """Keep a repository of the hub, which is the same everywhere."""
         named = {"weights", "revision", "subfolder"}
         kept = named if self.checkpoint.folder is None else set()

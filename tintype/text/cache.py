@@ -77,7 +77,10 @@ class CachedText:
             number_TC[start : start + length].tobytes()
             for start, length in zip(packed.starts, packed.lengths, strict=True)
         ]
-        self._write_header()
+        file = self.folder / HEADER_NAME
+        with writing_cache(file, _OTHERWISE):
+            if not file.exists():
+                write_header(file, FORMAT, self._made_of)
         self._segments.add(list(zip(keys, blocks, strict=True)))
 
     def _read(self, captions: Sequence[str]) -> Packed:
@@ -91,12 +94,6 @@ class CachedText:
         dtype = self.encoder.settings.dtype
         starts = [0, *itertools.accumulate(lengths)][:-1]
         return Packed(number_T.view(dtype).view(-1, self.dim), starts, lengths)
-
-    def _write_header(self) -> None:
-        file = self.folder / HEADER_NAME
-        with writing_cache(file, _OTHERWISE):
-            if not file.exists():
-                write_header(file, FORMAT, self._made_of)
 
 
 def _made_of(encoder: FrozenTextEncoder) -> dict[str, object]:

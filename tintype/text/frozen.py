@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -27,7 +27,7 @@ from tintype.pretrained.weights import digest
 from tintype.runtime.identity import check_pin
 from tintype.runtime.transfer import send
 from tintype.seams import TextTokens, TransformersForm
-from tintype.settings import ExportForm, Obstacle
+from tintype.settings import ExportForm, Obstacle, Plain
 from tintype.text import cleaning
 from tintype.text.packing import Grouping, Packed, alone, by_length, spread
 from tintype.text.part import TextPart
@@ -79,7 +79,7 @@ class FrozenTextPart(PretrainedPart, TextPart):
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         return self.checkpoint, self.tokenizer_checkpoint
 
-    def portable(self) -> dict[str, Any]:
+    def portable(self) -> Plain:
         return {key: value for key, value in super().portable().items() if key != "tokenizer_subfolder"}
 
     def limits(self) -> list[str]:
@@ -182,10 +182,8 @@ class FrozenTextEncoder:
         return [list(ids) or [self._nothing] for ids in found]
 
     def _read(self, captions: Sequence[str]) -> list[str]:
-        """Return the captions as the tokenizer is given them."""
-        return [
-            self._clean(caption).encode("utf-8", "replace").decode() for caption in captions
-        ]  # a terminal's broken letters are no text
+        """Return the captions as the tokenizer is given them. A terminal's broken letters are no text."""
+        return [self._clean(caption).encode("utf-8", "replace").decode() for caption in captions]
 
     def _states(self, ids: Sequence[Sequence[int]], length: int, rows: int) -> Tensor:
         id_BL = torch.full((rows, length), self._padding)

@@ -76,6 +76,9 @@ def _padded_ids(caption: str, settings: WordsSettings) -> Tensor:
 class WordsEncoder(nn.Module):
     """Word and position embeddings, then a few pre-norm transformer layers over the words."""
 
+    identity = None
+    """Its weights are the run's own."""
+
     def __init__(self, settings: WordsSettings) -> None:
         super().__init__()
         self.settings = settings
@@ -84,11 +87,6 @@ class WordsEncoder(nn.Module):
         self.place = nn.Embedding(settings.max_tokens, settings.width)
         self.layers = nn.ModuleList(_Layer(settings.width, settings.heads) for _ in range(settings.depth))
         self.norm = nn.LayerNorm(settings.width)
-
-    @property
-    def identity(self) -> None:
-        """Return None: its weights are the run's own."""
-        return None
 
     def identity_at(self, max_tokens: int) -> None:
         return None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from tintype.pretrained.settings import Revision, Source, Subfolder
 from tintype.runtime.files import write_json
+from tintype.settings import Plain
 from tintype.tokenizers.latent import Channels, StridePx
 from tintype.tokenizers.part import Statistics
 from tintype.tokenizers.published import KlAutoencoder, KlPart
@@ -29,9 +30,7 @@ class _KlFluxPart(KlPart):
     def open(self) -> KlAutoencoder:
         return KlAutoencoder(self.build(torch.device("cpu")).network)
 
-    def write_tuned(
-        self, folder: Path, network: KlAutoencoder, normalisation: Statistics, about: dict[str, Any]
-    ) -> str:
+    def write_tuned(self, folder: Path, network: KlAutoencoder, normalisation: Statistics, about: Plain) -> str:
         """Write a folder of diffusers. Its config states the mean and deviation of the latents, which are read before
         the factors of the network that the tuning began with."""
         stated = {"latents_mean": list(normalisation.mean), "latents_std": list(normalisation.std)}

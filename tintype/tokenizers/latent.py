@@ -14,7 +14,7 @@ from shlex import quote
 from typing import Annotated
 
 import torch
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from tintype.errors import UserError
@@ -99,15 +99,10 @@ class LatentPart(PretrainedPart, TokenizerPart):
         """Accept the lists of a plan's file, which strict validation would refuse."""
         return tuple(value) if isinstance(value, list) else value
 
-    @field_validator("scale", "shift")
-    @classmethod
-    def _no_zero(cls, value: Numbers | None, info: ValidationInfo) -> Numbers | None:
-        if info.field_name == "scale" and value is not None and 0 in (value if isinstance(value, tuple) else (value,)):
-            raise ValueError("a scale of 0 leaves nothing of the latents")
-        return value
-
     @model_validator(mode="after")
-    def _one_per_channel(self) -> LatentPart:
+    def _numbers_fit(self) -> LatentPart:
+        if self.scale == 0 or (isinstance(self.scale, tuple) and 0 in self.scale):
+            raise ValueError("a scale of 0 leaves nothing of the latents")
         for name, value in (("scale", self.scale), ("shift", self.shift)):
             if isinstance(value, tuple) and len(value) != self.channels:
                 raise ValueError(f"{name} has {len(value)} numbers for {self.channels} channels")
@@ -136,12 +131,10 @@ class LatentPart(PretrainedPart, TokenizerPart):
 
     def normalisation(self, stated: Callable[[], Normalisation]) -> Normalisation:
         """Return the settings' own numbers, and what the checkpoint states where they have none."""
-        given = [None if value is None else filled(value, self.channels) for value in (self.shift, self.scale)]
-        if given[0] is not None and given[1] is not None:
-            return Normalisation(given[0], given[1])
-        own = stated()
+        own = None if self.shift is not None and self.scale is not None else stated()
         return Normalisation(
-            own.shift_CHW if given[0] is None else given[0], own.scale_CHW if given[1] is None else given[1]
+            own.shift_CHW if own and self.shift is None else filled(self.shift or 0.0, self.channels),
+            own.scale_CHW if own and self.scale is None else filled(self.scale or 1.0, self.channels),
         )
 
 

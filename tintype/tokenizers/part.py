@@ -128,6 +128,6 @@ class TokenizerPart(Part):
         one."""
         raise NotImplementedError
 
-    def write_tuned(self, folder: Path, network: Any, normalisation: Statistics, about: dict[str, Any]) -> str:
+    def write_tuned(self, folder: Path, network: Any, normalisation: Statistics, about: Plain) -> str:
         """Write a network that `open` returned and that was trained, to be used frozen. Return how a plan names it."""
         raise NotImplementedError

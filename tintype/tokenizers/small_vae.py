@@ -13,7 +13,7 @@ import hashlib
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, ValidationError
@@ -204,7 +204,7 @@ class SmallVaeSettings(TokenizerPart):
             known = {self.folder: Compression(shape.channels, int(shape.stride_px))}
         return self.model_copy(update=asdict(known[self.folder]))
 
-    def in_hash(self) -> dict[str, Any]:
+    def in_hash(self) -> Plain:
         """Leave out the shape: the weights say it."""
         return {key: value for key, value in plain(self).items() if key not in ("channels", "stride_px")}
 
@@ -222,7 +222,7 @@ class SmallVaeSettings(TokenizerPart):
         files = {name: folder / name for name in (WEIGHTS_NAME, RECORD_NAME)}
         return LocalFiles("folder", files, records=frozenset({RECORD_NAME}))
 
-    def portable(self) -> dict[str, Any]:
+    def portable(self) -> Plain:
         return {key: value for key, value in super().portable().items() if key not in ("folder", "sha256")}
 
     def open(self) -> Vae:
@@ -235,7 +235,7 @@ class SmallVaeSettings(TokenizerPart):
             )
         return network
 
-    def write_tuned(self, folder: Path, network: Vae, normalisation: Statistics, about: dict[str, Any]) -> str:
+    def write_tuned(self, folder: Path, network: Vae, normalisation: Statistics, about: Plain) -> str:
         network.latent_mean.copy_(torch.tensor(normalisation.mean).view(1, -1, 1, 1))
         network.latent_std.copy_(torch.tensor(normalisation.std).view(1, -1, 1, 1))
         record = write_vae(folder, network, about)
@@ -249,11 +249,11 @@ class Record(Settings):
     kind: Literal["small-vae"]
     sha256: str
     shape: SmallVaeShape
-    trained: dict[str, Any]
+    trained: Plain
     """How it was trained and what it measured: for people and reports; nothing depends on it."""
 
 
-def write_vae(folder: Path, network: Vae, trained: dict[str, Any]) -> Record:
+def write_vae(folder: Path, network: Vae, trained: Plain) -> Record:
     """Write the weights, then the record: a record vouches for weights that are there."""
     content = save({name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()})
     record = Record(

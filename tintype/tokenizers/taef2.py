@@ -39,10 +39,8 @@ class Taef2Settings(LatentPart):
         network = Taef2()
         for part in ("encoder", "decoder"):
             fill(network.get_submodule(part), self._read(f"taef2_{part}.safetensors"))
-        return _Taef2(self, network, self.normalisation(self._plain), device)
-
-    def _plain(self) -> Normalisation:
-        return Normalisation(filled(0.0, self.channels), filled(1.0, self.channels))
+        plain = Normalisation(filled(0.0, self.channels), filled(1.0, self.channels))
+        return _Taef2(self, network, self.normalisation(lambda: plain), device)
 
     def _read(self, name: str) -> Weights:
         checkpoint = self.checkpoint
@@ -50,7 +48,7 @@ class Taef2Settings(LatentPart):
         file = checkpoint.file(name)
         if file is None:
             raise UserError(f"{checkpoint.words} has no {name}; name a folder with TAEF2's encoder and decoder")
-        tensors = {key: tensor.float() for key, tensor in read_safetensors(file).items()}
+        tensors = read_safetensors(file)
         return Weights(tensors, digest(tensors.values()), str(file))
 
 
@@ -80,24 +78,24 @@ class Taef2(nn.Module):
             _SoftClamp(),
             _conv(_LATENT, _WIDTH),
             nn.ReLU(),
-            *(_Block(pooled=True), _Block(pooled=True), _Block(pooled=True), nn.Upsample(scale_factor=2), _even()),
-            *(_Block(), _Block(), _Block(), nn.Upsample(scale_factor=2), _even()),
-            *(_Block(), _Block(), _Block(), nn.Upsample(scale_factor=2), _even()),
+            *(_Block(pooled=True), _Block(pooled=True), _Block(pooled=True), *_up()),
+            *(_Block(), _Block(), _Block(), *_up()),
+            *(_Block(), _Block(), _Block(), *_up()),
             _Block(),
             _conv(_WIDTH, 3),
         )
 
 
-def _conv(channels_in: int, channels_out: int) -> nn.Conv2d:
-    return nn.Conv2d(channels_in, channels_out, 3, padding=1)
+def _conv(channels_in: int = _WIDTH, channels_out: int = _WIDTH, stride: int = 1, bias: bool = True) -> nn.Conv2d:
+    return nn.Conv2d(channels_in, channels_out, 3, padding=1, stride=stride, bias=bias)
 
 
 def _down() -> nn.Conv2d:
-    return nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1, stride=2, bias=False)
+    return _conv(stride=2, bias=False)
 
 
-def _even() -> nn.Conv2d:
-    return nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1, bias=False)
+def _up() -> list[nn.Module]:
+    return [nn.Upsample(scale_factor=2), _conv(bias=False)]
 
 
 class _SoftClamp(nn.Module):
@@ -110,9 +108,7 @@ class _Block(nn.Module):
 
     def __init__(self, pooled: bool = False) -> None:
         super().__init__()
-        self.conv = nn.Sequential(
-            _conv(_WIDTH, _WIDTH), nn.ReLU(), _conv(_WIDTH, _WIDTH), nn.ReLU(), _conv(_WIDTH, _WIDTH)
-        )
+        self.conv = nn.Sequential(_conv(), nn.ReLU(), _conv(), nn.ReLU(), _conv())
         self.pool = _pool() if pooled else None
 
     def forward(self, x_BCHW: Tensor) -> Tensor:

@@ -49,13 +49,9 @@ def general_encoder() -> tuple[EncoderPart, str]:
 
     FID's Inception where its weights are at hand, else VGG16's, else the first of the two that can be fetched.
     """
-    choices: list[tuple[EncoderPart, Known]] = [
-        (InceptionSettings(), inception.WEIGHTS),
-        (VggSettings(), lpips.WEIGHTS["vgg16"]),
-    ]
-    there = next((encoder for encoder, known in choices if at_hand(known)), None)
-    encoder = there or next((encoder for encoder, known in choices if _fetched(known)), None)
-    if encoder is None:
+    choices = {InceptionSettings(): inception.WEIGHTS, VggSettings(): lpips.WEIGHTS["vgg16"]}
+    ways = (encoder for ready in (at_hand, _fetched) for encoder, known in choices.items() if ready(known))
+    if (encoder := next(ways, None)) is None:
         raise UserError(
             "encoders: no network for the distances is installed, and none could be downloaded. "
             f"{inception.WEIGHTS.advice}"

@@ -39,7 +39,11 @@ def feature_matrix(
     done = 0
     for input_BCHW in _batches(encoder, images, batch):
         feature_BF = encode_filled(encoder.encode, input_BCHW, _network_batch(input_BCHW, batch)).cpu()
-        _check_finite(encoder, feature_BF, first_index + done)
+        if len(bad := (~feature_BF.isfinite().all(dim=1)).nonzero()):
+            raise UserError(
+                f"the encoder '{encoder.name}' gave a feature that is not finite for image "
+                f"{first_index + done + int(bad[0])}"
+            )
         rows.append(feature_BF)
         done += len(feature_BF)
         on_images(len(feature_BF))
@@ -65,11 +69,3 @@ def _network_batch(on: Tensor, batch: int) -> int:
     if on.device.type != "cpu":
         return batch
     return _CPU_BATCH_SMALL if on.shape[-1] <= _SMALL_PX else _CPU_BATCH
-
-
-def _check_finite(encoder: Encoder, feature_BF: Tensor, first: int) -> None:
-    bad = (~feature_BF.isfinite().all(dim=1)).nonzero()
-    if len(bad):
-        raise UserError(
-            f"the encoder '{encoder.name}' gave a feature that is not finite for image {first + int(bad[0])}"
-        )

@@ -203,18 +203,13 @@ class Inception(nn.Module):
         self.Mixed_7c = _block_8px(2048, pool=_MAX)  # an accident of the graph of 2015, and part of FID since
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
+        x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
         x_BCHW = self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(x_BCHW)))
         x_BCHW = self.Conv2d_4a_3x3(self.Conv2d_3b_1x1(max_pool2d(x_BCHW, 3, stride=2)))
         x_BCHW = self.Mixed_5d(self.Mixed_5c(self.Mixed_5b(max_pool2d(x_BCHW, 3, stride=2))))
         x_BCHW = self.Mixed_6e(self.Mixed_6d(self.Mixed_6c(self.Mixed_6b(self.Mixed_6a(x_BCHW)))))
         x_BCHW = self.Mixed_7c(self.Mixed_7b(self.Mixed_7a(x_BCHW)))
         return x_BCHW.mean(dim=(2, 3))
-
-
-class _InceptionEncoder(FrozenEncoder):
-    def _features(self, input_BCHW: Tensor) -> Tensor:
-        feature_BF: Tensor = self._network(input_BCHW.contiguous(memory_format=torch.channels_last))
-        return feature_BF
 
 
 def from_torchscript(tensors: Mapping[str, Tensor], where: str) -> Tensors:
@@ -299,4 +294,4 @@ class InceptionSettings(EncoderPart):
         fill(module, weights)
         words, output = f"the Inception-v3 of FID (2015; {weights.source})", f"last pool ({FEATURES} numbers)"
         network = FrozenNetwork(module, preprocess(self.resize), words, output, weights.digest, self.arithmetic)
-        return _InceptionEncoder(self.title, network, device)
+        return FrozenEncoder(self.title, network, device)

@@ -5,7 +5,8 @@ B: images. C: channels. H, W: rows, columns. L: tokens of the grid. D: width of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, ClassVar
@@ -143,6 +144,10 @@ def row_by_row(map_BDHW: Tensor) -> Tensor:
     return map_BDHW.flatten(2).transpose(1, 2)
 
 
-def with_packaged_teacher(error: UserError) -> UserError:
-    """Return the error with the teacher that needs no download."""
-    return UserError(f"{error}\nThe teacher 'scenes' is packaged and needs no download: teacher=scenes")
+@contextmanager
+def offering_packaged_teacher() -> Iterator[None]:
+    """Name the teacher that needs no download in an error."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{error}\nThe teacher 'scenes' is packaged and needs no download: teacher=scenes") from error

@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,20 +32,13 @@ _CPU_BATCH = 16
 """Images that the network sees at once on a CPU, always, since kernels round by the batch's size."""
 
 
-class Rows(Protocol):
-    """Tokens of each image, fp16 [L, D]."""
-
-    def has(self, id_B: Tensor) -> Tensor: ...
-    def write(self, id_M: Tensor, row_M: Tensor) -> None: ...
-    def read(self, id_B: Tensor) -> Tensor: ...
-
-
 @dataclass(frozen=True)
 class TeacherCache:
     """Tokens of all images of a source; those that are missing are computed."""
 
     teacher: Teacher
-    rows: Rows
+    rows: MemoryRows | DiskRows
+    """Tokens of each image, fp16 [L, D]."""
 
     def __call__(self, image_BCHW: Tensor, ids: Sequence[int]) -> Tensor:
         """Return float32 [B, L, D] on the images' device, of numbers that fp16 has."""

@@ -21,7 +21,7 @@ from tintype.pretrained.packages import Untyped
 from tintype.pretrained.preprocess import Preprocess, Resampling, Triple
 from tintype.pretrained.settings import Revision, Source
 from tintype.pretrained.weights import digest
-from tintype.vision.part import Grid, HubArithmetic, Teacher, TeacherPart, vision_config, with_packaged_teacher
+from tintype.vision.part import Grid, HubArithmetic, Teacher, TeacherPart, offering_packaged_teacher, vision_config
 
 _PROBE_PX = 32
 _UNUSED = frozenset({"pooler", "head", "text_model", "text_projection", "visual_projection"})
@@ -47,17 +47,13 @@ class HubTeacherPart(TeacherPart):
     arithmetic: HubArithmetic = "fp32"
 
     def width(self) -> int:
-        try:
+        with offering_packaged_teacher():
             return self._number(self._checkpoint.config(), "hidden_size")
-        except UserError as error:
-            raise with_packaged_teacher(error) from error
 
     def build(self, grid: Grid, device: torch.device) -> Teacher:
-        try:
+        with offering_packaged_teacher():
             model = self._checkpoint.model(self.classes, _UNUSED)
             normalisation = self._normalisation()
-        except UserError as error:
-            raise with_packaged_teacher(error) from error
         several = vision_config(model.config) is not model.config
         module: nn.Module = getattr(model, "vision_model", None) or model if several else model
         patch_px = self._number(model.config, "patch_size")

@@ -11,14 +11,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tintype.errors import UserError
 from tintype.pretrained.frozen import Arithmetic, FrozenEncoder, FrozenNetwork
 from tintype.pretrained.preprocess import Preprocess, Resampling
 from tintype.pretrained.weights import digest
 from tintype.seams import Encoder
 from tintype.settings import PathText
 from tintype.vision.lpips import load_lpips
-from tintype.vision.part import EncoderPart, Grid, Teacher, TeacherPart, row_by_row, with_packaged_teacher
+from tintype.vision.part import EncoderPart, Grid, Teacher, TeacherPart, offering_packaged_teacher, row_by_row
 
 _PATCH_PX, _WIDTH = 16, 512
 
@@ -63,10 +62,8 @@ class VggTeacherSettings(TeacherPart):
 
     def build(self, grid: Grid, device: torch.device) -> Teacher:
         size_px = (grid[0] * _PATCH_PX, grid[1] * _PATCH_PX)
-        try:
+        with offering_packaged_teacher():
             network = _network(size_px, "conv5_3 after its ReLU: tokens", self.arithmetic, self.weights)
-        except UserError as error:
-            raise with_packaged_teacher(error) from error
         return _VggTeacher(self.kind, network, device, grid, _WIDTH)
 
 
