@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Annotated
+from shlex import join
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from tintype.cli import complete, options
 from tintype.cli.shared import app, console, plan_of, print_json, run_of
 from tintype.errors import UserError
+from tintype.terminal.lines import progress_console
 from tintype.terminal.progress import Progress
+
+if TYPE_CHECKING:
+    from tintype.bench.record import AnyResult
 
 
 @app.command()
 def bench(
+    of: Annotated[
+        str | None,
+        Argument(
+            metavar="[STUDY]",
+            help="With --study: name of a study, or path of a study file; by default mini, scored as optimizers-mini",
+            autocompletion=complete.study_names,
+        ),
+    ] = None,
     recipe: Annotated[
-        str,
-        Option(help="Plan to measure: name of a recipe, or path of a plan file", autocompletion=complete.recipe_names),
-    ] = "pocket",
-    steps: Annotated[int, Option(min=2, help="Training steps to time")] = 40,
+        str | None,
+        Option(
+            help="Plan to measure: name of a recipe, or path of a plan file; by default pocket",
+            autocompletion=complete.recipe_names,
+        ),
+    ] = None,
+    steps: Annotated[int | None, Option(min=2, help="Training steps to time; by default 40")] = None,
     set_: options.Set = [],  # noqa: B006
     technique: Annotated[
         list[str],
@@ -34,6 +49,9 @@ def bench(
     ] = [],  # noqa: B006
     tokens: Annotated[str | None, Option(help="Measure training at these numbers of image tokens: 256,1024")] = None,
     batch: Annotated[str | None, Option(help="Measure training at these batch sizes: 32,256")] = None,
+    study: Annotated[bool, Option("--study", help="Measure how many runs of a study are done in an hour")] = False,
+    runs: Annotated[int | None, Option(min=1, help="With --study: runs to time; by default 3 per job")] = None,
+    jobs: Annotated[int | None, Option(min=1, help="With --study: runs in parallel; by default 1")] = None,
     metrics: Annotated[bool, Option("--metrics", help="Time the metrics on 10,000 images")] = False,
     data: Annotated[
         bool,
@@ -42,46 +60,83 @@ def bench(
         ),
     ] = False,
     import_: Annotated[Path | None, Option("--import", help="Measure the import of these images")] = None,
+    against: Annotated[
+        Path | None, Option(help="Compare with the figures in this file of --out; exit code 1 if one is slower")
+    ] = None,
+    tolerance: Annotated[
+        float, Option(min=0, max=1, help="With --against: how much slower a figure may be, as a share")
+    ] = 0.05,
+    out: Annotated[Path | None, Option(help="File to write the measurement to, as JSON")] = None,
     json_: options.Json = False,
 ) -> None:
-    """Measure the speed of training, sampling and rendering; with options that of techniques, metrics or decoding."""
+    """Measure the speed of training, sampling and rendering; with options of techniques, studies, metrics or data."""
     from tintype.bench.data import measure_data, measure_import
     from tintype.bench.metrics import measure_metrics
+    from tintype.bench.record import changes, figures_of, read_record, refuse_other_work
     from tintype.bench.run import compare, measure
-    from tintype.terminal.measure import show_comparison, show_data_speeds, show_import_speed, show_speeds
+    from tintype.bench.study import RUNS_PER_JOB, plan_of_study, study_to_measure, work_of_study
+    from tintype.runtime.files import write_json
+    from tintype.runtime.machine import environment
+    from tintype.terminal.measure import NOTHING_MEASURED, show, show_changes, study_with_progress
     from tintype.train.parts import choose_device, cpu_threads
 
-    plan = plan_of(recipe, set_, [])
-    of_training = technique or tokens is not None or batch is not None
-    if import_ is not None:
-        if data or metrics or of_training:
-            raise UserError("--import measures an import and nothing else; leave the other measurements out")
-        with Progress("importing", kept="nothing was kept; run the same command again") as bars:
-            imported = measure_import(import_, lambda now: bars.show(None, now.done, now.total))
-        print_json(asdict(imported)) if json_ else show_import_speed(imported, console)
-        return
-    if data and (metrics or of_training):
-        raise UserError("--data measures decoding; leave out --metrics, --technique, --tokens and --batch")
-    if metrics and of_training:
-        raise UserError("--metrics times the metrics and no training; leave out --technique, --tokens and --batch")
+    of_training = bool(technique) or tokens is not None or batch is not None
+    given = {"--import": import_ is not None, "--data": data, "--metrics": metrics, "--study": study}
+    kinds = [name for name, is_given in given.items() if is_given]
+    if len(kinds) + of_training > 1:
+        others = "--technique, --tokens and --batch" if of_training else "the other"
+        raise UserError(f"{' and '.join(kinds)}: each is measured by itself; leave out {others}")
+    if against is not None and kinds not in ([], ["--study"]):
+        raise UserError(f"--against compares training, sampling, rendering and studies; leave out {kinds[0]}")
+    if not study and (of, runs, jobs) != (None, None, None):
+        raise UserError("STUDY, --runs and --jobs are for the runs of a study; add --study")
+    if study and steps is not None:
+        raise UserError("--steps: the runs of a study have the steps of their plan; use --set train.steps=N")
+    if out is not None and not out.parent.is_dir():
+        raise UserError(f"--out: {out.parent} is no folder; make it first")
     counts, batches = _whole_numbers("--tokens", tokens, "256,1024"), _whole_numbers("--batch", batch, "32,256")
-    kept = "nothing was measured; run the same command again"
-    with Progress("measuring", unit="parts", kept=kept) as bars, cpu_threads(plan.run):
+    jobs, steps = jobs or 1, steps or 40
+    if study:
+        to_run = study_to_measure(of, recipe, set_, runs or RUNS_PER_JOB * jobs)
+        plan, work = plan_of_study(to_run), work_of_study(to_run, jobs)
+    else:
+        plan = plan_of(recipe or "pocket", set_, [])
+        work = {"bench": "training" if of_training else "plan", "plan": plan.hash}
+    recorded = None
+    if against is not None:
+        recorded = read_record(against)
+        refuse_other_work(against, recorded, environment(choose_device(plan.run.device))["device"], work)
 
-        def on_part(part: str, done: int, total: int) -> None:
-            bars.show(None, done, total, part)
+    result: AnyResult
+    if study:
+        result = study_with_progress(to_run, jobs)
+    elif import_ is not None:
+        with Progress("importing", kept="nothing was kept; run the same command again") as bars:
+            result = measure_import(import_, lambda now: bars.show(None, now.done, now.total))
+    else:
+        with Progress("measuring", unit="parts", kept=NOTHING_MEASURED) as bars, cpu_threads(plan.run):
 
-        if data:
-            speeds = measure_data(plan, steps, on_part)
-            result, show = asdict(speeds), partial(show_data_speeds, speeds)
-        elif of_training:
-            compared = compare(plan, technique, counts, batches, steps, on_part)
-            result, show = asdict(compared), partial(show_comparison, compared)
-        else:
-            device = choose_device(plan.run.device)
-            result = measure_metrics(device, on_part) if metrics else asdict(measure(plan, steps, on_part))
-            show = partial(show_speeds, result)
-    print_json(result) if json_ else show(console)
+            def on_part(part: str, done: int, total: int) -> None:
+                bars.show(None, done, total, part)
+
+            if data:
+                result = measure_data(plan, steps, on_part)
+            elif metrics:
+                result = measure_metrics(choose_device(plan.run.device), on_part)
+            elif of_training:
+                result = compare(plan, technique, counts, batches, steps, on_part)
+            else:
+                result = measure(plan, steps, on_part)
+    content = result if isinstance(result, dict) else asdict(result)
+    if figures := figures_of(result):
+        content = {**content, "command": join(["tintype", *sys.argv[1:]]), "work": work, "figures": figures}
+    if out is not None:
+        write_json(out, content)
+    print_json(content) if json_ else show(result, console)
+    if recorded is not None:
+        slower = show_changes(changes(recorded, figures), tolerance, progress_console if json_ else console)
+        if slower:
+            sys.exit(1)
 
 
 def _whole_numbers(option: str, value: str | None, example: str) -> list[int]:

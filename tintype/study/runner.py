@@ -63,6 +63,9 @@ class Message:
     step: int = 0
     loss: float | None = None
     images_per_s: float | None = None
+    training_s: float = 0.0
+    scoring_s: float = 0.0
+    """Seconds that the worker took to train and score a run that is done."""
 
 
 @dataclass(frozen=True)
@@ -256,10 +259,12 @@ def _run(task: Task, protocol: Protocol, interrupt: Interrupt, send: Callable[[M
             raise _StoppedError
         send(Message(task.key, "scoring", 0.8 + 0.2 * now.share, "", task.plan.train.steps))
 
+    began_s = time.perf_counter()
     try:
         outcome = train(task.plan, task.folder, interrupt, on_progress, partial(_probe, protocol), on_wait)
         if not outcome.finished:
             return Message(task.key, "interrupted", text=f"saved at step {outcome.step}", step=outcome.step)
+        trained_s = time.perf_counter()
         result = evaluate(task.folder, protocol, on_scoring, whole_step=outcome.step)
     except _StoppedError:
         return Message(task.key, "interrupted", text="while scoring")
@@ -269,7 +274,8 @@ def _run(task: Task, protocol: Protocol, interrupt: Interrupt, send: Callable[[M
         return Message(task.key, "failed", text=str(error))
     except Exception:  # the study's other runs continue; the whole trace is stored with this one
         return Message(task.key, "failed", text=traceback.format_exc())
-    return Message(task.key, "done", 1.0, _headline(result), task.plan.train.steps)
+    seconds = {"training_s": trained_s - began_s, "scoring_s": time.perf_counter() - trained_s}
+    return Message(task.key, "done", 1.0, _headline(result), task.plan.train.steps, **seconds)
 
 
 def _probe(protocol: Protocol, parts: Session) -> dict[str, float]:

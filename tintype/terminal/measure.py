@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby
 
 from rich.console import Console
@@ -13,10 +14,17 @@ from tintype.audit.findings import Finding
 from tintype.audit.run import Audit
 from tintype.audit.seen import Bad, Group, Role, Seen
 from tintype.bench.data import DataSpeeds, ImportSpeed, Loading
-from tintype.bench.run import Comparison, Row
+from tintype.bench.record import AnyResult, Change
+from tintype.bench.run import Comparison, Row, Speeds
+from tintype.bench.study import RunSeconds, StudySpeeds, measure_study
 from tintype.metrics.throughput import tokenizer_words
 from tintype.page.numerals import count
-from tintype.terminal.lines import say, say_note
+from tintype.runtime.interrupt import watch_signals
+from tintype.study.study import Study, check_study
+from tintype.terminal.interrupts import leave
+from tintype.terminal.lines import number, progress_console, say, say_note
+from tintype.terminal.progress import Progress
+from tintype.terminal.studies import StudyDisplay
 
 _SHOWN_PARTS = ("forward", "backward", "optimizer", "tokenizer", "data")
 _STYLE = {"mistake": "red", "note": "yellow"}
@@ -33,9 +41,24 @@ _LEGEND = (
     "inputs: as they arrive at the modules; lost: steps that did not move the stored weight; stuck: averages that are "
     "apart from their weight and did not move"
 )
+NOTHING_MEASURED = "nothing was measured; run the same command again"
 
 
-def show_speeds(speeds: Mapping[str, object], console: Console) -> None:
+def show(result: AnyResult, console: Console) -> None:
+    """Print a measurement."""
+    if isinstance(result, Comparison):
+        show_comparison(result, console)
+    elif isinstance(result, DataSpeeds):
+        show_data_speeds(result, console)
+    elif isinstance(result, ImportSpeed):
+        show_import_speed(result, console)
+    elif isinstance(result, StudySpeeds):
+        show_study_speeds(result, console)
+    else:
+        _show_numbers(asdict(result) if isinstance(result, Speeds) else result, console)
+
+
+def _show_numbers(speeds: Mapping[str, object], console: Console) -> None:
     """Print each number on a line of its own; those of a mapping on one."""
     for name, value in speeds.items():
         inner = value if isinstance(value, Mapping) else {"": value}
@@ -104,6 +127,48 @@ def show_import_speed(result: ImportSpeed, console: Console) -> None:
 
 def _cpu(one: Loading | ImportSpeed) -> str:
     return f"{one.cpu_ms_per_image:.2f} ms of CPU each ({one.images_per_s_per_core:,.0f} images/s per core)"
+
+
+def study_with_progress(study: Study, jobs: int) -> StudySpeeds:
+    """Measure the runs of a study and show their progress."""
+    with Progress("checking the data", kept=NOTHING_MEASURED):
+        check_study(study)
+    total = len(study.settings.seeds)
+    with watch_signals() as interrupt, StudyDisplay(progress_console, total, interrupt) as display:
+        speeds = measure_study(study, jobs, interrupt, display.on_message)
+    if speeds is None:
+        leave(interrupt.signal, NOTHING_MEASURED)
+    return speeds
+
+
+def show_study_speeds(result: StudySpeeds, console: Console) -> None:
+    warm = result.warm_runs_per_hour
+    once_warm = "" if warm is None else f", {warm:.4g} once the workers are warm"
+    say(
+        console,
+        f"{result.environment['device']}: {result.runs} runs with --jobs {result.jobs} took {result.wall_s:.1f} s: "
+        f"{result.runs_per_hour:.4g} runs an hour{once_warm}",
+    )
+    say(console, f"first run of a worker: {_seconds_words(result.first)}")
+    if result.later is not None:
+        say(console, f"later runs: {_seconds_words(result.later)}")
+
+
+def _seconds_words(run: RunSeconds) -> str:
+    start = f"start {run.starting_s:.1f}, " if run.starting_s else ""
+    return f"{run.whole_s:.1f} s ({start}training {run.training_s:.1f}, scoring {run.scoring_s:.1f})"
+
+
+def show_changes(changes: Sequence[Change], tolerance: float, console: Console) -> list[str]:
+    """Print each figure beside the recorded one; return the names of those that are slower."""
+    for one in changes:
+        ratio = "" if one.ratio is None else f", {one.ratio:.3f} ×"
+        recorded, now = number(one.recorded) or "not", number(one.now) or "missing"
+        say(console, f"{one.name}: {recorded} recorded, {now} now{ratio}")
+    slower = [one.name for one in changes if one.is_slower(tolerance)]
+    if slower:
+        say(console, f"slower by more than {100 * tolerance:.3g}%: {'; '.join(slower)}", "red")
+    return slower
 
 
 def show_audit(audit: Audit, title: str, console: Console) -> None:

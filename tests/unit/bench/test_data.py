@@ -43,4 +43,4 @@ def test_scenes_have_nothing_to_decode_and_other_measurements_are_not_mixed_in()
     with pytest.raises(UserError, match="'scenes' is no store; take one"):
         measure_data(tiny_plan(), steps=2)
     result = CliRunner().invoke(app, ["bench", "--data", "--metrics"])
-    assert "--data measures decoding; leave out --metrics" in str(result.exception) + result.output
+    assert "--data and --metrics: each is measured by itself" in str(result.exception) + result.output

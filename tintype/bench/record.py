@@ -1,0 +1,106 @@
+"""`tintype bench --out` and `--against`: figures in a file, and whether they are still reached.
+
+A figure is a rate or a ratio: the higher, the faster. Where a bench measures a ratio in one run, the ratio is the
+figure, since machines of one kind differ in speed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from tintype.bench.data import DataSpeeds, ImportSpeed
+from tintype.bench.run import AGAIN, DENSE, Comparison, Speeds
+from tintype.bench.study import StudySpeeds
+from tintype.errors import UserError
+from tintype.runtime.files import Json, read_object
+
+AnyResult = Speeds | Comparison | StudySpeeds | DataSpeeds | ImportSpeed | dict[str, dict[str, float]]
+"""Results of all kinds of benches. The last is the seconds of the metrics."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The part of a bench's JSON that another bench is compared with."""
+
+    environment: dict[str, Json]
+    work: dict[str, Json]
+    """Kind of bench, plan and whatever else must be equal for figures to be comparable."""
+    figures: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One figure, recorded and measured again. It is None where it is not there."""
+
+    name: str
+    recorded: float | None
+    now: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        return self.now / self.recorded if self.now and self.recorded else None
+
+    def is_slower(self, tolerance: float) -> bool:
+        """Return whether the figure is lower by more than the tolerance, or was recorded and is not there any more."""
+        return self.recorded is not None and (self.ratio or 0.0) < 1 - tolerance
+
+
+def read_record(path: Path) -> Record:
+    remake = "`tintype bench … --out FILE` writes such a file"
+    try:
+        return TypeAdapter(Record).validate_python(read_object(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise UserError(f"--against: {path} does not have the figures of a bench ({what}); {remake}") from None
+    except ValueError as error:
+        raise UserError(f"--against: {path} {error}; {remake}") from None
+
+
+def refuse_other_work(path: Path, recorded: Record, device: Json, work: dict[str, Json]) -> None:
+    """Refuse figures of another kind of device, or of other work."""
+    there = {"device": recorded.environment.get("device"), **recorded.work}
+    here = {"device": device, **work}
+
+    def differing(*keys: str) -> list[str]:
+        return [key for key in keys if there.get(key) != here.get(key)]
+
+    if found := differing("device", "bench") or differing(*{**there, **here}):
+        shown = "; ".join(f"{key}: {there.get(key)} there, {here.get(key)} here" for key in found)
+        made_by = f"; it was made by `{recorded.command}`" if recorded.command else ""
+        raise UserError(f"--against: {path} is of another device or of other work ({shown}){made_by}")
+
+
+def changes(recorded: Record, figures: dict[str, float]) -> list[Change]:
+    """Return the recorded figures beside those of now, then the figures that were not recorded."""
+    names = dict.fromkeys([*recorded.figures, *figures])
+    return [Change(name, recorded.figures.get(name), figures.get(name)) for name in names]
+
+
+def figures_of(result: AnyResult) -> dict[str, float]:
+    """Return the figures that are compared; none of decoding, imports and metrics.
+
+    Of training they are the speed of the plan itself, and the ratios of the techniques to it.
+    """
+    if isinstance(result, StudySpeeds):
+        warm = result.warm_runs_per_hour
+        found = {"runs an hour": result.runs_per_hour, "runs an hour once the workers are warm": warm}
+    elif isinstance(result, Speeds):
+        rendering = result.render_images_per_s_at_64_px
+        found = {
+            "training, images/s": result.train_images_per_s,
+            "sampling at 10 steps, images/s": result.sample_images_per_s_at_10_steps,
+            **{f"rendering {style}, images/s": rate for style, rate in rendering.items()},
+        }
+    elif isinstance(result, Comparison):
+        found = {f"{row.title}, images/s": row.images_per_s for row in result.rows if row.technique == DENSE}
+        techniques = [row for row in result.rows if row.technique not in (DENSE, AGAIN)]
+        found |= {f"{row.title}, × dense": row.times_dense for row in techniques}
+    else:
+        found = {}
+    return {name: value for name, value in found.items() if value is not None}

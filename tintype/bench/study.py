@@ -1,0 +1,152 @@
+"""`tintype bench --study`: runs an hour of a study on this machine, by the workers of `tintype ablate`.
+
+Every run is the baseline with another seed, trained and scored in a folder that is removed again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+
+import torch
+
+from tintype import recipes
+from tintype.config.strict import parse
+from tintype.errors import UserError
+from tintype.plan import Plan
+from tintype.runtime.files import Json
+from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.machine import environment
+from tintype.study.runner import Message, run_tasks, tasks_of
+from tintype.study.study import Study, StudySettings, resolve
+from tintype.train.parts import choose_device
+
+RUNS_PER_JOB = 3
+_STUDY, _SET = "optimizers-mini", ("train.steps=500", "train.batch=128")
+"""The default work: `mini` as this study trains and scores it, with these settings."""
+
+
+@dataclass(frozen=True)
+class RunSeconds:
+    """Mean seconds of some runs."""
+
+    starting_s: float
+    """Start of the worker: a process and its imports."""
+    training_s: float
+    """Includes building the model; in the first run of a worker compiling it and rendering the images too."""
+    scoring_s: float
+
+    @property
+    def whole_s(self) -> float:
+        return self.starting_s + self.training_s + self.scoring_s
+
+
+@dataclass(frozen=True)
+class StudySpeeds:
+    """How fast the runs of a study are done."""
+
+    environment: dict[str, Json]
+    plan: str
+    runs: int
+    jobs: int
+    wall_s: float
+    """From the start of the workers to the end of the last run."""
+    runs_per_hour: float
+    """All runs over `wall_s`: the more runs, the less the start of the workers counts."""
+    warm_runs_per_hour: float | None
+    """Without the start: the rate from the first run of each worker to its last. None where each has one run."""
+    first: RunSeconds
+    """The first run of each worker."""
+    later: RunSeconds | None
+
+
+def study_to_measure(name: str | None, recipe: str | None, assignments: Sequence[str], runs: int) -> Study:
+    """Return a study of a baseline alone, with one seed for each run.
+
+    The baseline and its scoring are those of the study `name`; `recipe` is another plan to be scored so.
+    """
+    settings = parse(StudySettings, recipes.find("studies", name or _STUDY)).located(Path(name or "").parent)
+    usual = settings.set if name or recipe else _SET
+    baseline_alone = {
+        "recipe": recipe or settings.recipe,
+        "set": (*usual, *assignments),
+        "seeds": tuple(range(runs)),
+        "control_seeds": (),
+        "resolutions": (),
+        "arms": (),
+    }
+    return resolve(Path(name or _STUDY).stem, settings.model_copy(update=baseline_alone))
+
+
+def plan_of_study(study: Study) -> Plan:
+    return study.arms[0].plans[0]
+
+
+def work_of_study(study: Study, jobs: int) -> dict[str, Json]:
+    """Return what decides how much there is to do."""
+    return {
+        "bench": "study",
+        "plan": plan_of_study(study).hash,
+        "protocol": study.settings.evaluation.hash,
+        "runs": len(study.settings.seeds),
+        "jobs": jobs,
+        "gpus": torch.cuda.device_count(),
+    }
+
+
+def measure_study(
+    study: Study, jobs: int, interrupt: Interrupt, on_message: Callable[[Message], None] = lambda message: None
+) -> StudySpeeds | None:
+    """Train and score the runs of the study in `jobs` processes. Return None if a signal stopped them."""
+    done: dict[tuple[str, int], _Run] = {}
+
+    def note(message: Message) -> None:
+        if message.state in ("failed", "diverged", "interrupted") and interrupt.signal is None:
+            raise UserError(f"nothing was measured: seed {message.key[1]} {message.state}: {message.text.strip()}")
+        if message.state == "done":
+            done[message.key] = _Run(time.perf_counter() - began_s, message.training_s, message.scoring_s)
+        on_message(message)
+
+    with TemporaryDirectory() as folder:
+        tasks = tasks_of(study, Path(folder))
+        began_s = time.perf_counter()
+        run_tasks(tasks, study.settings.evaluation, jobs, interrupt, note)
+    if interrupt.signal is not None:
+        return None
+    plan = plan_of_study(study)
+    return _speeds(environment(choose_device(plan.run.device)), plan.hash, jobs, [done[task.key] for task in tasks])
+
+
+@dataclass(frozen=True)
+class _Run:
+    ended_s: float
+    """Since the start of the workers."""
+    training_s: float
+    scoring_s: float
+
+
+def _speeds(environment: dict[str, Json], plan: str, jobs: int, runs: Sequence[_Run]) -> StudySpeeds:
+    """Compute the rates of runs in the order in which they began: the first are the first of each worker."""
+    first, later = runs[:jobs], runs[jobs:]
+    ends_s = sorted(run.ended_s for run in runs)
+    between_s = fmean(ends_s[-jobs:]) - fmean(ends_s[:jobs])
+    starting_s = fmean(run.ended_s - run.training_s - run.scoring_s for run in first)
+    return StudySpeeds(
+        environment,
+        plan,
+        len(runs),
+        jobs,
+        wall_s=ends_s[-1],
+        runs_per_hour=3600 * len(runs) / ends_s[-1],
+        warm_runs_per_hour=3600 * len(later) / between_s if later else None,
+        first=_seconds(first, starting_s),
+        later=_seconds(later) if later else None,
+    )
+
+
+def _seconds(runs: Sequence[_Run], starting_s: float = 0.0) -> RunSeconds:
+    return RunSeconds(starting_s, fmean(run.training_s for run in runs), fmean(run.scoring_s for run in runs))
