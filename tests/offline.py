@@ -12,9 +12,9 @@ from tests import tiny_autoencoders, tiny_dino, tiny_start, tiny_text, tiny_tuni
 from tests.tiny import tiny_plan
 from tintype.model import fp8
 from tintype.plan import Plan
+from tintype.runtime.machine import choose_device
 from tintype.techniques import TECHNIQUES
 from tintype.techniques.apply import apply_techniques
-from tintype.train.parts import choose_device
 
 NAMES = sorted(TECHNIQUES)
 MakePlan = Callable[..., Plan]

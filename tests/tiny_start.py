@@ -8,8 +8,8 @@ from pathlib import Path
 from tintype.model import fp8
 from tintype.plan import Plan
 from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.machine import choose_device
 from tintype.train.loop import train
-from tintype.train.parts import choose_device
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="tintype-start-")
 

@@ -13,10 +13,9 @@ from tintype.audit.seen import Group, Seen
 from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.dist import World, current
-from tintype.train.folder import RunFolder
+from tintype.runtime.machine import exact_fp32
+from tintype.train.folder import RunFolder, refuse_training
 from tintype.train.load import newest_good
-from tintype.train.model_folder import refuse_training
-from tintype.train.parts import exact_fp32
 from tintype.train.session import Session, build_session
 from tintype.train.start import begin
 from tintype.train.state import StateMismatchError, TrainState, new_state

@@ -25,9 +25,8 @@ from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.runtime.files import Json
 from tintype.runtime.interrupt import Interrupt
-from tintype.runtime.machine import environment
+from tintype.runtime.machine import choose_device, environment, exact_fp32
 from tintype.train.batch import PREFETCHED_BATCHES
-from tintype.train.parts import choose_device, exact_fp32
 from tintype.train.session import build_session
 from tintype.train.state import new_state
 from tintype.train.update import update

@@ -28,12 +28,11 @@ from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_document
 from tintype.runtime.clock import PARTS, Clock
 from tintype.runtime.files import Json
-from tintype.runtime.machine import environment
+from tintype.runtime.machine import choose_device, environment, exact_fp32
 from tintype.sampling.generate import SamplerSettings, generate
 from tintype.seams import Draws
 from tintype.settings import plain
 from tintype.techniques.apply import apply_techniques
-from tintype.train.parts import choose_device, exact_fp32
 from tintype.train.prepare import prepare_ids
 from tintype.train.session import Session, build_session
 from tintype.train.state import TrainState, new_state

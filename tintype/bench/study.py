@@ -20,10 +20,9 @@ from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.runtime.files import Json
 from tintype.runtime.interrupt import Interrupt
-from tintype.runtime.machine import environment
+from tintype.runtime.machine import choose_device, environment
 from tintype.study.runner import Message, run_tasks, tasks_of
 from tintype.study.study import Study, StudySettings, resolve
-from tintype.train.parts import choose_device
 
 RUNS_PER_JOB = 3
 _STUDY, _SET = "optimizers-mini", ("train.steps=500", "train.batch=128")

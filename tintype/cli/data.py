@@ -162,7 +162,7 @@ def data_recaption(
     else:
         from tintype.data.recaption.local import Local
         from tintype.pretrained.hub import Checkpoint
-        from tintype.train.parts import choose_device
+        from tintype.runtime.machine import choose_device
 
         if key_variable is not None:
             raise UserError("--key-variable is for a server; give --server too")

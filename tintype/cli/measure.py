@@ -76,9 +76,8 @@ def bench(
     from tintype.bench.run import compare, measure
     from tintype.bench.study import RUNS_PER_JOB, plan_of_study, study_to_measure, work_of_study
     from tintype.runtime.files import write_json
-    from tintype.runtime.machine import environment
+    from tintype.runtime.machine import choose_device, cpu_threads, environment
     from tintype.terminal.measure import NOTHING_MEASURED, show, show_changes, study_with_progress
-    from tintype.train.parts import choose_device, cpu_threads
 
     of_training = bool(technique) or tokens is not None or batch is not None
     given = {"--import": import_ is not None, "--data": data, "--metrics": metrics, "--study": study}
@@ -114,7 +113,10 @@ def bench(
         with Progress("importing", kept="nothing was kept; run the same command again") as bars:
             result = measure_import(import_, lambda now: bars.show(None, now.done, now.total))
     else:
-        with Progress("measuring", unit="parts", kept=NOTHING_MEASURED) as bars, cpu_threads(plan.run):
+        with (
+            Progress("measuring", unit="parts", kept=NOTHING_MEASURED) as bars,
+            cpu_threads(plan.run.device, plan.run.threads),
+        ):
 
             def on_part(part: str, done: int, total: int) -> None:
                 bars.show(None, done, total, part)

@@ -158,9 +158,9 @@ def _evaluate_images(
     from tintype.evaluation.images import evaluate_images, image_definitions
     from tintype.evaluation.protocol import ImageProtocol
     from tintype.runtime.dist import alone
+    from tintype.runtime.machine import choose_device
     from tintype.terminal.progress import Progress
     from tintype.terminal.runs import show_evaluation
-    from tintype.train.parts import choose_device
 
     alone("tintype evaluate --images")
     protocol = settings_of(ImageProtocol, "evaluation", assignments)

@@ -26,8 +26,8 @@ def encoder_train(
 ) -> None:
     """Train the scene encoder anew and measure it. Running it again resumes."""
     from tintype.evaluation.train_scene_encoder import SceneEncoderTraining
+    from tintype.runtime.machine import choose_device
     from tintype.terminal.tokenizers import train_encoder_with_progress
-    from tintype.train.parts import choose_device
 
     settings = SceneEncoderTraining(seed=seed, steps=steps, batch=batch)
     print_json(train_encoder_with_progress(settings, out, choose_device(device), console))
@@ -45,9 +45,9 @@ def tokenizer_train(
     device: options.OwnDevice = "auto",
 ) -> None:
     """Train a small-vae on any images. Running it again resumes, or says that it is done."""
+    from tintype.runtime.machine import choose_device
     from tintype.terminal.tokenizers import train_vae_with_progress
     from tintype.tokenizer_lab.train_small_vae import Training
-    from tintype.train.parts import choose_device
 
     given = [] if data is None else [f"data={json.dumps(data)}"]
     settings = settings_of(Training, "training", [*set_, *given])
@@ -115,10 +115,10 @@ def tokenizer_report(
     json_: options.Json = False,
 ) -> None:
     """Compare tokenizers on any images in one HTML file: quality, compression, speed and latents."""
+    from tintype.runtime.machine import choose_device
     from tintype.terminal.progress import Progress
     from tintype.terminal.tokenizers import show_tokenizers
     from tintype.tokenizer_lab.report import ReportSettings, report_tokenizers
-    from tintype.train.parts import choose_device
 
     settings = settings_of(ReportSettings, "report", [*set_, f"data={json.dumps(data)}"])
     with Progress("loading the tokenizers", kept="no report was written; run the same command again") as bars:

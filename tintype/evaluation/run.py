@@ -34,6 +34,7 @@ from tintype.metrics.table import LOG_METRICS
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.dist import current, refuse_other_steps
 from tintype.runtime.files import remove_unfinished, set_aside, sha256_of
+from tintype.runtime.machine import choose_device, cpu_threads
 from tintype.runtime.notes import note_once
 from tintype.runtime.watchdog import watch_ranks
 from tintype.sampling.images import save_png
@@ -42,7 +43,7 @@ from tintype.train import checkpoint
 from tintype.train.agreement import agree_on_plan
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run, weights_words
-from tintype.train.parts import Model, choose_device, cpu_threads
+from tintype.train.parts import Model
 from tintype.train.reconstruct import Reconstruction
 
 PREVIEWS = 8
@@ -175,7 +176,7 @@ def _sample_and_score(
     encoded = sum(len(one) * len(protocol.encoders_of(one.sampling)) for one in samples)
     counter = Counter(sampled + encoded, on_progress)
     counter.begin("sampling", sum(missing.values()))
-    with cpu_threads(parts.plan.run, threads):
+    with cpu_threads(parts.plan.run.device, threads or parts.plan.run.threads):
         for one in samples:
             one.make(parts, partial(counter.count, steps=one.sampling.sampler.steps))
         return score(parts, protocol, samples, counter)

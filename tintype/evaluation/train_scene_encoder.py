@@ -30,8 +30,8 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
 from tintype.settings import Settings
 from tintype.train.folder import RunFolder
-from tintype.train.resume import resume
 from tintype.train.simple import SimpleTraining, claim_folder
+from tintype.train.start import resume
 from tintype.train.state import TrainState
 from tintype.train.steps import Cadence, Progress, run_steps
 from tintype.vision.scene_encoder import RECORD_PATH, WEIGHTS_PATH, SceneEncoder, SceneReading

@@ -112,7 +112,7 @@ def _write(foreign: Foreign, parts: Session, record: dict[str, Any], temporary: 
     with folder.claim(parts.plan):
         folder.keep_identities(parts.identities, 0)
         folder.write_about(parts)
-        folder.write_record(folder.imported_file, record)
+        folder.write_record("imported.json", record)
         folder.log_event("imported", 0, **record)
         checkpoint.save(folder.checkpoints, state, parts.plan.run.keep_checkpoints, records=folder.records())
 

@@ -1,7 +1,7 @@
 """`tintype export --to tintype`: a run's plan and weights in a small folder that tintype opens like the run.
 
 Any run can be exported so. The folder has no optimizer state, no logs and no path of this machine; local weights of
-others that the plan names are copied into it. `train/model_folder.py` reads it.
+others that the plan names are copied into it. `train/folder.py` reads it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.files import read_json, sha256_of, write_json, write_sealed
 from tintype.settings import Part, plain
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
-from tintype.train.model_folder import ABOUT, FORM
+from tintype.train.folder import ABOUT, FORM, RunFolder
 
 _MADE_ON = ("tintype", "torch", "python", "parameters")
 """Keys of the environment that matter for the model."""
@@ -102,8 +101,8 @@ def _copied(part: Part, folder: Path, name: str) -> dict[str, str]:
 def _write_records(run: Path, folder: Path) -> None:
     """Write what the run was made of: identities of what it loaded, where its first weights came from, its size."""
     source, target = RunFolder(run), RunFolder(folder)
-    for file in ("loaded_file", "latents_file", "lineage_file", "imported_file"):
-        if record := source.read_record(getattr(source, file)):
-            target.write_record(getattr(target, file), _portable(record))
-    environment = source.read_record(source.environment_file)
-    target.write_record(target.environment_file, {key: environment[key] for key in _MADE_ON if key in environment})
+    for name in ("loaded.json", "latents.json", "lineage.json", "imported.json"):
+        if record := source.read_record(name):
+            target.write_record(name, _portable(record))
+    environment = source.read_record("environment.json")
+    target.write_record("environment.json", {key: environment[key] for key in _MADE_ON if key in environment})

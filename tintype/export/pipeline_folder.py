@@ -27,7 +27,7 @@ from tintype.pretrained.hub import json_object
 from tintype.pretrained.packages import diffusers_package, quiet
 from tintype.runtime.files import write_json
 from tintype.tokenizers.part import Pipeline
-from tintype.train.weights import DTYPES
+from tintype.train.load import DTYPES
 
 ABOUT = "tintype.json"
 STEPS = 28

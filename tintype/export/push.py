@@ -23,7 +23,7 @@ from tintype.export.contract import holds
 from tintype.export.model_card import CARD
 from tintype.export.public import HUB_NAME
 from tintype.plan import plan_from_folder
-from tintype.train.model_folder import read_about
+from tintype.train.folder import read_about
 
 TokenSource = Callable[[], str | None]
 

@@ -116,8 +116,8 @@ def hub_place(path: str) -> str:
 def read_origin(folder: RunFolder) -> Origin | None:
     """Return the origin; None for a run that began with random weights."""
     runs: list[Record] = []
-    found: Record | None = folder.read_record(folder.lineage_file)
-    imported: Record | None = folder.read_record(folder.imported_file)
+    found: Record | None = folder.read_record("lineage.json")
+    imported: Record | None = folder.read_record("imported.json")
     while found:
         runs.append(found)
         imported = found.get("imported")
@@ -236,9 +236,9 @@ def read_record(
         plan=plan,
         step=step,
         weights_step=max(snapshots, default=step),  # the checkpoint's where the snapshots are gone
-        environment=folder.read_record(folder.environment_file),
-        identities=folder.read_record(folder.loaded_file),
-        latents=folder.read_record(folder.latents_file),
+        environment=folder.read_record("environment.json"),
+        identities=folder.read_record("loaded.json"),
+        latents=folder.read_record("latents.json"),
         lines=lines,
         events=Counter(kind for event in folder.events() if (kind := str(event["event"])) not in _OF_THE_ORIGIN),
         evaluations=chosen,

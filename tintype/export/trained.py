@@ -15,12 +15,10 @@ from tintype.export.architecture import CLASS, check_tensors
 from tintype.plan import Plan, plan_from_folder
 from tintype.settings import plain
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
-from tintype.train.load import load_run
-from tintype.train.model_folder import read_about
+from tintype.train.folder import RunFolder, read_about
+from tintype.train.load import DTYPES, load_run
 from tintype.train.parts import Model
 from tintype.train.reconstruct import Reconstruction, reconstruction
-from tintype.train.weights import DTYPES
 
 Weights = Literal["raw", "average"]
 Dtype = Literal["fp32", "bf16"]

@@ -28,19 +28,10 @@ class Standing:
     """Number of phases begun."""
 
 
-_here, _writer = Standing(), Standing("save")
+here, writer = Standing(), Standing("save")
 """Places of the main thread and of the thread that saves in the background."""
 _writer_thread = 0
 _waits_for_writer = False
-
-
-def here() -> Standing:
-    return _here
-
-
-def passed_by_writer() -> int:
-    """Number of phases that the thread that saves in the background has begun."""
-    return _writer.passed
 
 
 def mark(phase: str, step: int | None = None) -> None:
@@ -54,9 +45,9 @@ def mark(phase: str, step: int | None = None) -> None:
 def _place() -> Standing:
     global _writer_thread
     if threading.current_thread() is threading.main_thread():
-        return _here
+        return here
     _writer_thread = threading.get_ident()
-    return _writer
+    return writer
 
 
 @contextmanager

@@ -24,10 +24,14 @@ def writing_cache(file: Path, otherwise: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = f", or {otherwise}" if otherwise else ""
-        raise UserError(
-            f"cannot write {file}: {error.strerror}; set TINTYPE_CACHE to a folder that can be written{advice}"
-        ) from None
+        raise unwritable(file, error, otherwise) from None
+
+
+def unwritable(path: Path, error: OSError, otherwise: str = "") -> UserError:
+    advice = f", or {otherwise}" if otherwise else ""
+    return UserError(
+        f"cannot write {path}: {error.strerror}; make room, set TINTYPE_CACHE to a folder that can be written{advice}"
+    )
 
 
 def stamp_of(made_of: Mapping[str, object]) -> bytes:

@@ -117,16 +117,23 @@ class World:
         if self.size == 1:
             return [value]
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        return [json.loads(bytes(one.tolist())) for one in self._exchange(text)]
+        sizes = [torch.zeros((), dtype=torch.int64) for _ in range(self.size)]
+        with activity.waiting():
+            dist.all_gather(sizes, torch.tensor(len(text)), group=self.group)
+        found = [torch.zeros(max(map(int, sizes)), dtype=torch.uint8) for _ in range(self.size)]
+        padded = torch.zeros_like(found[0])
+        padded[: len(text)] = text
+        dist.all_gather(found, padded, group=self.group)
+        return [json.loads(bytes(one[:size].tolist())) for one, size in zip(found, sizes, strict=True)]
 
     def agree(self, values: Mapping[str, Any]) -> None:
         """Raise on every rank unless all have the same values; the error names the ranks that differ, and in what.
 
         A value is anything that JSON holds.
         """
-        if self.size == 1 or len(set(self.all_gather(digest_of(values)))) == 1:
-            return
-        raise UserError(_differences(self.all_gather(dict(values))))
+        digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+        if self.size > 1 and len(set(self.all_gather(digest))) > 1:
+            raise UserError(_differences(self.all_gather(dict(values))))
 
     def broadcast(self, value: Any = None) -> Any:
         """Return the first rank's JSON value on all ranks."""
@@ -159,16 +166,6 @@ class World:
                 pieces[name].append(theirs.split(lengths[rank]))
         turns = [divmod(index, self.size) for index in range(len(items))]
         return {name: torch.cat([by_rank[rank][turn] for turn, rank in turns]) for name, by_rank in pieces.items()}
-
-    def _exchange(self, rows: Tensor) -> list[Tensor]:
-        counts = [torch.zeros((), dtype=torch.int64) for _ in range(self.size)]
-        with activity.waiting():
-            dist.all_gather(counts, torch.tensor(len(rows)), group=self.group)
-        most = max(map(int, counts))
-        padded = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
-        found = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(found, padded, group=self.group)
-        return [one[: int(count)] for one, count in zip(found, counts, strict=True)]
 
     def all_gather_tensor(self, mine: Tensor) -> Tensor:
         """Gather all ranks' rows, in the order of ranks, where they are. Every rank has the same number.
@@ -227,10 +224,6 @@ class _AllGather(torch.autograd.Function):
         summed = gradients[0].contiguous().clone()
         dist.all_reduce(summed)
         return summed[dist.get_rank() * ctx.rows :][: ctx.rows]
-
-
-def digest_of(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _differences(by_rank: Sequence[Mapping[str, Any]]) -> str:

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+_COMMIT = ("begin", "state", "manifest", "rename")
 POINTS = (
-    "step.data",
-    "step.backward",
-    "step.optimizer",
-    "step.done",
-    "log.write",
-    "save.begin",
-    "save.state",
-    "save.manifest",
-    "save.rename",
-    "save.prune",
-    "snapshot.begin",
-    "snapshot.state",
-    "snapshot.manifest",
-    "snapshot.rename",
-    "rows.sum",
-    "rows.done",
-    "text.index",
+    *("step.data", "step.backward", "step.optimizer", "step.done", "log.write"),
+    *(*(f"save.{stage}" for stage in _COMMIT), "save.prune"),
+    *(f"snapshot.{stage}" for stage in _COMMIT),
+    *("rows.sum", "rows.done", "text.index"),
 )
 
 _armed: dict[str, Callable[[], None]] = {}

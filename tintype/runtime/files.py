@@ -82,11 +82,10 @@ def _remove(path: Path) -> None:
 
 def _is_alive(process: int) -> bool:
     try:
-        os.kill(process, 0)
+        with suppress(PermissionError):  # it is another user's
+            os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # it is another user's
-        return True
     return True
 
 
@@ -126,11 +125,9 @@ def read_checked(path: Path, remake: str, format: int = 1, earlier: Collection[i
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_bytes().decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, f"it is not JSON: {error}", remake) from None
-    if not isinstance(found, dict):
-        raise damaged(path, "it is no JSON object", remake)
+        found: dict[str, Any] = parse_object(path.read_bytes())
+    except ValueError as error:
+        raise damaged(path, f"it {error}", remake) from None
     wanted, its_format = found.pop(_CHECKSUM, None), found.get(_FORMAT)
     if wanted is None and its_format in earlier:
         note_unchecked(path)
@@ -225,7 +222,10 @@ class Lines:
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
     """Append a JSON line with its number and checksum. A last line that a kill cut short is removed first."""
     with path.open("a+b") as file:
-        file.write(_line(_cut_torn_line(file) + 1, line).encode())
+        number, end = _last_number(file)
+        if end < file.seek(0, os.SEEK_END):
+            file.truncate(end)
+        file.write(_line(number + 1, line).encode())
 
 
 def write_lines(path: Path, lines: Collection[Mapping[str, Any]]) -> None:
@@ -282,10 +282,8 @@ def _line(number: int, line: Mapping[str, Any]) -> str:
 def _read_line(text: bytes) -> tuple[int | None, dict[str, Any]] | None:
     """A line's number, None if an earlier version wrote it, and its content; None for what is no whole line."""
     try:
-        line = json.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(line, dict):
+        line: dict[str, Any] = parse_object(text)
+    except ValueError:
         return None
     wanted, number = line.pop(_CHECKSUM, None), line.get(_NUMBER)
     if wanted is None and number is None:
@@ -302,14 +300,6 @@ def count_lines(path: Path) -> int:
         return 0
     with path.open("rb") as file:
         return _last_number(file)[0]
-
-
-def _cut_torn_line(file: BinaryIO) -> int:
-    """Remove what stands after the last whole line, and return that line's number."""
-    number, end = _last_number(file)
-    if end < file.seek(0, os.SEEK_END):
-        file.truncate(end)
-    return number
 
 
 def _last_number(file: BinaryIO) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tintype.runtime import activity
-from tintype.runtime.layout import ONE, Layout, is_sharded, local
+from tintype.runtime.layout import Layout, is_sharded, local
 
 _BUCKET_BYTES = 32 << 20
 
@@ -59,9 +59,6 @@ class GradientMean:
             if bucket.waiting:
                 return
             bucket.send(self._ranks)
-
-
-NO_OTHERS = GradientMean([], ONE)
 
 
 class _Bucket:

@@ -7,7 +7,7 @@ hold the same shard. DDP has one column, FSDP2 one row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -18,17 +18,6 @@ from tintype.runtime.dist import ALONE, World
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-
-class Distribution(Protocol):
-    """How the ranks share the weights: `run.distribution` of a plan."""
-
-    @property
-    def kind(self) -> Literal["ddp", "fsdp"]: ...
-    @property
-    def shards(self) -> int | None: ...
-    @property
-    def reshard(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -66,11 +55,8 @@ class Layout:
 ONE = Layout()
 
 
-def layout_for(settings: Distribution, world: World, device: torch.device) -> Layout:
-    """Return the layout that the settings ask for."""
-    if settings.kind == "ddp" or not world.joined:
-        return Layout(world)
-    shards = settings.shards or world.size
+def sharded_layout(shards: int, world: World, device: torch.device) -> Layout:
+    """Return the layout of weights that are sharded over this number of ranks."""
     if world.size % shards:
         raise UserError(
             f"run.distribution.shards is {shards}, which does not divide the {world.size} ranks; valid: "
@@ -101,7 +87,7 @@ def broadcast_weights(modules: nn.Module, world: World) -> None:
         dist.broadcast(tensor, 0)
 
 
-def shard_blocks(denoiser: nn.Module, settings: Distribution, layout: Layout, gather: torch.dtype | None) -> None:
+def shard_blocks(denoiser: nn.Module, layout: Layout, gather: torch.dtype | None, reshard: bool) -> None:
     """Shard the denoiser with FSDP2, block by block. Inputs are never cast: timesteps and rotations stay as they are.
 
     Weights are gathered as they are stored, unless `gather` says otherwise; gradients are reduced in fp32 always.
@@ -119,13 +105,9 @@ def shard_blocks(denoiser: nn.Module, settings: Distribution, layout: Layout, ga
     policy = MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh = layout.mesh if layout.replicas > 1 else layout.mesh["shards"]
     blocks = denoiser.get_submodule("blocks")
+    reshard = reshard and can_reshard(layout.mesh.device_type)
     for part in (*blocks.children(), denoiser):
-        fully_shard(
-            part,
-            mesh=mesh,
-            mp_policy=policy,
-            reshard_after_forward=settings.reshard and can_reshard(layout.mesh.device_type),
-        )
+        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
 
 
 def can_reshard(device_type: str) -> bool:

@@ -1,10 +1,11 @@
-"""The environment of a run: packages, processor, device, and the commit of the code."""
+"""The machine of a run: its device and threads, how it computes fp32, its packages, and the commit of the code."""
 
 from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,52 @@ from typing import Any
 import torch
 
 import tintype
+from tintype.errors import UserError
+from tintype.runtime.dist import current
 from tintype.runtime.parent import command_with_parent
+
+
+@contextmanager
+def exact_fp32(exact: bool = True) -> Iterator[None]:
+    """Compute fp32 convolutions exactly: by default cuDNN rounds them to TF32."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = not exact
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+@contextmanager
+def cpu_threads(device: str, threads: int) -> Iterator[None]:
+    """Compute on the CPU with this number of threads: another number adds sums in another order.
+
+    On a GPU torch's own number stays: runs are not bit-exact there.
+    """
+    before = torch.get_num_threads()
+    if choose_device(device).type == "cpu":
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of a name; each rank that was started by torchrun has a GPU of its own."""
+    if name in ("auto", "cuda") and torch.cuda.is_available():
+        return torch.device("cuda", current().local_rank) if current().joined else torch.device("cuda")
+    if name == "auto":
+        return torch.device("cpu")
+    if name.startswith("cuda:") and current().size > 1:
+        raise UserError(f"run.device is {name}, but torchrun started several ranks, each with its own GPU; use auto")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"run.device: '{name}' is no device; valid: auto, cpu, cuda, cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"run.device is {name}, but no CUDA device is available here; use --set run.device=cpu")
+    return device
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -9,10 +9,11 @@ B: images asked for. M: those whose rows are written. N: images of the data.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import secrets
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.runtime import fault
+from tintype.runtime.files import damaged
 
 _FORMAT = b"tintype rows 2\n\0"
 """The first bytes of the file. Earlier files had none, and sums that swapped numbers or rows did not change."""
@@ -53,10 +55,7 @@ class Content:
     @property
     def row_bytes(self) -> int:
         """Size of all rows, without their checksums."""
-        total = self.dtype.itemsize
-        for size in self.shape:
-            total *= size
-        return total
+        return self.dtype.itemsize * math.prod(self.shape)
 
     @property
     def file_bytes(self) -> int:
@@ -76,18 +75,13 @@ class DiskRows:
             make_file(file, content)
         with file.open("rb") as opened:
             head = opened.read(len(content.head))
+        remake = f"delete it, and its {content.words} will be computed again"
         if not head.startswith(_FORMAT):
-            raise UserError(
-                f"{file} is damaged, or was written by an earlier version of tintype; delete it, and its "
-                f"{content.words} will be computed again"
-            )
+            raise damaged(file, "or was written by an earlier version of tintype", remake)
         if (found := file.stat().st_size) != size:
-            raise UserError(
-                f"{file} has {found} bytes, but a file of these {content.words} has {size}: it is damaged; delete it, "
-                "and it will be made anew"
-            )
+            raise damaged(file, f"it has {found} bytes, and a file of these {content.words} has {size}", remake)
         if head != content.head:
-            raise UserError(f"{file} holds the {content.words} of something else; delete it, and it will be made anew")
+            raise UserError(f"{file} holds the {content.words} of something else; {remake}")
         try:
             mapped = torch.from_file(str(file), shared=True, size=size, dtype=torch.uint8)
         except RuntimeError as error:
@@ -164,16 +158,14 @@ def make_file(file: Path, content: Content) -> None:
                 f"the {content.words} need {gigabytes(size)} ({size} bytes) in {file.parent}, where "
                 f"{gigabytes(free)} are free{advice}"
             )
-        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".making", delete=False) as made:
-            try:
-                _take_room(made.fileno(), size)
-                made.write(content.head)
-                made.flush()
-                Path(made.name).chmod(0o666 & ~_umask())
-                _put_in_place(Path(made.name), file)
-            except OSError:
-                Path(made.name).unlink()
-                raise
+        made = file.with_name(f"{secrets.token_hex(6)}.making")
+        try:
+            with made.open("xb") as opened:
+                _take_room(opened.fileno(), size)
+                opened.write(content.head)
+            _put_in_place(made, file)
+        finally:
+            made.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot make {file} of {gigabytes(size)} ({size} bytes): {error.strerror}{advice}") from None
 
@@ -186,8 +178,6 @@ def _put_in_place(made: Path, file: Path) -> None:
         pass
     except OSError:  # a file system without links
         made.replace(file)
-        return
-    made.unlink()
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -195,12 +185,6 @@ def _remove_leftovers(folder: Path) -> None:
     for left in folder.glob("*.making"):
         if time.time() - left.stat().st_mtime > _LEFT_S:
             left.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _take_room(descriptor: int, size: int) -> None:

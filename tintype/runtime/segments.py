@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tintype.errors import UserError
 from tintype.runtime import fault
+from tintype.runtime.cache import unwritable
 
 KEY_BYTES = 16
 _RECORD = struct.Struct(f"<{KEY_BYTES}sQII")
@@ -110,10 +110,7 @@ class Segments:
             _append(segment.index, b"".join(_RECORD.pack(*record) for record in records))
         except OSError as error:
             self._own = None  # its index may end in half a record, which must stay the last
-            raise UserError(
-                f"cannot add to {self.folder}: {error.strerror}; make room, set TINTYPE_CACHE to a folder that can be "
-                f"written, or {self._otherwise}"
-            ) from None
+            raise unwritable(self.folder, error, self._otherwise) from None
         for key, first, size, total in records:
             self._places[key] = _Place(segment, first, size, total, checked=True)
         segment.read += len(records) * _RECORD.size

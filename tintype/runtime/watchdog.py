@@ -241,9 +241,8 @@ class Watchdog:
 
     def _write(self, left: bool = False) -> None:
         self._beats += 1
-        now = activity.here()
-        stack = [] if left else activity.stack()
-        place = Place(self._beats, now.phase, now.step, now.passed, stack, left, activity.passed_by_writer())
+        now, stack = activity.here, [] if left else activity.stack()
+        place = Place(self._beats, now.phase, now.step, now.passed, stack, left, activity.writer.passed)
         self._store.set(store_key("stands", str(self._world.rank)), json.dumps(vars(place)))
 
 

@@ -156,8 +156,8 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> results.Run:
 
 
 def _finished_run(plan: Plan, folder: str, result: EvaluationResult, files: RunFolder) -> results.Run:
-    lines, environment = files.metrics(), files.read_record(files.environment_file)
-    loaded = files.read_record(files.loaded_file)
+    lines, environment = files.metrics(), files.read_record("environment.json")
+    loaded = files.read_record("loaded.json")
     metrics = dict(result.metrics)
     if lines:  # by today's definition, so that runs of several versions can be compared
         metrics.pop(results.SPEED, None)
@@ -179,9 +179,9 @@ def _finished_run(plan: Plan, folder: str, result: EvaluationResult, files: RunF
         evaluate_s=result.seconds,
         events=files.events(),
         environment=environment,
-        tokenizer=_tokenizer(plan, loaded.get("tokenizer", ""), files.read_record(files.latents_file)),
+        tokenizer=_tokenizer(plan, loaded.get("tokenizer", ""), files.read_record("latents.json")),
         text=_text(plan, loaded.get("text", "")),
-        lineage=files.read_record(files.lineage_file) or None,
+        lineage=files.read_record("lineage.json") or None,
         previews=[f"{folder}/{name}" for name in result.previews],
     )
 

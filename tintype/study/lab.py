@@ -143,7 +143,7 @@ def _fetch_weights(untrained: Sequence[Plan]) -> None:
 
 def _trained(task: Task) -> bool:
     """Return whether there is nothing left to train. The worker checks the tensors; hashing them is slow."""
-    return checkpoint.newest_step(RunFolder(task.folder).checkpoints) == task.plan.train.steps
+    return checkpoint.newest_whole_step(RunFolder(task.folder).checkpoints, tensors=False) == task.plan.train.steps
 
 
 def report_study(out: Path, progress: StudyProgress = _SILENT, without_data: bool = False) -> StudyReport:

@@ -1,7 +1,7 @@
 """power-ema: keep power-function averages of the weights, from which any length can be had after the run.
 
-The averages are in `optim/power_ema.py`, their snapshots in `train/snapshots.py`, and what is made of these after
-the run in `train/reconstruct.py`.
+The averages are in `optim/power_ema.py`, their snapshots, and what is made of these after the run, in
+`train/reconstruct.py`.
 """
 
 from tintype.optim.power_ema import PowerEmaSettings

@@ -15,9 +15,9 @@ from tintype.errors import UserError
 from tintype.plan import Plan
 from tintype.runtime.dist import current
 from tintype.runtime.interrupt import Interrupt
+from tintype.runtime.machine import choose_device, cpu_threads
 from tintype.runtime.transfer import send
 from tintype.tokenizers.latent_cache import LatentCache, open_latent_cache, why_uncacheable
-from tintype.train.parts import choose_device, cpu_threads
 
 _CPU_CHUNK_IMAGES, _GPU_CHUNK_IMAGES = 16, 64
 """Between chunks a signal is heard."""
@@ -62,7 +62,7 @@ def fill_cache(
         )
     began, count, chunk = time.perf_counter(), len(kept.source), _chunk_images(kept)
     encoded = changed = 0
-    with cpu_threads(plan.run):
+    with cpu_threads(plan.run.device, plan.run.threads):
         for first in range(0, count, chunk * world.size):  # every rank goes through every round
             if interrupt.on_any_rank(world):
                 break

@@ -28,15 +28,15 @@ from tintype.optim.storage import EXACT
 from tintype.rng import seeded
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
+from tintype.runtime.machine import exact_fp32
 from tintype.runtime.transfer import send
 from tintype.settings import plain
 from tintype.tokenizer_lab.images import SCENES, ImageSettings, TrainingImages, TrainingScenes, TrainingSet
 from tintype.tokenizers.part import to_floats
 from tintype.tokenizers.small_vae import Record, SmallVae, SmallVaeShape, Vae, is_trained, read_record, write_vae
 from tintype.train.folder import RunFolder
-from tintype.train.parts import exact_fp32
-from tintype.train.resume import resume
 from tintype.train.simple import SimpleTraining, claim_folder
+from tintype.train.start import resume
 from tintype.train.state import TrainState
 from tintype.train.steps import Cadence, Progress, run_steps
 

@@ -45,24 +45,7 @@ def save(
     folder: Path, state: TrainState, keep: int, world: World = ALONE, records: Mapping[str, Any] | None = None
 ) -> Path:
     """Commit the state as `folder/step-N` and prune all but the newest `keep`. `records()` reads `records` again."""
-    return save_tensors(folder, state.tensors(), state.scalars(), keep, world, records)
-
-
-def save_tensors(
-    folder: Path,
-    tensors: Mapping[str, Tensor],
-    scalars: Mapping[str, Any],
-    keep: int,
-    world: World = ALONE,
-    records: Mapping[str, Any] | None = None,
-) -> Path:
-    """Commit a state that was taken apart before, and prune."""
-    step = scalars["step"]
-    target = commit(folder, step, tensors, scalars, what="checkpoint", stage="save", world=world, records=records)
-    fault.point("save.prune")
-    for step in steps(folder)[:-keep] if world.leads else ():
-        shutil.rmtree(folder_of(folder, step), ignore_errors=True)  # what stays is pruned by the next save
-    return target
+    return commit(folder, state.step, state.tensors(), state.scalars(), world=world, records=records, keep=keep)
 
 
 def commit(
@@ -71,12 +54,13 @@ def commit(
     tensors: Mapping[str, Tensor],
     scalars: Mapping[str, Any],
     *,
-    what: str,
-    stage: str,
+    what: str = "checkpoint",
+    stage: str = "save",
     world: World = ALONE,
     records: Mapping[str, Any] | None = None,
+    keep: int | None = None,
 ) -> Path:
-    """Write `folder/step-N` whole or not at all. `what` is its name in messages, `stage` that of its fault points.
+    """Write `folder/step-N` whole or not at all, then prune. `what` is its name in messages, `stage` in fault points.
 
     Every rank must call it. The first writes all that is not sharded, and renames.
     """
@@ -127,6 +111,10 @@ def commit(
         if world.leads:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
+    if keep is not None:
+        fault.point(f"{stage}.prune")
+        for old in steps(folder)[:-keep] if world.leads else ():
+            shutil.rmtree(folder_of(folder, old), ignore_errors=True)  # what stays is pruned by the next save
     return target
 
 
@@ -171,12 +159,12 @@ def _content(path: Path, state: TrainState | None) -> dict[str, Tensor]:
 
 def verify(path: Path) -> dict[str, Any]:
     """Check all checksums, and return the content of `state.json`."""
-    return _verify(path, sorted(_manifest(path)))[0]
+    return _verify(path)[0]
 
 
 def describe(path: Path) -> tuple[dict[str, Any], str]:
     """Return the verified scalars, and the SHA-256 that the tensors should have. The tensors are not read."""
-    stored, wanted = _verify(path, (_SCALARS,))
+    stored, wanted = _verify(path, [_SCALARS])
     if _TENSORS not in wanted:
         raise DamagedError(f"{_MANIFEST} does not name {_TENSORS}")
     return stored["scalars"], wanted[_TENSORS]
@@ -184,21 +172,22 @@ def describe(path: Path) -> tuple[dict[str, Any], str]:
 
 def records(folder: Path) -> dict[str, Any]:
     """Return the run's small files and the lengths of its logs, from the newest checkpoint that has them whole."""
-    for step in reversed(steps(folder)):
-        with suppress(DamagedFileError):
-            if found := read_checked(folder_of(folder, step) / _RECORDS, "the one before is used"):
-                return found
-    return {}
+    return next((found for _, found in _whole_records(folder)), {})
 
 
 def change_records(folder: Path, change: Callable[[int, dict[str, Any]], None]) -> None:
     """Let `change`, given a checkpoint's step and its records, alter the records of each checkpoint."""
-    for step in steps(folder):
-        file = folder_of(folder, step) / _RECORDS
+    for step, found in _whole_records(folder):
+        change(step, found)
+        write_checked(folder_of(folder, step) / _RECORDS, found)
+
+
+def _whole_records(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the steps and records of the checkpoints that have them whole, the newest first."""
+    for step in reversed(steps(folder)):
         with suppress(DamagedFileError):
-            if found := read_checked(file, "the one before is used"):
-                change(step, found)
-                write_checked(file, found)
+            if found := read_checked(folder_of(folder, step) / _RECORDS, "the one before is used"):
+                yield step, found
 
 
 def tensors_file(path: Path) -> Path:
@@ -223,14 +212,14 @@ def _is_tensors_name(name: str) -> bool:
     return name == _TENSORS or (Path(name).name == name and fnmatch(name, "shard-*.safetensors"))
 
 
-def _verify(path: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Check the checksums of the named files, and return the content of `state.json` and of the manifest."""
+def _verify(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Check the checksums of the named files or all, and return the content of `state.json` and of the manifest."""
     wanted = _manifest(path)
     there = {file.name for file in path.glob("*.safetensors")}
     if strangers := there - set(wanted):  # they would be read with the others
         raise DamagedError(f"{_MANIFEST} does not know {', '.join(sorted(strangers))}")
     try:
-        for name in names:
+        for name in sorted(wanted) if names is None else names:
             if sha256_of(path / name) != wanted[name]:
                 raise DamagedError(f"{name} does not match its checksum")
         stored: dict[str, Any] = json.loads((path / _SCALARS).read_text(encoding="utf-8"))
@@ -257,11 +246,8 @@ def _check_format(path: Path, manifest: Any) -> None:
 
 
 def _other_format(path: Path, found: int) -> UserError:
-    way_out = (
-        "install a newer version"
-        if found > FORMAT
-        else "finish or export the run with the version that wrote it, which environment.json names"
-    )
+    older = "finish or export the run with the version that wrote it, which environment.json names"
+    way_out = "install a newer version" if found > FORMAT else older
     return UserError(f"{path} was written in format {found}; this version of tintype reads format {FORMAT}; {way_out}")
 
 
@@ -270,20 +256,11 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(entry.name.removeprefix("step-")) for entry in folder.glob("step-" + "[0-9]" * 9))
 
 
-def newest_whole_step(folder: Path) -> int | None:
-    """Return the step of the newest checkpoint, if nothing of it is damaged."""
+def newest_whole_step(folder: Path, tensors: bool = True) -> int | None:
+    """Return the step of the newest checkpoint, if nothing of it is damaged; its tensors are read where asked for."""
     found = steps(folder)
     try:
-        return found[-1] if found and verify(folder_of(folder, found[-1])) else None
-    except DamagedError:
-        return None
-
-
-def newest_step(folder: Path) -> int | None:
-    """Return the step of the newest checkpoint. Its tensors are not read, and may be damaged."""
-    found = steps(folder)
-    try:
-        return found[-1] if found and _verify(folder_of(folder, found[-1]), (_SCALARS,)) else None
+        return found[-1] if found and _verify(folder_of(folder, found[-1]), None if tensors else [_SCALARS]) else None
     except DamagedError:
         return None
 
@@ -295,7 +272,7 @@ def tidy(folder: Path, world: World) -> int | None:
         if world.leads:
             remove_leftovers(folder)
             found = newest_whole_step(folder)
-    return world.all_gather(found)[0]  # type: ignore[no-any-return]
+    return world.broadcast(found)  # type: ignore[no-any-return]
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -17,12 +16,10 @@ from torch import Tensor
 from tintype.errors import DivergedError
 from tintype.runtime.layout import ONE, Layout, is_sharded, local
 from tintype.settings import SKIP_WINDOW_STEPS, TrainSettings
-
-if TYPE_CHECKING:
-    from tintype.train.folder import RunFolder
-    from tintype.train.session import Session
-    from tintype.train.state import TrainState
-    from tintype.train.update import StepResult
+from tintype.train.folder import RunFolder
+from tintype.train.session import Session
+from tintype.train.state import TrainState
+from tintype.train.update import StepResult
 
 NON_FINITE, SPIKE = "non-finite-step", "skipped-spike"
 SKIPS = (NON_FINITE, SPIKE)

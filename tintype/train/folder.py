@@ -4,49 +4,40 @@ Every line of `metrics.jsonl` and `events.jsonl` is one JSON object. A report ne
 
 All files carry checksums (`tintype.runtime.files`). The checkpoints have copies of the small ones, the records, and
 know how many lines the logs had. So damage and loss are noticed, and training restores what it can (`restore_files`).
+
+What `tintype export --to tintype` writes, a run's plan and weights without the state of its training, looks like the
+folder of a run, so that every command which samples or scores a run takes it. `tintype.json` says that it is an export,
+which weights it has, and the SHA-256 of its files. The weights have checksums of their own, as any checkpoint. Local
+weights that the plan names are in the folder, and `plan.yaml` names them by `./`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tintype.data.sources import only_added
 from tintype.errors import DamagedFileError, DivergedError, UserError
 from tintype.plan import Plan, plan_from_folder, short_diff
-from tintype.runtime import fault
+from tintype.runtime import fault, files
 from tintype.runtime.dist import ALONE, World
-from tintype.runtime.files import (
-    append_line,
-    count_lines,
-    damaged,
-    flush,
-    read_checked,
-    read_lines,
-    read_sealed,
-    salvage_lines,
-    set_aside,
-    without_seal,
-    write_checked,
-    write_lines,
-    write_sealed,
-)
+from tintype.runtime.files import damaged, flush, set_aside, sha256_of
 from tintype.runtime.identity import another, check_same
 from tintype.runtime.locks import locked, refuse_foreign
 from tintype.runtime.machine import environment
 from tintype.train import checkpoint
-from tintype.train.model_folder import refuse_training
+from tintype.train.session import Session
 
-if TYPE_CHECKING:
-    from tintype.train.session import Session
-
-
+RECORDS = ("loaded.json", "latents.json", "lineage.json", "imported.json", "environment.json", "optimizer.json")
+"""The small files that say what a run is made of."""
 DIVERGED = "diverged.txt"
 """The file in a run's folder that says why the run diverged."""
+ABOUT, FORM = "tintype.json", "tintype"
+"""The file that says that a folder is an export, and what it says there."""
 _COPIES, _LENGTHS = "files", "lines"
 """In the records of a checkpoint: the content of each small file, and the number of lines of each log."""
 
@@ -60,17 +51,7 @@ class RunFolder:
         self.snapshots = path / "snapshots"
         self.metrics_file = path / "metrics.jsonl"
         self.events_file = path / "events.jsonl"
-        self.loaded_file = path / "loaded.json"
-        self.latents_file = path / "latents.json"
-        self.lineage_file = path / "lineage.json"
-        self.imported_file = path / "imported.json"
         self.diverged_file = path / DIVERGED
-        self.environment_file = path / "environment.json"
-        self.optimizer_file = path / "optimizer.json"
-        self._records = (
-            *(self.loaded_file, self.latents_file, self.lineage_file, self.imported_file),
-            *(self.environment_file, self.optimizer_file),
-        )
         self._logs = (self.events_file, self.metrics_file)
         self._known: dict[str, dict[str, Any]] = {}
         """The records that this process has written or restored."""
@@ -92,7 +73,7 @@ class RunFolder:
             yield
         except DivergedError as error:
             if self.writes:
-                write_sealed(self.diverged_file, f"{error}\n")
+                files.write_sealed(self.diverged_file, f"{error}\n")
             raise
         if self.writes:
             self.diverged_file.unlink(missing_ok=True)
@@ -101,7 +82,7 @@ class RunFolder:
         """Raise DivergedError for a run that diverged: its last weights are those of a training that failed."""
         if self.diverged_file.exists():
             remake = f"{self._command} trains it again from its last checkpoint"
-            reason = without_seal(read_sealed(self.diverged_file, remake)).strip()
+            reason = files.without_seal(files.read_sealed(self.diverged_file, remake)).strip()
             raise DivergedError(
                 f"{self.path} is a diverged run ({reason}). To use its last checkpoint all the same, remove "
                 f"{self.diverged_file}"
@@ -117,7 +98,7 @@ class RunFolder:
         else:
             refuse_foreign(self.path, "plan.yaml")
         self.checkpoints.mkdir(exist_ok=True)
-        write_sealed(self.path / "plan.yaml", plan.to_yaml())
+        files.write_sealed(self.path / "plan.yaml", plan.to_yaml())
 
     def _begun(self) -> bool:
         """Return whether a run has begun; one that failed before its first step may be tried with another plan."""
@@ -125,7 +106,8 @@ class RunFolder:
 
     def _was_of(self, plan: Plan) -> bool:
         """Return whether the run was trained with this plan, by its other files."""
-        return self.environment_file.exists() and self.read_record(self.environment_file).get("plan") == plan.hash
+        known = (self.path / "environment.json").exists()
+        return known and self.read_record("environment.json").get("plan") == plan.hash
 
     def _note_plan(self, reason: str) -> None:
         self.log_event("damaged-file", 0, file="plan.yaml", reason=f"{reason}; written again from the same plan")
@@ -135,18 +117,18 @@ class RunFolder:
         run = quote(str(self.path))
         return f"`tintype train {quote(str(self.path / 'plan.yaml'))} --out {run}`"
 
-    def write_record(self, file: Path, content: Mapping[str, Any]) -> None:
-        """Write one of the small files that say what the run is made of."""
+    def write_record(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write one of the `RECORDS`."""
         if self.writes:
-            self._known[file.name] = dict(content)
-            write_checked(file, content)
+            self._known[name] = dict(content)
+            files.write_checked(self.path / name, content)
 
-    def read_record(self, file: Path) -> dict[str, Any]:
-        """Return what a small file says, empty where the run has none; refuse a damaged or lost one."""
-        found = read_checked(file, f"{self._command} restores it from a checkpoint")
+    def read_record(self, name: str | Path) -> dict[str, Any]:
+        """Return what one of the `RECORDS` says, empty where the run has none; refuse a damaged or lost one."""
+        file, remake = self.path / name, f"{self._command} restores it from a checkpoint"
         if not file.exists() and file.name in checkpoint.records(self.checkpoints).get(_COPIES, {}):
-            raise damaged(file, "it is missing", f"{self._command} restores it from a checkpoint")
-        return found
+            raise damaged(file, "it is missing", remake)
+        return files.read_checked(file, remake)
 
     def records(self) -> dict[str, Any]:
         """Flush the logs, and return what a checkpoint keeps of the run's files."""
@@ -155,7 +137,7 @@ class RunFolder:
         for log in self._logs:
             if log.is_file():
                 flush(log)
-        return {_COPIES: dict(self._known), _LENGTHS: {log.name: count_lines(log) for log in self._logs}}
+        return {_COPIES: dict(self._known), _LENGTHS: {log.name: files.count_lines(log) for log in self._logs}}
 
     def restore_files(self) -> None:
         """Restore what is damaged or lost of the records and the logs, and log it as an event.
@@ -168,14 +150,14 @@ class RunFolder:
         kept = checkpoint.records(self.checkpoints)
         for log in self._logs:
             self._restore_log(log, kept.get(_LENGTHS, {}).get(log.name, 0))
-        for file in self._records:
-            self._restore_record(file, kept.get(_COPIES, {}))
+        for name in RECORDS:
+            self._restore_record(name, kept.get(_COPIES, {}))
 
     def _restore_log(self, file: Path, length: int) -> None:
-        found = salvage_lines(file, length)
+        found = files.salvage_lines(file, length)
         if found.damage:
-            moved_to = str(set_aside(file)) if file.exists() else None
-            write_lines(file, found.whole)
+            moved_to = _moved(file)
+            files.write_lines(file, found.whole)
             self.log_event("damaged-file", 0, file=file.name, reason=found.damage, moved_to=moved_to)
 
             def shorten(step: int, records: dict[str, Any]) -> None:
@@ -183,49 +165,44 @@ class RunFolder:
 
             checkpoint.change_records(self.checkpoints, shorten)
 
-    def _restore_record(self, file: Path, copies: Mapping[str, dict[str, Any]]) -> None:
+    def _restore_record(self, name: str, copies: Mapping[str, dict[str, Any]]) -> None:
         """Without a checkpoint nothing was trained yet, and the file will be written anew."""
         try:
-            found = self.read_record(file)
+            if found := self.read_record(name):
+                self._known[name] = found
         except DamagedFileError as error:
-            if file.name not in copies and checkpoint.steps(self.checkpoints):
+            if name not in copies and checkpoint.steps(self.checkpoints):
                 raise
-            moved_to = str(set_aside(file)) if file.exists() else None
-            if file.name in copies:
-                self.write_record(file, copies[file.name])
-            self.log_event("damaged-file", 0, file=file.name, reason=str(error), moved_to=moved_to)
-        else:
-            if found:
-                self._known[file.name] = found
+            moved_to = _moved(self.path / name)
+            if name in copies:
+                self.write_record(name, copies[name])
+            self.log_event("damaged-file", 0, file=name, reason=str(error), moved_to=moved_to)
 
     def keep_identities(self, loaded: Mapping[str, str | None], step: int) -> None:
         """Record the identities of data, tokenizer, text encoder and teachers; refuse to resume with others."""
-        before: dict[str, str] = self.read_record(self.loaded_file) if step else {}
+        before: dict[str, str] = self.read_record("loaded.json") if step else {}
         for name, identity in loaded.items() if step else ():
             self.check_identity(name, identity, "put the first one back, or begin anew with another --out")
         known = {name: identity for name, identity in loaded.items() if identity}
         if known:
-            self.write_record(self.loaded_file, {**known, **before})
+            self.write_record("loaded.json", {**known, **before})
 
     def check_identity(self, name: str, identity: str | None, remedy: str = "put the first one back") -> None:
         """Raise if a loaded network differs from the one used in training, or data by more than added captions."""
-        known = self.read_record(self.loaded_file)
+        known = self.read_record("loaded.json")
 
         def only_more_captions() -> bool:
             return (self.path / "plan.yaml").exists() and only_added(plan_from_folder(self.path).data, name, known)
 
+        where, what = self.path / "loaded.json", f"identity of '{name}'"
         if name in known:
-            check_same(self.loaded_file, f"identity of '{name}'", known[name], identity, remedy, only_more_captions)
+            check_same(where, what, known[name], identity, remedy, only_more_captions)
 
     def check_plan(self, plan: Plan) -> None:
         """Refuse to export a run whose plan.yaml differs from the plan it was trained with."""
-        trained = self.read_record(self.environment_file).get("plan", plan.hash)  # older runs did not note it
-        what = f"hash of {self.path / 'plan.yaml'}"
-        check_same(self.environment_file, what, trained, plan.hash, "put back the plan that the run was trained with")
-
-    def write_latents(self, images: int, mean_C: Sequence[float], std_C: Sequence[float]) -> None:
-        """Record mean and deviation of each channel of the latents of the run's first images."""
-        self.write_record(self.latents_file, {"images": images, "mean": list(mean_C), "std": list(std_C)})
+        trained = self.read_record("environment.json").get("plan", plan.hash)  # older runs did not note it
+        where, what = self.path / "environment.json", f"hash of {self.path / 'plan.yaml'}"
+        check_same(where, what, trained, plan.hash, "put back the plan that the run was trained with")
 
     def write_about(self, parts: Session) -> None:
         """Write the run's environment, and how each of its parameters is optimized."""
@@ -234,13 +211,12 @@ class RunFolder:
             return
         sizes = {name: parameter.numel() for name, parameter in parts.modules.named_parameters()}
         made_on = {**environment(parts.device), "ranks": parts.world.size, "copies": parts.layout.replicas}
-        environment_now = {**made_on, "parameters": sum(sizes.values()), "plan": parts.plan.hash}
-        self.write_record(self.environment_file, environment_now)
+        self.write_record("environment.json", made_on | {"parameters": sum(sizes.values()), "plan": parts.plan.hash})
         about = {
             kind: {"tensors": len(names), "parameters": sum(sizes[name] for name in names), "names": names}
             for kind, names in groups.items()
         }
-        self.write_record(self.optimizer_file, about)
+        self.write_record("optimizer.json", about)
 
     def _check_same_plan(self, plan: Plan) -> None:
         try:
@@ -280,7 +256,7 @@ class RunFolder:
 
     def _lines(self, log: Path) -> list[dict[str, Any]]:
         length = checkpoint.records(self.checkpoints).get(_LENGTHS, {}).get(log.name, 0)
-        return read_lines(log, f"{self._command} keeps the lines that are whole and logs the loss", length)
+        return files.read_lines(log, f"{self._command} keeps the lines that are whole and logs the loss", length)
 
     def forget_after(self, step: int) -> None:
         """Drop the log lines of steps that will be repeated, and a truncated last line."""
@@ -288,13 +264,45 @@ class RunFolder:
             return
         for file in self._logs:
             if file.is_file():
-                write_lines(file, [line for line in read_lines(file) if line.get("step", 0) <= step])
+                files.write_lines(file, [line for line in files.read_lines(file) if line.get("step", 0) <= step])
+
+
+def _moved(file: Path) -> str | None:
+    """Set a damaged file aside, where there is one, and return where it is now."""
+    return str(set_aside(file)) if file.exists() else None
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:
     try:
-        append_line(path, line)
+        files.append_line(path, line)
     except OSError as error:
         raise UserError(
             f"cannot write to {path}: {error.strerror}. Make room, then run the same command again to resume"
         ) from error
+
+
+def read_about(folder: Path) -> Mapping[str, Any]:
+    """Return what an export says about itself; nothing for the folder of a run."""
+    try:
+        about = files.read_json(folder / ABOUT)
+    except ValueError as error:
+        raise UserError(f"{folder / ABOUT} is damaged ({error}); export or download the model again") from None
+    return about if isinstance(about, dict) and about.get("form") == FORM else {}
+
+
+def check_files(folder: Path, about: Mapping[str, Any]) -> None:
+    """Refuse an export whose files are not those that were written."""
+    for name, wanted in about["sha256"].items():
+        found = sha256_of(folder / name) if (folder / name).is_file() else None
+        check_same(folder / ABOUT, f"SHA-256 of {folder / name}", wanted, found, "export or download the model again")
+
+
+def refuse_training(folder: Path) -> None:
+    """Refuse to resume an export, which has no optimizer state."""
+    if about := read_about(folder):
+        weights = ",weights=average" if about["weights"] == "average" else ""
+        raise UserError(
+            f"{folder} is an exported model without the state of its training and cannot be resumed. Start a new run "
+            f"from its weights: tintype train {quote(str(folder / 'plan.yaml'))} "
+            f"--technique {quote(f'sft:from={folder}{weights}')} --out DIR"
+        )

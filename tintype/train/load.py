@@ -1,27 +1,32 @@
-"""Loads a trained run for sampling and scoring."""
+"""Load a trained run for sampling and scoring, and find the weights among a checkpoint's tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tintype.errors import DivergedError, UserError
+from tintype.optim.part import AverageSettings
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.dist import current
-from tintype.runtime.forms import Form, forms_of, misfits
+from tintype.runtime.forms import Form, forms_of, misfits, under
 from tintype.runtime.notes import note
 from tintype.train import checkpoint
 from tintype.train.divergence import too_large
-from tintype.train.folder import RunFolder
-from tintype.train.model_folder import check_files, read_about
-from tintype.train.parts import TOKENIZER, Model, build_model
+from tintype.train.folder import RunFolder, check_files, read_about
+from tintype.train.parts import JOINT, JOINT_ONLY, LOSSES, TOKENIZER, Model, build_model, storage_dtype
 from tintype.train.reconstruct import Reconstruction
 from tintype.train.state import TrainState
-from tintype.train.weights import weight_misfits, weights_in
+
+OWN = (LOSSES, JOINT_ONLY)
+"""Stands before the names of what a run has for its own training."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def load_run(
@@ -95,3 +100,55 @@ def newest_good(path: Path, state: TrainState | None = None) -> tuple[dict[str, 
     if found:
         raise UserError(f"{path} has no whole checkpoint: {'; '.join(found)}; {command} again")
     raise UserError(f"{path} has no whole checkpoint yet; {command}")
+
+
+def weights_in(tensors: Mapping[str, Tensor], average: AverageSettings | None) -> dict[str, Tensor]:
+    """By their names in the modules, without what the run has for its own training: the average, or the weights."""
+    weights = under("modules/", tensors)
+    if average is not None:
+        weights |= average.sampled(under("ema/", tensors))
+    return {name: tensor for name, tensor in weights.items() if not name.startswith(OWN)}
+
+
+def weight_misfits(
+    tensors: Mapping[str, Tensor],
+    modules: nn.Module,
+    stored_by: Plan,
+    average: AverageSettings | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> str:
+    """List what of a checkpoint's weights, and of its average, does not fit the modules; '' where all fits.
+
+    Their types are those that the run of the plan `stored_by` stores, or that an export says about itself.
+    """
+    if about and about.get("dtype") not in DTYPES:
+        return f"its record says the type {about.get('dtype')!r}, and exports have {' or '.join(DTYPES)}"
+    exported = DTYPES[about["dtype"]] if about else None
+    parameters = dict(modules.named_parameters())
+    wanted = {
+        name: Form(tensor.shape, _dtype(name, tensor, stored_by, exported, name in parameters))
+        for name, tensor in modules.state_dict().items()
+        if not name.startswith(OWN)
+    }
+    found = {name: tensor for name, tensor in under("modules/", tensors).items() if not name.startswith(OWN)}
+    reasons = [misfits(forms_of(found), wanted)]
+    if average is not None:
+        followed = {
+            name: torch.empty(one.shape, device="meta")
+            for name, one in parameters.items()
+            if not name.startswith((*OWN, *JOINT))
+        }
+        kept = {name: one for name, one in under("ema/", tensors).items() if not _of_loss(name)}
+        reasons.append(misfits(forms_of(kept), forms_of(average.build(followed).tensors())))
+    return "; ".join(filter(None, reasons))
+
+
+def _dtype(name: str, tensor: Tensor, plan: Plan, exported: torch.dtype | None, is_parameter: bool) -> torch.dtype:
+    if exported is not None and tensor.is_floating_point():
+        return exported
+    return storage_dtype(plan, name) if is_parameter else tensor.dtype
+
+
+def _of_loss(name: str) -> bool:
+    """Return whether a tensor of an average, with or without its length before the name, belongs to a loss term."""
+    return name.startswith(LOSSES) or name.partition("/")[2].startswith(LOSSES)

@@ -14,19 +14,17 @@ from tintype.runtime.clock import Clock
 from tintype.runtime.dist import current
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import wait_for_lock
+from tintype.runtime.machine import cpu_threads, exact_fp32
 from tintype.runtime.watchdog import watch_ranks
 from tintype.train import checkpoint
 from tintype.train.agreement import agree_on_plan, log_stuck_rank
 from tintype.train.divergence import check_weights, count_step
 from tintype.train.folder import RunFolder
-from tintype.train.latents import check_latents
-from tintype.train.parts import cpu_threads, exact_fp32
-from tintype.train.prepare import get_ready, prepare_images
-from tintype.train.resume import resume
+from tintype.train.prepare import check_latents, get_ready, prepare_images
+from tintype.train.reconstruct import take_snapshot
 from tintype.train.saving import Saver, save_state
 from tintype.train.session import Session, build_session
-from tintype.train.snapshots import take_snapshot
-from tintype.train.start import begin
+from tintype.train.start import begin, resume
 from tintype.train.state import TrainState, new_state
 from tintype.train.steps import Cadence, Progress, run_steps
 from tintype.train.tracker import open_tracker
@@ -67,7 +65,7 @@ def train(
         folder.claim(plan),
         folder.note_divergence(),
         exact_fp32(),
-        cpu_threads(plan.run),
+        cpu_threads(plan.run.device, plan.run.threads),
         watch_ranks(world, plan.run.watchdog, partial(log_stuck_rank, folder)) as begin_step,
     ):
         if checkpoint.tidy(folder.checkpoints, world) == plan.train.steps:

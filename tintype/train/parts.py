@@ -10,28 +10,15 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from tintype import seams
 from tintype.data.sources import open_order, open_source
-from tintype.errors import UserError
 from tintype.flow.routes import Unrouted
 from tintype.model import TextCache, Transformer, fp8
 from tintype.plan import Plan
 from tintype.rng import seeded
-from tintype.runtime import dist as world
+from tintype.runtime.machine import choose_device
 from tintype.runtime.notes import note
-from tintype.seams import (
-    Draws,
-    ImageSource,
-    JointBatch,
-    Objective,
-    Order,
-    Route,
-    Router,
-    Tapped,
-    TextEncoder,
-    TextTokens,
-    Tokenizer,
-)
-from tintype.settings import PrecisionSettings, RunSettings
+from tintype.settings import PrecisionSettings
 from tintype.text.cache import CachedText
 from tintype.text.frozen import FrozenTextEncoder
 
@@ -42,45 +29,45 @@ class Model:
 
     plan: Plan
     device: torch.device
-    text: TextEncoder
-    tokenizer: Tokenizer
+    text: seams.TextEncoder
+    tokenizer: seams.Tokenizer
     denoiser: Transformer
-    objective: Objective
-    router: Router
+    objective: seams.Objective
+    router: seams.Router
     modules: nn.ModuleDict
     """Everything with weights that were or are trained: optimizer, average and checkpoint see exactly this."""
     trained_steps: int | None = None
     """How long the weights were trained, where they were loaded."""
-    opened: ImageSource | None = None
+    opened: seams.ImageSource | None = None
     """The training images, where they are open already."""
 
     @cached_property
-    def source(self) -> ImageSource:
+    def source(self) -> seams.ImageSource:
         """The training images. They are opened when first asked for: a run can be sampled where its data is not."""
         return open_source(self.plan.data, "train", self.device) if self.opened is None else self.opened
 
     @cached_property
-    def order(self) -> Order:
+    def order(self) -> seams.Order:
         return open_order(self.plan.seed, self.plan.data, self.plan.train, self.source)
 
-    def route(self, z_BCHW: Tensor, step: int, draws: Draws) -> Route | None:
+    def route(self, z_BCHW: Tensor, step: int, draws: seams.Draws) -> seams.Route | None:
         """The tokens' way through a step of training: the same whenever it is asked for."""
         patch = self.plan.model.patch
         return self.router.plan((z_BCHW.shape[2] // patch, z_BCHW.shape[3] // patch), step, draws)
 
     def velocity(
-        self, x_t_BCHW: Tensor, t_B: Tensor, text: TextTokens | TextCache, route: Route | None = None
+        self, x_t_BCHW: Tensor, t_B: Tensor, text: seams.TextTokens | TextCache, route: seams.Route | None = None
     ) -> Tensor:
         """The velocity as sampling and validation see it, where every token goes through every block by default."""
         output = self.denoiser(x_t_BCHW, t_B, text, route=route or self.router.whole())
         return self.objective.velocity(output.prediction_BCHW, x_t_BCHW, t_B)
 
-    def tap(self, x_BCHW: Tensor, batch: JointBatch, taps: frozenset[int]) -> Tapped:
+    def tap(self, x_BCHW: Tensor, batch: seams.JointBatch, taps: frozenset[int]) -> seams.Tapped:
         """Run the denoiser up to the last tapped block, at the t and with the noise of the batch."""
         sample = self.objective.draw(x_BCHW, batch.draws)
-        text = TextTokens(batch.text.tokens_BLC.detach(), batch.text.mask_BL)
+        text = seams.TextTokens(batch.text.tokens_BLC.detach(), batch.text.mask_BL)
         route = self.route(x_BCHW, batch.step, batch.draws)
-        tapped: Tapped = self.denoiser(sample.x_t_BCHW, sample.t_B, text, route=route, taps=taps, only_taps=True)
+        tapped: seams.Tapped = self.denoiser(sample.x_t_BCHW, sample.t_B, text, route=route, taps=taps, only_taps=True)
         return tapped
 
     @contextmanager
@@ -89,48 +76,6 @@ class Model:
         bf16 = self.plan.precision.compute == "bf16"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
             yield
-
-
-@contextmanager
-def exact_fp32(exact: bool = True) -> Iterator[None]:
-    """Compute fp32 convolutions exactly: by default cuDNN rounds them to TF32."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = not exact
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
-
-
-@contextmanager
-def cpu_threads(run: RunSettings, threads: int | None = None) -> Iterator[None]:
-    """Compute on the CPU with the run's number of threads, or `threads`: another number adds sums in another order.
-
-    On a GPU torch's own number stays: runs are not bit-exact there.
-    """
-    before = torch.get_num_threads()
-    if choose_device(run.device).type == "cpu":
-        torch.set_num_threads(threads or run.threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def choose_device(name: str) -> torch.device:
-    if name in ("auto", "cuda") and torch.cuda.is_available() and world.current().joined:
-        return torch.device("cuda", world.current().local_rank)
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda:") and world.current().size > 1:
-        raise UserError(f"run.device is {name}, but torchrun started several ranks, each with its own GPU; use auto")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"run.device: '{name}' is no device; valid: auto, cpu, cuda, cuda:N") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"run.device is {name}, but no CUDA device is available here; use --set run.device=cpu")
-    return device
 
 
 LOSSES = "losses_"
@@ -149,21 +94,18 @@ def build_model(plan: Plan) -> Model:
     return Model(
         plan=plan,
         device=device,
-        text=networks.text,
-        tokenizer=networks.tokenizer,
-        denoiser=networks.denoiser,
         objective=plan.objective.build(plan.time),
-        router=networks.router,
         modules=register(vars(networks)).to(device),
+        **vars(networks),
     )
 
 
 @dataclass(frozen=True)
 class Networks:
     denoiser: Transformer
-    text: TextEncoder
-    router: Router
-    tokenizer: Tokenizer
+    text: seams.TextEncoder
+    router: seams.Router
+    tokenizer: seams.Tokenizer
 
 
 def build_networks(plan: Plan, device: torch.device, precision: PrecisionSettings) -> Networks:
@@ -185,7 +127,7 @@ def register(owners: Mapping[str, object]) -> nn.ModuleDict:
     return nn.ModuleDict({name: owner for name, owner in owners.items() if isinstance(owner, nn.Module)})
 
 
-def _build_text(plan: Plan, device: torch.device) -> TextEncoder:
+def _build_text(plan: Plan, device: torch.device) -> seams.TextEncoder:
     """With its embeddings on the disk where `run.text_embeddings` asks for it and they do not change."""
     text = plan.text.build(device)
     if plan.run.text_embeddings == "disk" and isinstance(text, FrozenTextEncoder):

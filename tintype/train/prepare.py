@@ -1,22 +1,34 @@
-"""Makes ready what a run needs before its clock starts: what losses compare with, the images that a source keeps, and
+"""Make ready what a run needs before its clock starts: what losses compare with, the images that a source keeps, and
 the latents and embeddings of captions that are kept on the disk.
 
 Otherwise the first arm of a study would pay for all of them, and a step that lacks one image nearly as much as one that
 lacks them all.
+
+The latents of the first images are measured too: their mean and deviation decide what the noise means, and a tokenizer
+that is scaled wrongly trains without complaint and worse.
+
+B: images, C: channels, H, W: latent rows and columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import gcd
 
 import torch
 
 from tintype.data.captions import captions_of
+from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
 from tintype.seams import Draws, ImageSource
 from tintype.text.cache import CachedText
+from tintype.train.folder import RunFolder
 from tintype.train.session import Session
 
+MOST_IMAGES = 256
+"""Number of first images whose latents are measured."""
+_MEASURED_BATCH = 32
 _CHUNK_IMAGES = 256
 _CHUNK_LATENTS = 16
 """Images of each rank on a CPU, where a large tokenizer takes seconds for one. Signals are polled between chunks."""
@@ -38,30 +50,26 @@ def prepare_images(
     """Prepare the images that training will read from here on, and their captions, one epoch of each size at most.
 
     A signal ends it."""
-    for source, first, end in _stages(parts, images_seen):
-        for ids in parts.order.once(first, end, _chunk(parts, parts.kept is not None)):
-            if interrupt.on_any_rank(parts.world):
-                return
-            on_chunk()
-            prepare_ids(parts, ids, source)
-    if not isinstance(parts.text, CachedText):
-        return
-    last = parts.plan.train.steps * parts.plan.train.batch
-    chunk, end = _chunk(parts, True), min(last, images_seen + len(parts.source))
-    for first in range(images_seen, end, chunk):
+    for prepare in _chunks(parts, images_seen):
         if interrupt.on_any_rank(parts.world):
             return
         on_chunk()
-        prepare_text(parts, first, min(chunk, end - first))
+        prepare()
 
 
-def _stages(parts: Session, images_seen: int) -> Iterator[tuple[ImageSource, int, int]]:
-    """Yield the sources that training will read from here on, each with its positions."""
+def _chunks(parts: Session, images_seen: int) -> Iterator[Callable[[], None]]:
+    """Yield the work in chunks: the images of each size that training will read from here on, then the captions."""
     train, first = parts.plan.train, images_seen
     for until in (*(stage.until for stage in train.stages), train.steps):
         if first < until * train.batch:
-            yield parts.source_at(first // train.batch), first, until * train.batch
+            source = parts.source_at(first // train.batch)
+            for ids in parts.order.once(first, until * train.batch, _chunk(parts, parts.kept is not None)):
+                yield partial(prepare_ids, parts, ids, source)
             first = until * train.batch
+    if isinstance(parts.text, CachedText):
+        chunk, end = _chunk(parts, True), min(train.steps * train.batch, images_seen + len(parts.source))
+        for first in range(images_seen, end, chunk):
+            yield partial(prepare_text, parts, first, min(chunk, end - first))
 
 
 def _chunk(parts: Session, networks: bool) -> int:
@@ -99,3 +107,31 @@ def _texts_of_step(parts: Session, step: int, first: int, end: int) -> list[str]
     records = parts.source.records(parts.order.ids(first, end - first))
     draws = Draws(plan.seed, torch.arange(first, end))
     return captions_of(records, plan.captions, draws, step, parts.text).texts
+
+
+def check_latents(folder: RunFolder, parts: Session, step: int) -> None:
+    """Record the statistics of the latents, and refuse those that no noise would fit."""
+    if step and folder.read_record("latents.json"):
+        return
+    mean_C, std_C, images = measure_latents(parts)
+    folder.write_record("latents.json", {"images": images, "mean": mean_C.tolist(), "std": std_C.tolist()})
+    if fault := parts.tokenizer.check_latents(mean_C, std_C):
+        kind, numbers = parts.plan.tokenizer.kind, folder.path / "latents.json"
+        raise UserError(f"tokenizer '{kind}' on the first {images} images: {fault} (numbers: {numbers})")
+
+
+def measure_latents(parts: Session) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return mean and deviation of each channel as training will see them, and the number of images; on every rank."""
+    plan = parts.plan
+    count = min(MOST_IMAGES, len(parts.source), plan.train.steps * plan.train.batch)
+    sums = []
+    micro = plan.train.batch // plan.train.accumulate
+    most = _MEASURED_BATCH if len(plan.data.shapes) == 1 else gcd(_MEASURED_BATCH, micro)
+    for first in range(0, count, most):  # images of one shape
+        position_B = torch.arange(first, min(first + most, count))
+        ids = parts.order.ids(first, len(position_B))
+        draws = Draws(plan.seed, position_B.to(parts.device))
+        z_BCHW = parts.latents(ids, None, draws).double()
+        sums.append(torch.stack([z_BCHW.mean((2, 3)).sum(0), z_BCHW.square().mean((2, 3)).sum(0)]).cpu())
+    mean_C, square_C = torch.stack(sums).sum(0) / count
+    return mean_C, (square_C - mean_C.square()).clamp_min(0).sqrt(), count

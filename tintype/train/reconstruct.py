@@ -1,11 +1,20 @@
-"""The weight average of any length, after the run: a weighted sum of snapshots (EDM2, arXiv 2312.02696)."""
+"""Snapshots of the weight averages, and the average of any length after the run: a weighted sum of snapshots (EDM2,
+arXiv 2312.02696).
+
+Snapshots are for good: `snapshots/step-N`, in the format of a checkpoint. They are fp32. A reconstruction takes
+differences of snapshots, with weights that reach ten and more for a short average (`power_function.fit`), and the
+rounding of fp16 would be as much larger.
+
+A snapshot is written before the checkpoint of its step, and a run that resumes from a checkpoint removes the snapshots
+of later steps, since it does these again. So they are of one training, each step once, and none is lost.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,18 +24,72 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tintype.errors import UserError
+from tintype.optim.ema import UPDATES
 from tintype.optim.power_ema import prefix
 from tintype.optim.power_function import LONGEST, Profile, fit
-from tintype.plan import plan_from_folder
+from tintype.plan import Plan, plan_from_folder
+from tintype.runtime.dist import World
 from tintype.runtime.forms import Form, misfits
+from tintype.runtime.layout import whole
 from tintype.runtime.notes import note_once
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.snapshots import Snapshot, damaged, read_snapshots
+from tintype.train.parts import LOSSES
+from tintype.train.saving import Saver
+from tintype.train.state import TrainState
 
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 MOST_RESIDUAL = 0.15
 """The share of a profile's norm that may be missed."""
+
+
+def take_snapshot(folder: Path, plan: Plan, state: TrainState, saver: Saver | None = None) -> None:
+    """Save the averages if it is time. What sampling does not need is left out."""
+    if plan.ema is None or state.ema is None or not plan.ema.snapshot_due(state.step, plan.train.steps):
+        return
+    stored = state.ema.tensors()
+    updates = int(stored.pop(UPDATES))
+    if not updates:  # every step so far was skipped
+        return
+    kept = {name: tensor for name, tensor in stored.items() if not name.partition("/")[2].startswith(LOSSES)}
+    tensors = {name: whole(tensor).cpu() for name, tensor in kept.items()}
+    lengths = sorted({float(name.partition("/")[0]) for name in tensors})
+    about: dict[str, Any] = {"step": state.step, UPDATES: updates, "lengths": lengths}
+
+    def commit(tensors: Mapping[str, Tensor], world: World) -> None:
+        checkpoint.commit(folder, about["step"], tensors, about, what="snapshot", stage="snapshot", world=world)
+
+    (saver or Saver()).write(state.step, tensors, commit)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    path: Path
+    step: int
+    updates: int
+    lengths: tuple[float, ...]
+    sha256: str
+    """SHA-256 that its tensors should have."""
+
+
+def read_snapshots(folder: Path) -> list[Snapshot]:
+    """Return all whole snapshots, oldest first. Their tensors are not read."""
+    found = []
+    for step in checkpoint.steps(folder):
+        path = checkpoint.folder_of(folder, step)
+        with _refuse_damaged(path):
+            about, sha256 = checkpoint.describe(path)
+        found.append(Snapshot(path, step, int(about[UPDATES]), tuple(about["lengths"]), sha256))
+    return found
+
+
+@contextmanager
+def _refuse_damaged(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except checkpoint.DamagedError as error:
+        without = "remove it and run the same command again to do without it, less exactly"
+        raise UserError(f"the snapshot {path} is damaged ({error}); {without}") from None
 
 
 @dataclass(frozen=True)
@@ -52,13 +115,12 @@ class Reconstruction:
     def weights(self) -> dict[str, Tensor]:
         """The average, summed in float64 and kept in fp32. One tensor of one snapshot is in memory at a time."""
         used = [term for term in self.terms if term[2]]
-        for path in dict.fromkeys(snapshot.path for snapshot, _, _ in used):
-            _verify(path)
         with ExitStack() as stack:
-            files = {
-                path: stack.enter_context(safe_open(checkpoint.tensors_file(path), "pt"))
-                for path in {snapshot.path for snapshot, _, _ in used}
-            }
+            files = {}
+            for path in dict.fromkeys(snapshot.path for snapshot, _, _ in used):
+                with _refuse_damaged(path):
+                    checkpoint.verify(path)
+                files[path] = stack.enter_context(safe_open(checkpoint.tensors_file(path), "pt"))
             terms = [(files[snapshot.path], prefix(length), weight) for snapshot, length, weight in used]
             wanted = {name: Form(form.shape, torch.float32) for name, form in _forms(*terms[0][:2]).items()}
             for (file, before, _), (snapshot, _, _) in zip(terms, used, strict=True):
@@ -104,7 +166,9 @@ def _snapshots(run: Path) -> list[Snapshot]:
     steps = plan.train.steps
     due = [step for step in range(1, steps + 1) if plan.ema is not None and plan.ema.snapshot_due(step, steps)]
     if found:
-        _note_lost(run, [step for step in due if step <= found[-1].step and step not in {one.step for one in found}])
+        there = {one.step for one in found}
+        if lost := ", ".join(str(step) for step in due if step <= found[-1].step and step not in there):
+            note_once(str(run), f"{run} has no snapshot of the steps {lost}; averages of its weights are less exact")
         return found
     if due:
         raise UserError(f"{run} has no snapshot of its weight averages yet; the first is written at step {due[0]}")
@@ -112,20 +176,6 @@ def _snapshots(run: Path) -> list[Snapshot]:
         f"{run} has no snapshots of weight averages, so no other length can be had: "
         "train with --technique power-ema for that"
     )
-
-
-def _note_lost(run: Path, steps: Sequence[int]) -> None:
-    """Say once in a process that averages will be less exact than they could be."""
-    if steps:
-        listed = ", ".join(map(str, steps))
-        note_once(str(run), f"{run} has no snapshot of the steps {listed}; averages of its weights are less exact")
-
-
-def _verify(path: Path) -> None:
-    try:
-        checkpoint.verify(path)
-    except checkpoint.DamagedError as error:
-        raise damaged(path, error) from None
 
 
 def _forms(file: Any, before: str) -> dict[str, Form]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 import torch
@@ -49,14 +48,12 @@ class Saver:
         self._step = -1
         self._running: list[Future[None]] = []
         self._copies: dict[str, Tensor] = {}
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")  # which starts with the first save
 
     def __enter__(self) -> Saver:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Wait for what is being written, and raise its error unless another one is on its way."""
         try:
             if error is None:
@@ -64,8 +61,7 @@ class Saver:
             else:
                 wait_for(self._running)
         finally:
-            if self._thread is not None:
-                self._thread.shutdown()
+            self._thread.shutdown()
 
     def write(self, step: int, tensors: Mapping[str, Tensor], commit: Commit, *, now: bool = False) -> None:
         """Commit the tensors, or a copy of them in the background unless `now`, after all earlier saves."""
@@ -100,10 +96,8 @@ class Saver:
 
     def _decide(self, tensors: Mapping[str, Tensor]) -> None:
         """With `auto`, save in the background from here on if saves have taken too large a share of the time."""
-        if self.mode != "auto" or self.in_background:
-            return
         slow = self.stopped_s > MOST_SHARE * (time.perf_counter() - self._start_s)
-        if self.world.any(slow):
+        if self.mode == "auto" and not self.in_background and self.world.any(slow):
             self.in_background = not self.world.any(not _fits(self._own(tensors)))
 
     def _start(self, tensors: Mapping[str, Tensor], commit: Commit) -> None:
@@ -116,8 +110,6 @@ class Saver:
             copied()
             commit(copies, world)
 
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._running.append(self._thread.submit(write))
 
     def _own(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -151,7 +143,8 @@ def save_state(folder: RunFolder, run: RunSettings, state: TrainState, saver: Sa
     scalars, records = state.scalars(), folder.records()
 
     def commit(tensors: Mapping[str, Tensor], world: World) -> None:
-        checkpoint.save_tensors(folder.checkpoints, tensors, scalars, run.keep_checkpoints, world, records)
+        kept, step = run.keep_checkpoints, scalars["step"]
+        checkpoint.commit(folder.checkpoints, step, tensors, scalars, world=world, records=records, keep=kept)
 
     saver.write(state.step, state.tensors(), commit, now=now)
 

@@ -19,12 +19,13 @@ from tintype.rng import seeded
 from tintype.runtime import dist as world
 from tintype.runtime.dist import World
 from tintype.runtime.gradients import GradientMean
-from tintype.runtime.layout import Layout, broadcast_weights, layout_for, shard_blocks, share_of_batch
+from tintype.runtime.layout import Layout, broadcast_weights, shard_blocks, sharded_layout, share_of_batch
+from tintype.runtime.machine import choose_device
 from tintype.runtime.transfer import send
 from tintype.seams import Draws, ImageSource, JointTraining, LossContext, LossTerm, Weighting
 from tintype.settings import DataPart
 from tintype.tokenizers.latent_cache import LatentCache, open_latent_cache, why_uncacheable
-from tintype.train.parts import JOINT, LOSSES, Model, build_networks, choose_device, lacks_fp8, register, storage_dtype
+from tintype.train.parts import JOINT, LOSSES, Model, build_networks, lacks_fp8, register, storage_dtype
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,9 @@ class Session(Model):
 def build_session(plan: Plan) -> Session:
     """Build all that training needs, sharded or replicated over the ranks."""
     device = choose_device(plan.run.device)
-    layout = layout_for(plan.run.distribution, world.current(), device)
+    ranks, how = world.current(), plan.run.distribution
+    sharded = how.kind == "fsdp" and ranks.joined
+    layout = sharded_layout(how.shards or ranks.size, ranks, device) if sharded else Layout(ranks)
     share = share_of_batch(plan.train.batch, plan.train.accumulate, layout.world)  # refuses before anything is built
     if lacking := lacks_fp8(plan.precision, device):
         raise UserError(f"precision.matmul is fp8, but {lacking}; use such a GPU, or --set precision.matmul=plain")
@@ -136,7 +139,7 @@ def build_session(plan: Plan) -> Session:
     broadcast_weights(modules, layout.world)
     if layout.mesh is not None:
         gather = torch.bfloat16 if plan.precision.gather == "bf16" else None
-        shard_blocks(networks.denoiser, plan.run.distribution, layout, gather)
+        shard_blocks(networks.denoiser, layout, gather, how.reshard)
     others = [parameter for name, parameter in modules.named_parameters() if not name.startswith(JOINT)]
     if joint:
         joint.attach({term.name: term.part for term in terms}, others, layout)
@@ -144,35 +147,27 @@ def build_session(plan: Plan) -> Session:
         plan=plan,
         device=device,
         opened=source,
-        text=networks.text,
-        tokenizer=tokenizer,
-        denoiser=networks.denoiser,
         objective=objective,
         weighting=plan.weighting.build(plan.time, objective) if plan.weighting else None,
-        router=networks.router,
         terms=terms,
         modules=modules,
         layout=layout,
         gradients=GradientMean(others, layout),
         joint=joint,
         kept=kept,
+        **vars(networks),
     )
 
 
-def _losses(plan: Plan) -> tuple[LossPart, ...]:
-    """The plan's, and the one that trains a projector for the tuning where no other does."""
-    probe = plan.tuning.probe(plan) if plan.tuning is not None else None
-    return plan.losses if probe is None else (*plan.losses, probe)
-
-
 def _build_terms(plan: Plan, source: ImageSource, device: torch.device) -> tuple[Term, ...]:
+    """Build the plan's loss terms, and the one that trains a projector for the tuning where no other does."""
     place = LossContext(plan.model.width, plan.token_grid, device, source, _data_key(plan.data, source))
-    return tuple(_build_term(plan, settings, place) for settings in _losses(plan))
-
-
-def _build_term(plan: Plan, settings: LossPart, place: LossContext) -> Term:
-    with seeded(plan.seed, f"losses.{settings.kind}"):
-        return Term(settings, settings.build(place))
+    probe = plan.tuning.probe(plan) if plan.tuning is not None else None
+    terms = []
+    for settings in plan.losses if probe is None else (*plan.losses, probe):
+        with seeded(plan.seed, f"losses.{settings.kind}"):
+            terms.append(Term(settings, settings.build(place)))
+    return tuple(terms)
 
 
 def check_columns(plan: Plan, source: ImageSource) -> None:

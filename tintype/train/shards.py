@@ -21,46 +21,40 @@ Place = Callable[[str, torch.Size, torch.dtype], Tensor]
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> None:
     """Write this rank's shards to the folder. Every rank must call it; if one fails, all do, with an OSError."""
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-    from torch.distributed.checkpoint.state_dict_saver import save
+    from torch.distributed.checkpoint import api, hf_storage, state_dict_saver
 
     try:
-        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-        save(dict(tensors), storage_writer=writer, process_group=group)
-    except CheckpointException as error:
+        writer = hf_storage.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        state_dict_saver.save(dict(tensors), storage_writer=writer, process_group=group)
+    except api.CheckpointException as error:
         raise OSError(_reasons(error)) from error
 
 
 def read_shards(folder: Path, place: Place, alone: bool) -> dict[str, Tensor]:
-    """Read all tensors of a folder into what `place` gives. Unless `alone`, every rank must call it."""
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    from torch.distributed.checkpoint.state_dict_loader import load
+    """Read all tensors of a folder into what `place` gives; refuse those that no file holds in full.
 
-    stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    about = {name: one for name, one in stored.items() if isinstance(one, TensorStorageMetadata)}
-    _refuse_gaps(folder, about)
+    Unless `alone`, every rank must call it.
+    """
+    from torch.distributed.checkpoint import api, hf_storage, metadata, state_dict_loader
+
+    reader = hf_storage.HuggingFaceStorageReader
+    stored = reader(str(folder)).read_metadata().state_dict_metadata
+    about = {name: one for name, one in stored.items() if isinstance(one, metadata.TensorStorageMetadata)}
+    for name, one in about.items():
+        if sum(chunk.sizes.numel() for chunk in one.chunks) != one.size.numel():  # the rest would stay as it was
+            raise OSError(f"{folder}: the shards of {name} do not make up a whole of {list(one.size)}")
     tensors = {name: place(name, one.size, one.properties.dtype) for name, one in about.items()}
     try:
         with warnings.catch_warnings():  # torch warns that a single process is alone
             warnings.simplefilter("ignore", UserWarning)
-            load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
-    except CheckpointException as error:
+            state_dict_loader.load(tensors, storage_reader=reader(str(folder)), no_dist=alone)
+    except api.CheckpointException as error:
         raise OSError(_reasons(error)) from error
     return tensors
 
 
 def _reasons(error: Any) -> str:
     return "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items())
-
-
-def _refuse_gaps(folder: Path, about: Mapping[str, Any]) -> None:
-    """Refuse tensors that no file holds in full: the rest would stay whatever was in memory."""
-    for name, one in about.items():
-        if sum(chunk.sizes.numel() for chunk in one.chunks) != one.size.numel():
-            raise OSError(f"{folder}: the shards of {name} do not make up a whole of {list(one.size)}")
 
 
 def whole_place(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -28,7 +28,7 @@ from tintype.train import checkpoint
 from tintype.train.divergence import NON_FINITE, too_large
 from tintype.train.folder import RunFolder
 from tintype.train.state import TrainState
-from tintype.train.steps import Cadence, Training
+from tintype.train.steps import Cadence
 
 SETTINGS_NAME = "training.yaml"
 _KEPT = 2
@@ -52,85 +52,69 @@ def claim_folder(folder: RunFolder, settings: S, free: Collection[str]) -> None:
 class SimpleStep:
     step: int
     losses: dict[str, Tensor]
-    _numbers: PendingNumbers
+    numbers: PendingNumbers
     """Loss, gradient norm, and whether the step was skipped."""
 
-    def refuse_nonfinite(self, folder: RunFolder, remedy: str) -> None:
-        """Raise DivergedError, and log the event, where the step is not finite."""
-        loss, grad_norm, skipped = self._numbers.numbers()
-        if skipped:
-            folder.log_event(NON_FINITE, self.step, loss=str(loss), grad_norm=str(grad_norm))
-            raise DivergedError(
-                f"step {self.step} is not finite (loss {loss:g}, gradient norm {grad_norm:g}) and did not reach the "
-                f"weights; {remedy}, with another --out than {folder.path}"
-            )
 
-
+@dataclass
 class SimpleTraining:
     """Trains the modules of a state, given the losses of a step and the learning rate of the first group.
 
     The gradients of each module are clipped apart. `remedy` says what to do about a step that is not finite.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        state: TrainState,
-        cadence: Cadence,
-        interrupt: Interrupt,
-        *,
-        batch: int,
-        losses: Callable[[], dict[str, Tensor]],
-        minimised: Collection[str] = ("loss",),
-        lr_at: Callable[[int], float],
-        clip_norm: float | None = None,
-        remedy: str = "lower lr",
-    ) -> None:
-        self.state, self.cadence = state, cadence
-        self._folder, self._interrupt, self._batch = folder, interrupt, batch
-        self._losses, self._minimised, self._lr_at = losses, minimised, lr_at
-        self._clip_norm, self._remedy = clip_norm, remedy
-        self._began_s = time.perf_counter()
+    folder: RunFolder
+    state: TrainState
+    cadence: Cadence
+    interrupt: Interrupt
+    batch: int
+    losses: Callable[[], dict[str, Tensor]]
+    lr_at: Callable[[int], float]
+    minimised: Collection[str] = ("loss",)
+    clip_norm: float | None = None
+    remedy: str = "lower lr"
+    began_s: float = field(default_factory=time.perf_counter)
 
     def interrupted(self) -> bool:
-        return self._interrupt.signal is not None
+        return self.interrupt.signal is not None
 
     def take_step(self) -> SimpleStep:
         state, optimizer = self.state, self.state.optimizer
-        optimizer.param_groups[0]["lr"] = self._lr_at(state.step)
+        optimizer.param_groups[0]["lr"] = self.lr_at(state.step)
         optimizer.zero_grad(set_to_none=True)
-        losses = self._losses()
-        torch.autograd.backward([losses[name] for name in self._minimised if name in losses])
+        losses = self.losses()
+        torch.autograd.backward([losses[name] for name in self.minimised if name in losses])
         owned = [list(module.parameters()) for module in state.modules.values()]
-        norms = [clip(some, self._clip_norm, ONE) for some in owned if any(one.grad is not None for one in some)]
+        norms = [clip(some, self.clip_norm, ONE) for some in owned if any(one.grad is not None for one in some)]
         skipped = torch.stack([losses["loss"].detach(), *norms]).isfinite().all().logical_not().float()
         optimizer.found_inf = skipped  # type: ignore[attr-defined]
         optimizer.step()
         state.step += 1
-        state.images_seen += self._batch
+        state.images_seen += self.batch
         found = {**{name: value.detach() for name, value in losses.items()}, "grad_norm": norms[0]}
         return SimpleStep(state.step, found, PendingNumbers(torch.stack([found["loss"], norms[0], skipped])))
 
     def check_step(self, result: SimpleStep) -> None:
-        result.refuse_nonfinite(self._folder, self._remedy)
+        loss, grad_norm, skipped = result.numbers.numbers()
+        if skipped:
+            self.folder.log_event(NON_FINITE, result.step, loss=str(loss), grad_norm=str(grad_norm))
+            raise DivergedError(
+                f"step {result.step} is not finite (loss {loss:g}, gradient norm {grad_norm:g}) and did not reach the "
+                f"weights; {self.remedy}, with another --out than {self.folder.path}"
+            )
 
     def finish_step(self) -> None:
         pass
 
     def log(self, window: Sequence[SimpleStep], saving: bool) -> dict[str, float]:
         if found := too_large(dict(self.state.modules.named_parameters()), None):
-            raise DivergedError(f"the training diverged at step {self.state.step}: {found}; {self._remedy}")
+            raise DivergedError(f"the training diverged at step {self.state.step}: {found}; {self.remedy}")
         now_s = time.perf_counter()
         line = {"step": self.state.step, **{name: float(value) for name, value in window[-1].losses.items()}}
-        line["images_per_s"] = len(window) * self._batch / (now_s - self._began_s)
-        self._began_s = now_s
-        self._folder.log_metrics(line)
+        line["images_per_s"] = len(window) * self.batch / (now_s - self.began_s)
+        self.began_s = now_s
+        self.folder.log_metrics(line)
         return line
 
     def save(self, now: bool) -> None:
-        checkpoint.save(self._folder.checkpoints, self.state, _KEPT, records=self._folder.records())
-
-
-def _checked(training: SimpleTraining) -> Training[SimpleStep]:
-    """Let mypy compare the class with the protocol."""
-    return training
+        checkpoint.save(self.folder.checkpoints, self.state, _KEPT, records=self.folder.records())

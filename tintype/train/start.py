@@ -1,4 +1,4 @@
-"""Begins a run with the weights of another one.
+"""Resume a run from its newest good checkpoint, or begin it with the weights of another one.
 
 The denoiser, the text encoder and the router are taken over; the optimizer, the weight average and what losses own
 begin anew. The run notes where it came from in `lineage.json`, with the lineage of the other run in it, and from its
@@ -18,17 +18,15 @@ from torch import Tensor
 
 from tintype.errors import UserError
 from tintype.model.start import StartPart
-from tintype.optim.part import AverageSettings
 from tintype.plan import Plan, diff, plan_from_folder
 from tintype.runtime.identity import check_pin, in_words
 from tintype.runtime.layout import is_sharded
 from tintype.settings import plain
 from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
-from tintype.train.model_folder import read_about
+from tintype.train.folder import RunFolder, read_about
+from tintype.train.load import weight_misfits, weights_in
 from tintype.train.session import Session
-from tintype.train.state import TrainState, new_state
-from tintype.train.weights import weight_misfits, weights_in
+from tintype.train.state import StateMismatchError, TrainState, new_state
 
 _MUST_FIT = ("objective.kind", "tokenizer.kind", "tuning")
 _MAY_DIFFER = ("model.compile", "model.activation_checkpointing", "text.max_tokens")
@@ -47,6 +45,24 @@ class Parent:
     @property
     def checkpoint(self) -> Path:
         return checkpoint.folder_of(RunFolder(self.path).checkpoints, self.step)
+
+
+def resume(folder: RunFolder, state: TrainState) -> None:
+    """Restores damaged files and the newest good checkpoint, if any, and cuts the logs and snapshots back to it."""
+
+    def on_damage(moved_to: Path, reason: str) -> None:
+        folder.log_event("damaged-checkpoint", 0, moved_to=str(moved_to), reason=reason)
+
+    with folder.world.fail_together():
+        folder.restore_files()
+    try:
+        checkpoint.restore(folder.checkpoints, state, on_damage, folder.world)
+    except StateMismatchError as error:
+        raise UserError(f"the checkpoint in {folder.checkpoints} does not fit this plan and version: {error}") from None
+    with folder.world.fail_together():
+        folder.forget_after(state.step)
+        if folder.writes:
+            checkpoint.remove_after(folder.snapshots, state.step)
 
 
 def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:
@@ -68,10 +84,15 @@ def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:
             f"start: the checkpoint {parent.checkpoint} is damaged ({error}); remove it, or start from another run"
         ) from None
     with folder.world.fail_together():
-        _refuse_other_tensors(parent, start, tensors, parts)
-        weights = _weights(parent, start, tensors)
+        exported = read_about(parent.path)
+        average = parent.plan.ema if start.weights == "average" and not exported else None
+        if found := weight_misfits(tensors, parts.modules, parent.plan, average, exported):
+            unlike = [key for key in diff(parent.plan, parts.plan) if key.partition(".")[0] in ("route", "tuning")]
+            more = f" (the settings {', '.join(unlike)} differ too)" if unlike else ""
+            raise UserError(f"start: the weights of the run in {parent.path} do not fit this plan: {found}{more}")
+        weights = weights_in(tensors, average)
         if folder.writes:
-            sha256 = identity(_weights(parent, start, whole))
+            sha256 = identity(weights_in(whole, average))
             what = f"the {start.weights} weights of the run in {parent.path}"
             check_pin("start.sha256", start.pinned, what, sha256, "give the right folder")
             _note(folder, _lineage(parent, start, sha256))
@@ -124,28 +145,6 @@ def unfit_settings(plan: Plan, parent: Plan) -> str:
     return in_words(different)
 
 
-def _weights(parent: Parent, start: StartPart, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights that the new run starts with."""
-    return weights_in(tensors, _average(parent, start))
-
-
-def _average(parent: Parent, start: StartPart) -> AverageSettings | None:
-    """The average whose weights are taken over; None for those that are stored as weights."""
-    return parent.plan.ema if start.weights == "average" and not read_about(parent.path) else None
-
-
-def _refuse_other_tensors(parent: Parent, start: StartPart, tensors: Mapping[str, Tensor], parts: Session) -> None:
-    about = read_about(parent.path)
-    if found := weight_misfits(tensors, parts.modules, parent.plan, _average(parent, start), about):
-        settings = ", ".join(
-            key for key in diff(parent.plan, parts.plan) if key.partition(".")[0] in ("route", "tuning")
-        )
-        raise UserError(
-            f"start: the weights of the run in {parent.path} do not fit this plan: {found}"
-            f"{f' (the settings {settings} differ too)' if settings else ''}"
-        )
-
-
 def identity(weights: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, types, shapes and numbers."""
     digest = hashlib.sha256()
@@ -157,14 +156,14 @@ def identity(weights: Mapping[str, Tensor]) -> str:
 
 def _note(folder: RunFolder, lineage: dict[str, Any]) -> None:
     """Record the lineage in its file, and once as an event, however often the run begins."""
-    if folder.read_record(folder.lineage_file) != lineage:
+    if folder.read_record("lineage.json") != lineage:
         folder.log_event("started-from", 0, **{key: lineage[key] for key in ("folder", "plan", "at_step", "sha256")})
-        folder.write_record(folder.lineage_file, lineage)
+        folder.write_record("lineage.json", lineage)
 
 
 def _lineage(parent: Parent, start: StartPart, sha256: str) -> dict[str, Any]:
     other = RunFolder(parent.path)
-    imported = other.read_record(other.imported_file)
+    imported = other.read_record("imported.json")
     return {
         "folder": str(parent.path),
         "plan": parent.plan.hash,
@@ -173,6 +172,6 @@ def _lineage(parent: Parent, start: StartPart, sha256: str) -> dict[str, Any]:
         "steps": parent.plan.train.steps,
         "weights": start.weights,
         "sha256": sha256,
-        "lineage": other.read_record(other.lineage_file) or None,
+        "lineage": other.read_record("lineage.json") or None,
         **({"imported": imported} if imported else {}),
     }

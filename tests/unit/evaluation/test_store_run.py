@@ -89,7 +89,7 @@ def test_a_run_on_a_store_is_scored_without_what_only_scenes_have(trained: Train
     assert {"fd_clip", "validation_loss", "clip_score_clip_short"} <= set(result.metrics)
     assert not any("scene" in name for name in (*result.metrics, *result.details, *result.real))
     folder = RunFolder(trained.folder / "run")
-    loaded = folder.read_record(folder.loaded_file)
+    loaded = folder.read_record("loaded.json")
     assert loaded == {"data": open_store(trained.store).identity}
 
 

@@ -333,7 +333,7 @@ def test_the_autoencoder_has_a_group_of_its_own_with_its_own_learning_rate(
     assert last["lr"] == pytest.approx(5e-4 / 4)
     assert all("exp_avg" in state.optimizer.state[p] for p in tuning.tuned)
     RunFolder(tmp_path).write_about(parts)
-    about = RunFolder(tmp_path).read_record(tmp_path / "optimizer.json")
+    about = RunFolder(tmp_path).read_record("optimizer.json")
     assert about["tuning"]["names"] == [f"{TOKENIZER}{name}" for name, _ in tuning.tokenizer.named_parameters()]
     listed = sorted(name for group in about.values() for name in group["names"])
     assert listed == sorted(name for name, _ in parts.modules.named_parameters())
@@ -411,11 +411,11 @@ def test_the_log_has_the_autoencoders_losses_and_its_time(run: Path) -> None:
     for name in ("loss", "reconstruction", "kl", "alignment", "perceptual", "grad_norm"):
         assert isinstance(line[f"vae/{name}"], float)
     assert line["parts"]["tokenizer"] > 0
-    assert set(RunFolder(run).read_record(run / "loaded.json")) == {"tokenizer", "repa", "perceptual"}
+    assert set(RunFolder(run).read_record("loaded.json")) == {"tokenizer", "repa", "perceptual"}
 
 
 def test_the_first_latents_are_normal(run: Path) -> None:
-    found = json.loads(RunFolder(run).latents_file.read_text())
+    found = json.loads((RunFolder(run).path / "latents.json").read_text())
     assert max(map(abs, found["mean"])) < 0.2
     assert all(0.5 < std < 1.2 for std in found["std"])
 

@@ -207,7 +207,7 @@ def test_it_has_a_group_of_its_own_and_no_average(optimizer: list[str], tmp_path
     assert all("exp_avg" in state.optimizer.state[p] for p in tuning.judging)
     assert state.ema is not None and not any(JOINT_ONLY in name for name in state.ema.tensors())
     RunFolder(tmp_path).write_about(parts)
-    about = RunFolder(tmp_path).read_record(tmp_path / "optimizer.json")
+    about = RunFolder(tmp_path).read_record("optimizer.json")
     assert about["adversary"]["names"] == [f"{JOINT_ONLY}{name}" for name, _ in judge_of(tuning).named_parameters()]
     listed = sorted(name for group in about.values() for name in group["names"])
     assert listed == sorted(name for name, _ in parts.modules.named_parameters())

@@ -187,7 +187,7 @@ def test_it_takes_the_matrices_of_the_blocks() -> None:
 def test_the_run_says_which_tensors_it_took(tmp_path: Path) -> None:
     train(tiny_plan("train.steps=1", techniques=["muon"]), tmp_path / "run", Interrupt())
     folder = RunFolder(tmp_path / "run")
-    groups = folder.read_record(folder.optimizer_file)
+    groups = folder.read_record("optimizer.json")
     assert set(groups) == {"muon", "adamw"}
     assert set(groups["muon"]["names"]) == taken() and groups["muon"]["tensors"] == len(taken())
     assert "denoiser.final_layer.linear.weight" in groups["adamw"]["names"]

@@ -57,6 +57,7 @@ RAW_WRITERS = {
     "data/store/writer.py": "the list of refused images; errors name the store",
     "data/recaption/journal.py": "errors name the journal",
     "runtime/segments.py": "errors name the cache",
+    "runtime/rows.py": "beside its place; errors name the file",
     "pretrained/weights.py": "the download; errors name the target",
     "pretrained/first_use.py": "the lock, which is empty",
     "data/store/export.py": "in a temporary folder; errors name the target",

@@ -142,5 +142,5 @@ def test_blocks_of_another_folder_do_not_count(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot add to .*file/inner: Not a directory.*TINTYPE_CACHE.*, or do without"):
+    with pytest.raises(UserError, match=r"cannot write .*file/inner: Not a directory.*TINTYPE_CACHE.*, or do without"):
         add(opened(tmp_path / "file" / "inner"), 1)

@@ -26,9 +26,8 @@ from tintype.sampling.velocity_bias import mean_target
 from tintype.settings import StageSettings
 from tintype.train import checkpoint
 from tintype.train.batch import read_batch
-from tintype.train.latents import measure_latents
 from tintype.train.loop import train
-from tintype.train.prepare import prepare_images
+from tintype.train.prepare import measure_latents, prepare_images
 from tintype.train.session import Session, build_session
 from tintype.train.state import new_state
 from tintype.train.update import update

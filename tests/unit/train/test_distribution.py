@@ -37,8 +37,8 @@ from tintype.train import checkpoint
 from tintype.train import parts as parts_module
 from tintype.train.folder import RunFolder
 from tintype.train.loop import train
-from tintype.train.resume import resume
 from tintype.train.session import build_session
+from tintype.train.start import resume
 from tintype.train.state import TrainState, new_state
 from tintype.train.update import update
 

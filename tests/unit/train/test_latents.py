@@ -28,10 +28,10 @@ from tintype.seams import Draws
 from tintype.tokenizers.pixels import Pixels
 from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
-from tintype.train.latents import MOST_IMAGES
 from tintype.train.load import load_run
 from tintype.train.loop import train
 from tintype.train.parts import build_model
+from tintype.train.prepare import MOST_IMAGES
 from tintype.train.session import build_session
 
 

@@ -23,9 +23,8 @@ from tintype.runtime.interrupt import Interrupt
 from tintype.train import checkpoint, reconstruct
 from tintype.train.load import load_run
 from tintype.train.loop import train
-from tintype.train.reconstruct import reconstruction, try_reconstruction
+from tintype.train.reconstruct import read_snapshots, reconstruction, take_snapshot, try_reconstruction
 from tintype.train.session import build_session
-from tintype.train.snapshots import read_snapshots, take_snapshot
 from tintype.train.state import new_state
 from tintype.train.update import update
 

@@ -22,8 +22,8 @@ from tintype.train import checkpoint
 from tintype.train.folder import RunFolder
 from tintype.train.load import load_run
 from tintype.train.loop import train
+from tintype.train.reconstruct import read_snapshots, take_snapshot
 from tintype.train.session import build_session
-from tintype.train.snapshots import read_snapshots, take_snapshot
 from tintype.train.state import new_state
 from tintype.train.update import update
 

@@ -170,7 +170,7 @@ def test_ranks_that_hold_pieces_begin_alike(parent: Path, tmp_path: Path) -> Non
     train(plan, tmp_path / "alone", Interrupt())
     run_ranks(2, _trained, started(parent, "train.steps=2", "run.distribution.kind=fsdp"), tmp_path / "pieces")
     alone, pieces = (RunFolder(tmp_path / name) for name in ("alone", "pieces"))
-    assert read_json(alone.lineage_file) == read_json(pieces.lineage_file)
+    assert read_json(alone.path / "lineage.json") == read_json(pieces.path / "lineage.json")
     for one, two in zip(alone.metrics(), pieces.metrics(), strict=True):
         assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
 
