@@ -17,7 +17,6 @@ from tintype import recipes
 from tintype.config.paths import locate
 from tintype.config.strict import Document, parse, read_yaml, settings_in, write_yaml
 from tintype.data.captions import CaptionsPart, ColumnSettings
-from tintype.data.mixture.settings import MixtureSettings, in_words
 from tintype.data.parts import CAPTIONS, DATA
 from tintype.data.scenes.source import ScenesSettings
 from tintype.errors import UserError
@@ -323,28 +322,18 @@ def _find_own_weights(content: object, folder: Path) -> None:
 
 Change = tuple[Json, Json]
 
-_MIXTURE = MixtureSettings.model_fields["kind"].default
 _SWITCHES = ("ema", "route", "weighting", "tuning", "start")
 """Sections that a plan may have or not."""
 
 
 def diff(before: Plan, after: Plan) -> dict[str, Change]:
     """Return (before, after) of each resolved setting that differs, by dotted key; not the seed, not housekeeping."""
-    kinds = {before.data.kind, after.data.kind}
-    shown = _with_data_in_words if len(kinds) > 1 and _MIXTURE in kinds else plain
-    old, new = flat(shown(before)), flat(shown(after))
+    old, new = plain(before), plain(after)
+    if before.data.has_sources != after.data.has_sources:
+        old["data"], new["data"] = before.data.in_diff(), after.data.in_diff()
+    old, new = flat(old), flat(new)
     keys = [key for key in {**old, **new} if key.split(".")[0] not in (UNHASHED, "seed")]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
-
-
-def _with_data_in_words(plan: Plan) -> Plain:
-    """Return the plan's settings with each source of a mixture on one line: it comes or goes as a whole."""
-    content, data = plain(plan), plan.data
-    if isinstance(data, MixtureSettings):
-        content["data"]["sources"] = {name: source.words for name, source in data.sources.items()}
-    else:
-        content["data"] = {"kind": in_words(data), "size_px": data.size_px}
-    return content
 
 
 def settings_by_key(plan: Plan) -> Plain:
@@ -374,20 +363,13 @@ def short_diff(before: Plan, after: Plan, given: Collection[str] = ()) -> dict[s
     """
     sections = {name: _part_words(getattr(before, name), getattr(after, name), given) for name in Plan.model_fields}
     if before.data.kind != after.data.kind:
-        sections["data"] = _data_words(before.data), _data_words(after.data)
+        sections["data"] = before.data.words, after.data.words
     shown: dict[str, Change] = {}
     for key, change in diff(before, after).items():
         section = key.partition(".")[0]
         words = sections[section]
         shown[key if words is None else section] = words or change
     return shown
-
-
-def _data_words(data: DataPart) -> str:
-    if not isinstance(data, MixtureSettings):
-        return in_words(data)
-    sources = "; ".join(f"{name}: {source.words}" for name, source in data.sources.items())
-    return f"mixture, scored on {data.evaluate}: {sources}"
 
 
 def _part_words(old: object, new: object, given: Collection[str]) -> Change | None:

@@ -190,8 +190,21 @@ class DataPart(Part):
     """The setting that says how many images training has."""
     said_by_identity: ClassVar[frozenset[str]] = frozenset()
     """Settings of which a source's identity says all that they decide."""
+    has_sources: ClassVar[bool] = False
+    """Whether it is made of other data, which a diff against data that is not shows as a line each."""
 
     size_px: int = Field(32, ge=16, le=1024, description="Width and height of the images")
+
+    @property
+    def words(self) -> str:
+        """All of it on one line, without the size."""
+        chosen = {key: value for key, value in plain(self).items() if value not in (None, [])}
+        shown = [f"{key} {value}" for key, value in chosen.items() if key not in ("kind", "size_px")]
+        return f"{self.kind} ({', '.join(shown)})"
+
+    def in_diff(self) -> Plain:
+        """Return the settings as a diff shows them where only one side `has_sources`."""
+        return {"kind": self.words, "size_px": self.size_px}
 
     @property
     def of_scenes(self) -> bool:

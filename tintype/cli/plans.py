@@ -27,10 +27,7 @@ def list_recipes(json_: options.Json = False) -> None:
     """List the recipes: plans that come with tintype, for `train` and for studies."""
     from tintype.terminal.recipes import recipe_rows, show_recipes
 
-    if json_:
-        print_json(recipe_rows())
-    else:
-        show_recipes(console)
+    print_json(recipe_rows()) if json_ else show_recipes(console)
 
 
 @app.command("studies")
@@ -38,10 +35,7 @@ def list_studies(json_: options.Json = False) -> None:
     """List the studies that come with tintype, for `ablate`."""
     from tintype.terminal.recipes import show_studies, study_rows
 
-    if json_:
-        print_json(study_rows())
-    else:
-        show_studies(console)
+    print_json(study_rows()) if json_ else show_studies(console)
 
 
 @app.command()
@@ -49,18 +43,14 @@ def techniques(json_: options.Json = False) -> None:
     """List the techniques with their options and papers."""
     from tintype.techniques import TECHNIQUES
 
-    rows = [
-        {
-            "name": t.name,
-            "seam": t.seam,
-            "summary": t.summary,
-            "paper": t.paper,
-            "options": t.options.model_json_schema(),
-        }
-        for t in TECHNIQUES.values()
-    ]
+    keys = ("name", "seam", "summary", "paper")
     if json_:
-        print_json(rows)
+        print_json(
+            [
+                {**{key: getattr(t, key) for key in keys}, "options": t.options.model_json_schema()}
+                for t in TECHNIQUES.values()
+            ]
+        )
         return
     table = Table(Column("technique", no_wrap=True), Column("seam", no_wrap=True), "what it does, options, paper")
     for t in TECHNIQUES.values():

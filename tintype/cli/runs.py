@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Argument, Option
 
@@ -35,12 +35,14 @@ def sample(
     count: Annotated[int, Option(min=1, help="Images per prompt")] = 1,
     steps: Annotated[int, Option(min=1, help="Sampling steps")] = 50,
     guidance: Annotated[float, Option(min=0, help="Guidance scale; 1 switches guidance off")] = 3.5,
-    guidance_kind: Annotated[str, Option(help="classifier-free, self or path-drop")] = "classifier-free",
+    guidance_kind: Annotated[
+        Literal["classifier-free", "self", "path-drop"], Option(help="What the guided velocity is led away from")
+    ] = "classifier-free",
     guidance_interval: Annotated[
         tuple[float, float], Option(help="Interval of t in which guidance is used; t = 1 is noise")
     ] = (0.0, 1.0),
     unbias: Annotated[bool, Option(help="Undo the bias of the run's contrastive loss")] = False,
-    method: Annotated[str, Option(help="euler or heun")] = "euler",
+    method: Annotated[Literal["euler", "heun"], Option(help="Integrator")] = "euler",
     arm: options.Arm = None,
     arm_seed: options.ArmSeed = None,
     seed: Annotated[int, Option(min=0, help="Seed of the noise (--arm-seed is the seed of the run)")] = 0,
@@ -58,7 +60,7 @@ def sample(
     from_t, to_t = guidance_interval
     guided = {"kind": guidance_kind, "scale": guidance, "from_t": from_t, "to_t": to_t, "unbias": unbias}
     values = {"method": method, "steps": steps, "guidance": guided, "batch": batch}
-    places: dict[KeyPath, str] = {("method",): f"--method {method}", ("guidance",): f"--guidance-kind {guidance_kind}"}
+    places: dict[KeyPath, str] = {("guidance",): f"--guidance-interval {from_t:g} {to_t:g}"}
     settings = parse(SamplerSettings, Document("sample", values, places))
     with Progress("loading the run", kept=f"images of whole batches are in {out}; run the same command again") as bars:
         written = sample_run(
@@ -167,7 +169,15 @@ def _evaluate_images(
     kept = "features of the reference are cached once they are whole; run the same command again"
     with Progress(f"reading {images}", kept=kept) as bars:
         chosen = choose_device(device or "auto")
-        result = evaluate_images(images, reference, protocol, chosen, saved, bars.show, follow_links)
+        result = evaluate_images(
+            images,
+            reference,
+            protocol,
+            chosen,
+            saved,
+            lambda now: bars.show(now.doing, now.done, now.total),
+            follow_links,
+        )
     if json_:
         print_json(result.dump())
         return

@@ -16,13 +16,8 @@ from torch import Tensor
 
 from tintype.data.image_sets import Images, open_images
 from tintype.errors import UserError
-from tintype.evaluation.protocol import (
-    Definition,
-    ImageProtocol,
-    metric_label,
-    nonfinite,
-    warnings_of,
-)
+from tintype.evaluation.progress import Counter, OnScoring
+from tintype.evaluation.protocol import Definition, ImageProtocol, metric_label, nonfinite, warnings_of
 from tintype.evaluation.reference import (
     ImageFeatures,
     read_reference,
@@ -38,9 +33,6 @@ from tintype.metrics.reconstruction import PairValues
 from tintype.metrics.table import FEATURE_METRICS, PAIR_METRICS
 from tintype.seams import Encoder
 from tintype.vision.lpips import SMALLEST_PX
-
-OnImages = Callable[[str, int, int | None], None]
-"""Progress passed to the callback: the part under way, its images so far, and of how many, where that is known."""
 
 
 def image_definitions(protocol: ImageProtocol) -> dict[str, Definition]:
@@ -60,38 +52,39 @@ def evaluate_images(
     protocol: ImageProtocol,
     device: torch.device,
     save_reference: Path | None = None,
-    on_images: OnImages = lambda doing, done, total: None,
+    on_progress: OnScoring = lambda scoring: None,
     follow_links: bool = False,
 ) -> ImageSetResult:
     """Measure the images in `images` against those in `reference`, or against a saved reference."""
-    began = time.perf_counter()
+    began, counter = time.perf_counter(), Counter(0, on_progress)
     saved = reference.suffix == ".safetensors"
     _refuse_conflicts(protocol, saved, save_reference)
     fake = open_images(images, protocol.limit, follow_links)
     real = None if saved else open_images(reference, protocol.limit, follow_links)
     for one in (fake, real):
         if one is not None:
-            one.fingerprint(_progress(on_images, f"reading {one.path}"))
+            counter.begin(f"reading {one.path}")
+            one.fingerprint(counter.count)
     measured: dict[str, Measured] = {}
     encoders: dict[str, EncoderInfo] = {}
     for settings in protocol.encoders:
-        on_images(f"loading the encoder {settings.title}", 0, None)
+        counter.begin(f"loading the encoder {settings.title}")
         encoder = settings.build(device)
-        found = _reference(reference, real, encoder, on_images)
-        encoding = _progress(on_images, f"encoding {images} with {encoder.name}", fake.fingerprint()[1])
-        made = set_features(fake, encoder, encoding, cache=False)
+        found = _reference(reference, real, encoder, counter)
+        counter.begin(f"encoding {images} with {encoder.name}", fake.fingerprint()[1])
+        made = set_features(fake, encoder, counter.count, cache=False)
         if save_reference:
             write_reference(save_reference, found)
-        on_images(f"comparing ({encoder.name})", 0, None)
+        counter.begin(f"comparing ({encoder.name})")
         copy_N = copy_numbers(made.digests or ())
         pair = FeaturePair(made.feature_MF, Reference(found.feature_MF, device), copy_N=copy_N)
         for kind in protocol.metrics:
             measured[f"{kind}_{encoder.name}"] = FEATURE_METRICS[kind].measure(pair)
         encoders[encoder.name] = EncoderInfo(identity=encoder.identity, definition=encoder.definition)
     if real is not None and protocol.paired:
-        on_pairs = _progress(on_images, "comparing pairs", fake.fingerprint()[1])
+        counter.begin("comparing pairs", fake.fingerprint()[1])
         pair_copy_N = copy_numbers(list(zip(made.digests or (), found.digests or (), strict=False)))
-        measured |= reconstruction(fake, real, device, pair_copy_N, on_pairs)
+        measured |= reconstruction(fake, real, device, pair_copy_N, counter.count)
     if bad := nonfinite(measured):
         raise UserError(f"{images} against {reference}: not finite: {', '.join(bad)}")
     meanings = image_definitions(protocol)
@@ -107,25 +100,13 @@ def evaluate_images(
     )
 
 
-def _reference(path: Path, images: Images | None, encoder: Encoder, on_images: OnImages) -> ImageFeatures:
+def _reference(path: Path, images: Images | None, encoder: Encoder, counter: Counter) -> ImageFeatures:
     if images is not None:
-        encoding = _progress(on_images, f"encoding {path} with {encoder.name}", images.fingerprint()[1])
-        return set_features(images, encoder, encoding)
+        counter.begin(f"encoding {path} with {encoder.name}", images.fingerprint()[1])
+        return set_features(images, encoder, counter.count)
     found = read_reference(path)
     refuse_other_encoder(found.about, encoder, path)
     return found
-
-
-def _progress(on_images: OnImages, doing: str, total: int | None = None) -> Callable[[int], None]:
-    """Return a function that takes the number of images of each batch and reports their sum."""
-    done = 0
-
-    def count(images: int) -> None:
-        nonlocal done
-        done += images
-        on_images(doing, done, total)
-
-    return count
 
 
 def _refuse_conflicts(protocol: ImageProtocol, saved: bool, save_reference: Path | None) -> None:

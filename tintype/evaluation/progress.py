@@ -22,7 +22,10 @@ OnScoring = Callable[[Scoring], None]
 
 
 class Counter:
-    """Count images: once for each step of the sampler, once for each encoder that reads them."""
+    """Count images: once for each step of the sampler, once for each encoder that reads them.
+
+    `work` is what they come to in the whole evaluation; 0 where only the part under way is reported.
+    """
 
     def __init__(self, work: int, on_progress: OnScoring) -> None:
         self._work, self._on_progress = work, on_progress

@@ -16,14 +16,7 @@ from tintype.evaluation.prompts import CAPTIONS, PromptFile, is_caption, read_pr
 from tintype.flow.guidance import Guidance
 from tintype.flow.sampler import Method
 from tintype.metrics.metric import AnyMetric, Measured
-from tintype.metrics.table import (
-    FEATURE_METRICS,
-    HELD_OUT_METRICS,
-    LOG_METRICS,
-    SCENE_METRICS,
-    TEXT_METRICS,
-    revisions,
-)
+from tintype.metrics.table import FEATURE_METRICS, HELD_OUT_METRICS, LOG_METRICS, SCENE_METRICS, TEXT_METRICS, revisions
 from tintype.sampling.generate import SamplerSettings
 from tintype.seams import Direction, Range
 from tintype.settings import NamesFile, Settings, plain

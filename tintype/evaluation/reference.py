@@ -127,18 +127,7 @@ def set_features(
     """Return the features of a set of images, cached where it may be a reference again."""
     fingerprint, count = images.fingerprint()
     about = About(encoder.name, encoder.identity, encoder.definition, str(images.path), fingerprint, count)
-    return (cached_features if cache else _features)(about, encoder, images, on_images)
-
-
-def _features(
-    about: About,
-    encoder: Encoder,
-    images: Iterable[Tensor],
-    on_images: Callable[[int], None] = lambda images: None,
-) -> ImageFeatures:
-    digests: list[bytes] = []
-    feature_MF = feature_matrix(encoder, digested(images, digests), on_images=on_images)
-    return ImageFeatures(feature_MF, about, tuple(digests))
+    return cached_features(about, encoder, images, on_images, cache)
 
 
 def cached_features(
@@ -146,14 +135,18 @@ def cached_features(
     encoder: Encoder,
     images: Iterable[Tensor],
     on_images: Callable[[int], None] = lambda images: None,
+    cache: bool = True,
 ) -> ImageFeatures:
     file = _file(about)
-    if file.exists() and (found := _cached(file, encoder, about)).digests is not None:
+    if cache and file.exists() and (found := _cached(file, encoder, about)).digests is not None:
         on_images(len(found.feature_MF))
         return found
-    found = _features(about, encoder, images, on_images)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_reference(file, found)
+    digests: list[bytes] = []
+    feature_MF = feature_matrix(encoder, digested(images, digests), on_images=on_images)
+    found = ImageFeatures(feature_MF, about, tuple(digests))
+    if cache:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_reference(file, found)
     return found
 
 

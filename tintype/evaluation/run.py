@@ -14,19 +14,12 @@ from torch import Tensor
 from tintype.config.strict import Document, parse
 from tintype.data.sources import open_held_out
 from tintype.errors import DamagedFileError, DivergedError, UserError
+from tintype.evaluation import results
 from tintype.evaluation.fit import data_problems, file_problems, fit_protocol, readiness_problems, refuse
 from tintype.evaluation.progress import Counter, OnScoring, Scoring
 from tintype.evaluation.protocol import Protocol, nonfinite
 from tintype.evaluation.reference import held_out
-from tintype.evaluation.results import (
-    AverageInfo,
-    EvaluationResult,
-    numbers_of,
-    read_result,
-    result_file,
-    result_of,
-    write_result,
-)
+from tintype.evaluation.results import AverageInfo, EvaluationResult, result_file, result_of
 from tintype.evaluation.samples import Samples, samples_of, sampling_prompts
 from tintype.evaluation.score import Scorecard, encoder_info, score
 from tintype.metrics import throughput
@@ -89,10 +82,29 @@ def evaluate(
             return result_of(world.broadcast())
         if bad := nonfinite(card.measured):
             raise DivergedError(f"{path}: the model has diverged; not finite: {', '.join(bad)}")
-        card.warnings += [*notes, *_init_warnings(plan, step, average)]
+        init_warning = plan.ema.init_warning(step) if plan.ema and average is None else None
         previews = _save_previews(next(samples[0].shards()), file.parent, path)
-        result = _result(path, parts.plan, step, average, protocol, card, samples, previews, began)
-        write_result(file, result)
+        lines = RunFolder(path).metrics()
+        measured = {**card.measured, **{metric.name: metric.measure(lines) for metric in LOG_METRICS if lines}}
+        result = EvaluationResult(
+            plan=parts.plan.hash,
+            step=step,
+            weights=weights_words(path, parts.plan, average),
+            ema=AverageInfo(length=average.length, residual=average.residual) if average else None,
+            protocol=protocol,
+            protocol_hash=protocol.hash,
+            encoders=card.encoders,
+            **results.numbers_of(measured),
+            warnings=(*card.warnings, *notes, *([init_warning] if init_warning else [])),
+            details={name: dict(one.parts) for name, one in measured.items() if one.parts},
+            samples={one.sampling.name: str(one.folder.relative_to(path)) for one in samples},
+            real=card.real,
+            time_split=throughput.time_split(lines) if lines else {},
+            seconds=time.perf_counter() - began,
+            previews=previews,
+            previews_sha256=tuple(sha256_of(path / name) for name in previews),
+        )
+        results.write_result(file, result)
         world.broadcast(result.dump())
         return result
 
@@ -142,7 +154,7 @@ def _stored(
     if not file.exists():
         return None
     try:
-        result = read_result(file)
+        result = results.read_result(file)
     except DamagedFileError as error:
         _discard(path, file, step, error)
         return None
@@ -182,48 +194,8 @@ def _sample_and_score(
         return score(parts, protocol, samples, counter)
 
 
-def _init_warnings(plan: Plan, step: int, average: Reconstruction | None) -> list[str]:
-    """Warn where the scored average still has much of the initial weights."""
-    found = plan.ema.init_warning(step) if plan.ema and average is None else None
-    return [found] if found else []
-
-
 def _save_previews(images: Tensor, folder: Path, run: Path) -> tuple[str, ...]:
     files = [folder / f"preview-{index}.png" for index in range(min(PREVIEWS, len(images)))]
     for file, image in zip(files, images, strict=False):
         save_png(image, file)
     return tuple(str(file.relative_to(run)) for file in files)
-
-
-def _result(
-    path: Path,
-    plan: Plan,
-    step: int,
-    average: Reconstruction | None,
-    protocol: Protocol,
-    card: Scorecard,
-    samples: Sequence[Samples],
-    previews: tuple[str, ...],
-    began: float,
-) -> EvaluationResult:
-    lines = RunFolder(path).metrics()
-    of_log = {metric.name: metric.measure(lines) for metric in LOG_METRICS if lines}
-    measured = {**card.measured, **of_log}
-    return EvaluationResult(
-        plan=plan.hash,
-        step=step,
-        weights=weights_words(path, plan, average),
-        ema=AverageInfo(length=average.length, residual=average.residual) if average else None,
-        protocol=protocol,
-        protocol_hash=protocol.hash,
-        encoders=card.encoders,
-        **numbers_of(measured),
-        warnings=tuple(card.warnings),
-        details={name: dict(one.parts) for name, one in measured.items() if one.parts},
-        samples={one.sampling.name: str(one.folder.relative_to(path)) for one in samples},
-        real=card.real,
-        time_split=throughput.time_split(lines) if lines else {},
-        seconds=time.perf_counter() - began,
-        previews=previews,
-        previews_sha256=tuple(sha256_of(path / name) for name in previews),
-    )

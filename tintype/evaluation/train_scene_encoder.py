@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -62,7 +61,7 @@ class Outcome:
     """`record` is what the JSON beside the weights holds; None where a signal ended the training before its end."""
 
     step: int
-    record: dict[str, Any] | None
+    record: dict[str, object] | None
 
 
 def train(
@@ -101,14 +100,18 @@ def _new_state(encoder: SceneEncoder) -> TrainState:
     return TrainState(modules, adamw.build(modules.named_parameters()), None)
 
 
-def _finish(out: Path, settings: SceneEncoderTraining, encoder: SceneEncoder, device: str) -> dict[str, Any]:
+def _finish(out: Path, settings: SceneEncoderTraining, encoder: SceneEncoder, device: str) -> dict[str, object]:
     stored = {name: _stored(value) for name, value in encoder.state_dict().items()}
     encoder.load_state_dict({name: value.to(torch.float32) for name, value in stored.items()})
     seed, steps, batch, scenes = settings.seed, settings.steps, settings.batch, settings.measured_scenes
     accuracy = measure(encoder, seed + 1, scenes, device)
     command = f"tintype encoder train --out DIR --seed {seed} --steps {steps} --batch {batch} --device {device}"
     record = {"command": command, "seed": seed, "steps": steps, "batch": batch, "torch": torch.__version__}
-    return _write(out, save(stored), {**record, "measured_scenes": scenes, "accuracy": accuracy})
+    weights = save(stored)
+    full = {"sha256": hashlib.sha256(weights).hexdigest(), **record, "measured_scenes": scenes, "accuracy": accuracy}
+    write_bytes(out / WEIGHTS_PATH.name, weights)
+    write_bytes(out / RECORD_PATH.name, (json.dumps(full, indent=2) + "\n").encode())
+    return full
 
 
 def _new_encoder(seed: int, device: str) -> SceneEncoder:
@@ -142,16 +145,8 @@ def _with_noise(image_BCHW: Tensor, seed: int, index_B: Tensor) -> Tensor:
 
 def _targets(scenes: SceneBatch) -> dict[str, Tensor]:
     """Return the index of every attribute under the name that a reading gives it."""
-    return {
-        "shape": scenes.shape_BP,
-        "colour": scenes.colour_BP,
-        "size": scenes.size_BP,
-        "texture": scenes.texture_BP,
-        "sky": scenes.sky_B,
-        "ground": scenes.ground_B,
-        "light": scenes.light_B,
-        "style": scenes.style_B,
-    }
+    objects = {name: vars(scenes)[f"{name}_BP"] for name in OBJECT_VOCABULARY}
+    return {**objects, **{name: vars(scenes)[f"{name}_B"] for name in SCENE_VOCABULARY}}
 
 
 def reading_loss(reading: SceneReading, scenes: SceneBatch) -> Tensor:
@@ -201,10 +196,3 @@ def _right_answers(reading: SceneReading, scenes: SceneBatch) -> Iterator[tuple[
 
 def _stored(value: Tensor) -> Tensor:
     return value.detach().to("cpu", torch.float16 if value.is_floating_point() else value.dtype).contiguous()
-
-
-def _write(out_dir: Path, weights: bytes, record: dict[str, Any]) -> dict[str, Any]:
-    full = {"sha256": hashlib.sha256(weights).hexdigest(), **record}
-    write_bytes(out_dir / WEIGHTS_PATH.name, weights)
-    write_bytes(out_dir / RECORD_PATH.name, (json.dumps(full, indent=2) + "\n").encode())
-    return full

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
 from tintype.seams import VelocityFn
-from tintype.settings import Part, kind_alone
+from tintype.settings import OneOf, Part, kind_alone
 
 PairFn = Callable[[Tensor, float], tuple[Tensor, Tensor]]
 """(x_t_BCHW, t) -> the strong and the weak velocity."""
@@ -101,15 +101,8 @@ class PathDropSettings(GuidancePart):
         return lambda x_t_BCHW, t: (branches.captioned(x_t_BCHW, t), branches.null_shallow(x_t_BCHW, t))
 
 
-def _with_kind(value: object) -> object:
-    """Add the kind classifier-free where none is given."""
-    value = kind_alone(value)
-    return {"kind": "classifier-free", **value} if isinstance(value, dict) else value
-
-
-Guidance = Annotated[
-    ClassifierFreeSettings | SelfSettings | PathDropSettings, Field(discriminator="kind"), BeforeValidator(_with_kind)
-]
+_KINDS = (ClassifierFreeSettings, SelfSettings, PathDropSettings)
+Guidance = Annotated[GuidancePart, OneOf(_KINDS, "classifier-free"), BeforeValidator(kind_alone)]
 """Any guidance, as a user writes it: `{scale: 3.5}`, `{kind: self, scale: 2}`, or a kind alone."""
 
 

@@ -43,17 +43,22 @@ class AlignmentPart(AlignmentOptions, LossPart):
 
     def check(self, plan: PlanView) -> None:
         super().check(plan)
-        if not 1 <= self.block <= plan.model.depth:
-            raise ValueError(
-                f"{self.kind}: there is no block {self.block} to align; model.depth is {plan.model.depth}, so block is "
-                f"1 to {plan.model.depth}"
-            )
+        check_block(self.kind, self.block, plan)
 
     def fetch(self, grid: tuple[int, int]) -> None:
         self.teacher.build(grid, torch.device("cpu"))
 
     def build(self, context: LossContext) -> AlignmentTerm:
         raise NotImplementedError
+
+
+def check_block(kind: str, block: int, plan: PlanView) -> None:
+    """Raise ValueError where the denoiser has no such block."""
+    depth = plan.model.depth
+    if not 1 <= block <= depth:
+        raise ValueError(
+            f"{kind}: there is no block {block} to align; model.depth is {depth}, so block is 1 to {depth}"
+        )
 
 
 class AlignmentTerm(nn.Module, LossTerm):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer, model_validator
@@ -26,7 +26,7 @@ from torch import Tensor
 from tintype.data.scenes.source import ScenesSettings
 from tintype.data.store.settings import StoreSettings
 from tintype.schedule import Schedule
-from tintype.settings import DataPart, OneOf, PlanView, Settings, SourceUse, kind_alone, plain
+from tintype.settings import DataPart, OneOf, Plain, PlanView, Settings, SourceUse, kind_alone, plain
 
 SIZE = "size_px"
 _UNIT = 1 << 30
@@ -68,7 +68,7 @@ class MixedSource(Settings):
         schedule = self.schedule
         when = "" if schedule.end is None else f" ({schedule.kind} from step {schedule.start} to {schedule.end}"
         when += f", then {self.rest:g})" if self.rest else ")" if when else ""
-        return f"share {self.share:g}{when} of {in_words(self.data)}"
+        return f"share {self.share:g}{when} of {self.data.words}"
 
     def describe_share(self) -> str:
         """Return the share over the training in words."""
@@ -92,6 +92,8 @@ class MixedSource(Settings):
 
 class MixtureSettings(DataPart):
     """Named sources with shares. A source of share 0 is allowed where it is the one that the run is scored against."""
+
+    has_sources: ClassVar[bool] = True
 
     kind: Literal["mixture"] = "mixture"
     sources: dict[Annotated[str, StringConstraints(pattern="^[a-z0-9][a-z0-9-]*$")], MixedSource] = Field(min_length=1)
@@ -131,6 +133,14 @@ class MixtureSettings(DataPart):
 
     def __hash__(self) -> int:
         return hash(self.model_dump_json())
+
+    @property
+    def words(self) -> str:
+        sources = "; ".join(f"{name}: {source.words}" for name, source in self.sources.items())
+        return f"mixture, scored on {self.evaluate}: {sources}"
+
+    def in_diff(self) -> Plain:
+        return {**plain(self), "sources": {name: source.words for name, source in self.sources.items()}}
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -233,14 +243,6 @@ def images_before(shares: tuple[MixedSource, ...], batch: int, steps: int) -> Te
         left_S = left_S - counts[-1]
     count_SN = torch.stack([*counts, left_S], dim=1)
     return torch.cat([torch.zeros(1, len(shares), dtype=torch.int64), count_SN.cumsum(0)])
-
-
-def in_words(data: DataPart) -> str:
-    """Return data on one line, without the size."""
-    settings = {
-        key: value for key, value in plain(data).items() if key not in ("kind", SIZE) and value not in (None, [])
-    }
-    return f"{data.kind} ({', '.join(f'{key} {value}' for key, value in settings.items())})"
 
 
 def _without(content: dict[str, Any], key: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from tintype.losses.alignment import AlignmentPart, AlignmentTerm
+from tintype.losses.alignment import AlignmentPart, AlignmentTerm, check_block
 from tintype.losses.discriminator import DiscriminatorSettings
 from tintype.losses.part import PlanView
 from tintype.losses.reconstruction import PerceptualSettings
@@ -79,11 +79,7 @@ class TuningSettings(TuningOptions, Part):
         if reason := plan.tokenizer.why_frozen():
             raise ValueError(f"repa-e: the tokenizer '{plan.tokenizer.kind}' cannot be tuned: {reason}")
         self._check_unread(plan)
-        if not 1 <= self.block <= plan.model.depth:
-            raise ValueError(
-                f"repa-e: there is no block {self.block} to align; model.depth is {plan.model.depth}, so block is 1 to "
-                f"{plan.model.depth}"
-            )
+        check_block(self.kind, self.block, plan)
         if plan.run.distribution.kind == "fsdp":
             raise ValueError(
                 "repa-e: run.distribution.kind is fsdp, whose pieces of the denoiser cannot hold still for the "
