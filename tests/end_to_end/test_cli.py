@@ -20,7 +20,7 @@ from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import draw_batch
 from tintype.errors import UserError
 from tintype.runtime.files import read_lines
-from tintype.sampling.images import save_png
+from tintype.sampling.sample import save_png
 from tintype.techniques import TECHNIQUES
 
 runner = CliRunner()

@@ -7,7 +7,7 @@ moments. What moves there and does not move in storage was rounded away.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -40,15 +40,10 @@ class UpdateWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         optimizer = self._state.optimizer
-        handles = [
-            optimizer.register_step_pre_hook(lambda *_: self._before()),
-            optimizer.register_step_post_hook(lambda *_: self._after()),
-        ]
-        try:
+        with ExitStack() as stack:
+            stack.callback(optimizer.register_step_pre_hook(lambda *_: self._before()).remove)
+            stack.callback(optimizer.register_step_post_hook(lambda *_: self._after()).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @torch.no_grad()
     def _before(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -106,34 +106,58 @@ def data_problems(data: DataPart, source: ImageSource, protocol: Protocol) -> li
 
     `source` is the evaluation split.
     """
-    if data.of_scenes:  # any number of scenes can be drawn
-        known = ", ".join(CAPTIONS)
-        return [
-            Problem(f"scenes have the captions {known}, and none called '{name}'", ("prompts=long",))
-            for name in _captions(protocol)
-            if name not in CAPTIONS
-        ]
-    if len(source) < FEWEST_SAMPLES:
-        return [Problem(_too_few(len(source)))]
-    problems = []
+    return list((_scene_problems if data.of_scenes else _store_problems)(source, protocol))
+
+
+def _scene_problems(source: ImageSource, protocol: Protocol) -> Iterator[Problem]:
+    """Any number of scenes can be drawn."""
+    for name in _captions(protocol):
+        if name not in CAPTIONS:
+            known = ", ".join(CAPTIONS)
+            yield Problem(f"scenes have the captions {known}, and none called '{name}'", ("prompts=long",))
+
+
+def _store_problems(source: ImageSource, protocol: Protocol) -> Iterator[Problem]:
+    held_out = len(source)
+    if held_out < FEWEST_SAMPLES:
+        yield Problem(_too_few(held_out))
+        return
     if any(isinstance(encoder, SceneEncoderSettings) for encoder in protocol.encoders):
-        problems.append(
-            Problem(
-                "encoders: 'scenes' was trained on the embedded scenes; its distances between other images mean "
-                "nothing. inception (FID) and vgg16 need no hub; clip and dinov2 can be named too",
-                ("encoders=[inception]",) if len(source) >= FEWEST else (),
-            )
+        yield Problem(
+            "encoders: 'scenes' was trained on the embedded scenes; its distances between other images mean nothing. "
+            "inception (FID) and vgg16 need no hub; clip and dinov2 can be named too",
+            ("encoders=[inception]",) if held_out >= FEWEST else (),
         )
-    problems += _caption_problems(source, protocol)
-    if protocol.encoders and len(source) < FEWEST:
-        problems.append(
-            Problem(
-                f"encoders: distances between sets of images need at least {FEWEST} held-out images, and the store "
-                f"holds out {len(source)}; {_LARGER_SPLIT}, or measure the validation loss alone",
-                ("encoders=[]",),
+    for name in _captions(protocol):
+        if name not in source.columns:
+            fixes = [f"prompts={_caption(source)}"] if name == protocol.prompts else []
+            fixes += ["also=[]"] if any(one.prompts == name for one in protocol.also) else []
+            yield Problem(
+                f"captions called '{name}' are read, and the store has {', '.join(sorted(source.columns))}; import it "
+                f"with --caption {name}=COLUMN",
+                tuple(fixes),
             )
+    if protocol.encoders and held_out < FEWEST:
+        yield Problem(
+            f"encoders: distances between sets of images need at least {FEWEST} held-out images, and the store holds "
+            f"out {held_out}; {_LARGER_SPLIT}, or measure the validation loss alone",
+            ("encoders=[]",),
         )
-    return [*problems, *_count_problems(source, protocol)]
+    yield from _count_problems(held_out, protocol)
+
+
+def _count_problems(held_out: int, protocol: Protocol) -> Iterator[Problem]:
+    limit = max(held_out, FEWEST) if protocol.encoders else held_out  # fewer is a problem of the encoders
+    counts = {key: getattr(protocol, key) for key in ("count", "reference_count", "validation_count")}
+    wrong = {f"{key}={count}": f"{key}={held_out}" for key, count in counts.items() if count > limit}
+    for one in protocol.conditions[1:]:
+        if (one.count or 0) > held_out:
+            wrong[f"also ({one.name}): count={one.count}"] = "also=[]"
+    if wrong:
+        yield Problem(
+            f"{', '.join(wrong)}: the store holds out {held_out:,} images; take no more, or {_LARGER_SPLIT}",
+            tuple(dict.fromkeys(wrong.values())),
+        )
 
 
 def readiness_problems(protocol: Protocol, data: Iterable[DataPart], device: torch.device) -> list[Problem]:
@@ -180,45 +204,12 @@ def _captions(protocol: Protocol) -> list[str]:
     return [name for name in dict.fromkeys(one.prompts for one in protocol.conditions) if is_caption(name)]
 
 
-def _caption_problems(source: ImageSource, protocol: Protocol) -> list[Problem]:
-    there = ", ".join(sorted(source.columns))
-    problems = []
-    for name in _captions(protocol):
-        if name not in source.columns:
-            fixes = [f"prompts={_caption(source)}"] if name == protocol.prompts else []
-            fixes += ["also=[]"] if any(one.prompts == name for one in protocol.also) else []
-            text = (
-                f"captions called '{name}' are read, and the store has {there}; import it with --caption {name}=COLUMN"
-            )
-            problems.append(Problem(text, tuple(fixes)))
-    return problems
-
-
-def _count_problems(source: ImageSource, protocol: Protocol) -> list[Problem]:
-    counts = {key: getattr(protocol, key) for key in ("count", "reference_count", "validation_count")}
-    limit = max(len(source), FEWEST) if protocol.encoders else len(source)  # fewer is a problem of the encoders
-    more = {key: count for key, count in counts.items() if count > limit}
-    wanted, fixes = [f"{key}={count}" for key, count in more.items()], [f"{key}={len(source)}" for key in more]
-    for one in protocol.conditions[1:]:
-        if (one.count or 0) > len(source):
-            wanted.append(f"also ({one.name}): count={one.count}")
-            fixes.append("also=[]")
-    if not wanted:
-        return []
-    text = f"{', '.join(wanted)}: the store holds out {len(source):,} images; take no more, or {_LARGER_SPLIT}"
-    return [Problem(text, tuple(dict.fromkeys(fixes)))]
-
-
 def refuse(problems: Sequence[Problem], what: str = "the evaluation") -> None:
     """Raise one error that lists all problems and the overrides that fix them. `what` is the subject of the message."""
     if not problems:
         return
-    fixes = list(dict.fromkeys(f"--set {_quoted(fix)}" for problem in problems for fix in problem.fixes))
+    fixes = dict.fromkeys(fix for problem in problems for fix in problem.fixes)
+    quoted = [f"--set '{fix}'" if "[" in fix else f"--set {fix}" for fix in fixes]  # some shells expand brackets
     listed = "".join(f"\n- {problem.text}" for problem in problems)
-    way_out = f"\nOverrides: {' '.join(fixes)}" if fixes else ""
+    way_out = f"\nOverrides: {' '.join(quoted)}" if quoted else ""
     raise UserError(f"{what} does not work:{listed}{way_out}")
-
-
-def _quoted(assignment: str) -> str:
-    """Quote brackets, which some shells expand."""
-    return f"'{assignment}'" if "[" in assignment else assignment

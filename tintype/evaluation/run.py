@@ -30,7 +30,7 @@ from tintype.runtime.files import remove_unfinished, set_aside, sha256_of
 from tintype.runtime.machine import choose_device, cpu_threads
 from tintype.runtime.notes import note_once
 from tintype.runtime.watchdog import watch_ranks
-from tintype.sampling.images import save_png
+from tintype.sampling.sample import save_png
 from tintype.settings import plain
 from tintype.train import checkpoint
 from tintype.train.agreement import agree_on_plan

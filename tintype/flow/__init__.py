@@ -15,5 +15,3 @@ OBJECTIVES: tuple[type[ObjectivePart], ...] = (VelocitySettings, XPredictionSett
 TIMES: tuple[type[TimePart], ...] = (MixtureTime, LogitNormalTime, UniformTime)
 WEIGHTINGS: tuple[type[WeightingPart], ...] = (MinSnrSettings,)
 ROUTES: tuple[type[RoutePart], ...] = (SprintSettings, TreadSettings)
-
-__all__ = ["OBJECTIVES", "ROUTES", "TIMES", "WEIGHTINGS"]

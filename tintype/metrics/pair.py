@@ -155,7 +155,7 @@ class FeaturePair:
     @cached_property
     def _between(self) -> tuple[Tensor, prdc.Membership]:
         real, fake = self.reference.own[1], self._own[1]
-        count = prdc.MembershipCount(real, fake, self.group, GROUPS)
+        count = prdc.MembershipCount(real, fake, self.group)
         sum_3N = torch.zeros(3, self.fakes, dtype=torch.float64, device=self.reference.device)
         for block in self.reference.blocks(self.reference.points, self.points):
             distance2_RN = block.distance2()

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tintype.metrics.resample import GROUPS
+
 PRECISION_NEIGHBOURS = 3
 COVERAGE_NEIGHBOURS = 5
 NEAREST = 16
@@ -76,20 +78,17 @@ class Membership:
 class MembershipCount:
     """Build a Membership from blocks of the distances of some real images to all fake ones."""
 
-    def __init__(self, real: Neighbours, fake: Neighbours, group_N: Tensor | None, groups: int) -> None:
+    def __init__(self, real: Neighbours, fake: Neighbours, group_N: Tensor | None) -> None:
         count, device = len(fake.distance2_NK), fake.distance2_NK.device
         self._real_3, self._real_5 = real.radius2(PRECISION_NEIGHBOURS), real.radius2(COVERAGE_NEIGHBOURS)
         self._fake_3 = fake.radius2(PRECISION_NEIGHBOURS)
-        self._group_N, self._groups = group_N, 0 if group_N is None else groups
-        self._without = [
-            fake.radius2_without(PRECISION_NEIGHBOURS, group_N, group)
-            for group in range(self._groups)
-            if group_N is not None
-        ]
+        self._group_N, self._without = group_N, list[Tensor]()
+        if group_N is not None:
+            self._without = [fake.radius2_without(PRECISION_NEIGHBOURS, group_N, group) for group in range(GROUPS)]
         self._inside_N = torch.zeros(count, dtype=torch.bool, device=device)
         self._balls_N = torch.zeros(count, dtype=torch.float64, device=device)
-        self._recalled = torch.zeros(1 + self._groups, dtype=torch.float64, device=device)
-        self._covered = torch.zeros(1 + self._groups, dtype=torch.float64, device=device)
+        self._recalled = torch.zeros(1 + len(self._without), dtype=torch.float64, device=device)
+        self._covered = torch.zeros(1 + len(self._without), dtype=torch.float64, device=device)
 
     def add(self, rows: slice, distance2_RN: Tensor) -> None:
         self._inside_N |= within(distance2_RN, self._real_3[rows, None]).any(0)
@@ -106,7 +105,7 @@ class MembershipCount:
     def _covered_without(self, in_ball_RN: Tensor, group_N: Tensor) -> Tensor:
         """Count the balls that still hold a fake image without each group."""
         row, column = in_ball_RN.nonzero(as_tuple=True)
-        count_RG = torch.zeros(len(in_ball_RN), self._groups, dtype=torch.float64, device=in_ball_RN.device)
+        count_RG = torch.zeros(len(in_ball_RN), GROUPS, dtype=torch.float64, device=in_ball_RN.device)
         count_RG.index_put_((row, group_N[column]), torch.ones_like(row, dtype=torch.float64), accumulate=True)
         return (count_RG.sum(1, keepdim=True) > count_RG).sum(0)
 

@@ -49,26 +49,15 @@ def generate(
     batches = []
     for first, last in spans(0, len(captions), settings.batch):
         index_B = torch.arange(first, last, device=parts.device) + first_index
-        batches.append(_generate_batch(parts, captions[first:last], settings, Draws(seed, index_B), size_px, on_step))
+        z_BCHW = sample_latents(parts, captions[first:last], settings, Draws(seed, index_B), size_px, on_step)
+        with parts.compute():
+            batches.append(parts.tokenizer.decode(z_BCHW).cpu())
     return torch.cat(batches)
 
 
 def spans(first: int, last: int, size: int) -> list[tuple[int, int]]:
     """Split the range from `first` to `last` into spans of at most `size`."""
     return [(start, min(start + size, last)) for start in range(first, last, size)]
-
-
-def _generate_batch(
-    parts: Model,
-    captions: Sequence[str],
-    settings: SamplerSettings,
-    draws: Draws,
-    size_px: int,
-    on_step: Callable[[int], None],
-) -> Tensor:
-    z_BCHW = sample_latents(parts, captions, settings, draws, size_px, on_step)
-    with parts.compute():
-        return parts.tokenizer.decode(z_BCHW).cpu()
 
 
 @torch.no_grad()
@@ -131,16 +120,10 @@ class TextBranches:
 
     @cached_property
     def _both(self) -> TextCache:
-        return _concatenate(self.caption, self.null)
+        blocks = zip(self.caption.per_block, self.null.per_block, strict=True)
+        per_block = tuple((torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])) for a, b in blocks)
+        return TextCache(per_block, torch.cat([self.caption.mask_BS, self.null.mask_BS]))
 
 
 def _repeat(text: TextTokens, count: int) -> TextTokens:
     return TextTokens(text.tokens_BLC.expand(count, -1, -1), text.mask_BL.expand(count, -1))
-
-
-def _concatenate(first: TextCache, second: TextCache) -> TextCache:
-    per_block = tuple(
-        (torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]]))
-        for a, b in zip(first.per_block, second.per_block, strict=True)
-    )
-    return TextCache(per_block, torch.cat([first.mask_BS, second.mask_BS]))

@@ -1,19 +1,23 @@
-"""`tintype sample`: images from prompts, on disk."""
+"""`tintype sample`: images from prompts, on disk, as PNGs with their settings inside, and on a contact sheet."""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import torch
+from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from tintype.data.image_file import open_image, read_file
 from tintype.errors import UserError
 from tintype.runtime.dist import current, refuse_other_steps
+from tintype.runtime.files import write_bytes
 from tintype.runtime.watchdog import watch_ranks
 from tintype.sampling.generate import SamplerSettings, generate, spans
-from tintype.sampling.images import contact_sheet, save_png
 from tintype.settings import plain
 from tintype.train.agreement import agree_on_plan
 from tintype.train.folder import RunFolder
@@ -131,3 +135,24 @@ def _read_prompts(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the prompts in {path}: {error}") from None
     return [line.strip() for line in lines if line.strip()]
+
+
+def save_png(image_CHW: Tensor, path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    text = PngImagePlugin.PngInfo()
+    for key, value in (metadata or {}).items():
+        text.add_itxt(key, value)
+    content = io.BytesIO()
+    Image.fromarray(image_CHW.permute(1, 2, 0).cpu().numpy()).save(content, "PNG", pnginfo=text)
+    write_bytes(path, content.getvalue())
+
+
+def contact_sheet(image_NCHW: Tensor, gap_px: int = 2) -> Tensor:
+    """Put all images on one sheet, nearly square: uint8 [3, height, width]."""
+    count, channels, height, width = image_NCHW.shape
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    sheet = torch.full((channels, rows * (height + gap_px) - gap_px, columns * (width + gap_px) - gap_px), 255).byte()
+    for index, image in enumerate(image_NCHW):
+        top, left = (index // columns) * (height + gap_px), (index % columns) * (width + gap_px)
+        sheet[:, top : top + height, left : left + width] = image
+    return sheet

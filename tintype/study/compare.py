@@ -23,7 +23,7 @@ from tintype.metrics import validation
 from tintype.metrics.throughput import images_per_s
 from tintype.plan import Plan
 from tintype.runtime.files import damaged, read_lines, read_sealed, without_seal
-from tintype.sampling.images import save_png
+from tintype.sampling.sample import save_png
 from tintype.settings import plain
 from tintype.study import results, stats
 from tintype.study.runner import FAILURES

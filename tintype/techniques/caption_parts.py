@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tintype.plan import Plan
 from tintype.settings import Settings
-from tintype.techniques.technique import Changes, Technique
+from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
     keep: float = Field(0.5, gt=0, le=1, description="The probability with which a sentence or clause is kept")
-
-
-def apply(plan: Plan, options: Options) -> Changes:
-    return {"captions": plan.captions.model_copy(update={"keep_parts": options.keep})}
 
 
 TECHNIQUE = Technique(
@@ -26,6 +21,5 @@ TECHNIQUE = Technique(
     seam="captions",
     setting="keep_parts",
     summary="leave out some sentences and clauses of each caption, others each time",
-    apply=apply,
     options=Options,
 )

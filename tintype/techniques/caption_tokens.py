@@ -7,17 +7,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tintype.plan import Plan
 from tintype.settings import Settings
-from tintype.techniques.technique import Changes, Technique
+from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
     tokens: int = Field(ge=2, description="How many tokens of a caption are left, special ones included")
-
-
-def apply(plan: Plan, options: Options) -> Changes:
-    return {"captions": plan.captions.model_copy(update={"max_tokens": options.tokens})}
 
 
 TECHNIQUE = Technique(
@@ -25,6 +20,5 @@ TECHNIQUE = Technique(
     seam="captions",
     setting="max_tokens",
     summary="truncate captions to their first tokens",
-    apply=apply,
     options=Options,
 )

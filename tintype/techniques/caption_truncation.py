@@ -7,17 +7,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tintype.plan import Plan
 from tintype.settings import Settings
-from tintype.techniques.technique import Changes, Technique
+from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
     words: int = Field(ge=1, description="How many words of a caption are left")
-
-
-def apply(plan: Plan, options: Options) -> Changes:
-    return {"captions": plan.captions.model_copy(update={"max_words": options.words})}
 
 
 TECHNIQUE = Technique(
@@ -25,6 +20,5 @@ TECHNIQUE = Technique(
     seam="captions",
     setting="max_words",
     summary="truncate captions after their first words",
-    apply=apply,
     options=Options,
 )

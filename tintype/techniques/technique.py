@@ -27,8 +27,9 @@ class Technique:
     setting of its seam and no more: the others of the seam must leave it as it is, and go together with it. `also` are
     other seams that it may adapt to what it does to its own; it does not hold them, so that another technique may
     change them too. `part` is the kind of part that it adds to a shared seam. Without `apply` the options are that
-    part, or that of its own seam. `trains` names the prefixes of the parameters that it adds. `needs` are the settings
-    that the plan must have for it, dotted key -> value; the part itself refuses a plan without them.
+    part, or that of its own seam; with a `setting`, its value is the only option. `trains` names the prefixes of the
+    parameters that it adds. `needs` are the settings that the plan must have for it, dotted key -> value; the part
+    itself refuses a plan without them.
     """
 
     name: str
@@ -47,6 +48,9 @@ class Technique:
         """Return the changed fields of the Plan."""
         if self.apply is not None:
             return self.apply(plan, options)
+        if self.setting is not None:
+            (value,) = dict(options).values()
+            return {self.seam: getattr(plan, self.seam).model_copy(update={self.setting: value})}
         return {self.seam: (*getattr(plan, self.seam), options) if self.seam in SHARED_SEAMS else options}
 
     @property

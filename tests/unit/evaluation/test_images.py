@@ -19,7 +19,7 @@ from tintype.errors import UserError
 from tintype.evaluation.images import evaluate_images, image_definitions
 from tintype.evaluation.protocol import ImageProtocol
 from tintype.metrics.table import FEATURE_METRICS
-from tintype.sampling.images import save_png
+from tintype.sampling.sample import save_png
 from tintype.vision.inception import InceptionSettings
 from tintype.vision.scene_encoder import SceneEncoderSettings
 

@@ -32,7 +32,7 @@ from tintype.data.scenes.render import render
 from tintype.data.scenes.scene import draw_batch
 from tintype.evaluation import train_scene_encoder
 from tintype.runtime.interrupt import Interrupt
-from tintype.sampling.images import save_png
+from tintype.sampling.sample import save_png
 from tintype.study.lab import _claim
 from tintype.study.study import load_study
 from tintype.terminal.interrupts import begin_work

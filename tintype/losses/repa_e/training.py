@@ -25,7 +25,7 @@ from tintype.losses.repa_e.tokenizer import TunedTokenizer
 from tintype.runtime.clock import Clock
 from tintype.runtime.gradients import GradientMean, backward_start, clip
 from tintype.runtime.layout import Layout
-from tintype.seams import Draws, ImageSource, JointBatch, JointGroup, JointHost, JointTraining, LossTerm, Order
+from tintype.seams import Draws, ImageSource, JointBatch, JointGroup, JointHost, LossTerm, Order
 from tintype.tokenizers.part import to_floats
 
 if TYPE_CHECKING:
@@ -197,8 +197,3 @@ class RepaEStep:
         with self._host.compute():
             tapped = self._host.tap(x_BCHW, batch, training.alignment.taps)
             return training.alignment.aligned(tapped, batch.seen[training.aligner])
-
-
-def _checked(training: RepaE) -> JointTraining:
-    """Let mypy compare the class with the protocol."""
-    return training
