@@ -32,7 +32,7 @@ from tintype.data.scenes.source import SceneSource, ScenesSettings
 from tintype.data.sources import open_source
 from tintype.data.store import layout, writer
 from tintype.data.store.attributes import read_attributes
-from tintype.data.store.columns import add_column
+from tintype.data.store.changes import add_column
 from tintype.data.store.fingerprints import look_at
 from tintype.data.store.importing import ImportOptions, import_images
 from tintype.data.store.layout import open_store

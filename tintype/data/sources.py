@@ -15,7 +15,7 @@ from tintype.data.mixture.settings import SIZE, MixtureSettings
 from tintype.data.mixture.source import MixtureSource, identity_of_parts
 from tintype.data.order import Shuffled
 from tintype.data.scenes.source import SceneSource, ScenesSettings, Split
-from tintype.data.store.columns import earlier_identities
+from tintype.data.store.changes import earlier_identities
 from tintype.data.store.settings import StoreSettings
 from tintype.data.store.source import StoreSource
 from tintype.errors import UserError

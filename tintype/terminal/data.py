@@ -10,6 +10,7 @@ from rich.console import Console
 
 from tintype.data.recaption import work as recaptioning
 from tintype.data.recaption.asking import Captioner
+from tintype.data.store.changes import upgrade_store
 from tintype.data.store.export import Form, export_store, quoted_import_options
 from tintype.data.store.importing import ImportOptions, import_images
 from tintype.data.store.importing import Progress as ImportProgress
@@ -18,7 +19,6 @@ from tintype.data.store.inspect_html import to_html
 from tintype.data.store.inspect_result import Result
 from tintype.data.store.layout import QUARANTINE, Split, Store, open_store
 from tintype.data.store.selection import read_skip_list, select
-from tintype.data.store.upgrade import upgrade_store
 from tintype.errors import UserError
 from tintype.evaluation.fit import held_out_note
 from tintype.runtime.files import write_text

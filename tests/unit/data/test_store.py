@@ -21,10 +21,10 @@ from tintype.data.image_sets import decode, open_images
 from tintype.data.importers.importer import Item
 from tintype.data.store import writer
 from tintype.data.store.attributes import read_attributes
+from tintype.data.store.changes import upgrade_store
 from tintype.data.store.encode import Prepared, Sizing, prepare
 from tintype.data.store.importing import ImportOptions, Progress, read_pairs, read_splits
 from tintype.data.store.layout import Store, open_shard, open_store
-from tintype.data.store.upgrade import upgrade_store
 from tintype.errors import UserError
 from tintype.runtime.interrupt import Interrupt
 

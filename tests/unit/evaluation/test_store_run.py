@@ -24,7 +24,7 @@ from tintype.data.mixture.settings import MixedSource, MixtureSettings
 from tintype.data.mixture.source import identities
 from tintype.data.scenes.source import ScenesSettings
 from tintype.data.sources import forget_sources, open_source
-from tintype.data.store.columns import add_column
+from tintype.data.store.changes import add_column
 from tintype.data.store.encode import Sizing
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import open_store

@@ -53,7 +53,7 @@ RAW_WRITERS = {
     "train/checkpoint.py": "in a temporary folder; errors name the checkpoint",
     "export/pipeline_folder.py": "in a temporary folder; errors name the target",
     "runtime/locks.py": "the lock, which is empty",
-    "data/store/columns.py": "the lock, which is empty",
+    "data/store/changes.py": "the lock, which is empty",
     "data/store/writer.py": "the list of refused images; errors name the store",
     "data/recaption/journal.py": "errors name the journal",
     "runtime/segments.py": "errors name the cache",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tintype.data.arrow_rows import parquet_rows
@@ -13,16 +12,13 @@ from tintype.data.importers.table import Table, TableImporter
 from tintype.data.parquet_file import open_bounded
 
 
-def open_parquet(path: Path, reading: Reading) -> ParquetImporter | None:
+def open_parquet(path: Path, reading: Reading) -> TableImporter | None:
     """Open a file, or a folder with such files at any depth, in the order of their names."""
     if path.is_file():
         files = [path] if path.suffix.lower() == ".parquet" else []
     else:
         files = [file for file in files_in(path, (".parquet",), reading.follow_links) if not is_metadata(file)]
     tables = [Table(file, file.name, (it := open_bounded(file)).metadata.num_rows, it.schema_arrow) for file in files]
-    return ParquetImporter(tables, [], reading.limits.bytes) if tables else None
-
-
-class ParquetImporter(TableImporter):
-    def _rows(self, table: Table, columns: Sequence[str], first: int) -> Iterator[tuple[int, dict[str, object]]]:
-        return parquet_rows(table.path, columns, self._most_bytes, first)
+    if not tables:
+        return None
+    return TableImporter(tables, lambda table, *asked: parquet_rows(table.path, *asked), reading.limits.bytes)

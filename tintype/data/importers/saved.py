@@ -28,7 +28,7 @@ _END = b"\xff\xff\xff\xff\0\0\0\0"
 """The last bytes of a whole stream."""
 
 
-def open_saved(path: Path, reading: Reading) -> SavedImporter | None:
+def open_saved(path: Path, reading: Reading) -> TableImporter | None:
     folders: dict[str | None, Path] = {None: path}
     if (path / _DICT).is_file():
         names = _json(path / _DICT).get("splits")
@@ -42,19 +42,18 @@ def open_saved(path: Path, reading: Reading) -> SavedImporter | None:
     files = [(split, file) for split, folder in folders.items() for file in _data_files(folder)]
     check_inside(path, [file for _, file in files], reading.follow_links)
     tables = [_table(path, file, split) for split, file in files]
-    return SavedImporter(tables, [] if None in folders else [FOLDER], reading.limits.bytes)
+    return TableImporter(tables, _rows, reading.limits.bytes, [] if None in folders else [FOLDER])
 
 
-class SavedImporter(TableImporter):
-    def _rows(self, table: Table, columns: Sequence[str], first: int) -> Iterator[tuple[int, dict[str, object]]]:
-        row = 0
-        with _reading(table.path) as (_, batches):
-            for batch in batches:
-                start = max(0, first - row)
-                wanted = batch.select([column for column in columns if column in batch.schema.names]).slice(start)
-                for number, values in enumerate(rows(wanted, self._most_bytes), row + start):
-                    yield number, {FOLDER: (table.split or "").encode(), **values}
-                row += batch.num_rows
+def _rows(table: Table, columns: Sequence[str], most_bytes: int, first: int) -> Iterator[tuple[int, dict[str, object]]]:
+    row = 0
+    with _reading(table.path) as (_, batches):
+        for batch in batches:
+            start = max(0, first - row)
+            wanted = batch.select([column for column in columns if column in batch.schema.names]).slice(start)
+            for number, values in enumerate(rows(wanted, most_bytes), row + start):
+                yield number, {FOLDER: (table.split or "").encode(), **values}
+            row += batch.num_rows
 
 
 def _table(source: Path, path: Path, split: str | None) -> Table:

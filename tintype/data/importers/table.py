@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from tintype.data.arrow_rows import TooLarge, is_text, plain_type
 from tintype.data.importers.importer import Importer, Item
@@ -31,13 +30,18 @@ class Table:
     split: str | None = None
 
 
+Rows: TypeAlias = Callable[[Table, Sequence[str], int, int], Iterator[tuple[int, dict[str, object]]]]
+"""Yields numbers and values of the rows of a table: of these columns, with at most so many bytes a value, and from a
+number on. Texts are bytes."""
+
+
 class TableImporter(Importer):
     """Yields the rows of several tables with the same columns."""
 
-    def __init__(self, tables: Sequence[Table], folder: Sequence[str], most_bytes: int) -> None:
+    def __init__(self, tables: Sequence[Table], rows: Rows, most_bytes: int, folder: Sequence[str] = ()) -> None:
         """`folder`: a column that is not in the tables."""
         first, schemas = tables[0], [table.schema for table in tables]
-        self._tables, self._most_bytes = tables, most_bytes
+        self._tables, self._rows, self._most_bytes = tables, rows, most_bytes
         self._image, texts = image_column(first.schema, first.path), text_columns(first.schema)
         for table in tables:
             has = {image_column(table.schema, table.path), *text_columns(table.schema)}
@@ -50,13 +54,9 @@ class TableImporter(Importer):
         wanted = list(dict.fromkeys([self._image, *columns]))
         for table in self._tables:
             if first < table.rows:
-                for row, values in self._rows(table, wanted, first):
+                for row, values in self._rows(table, wanted, self._most_bytes, first):
                     yield _item(values, self._image, columns, f"{table.name}, row {row}")
             first = max(0, first - table.rows)
-
-    @abstractmethod
-    def _rows(self, table: Table, columns: Sequence[str], first: int) -> Iterator[tuple[int, dict[str, object]]]:
-        """Yield the numbers and the values of the rows from number `first` on; texts are bytes."""
 
 
 def image_column(schema: pyarrow.Schema, path: Path) -> str:

@@ -19,7 +19,7 @@ from tintype.config.strict import nearest
 from tintype.data.recaption.answers import EMPTY, REFUSAL, judge
 from tintype.data.recaption.asking import Asking, Captioner, Question, Reply
 from tintype.data.recaption.journal import Entry, Journal, open_journal
-from tintype.data.store.columns import add_column, check_name
+from tintype.data.store.changes import add_column, check_name
 from tintype.data.store.layout import CAPTION, AboutStore, Split, Store, open_store
 from tintype.data.store.texts import LONGEST, is_utf8
 from tintype.errors import UserError

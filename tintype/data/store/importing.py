@@ -87,7 +87,7 @@ def import_images(
     captions = _captions(importer, options.captions, source)
     attributes = _attributes(importer, options.attributes, captions, source)
     if options.split_column is not None:
-        _check_column("--split-column ", options.split_column, importer, source)
+        _check_column("--split-column ", options.split_column, importer.columns, f"{source} has no text column")
     total = importer.count if options.limit is None else min(options.limit, importer.count)
     request = _request(source, importer, captions, attributes, options)
     if is_store(out):
@@ -97,22 +97,20 @@ def import_images(
     work = out.with_name(f".{out.name}.importing")
     with locked(work), _tidied(work):
         writer = Writer(work, list(captions), {name: one.kind for name, one in attributes.items()}, request)
-        splitter = Splitter(options, writer.first_seen)
+        sorter, written = _Sorter(captions, attributes, options, writer), writer.written
         taken = [*captions.values(), *(one.column for one in attributes.values())]
         columns = dict.fromkeys([*taken, *([options.split_column] if options.split_column else [])])
-        items = islice(importer.items(columns, writer.done), total - writer.done)
-        on_progress(Progress(writer.done, total, writer.quarantined))
+        items = islice(importer.items(columns, written.items), total - written.items)
+        on_progress(Progress(written.items, total, written.quarantined))
         _check_bad(writer, options.most_bad, total)
         for item, image in _prepared(items, options):
-            _store(item, image, captions, attributes, splitter, writer)
-            on_progress(Progress(writer.done, total, writer.quarantined))
+            sorter.put(item, image)
+            on_progress(Progress(written.items, total, written.quarantined))
             _check_bad(writer, options.most_bad, total)
             if interrupt.signal is not None:
                 break
         writer.keep()
-        if writer.done < total:
-            return Outcome(writer.done, None)
-        return Outcome(writer.done, writer.finish(out))
+        return Outcome(written.items, writer.finish(out) if written.items == total else None)
 
 
 @contextmanager
@@ -139,99 +137,88 @@ def _prepared(items: Iterator[Item], options: ImportOptions) -> Iterator[tuple[I
 
 def _check_bad(writer: Writer, most_bad: float, total: int) -> None:
     """Raise as soon as more records are bad than may be of all. What is done is kept for a rerun."""
-    if writer.bad <= most_bad * total:
+    bad, done = writer.written.bad, writer.written.items
+    if bad <= most_bad * total:
         return
     writer.keep()
+    share = min(100, -(-bad * 100 // done // 10) * 10 or 10)  # round, and not exceeded so far
     reasons = "; ".join(writer.first_bad(_SHOWN_REASONS))
     raise UserError(
-        f"{writer.bad:,} of the first {writer.done:,} records are bad: more than --most-bad {100 * most_bad:.3g}% of "
-        f"all {total:,}. The first: {reasons}. {writer.quarantine} has all so far. No store was made. If they may be "
-        f"left out, run the same command with a larger share, such as --most-bad {_next_share(writer)}: it resumes. If "
-        f"the source is wrong, fix it, remove {writer.quarantine.parent}, and import again"
+        f"{bad:,} of the first {done:,} records are bad: more than --most-bad {100 * most_bad:.3g}% of all {total:,}. "
+        f"The first: {reasons}. {writer.quarantine} has all so far. No store was made. If they may be left out, run "
+        f"the same command with a larger share, such as --most-bad {share}%: it resumes. If the source is "
+        f"wrong, fix it, remove {writer.quarantine.parent}, and import again"
     )
-
-
-def _next_share(writer: Writer) -> str:
-    """Return a round share that the records so far do not exceed."""
-    return f"{min(100, -(-writer.bad * 100 // writer.done // 10) * 10 or 10)}%"
-
-
-def _store(
-    item: Item,
-    image: Prepared | Refused,
-    captions: Mapping[str, str],
-    attributes: Mapping[str, Settled],
-    splitter: Splitter,
-    writer: Writer,
-) -> None:
-    """Put one item into the store, or into the quarantine."""
-    if isinstance(image, Refused):
-        writer.refuse(item.source, image.reason, image.bad)
-        return
-    try:
-        texts, known = _texts(item, captions), _fitted(item, attributes)
-        writer.add(image, item.source, splitter.split_of(item, image), texts, known)
-    except _RefusedError as reason:
-        writer.refuse(item.source, str(reason))
 
 
 class _RefusedError(Exception):
     """A record that cannot be stored; the message says why."""
 
 
-def _texts(item: Item, captions: Mapping[str, str]) -> dict[str, str]:
-    texts = {name: _text(item, column) for name, column in captions.items()}
-    if lacking := [f"{name} (column {captions[name]})" for name, text in texts.items() if not text]:
-        raise _RefusedError(f"it has no caption {', '.join(lacking)}")
-    for name, text in texts.items():
-        if reason := unfit(text):
-            raise _RefusedError(f"its caption {name} (column {captions[name]}) {reason}")
-    return texts
+@dataclass(frozen=True)
+class _Sorter:
+    """Puts items into the store, or into the quarantine. An image that occurs twice is never in both splits."""
+
+    captions: Mapping[str, str]
+    attributes: Mapping[str, Settled]
+    options: ImportOptions
+    writer: Writer
+
+    def put(self, item: Item, image: Prepared | Refused) -> None:
+        if isinstance(image, Refused):
+            self.writer.refuse(item.source, image.reason, image.bad)
+            return
+        try:
+            texts, known = self._texts(item), self._fitted(item)
+            self.writer.add(image, item.source, self._split_of(item, image), texts, known)
+        except _RefusedError as reason:
+            self.writer.refuse(item.source, str(reason))
+
+    def _texts(self, item: Item) -> dict[str, str]:
+        texts = {name: _text(item, column) for name, column in self.captions.items()}
+        if lacking := [f"{name} (column {self.captions[name]})" for name, text in texts.items() if not text]:
+            raise _RefusedError(f"it has no caption {', '.join(lacking)}")
+        for name, text in texts.items():
+            if reason := unfit(text):
+                raise _RefusedError(f"its caption {name} (column {self.captions[name]}) {reason}")
+        return texts
+
+    def _fitted(self, item: Item) -> dict[str, Value]:
+        found = {}
+        for name, asked in self.attributes.items():
+            try:
+                found[name] = fit(item.values[asked.column], asked.kind)
+            except MisfitError as value:
+                its = f"its attribute {name} (column {asked.column})"
+                raise _RefusedError(f"{its} is not of the kind {asked.kind}: {value}") from None
+        return found
+
+    def _split_of(self, item: Item, image: Prepared) -> Split:
+        split = self._asked_split(item, image)
+        there, first = self.writer.first_seen.setdefault(image.pixels, (split, item.source))
+        if there != split:
+            raise _RefusedError(f"it is the same image as {first}, which is in the split {there}, not {split}")
+        return split
+
+    def _asked_split(self, item: Item, image: Prepared) -> Split:
+        column = self.options.split_column
+        if column is None:
+            return "eval" if int(image.pixels[:16], 16) < self.options.eval_share * 2**64 else "train"
+        value = _text(item, column)
+        if not value:
+            raise _RefusedError(f"its column {column} is empty, so that its split is not known")
+        names = _SPLIT_NAMES | {name.lower(): split for name, split in self.options.splits.items()}
+        if value.lower() not in names:
+            raise UserError(
+                f"{item.source}: the column {column} says '{value}', which is neither train nor evaluation "
+                f"({', '.join(_SPLIT_NAMES)} are known); say what it is: --split {value}=train or --split {value}=eval"
+            )
+        return names[value.lower()]
 
 
 def _text(item: Item, column: str) -> str:
     value = item.values[column]
     return value.strip() if isinstance(value, str) else ""
-
-
-def _fitted(item: Item, attributes: Mapping[str, Settled]) -> dict[str, Value]:
-    found = {}
-    for name, asked in attributes.items():
-        try:
-            found[name] = fit(item.values[asked.column], asked.kind)
-        except MisfitError as value:
-            its = f"its attribute {name} (column {asked.column})"
-            raise _RefusedError(f"{its} is not of the kind {asked.kind}: {value}") from None
-    return found
-
-
-class Splitter:
-    """Decides the split of an image. An image that occurs twice is never in both."""
-
-    def __init__(self, options: ImportOptions, first_seen: dict[str, tuple[Split, str]]) -> None:
-        self._options, self._seen = options, first_seen
-        self._names = {**_SPLIT_NAMES, **{name.lower(): split for name, split in options.splits.items()}}
-
-    def split_of(self, item: Item, image: Prepared) -> Split:
-        split = self._asked(item, image)
-        there, first = self._seen.setdefault(image.pixels, (split, item.source))
-        if there != split:
-            raise _RefusedError(f"it is the same image as {first}, which is in the split {there}, not {split}")
-        return split
-
-    def _asked(self, item: Item, image: Prepared) -> Split:
-        column = self._options.split_column
-        if column is None:
-            return "eval" if int(image.pixels[:16], 16) < self._options.eval_share * 2**64 else "train"
-        value = _text(item, column)
-        if not value:
-            raise _RefusedError(f"its column {column} is empty, so that its split is not known")
-        if value.lower() not in self._names:
-            raise UserError(
-                f"{item.source}: the column {column} says '{value}', which is neither train nor evaluation "
-                f"({', '.join(_SPLIT_NAMES)} are known); say what it is: --split {value}=train or --split {value}=eval"
-            )
-        return self._names[value.lower()]
 
 
 def _captions(importer: Importer, asked: Mapping[str, str], source: Path) -> Mapping[str, str]:
@@ -243,7 +230,7 @@ def _captions(importer: Importer, asked: Mapping[str, str], source: Path) -> Map
         )
     for name, column in captions.items():
         refuse_built_in(name, "--caption", f"={column}")
-        _check_column(f"--caption {name}=", column, importer, source)
+        _check_column(f"--caption {name}=", column, importer.columns, f"{source} has no text column")
     return captions
 
 
@@ -251,26 +238,17 @@ def _attributes(
     importer: Importer, asked: Mapping[str, Attribute], captions: Mapping[str, str], source: Path
 ) -> dict[str, Settled]:
     check_names(asked, captions)
-    found = {}
+    hint = ". After the column may stand what it holds: NAME=COLUMN:float, or :text, :int, :bool"
     for name, one in asked.items():
-        if one.column not in importer.kinds:
-            has = _known(one.column, importer.kinds)
-            raise UserError(
-                f"--attribute {name}={one.column}: {source} has no column '{one.column}' of texts, numbers or truths; "
-                f"{has}. After the column may stand what it holds: NAME=COLUMN:float, or :text, :int, :bool"
-            )
-        found[name] = settle(name, one, importer.kinds[one.column])
-    return found
+        problem = f"{source} has no column of texts, numbers or truths"
+        _check_column(f"--attribute {name}=", one.column, importer.kinds, problem, hint)
+    return {name: settle(name, one, importer.kinds[one.column]) for name, one in asked.items()}
 
 
-def _check_column(option: str, column: str, importer: Importer, source: Path) -> None:
-    if column not in importer.columns:
-        has = _known(column, importer.columns)
-        raise UserError(f"{option}{column}: {source} has no text column '{column}'; {has}")
-
-
-def _known(column: str, columns: Collection[str]) -> str:
-    return f"it has {', '.join(columns)}" if len(columns) <= 12 else nearest(column, columns)
+def _check_column(option: str, column: str, columns: Collection[str], problem: str, hint: str = "") -> None:
+    if column not in columns:
+        has = f"it has {', '.join(columns)}" if len(columns) <= 12 else nearest(column, columns)
+        raise UserError(f"{option}{column}: {problem} '{column}'; {has}{hint}")
 
 
 def _request(

@@ -1,10 +1,12 @@
 """`tintype data inspect`: the content of a store, and its problems, as plain numbers and words.
 
 N: inspected records. Percentiles and shares are of these; `where` and `skip` may leave others out.
+The last bin of a histogram holds the highest half per cent too, however far they lie.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -18,13 +20,13 @@ import tintype
 from tintype.data.order import ids_at
 from tintype.data.store.duplicates import Group, find_groups
 from tintype.data.store.fingerprints import FORMATS, MODES, look_at
-from tintype.data.store.histograms import histogram, whole_histogram
 from tintype.data.store.inspect_result import (
     Aspects,
     AttributeValues,
     Captions,
     Counts,
     Duplicates,
+    Histogram,
     Result,
     Sample,
     Sizes,
@@ -37,6 +39,7 @@ from tintype.data.store.selection import REPEATS, Selection
 from tintype.data.store.texts import shortened
 from tintype.data.store.where import word_counts
 from tintype.errors import UserError
+from tintype.page.svg import linear_ticks
 from tintype.runtime.files import write_text
 
 _SHOWN_CAPTIONS, _SHOWN_NAMES = 5, 12
@@ -44,6 +47,7 @@ _SIZES_PX = (32, 64, 128, 192, 256, 512, 768, 1024)
 _ASPECT_STEP = 0.25
 """Width of a bin of log2(width / height)."""
 _ASPECT_END = 2.0
+_BINS, _FARTHEST = 24, 1e300
 _NUMBER = re.compile(r"\d[\d,.]*")
 _MISFIT = re.compile(r"( is not of the kind \w+): .*", re.DOTALL)
 _ANOTHER = re.compile(r"^it is the same (?:image|picture) as .*, which is in", re.DOTALL)
@@ -159,6 +163,34 @@ def _spread(values: NDArray[np.float64] | NDArray[np.int32] | NDArray[np.int64])
 
 def _with_histogram(values: NDArray[np.int32] | NDArray[np.int64]) -> SpreadAndHistogram:
     return {**_spread(values), "histogram": whole_histogram(values)}
+
+
+def whole_histogram(values: NDArray[np.generic]) -> Histogram:
+    """Count whole numbers between round whole numbers."""
+    numbers = values.astype(np.float64)
+    low, high = float(numbers.min()), float(np.percentile(numbers, 99.5))
+    ticks = linear_ticks(low, max(high, low + 1), _BINS)
+    step = max(1, round(ticks[1] - ticks[0])) if len(ticks) > 1 else 1
+    return _binned(numbers, [index * step for index in range(math.floor(low / step), math.floor(high / step) + 2)])
+
+
+def histogram(values: NDArray[np.float64]) -> Histogram | None:
+    """Count any numbers; return None where they lie too close or too far apart to be drawn."""
+    if np.abs(values).max() > _FARTHEST:
+        return None
+    low, high = float(values.min()), float(np.percentile(values, 99.5))
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
+        return None
+    ticks = linear_ticks(low, high, _BINS)
+    step = ticks[1] - ticks[0]
+    indices = range(math.floor(low / step), math.floor(high / step) + 2)
+    return _binned(values, [float(f"{index * step:.12g}") for index in indices])
+
+
+def _binned(values: NDArray[np.float64], edges: list[int] | list[float]) -> Histogram:
+    index = np.clip(np.searchsorted(np.array(edges, np.float64), values, side="right") - 1, 0, len(edges) - 2)
+    counts = np.bincount(index, minlength=len(edges) - 1)
+    return {"edges": edges, "counts": counts.tolist(), "open": bool(values.max() >= edges[-1])}
 
 
 def _sizes(store: Store, rows: NDArray[np.int64]) -> Sizes:

@@ -39,12 +39,13 @@ SHARD_BYTES, SHARD_ROWS = 64 << 20, 4096
 _PROGRESS, _CHECKSUM = "progress.json", "checksum"
 
 
-class _Kept(BaseModel, extra="forbid"):
-    """The progress that lies on the disk."""
+class Written(BaseModel, extra="forbid"):
+    """The progress of an import, as it is kept on the disk with each shard."""
 
     request: dict[str, Any]
     """All that decides what is stored."""
     items: int = 0
+    """Items that were stored or refused."""
     shards: list[Shard] = []
     quarantined: int = 0
     quarantine_bytes: int = 0
@@ -57,32 +58,24 @@ class Writer:
     def __init__(
         self, work: Path, captions: Sequence[str], attributes: Mapping[str, Kind], request: Mapping[str, Any]
     ) -> None:
-        self._work, self._kept = work, _read_kept(work, request)
+        self._work, self.written = work, _read_kept(work, request)
+        self._items_kept = self.written.items
         self.quarantine = work / QUARANTINE
         self._quarantine_total = hashlib.sha256(self.quarantine.read_bytes())
-        begun = self._kept.request  # its shards have the columns in its order; the same options may come in another one
+        begun = (
+            self.written.request
+        )  # its shards have the columns in its order; the same options may come in another one
         self._captions = list(begun.get("captions", captions))
         self._attributes = {name: attributes[name] for name in begun.get("attributes", {})}
         self._identity, self._counts = Identity(), dict.fromkeys(SPLITS, 0)
         self.first_seen: dict[str, tuple[Split, str]] = {}
         """The split and the source of each stored image, by its pixels."""
-        for shard in self._kept.shards:
+        for shard in self.written.shards:
             check_part(work / shard.name, shard, _again(work))
             self._take_in(open_shard(work / shard.name))
         self._rows: list[dict[str, bytes | Value]] = []
-        self._refused: list[str] = []
-        self.bad = self._kept.bad
-        """Quarantined items that the user did not ask to leave out."""
-        self._bytes, self._new_items = 0, 0
-
-    @property
-    def done(self) -> int:
-        """Items that were stored or refused."""
-        return self._kept.items + self._new_items
-
-    @property
-    def quarantined(self) -> int:
-        return self._kept.quarantined + len(self._refused)
+        self._refused = bytearray()
+        self._bytes = 0
 
     def add(
         self,
@@ -102,15 +95,16 @@ class Writer:
             }
         )
         self._bytes += len(image.image)
-        self._new_items += 1
+        self.written.items += 1
         if self._bytes >= SHARD_BYTES or len(self._rows) >= SHARD_ROWS:
             self.keep()
 
     def refuse(self, source: str, reason: str, bad: bool = True) -> None:
-        asked = {} if bad else {"asked": True}
-        self._refused.append(json.dumps({"source": source, "reason": reason, **asked}, ensure_ascii=False) + "\n")
-        self.bad += bad
-        self._new_items += 1
+        said = {"source": source, "reason": reason, **({} if bad else {"asked": True})}
+        self._refused += (json.dumps(said, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+        self.written.bad += bad
+        self.written.quarantined += 1
+        self.written.items += 1
 
     def first_bad(self, count: int) -> list[str]:
         """Return source and reason of the first bad items among those that are kept."""
@@ -120,36 +114,26 @@ class Writer:
 
     def keep(self) -> None:
         """Write what has come in since the last time, and then the progress."""
-        if not self._new_items:
+        written = self.written
+        if written.items == self._items_kept:
             return
-        kept = self._kept
-        refused = "".join(self._refused).encode(errors="backslashreplace")
         try:
-            shards = [*kept.shards, self._write_shard(len(kept.shards))] if self._rows else kept.shards
+            if self._rows:
+                written.shards.append(self._write_shard(len(written.shards)))
             with self.quarantine.open("ab") as file:
-                file.write(refused)
+                file.write(self._refused)
             flush(self.quarantine)  # all is on the disk before what counts it
-            quarantine = self._quarantine_total.copy()
-            quarantine.update(refused)
-            self._kept = _Kept(
-                request=kept.request,
-                items=self.done,
-                shards=shards,
-                quarantined=self.quarantined,
-                quarantine_bytes=kept.quarantine_bytes + len(refused),
-                quarantine_sha256=quarantine.hexdigest(),
-                bad=self.bad,
-            )
-            _write_kept(self._work, self._kept)
+            self._quarantine_total.update(self._refused)
+            written.quarantine_bytes += len(self._refused)
+            written.quarantine_sha256 = self._quarantine_total.hexdigest()
+            _write_kept(self._work, written)
         except OSError as error:
-            self._kept = kept
             raise self._no_room(error) from error
-        self._quarantine_total = quarantine
-        self._rows, self._refused, self._bytes, self._new_items = [], [], 0, 0
+        self._rows, self._refused, self._bytes, self._items_kept = [], bytearray(), 0, written.items
 
     def finish(self, out: Path) -> AboutStore:
         """Make the folder a store, and give it its name."""
-        kept = self._kept
+        kept = self.written
         if not kept.shards:
             raise UserError(f"nothing could be stored; {self.quarantine} says why for {kept.quarantined} items")
         about = AboutStore(
@@ -193,7 +177,7 @@ class Writer:
 
     def _no_room(self, error: OSError) -> UserError:
         return UserError(
-            f"cannot write to {self._work}: {error.strerror or error}. No store was made; {self._kept.items:,} items "
+            f"cannot write to {self._work}: {error.strerror or error}. No store was made; {self._items_kept:,} items "
             "are kept there. Make room, then run the same command again to resume"
         )
 
@@ -202,15 +186,15 @@ def has_kept(work: Path) -> bool:
     return (work / _PROGRESS).exists()
 
 
-def _write_kept(work: Path, kept: _Kept) -> None:
+def _write_kept(work: Path, kept: Written) -> None:
     content = kept.model_dump(mode="json")
     text = json.dumps({**content, _CHECKSUM: checksum_of(content)}, indent=1)
     write_bytes(work / _PROGRESS, text.encode(), durable=True)
 
 
-def _read_kept(work: Path, request: Mapping[str, Any]) -> _Kept:
+def _read_kept(work: Path, request: Mapping[str, Any]) -> Written:
     """Return the progress of an earlier attempt, and truncate the quarantine to what was counted."""
-    file, kept = work / _PROGRESS, _Kept(request=dict(request))
+    file, kept = work / _PROGRESS, Written(request=dict(request))
     if file.exists():
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -219,7 +203,7 @@ def _read_kept(work: Path, request: Mapping[str, Any]) -> _Kept:
                 raise UserError(f"{file} was written by an earlier version of tintype; {_again(work)}")
             if said != checksum_of(content):
                 raise ValueError("it does not match its checksum")
-            found = _Kept.model_validate(content)
+            found = Written.model_validate(content)
         except (ValueError, RecursionError, AttributeError) as error:
             raise UserError(f"{file} is damaged ({error}); {_again(work)}") from None
         if found.request == json.loads(json.dumps(request)):
@@ -233,7 +217,7 @@ def _read_kept(work: Path, request: Mapping[str, Any]) -> _Kept:
     return kept
 
 
-def _cut_quarantine(path: Path, kept: _Kept) -> None:
+def _cut_quarantine(path: Path, kept: Written) -> None:
     """Drop the lines that came after the last count."""
     with path.open("a+b") as file:
         file.seek(0)

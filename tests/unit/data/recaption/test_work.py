@@ -25,8 +25,8 @@ from tintype.data.arrow_file import file_of
 from tintype.data.recaption.asking import Asking
 from tintype.data.recaption.server import Patience, Server, read_place
 from tintype.data.recaption.work import Outcome, Progress, Task, recaption
-from tintype.data.store import columns, writer
-from tintype.data.store.columns import add_column
+from tintype.data.store import changes, writer
+from tintype.data.store.changes import add_column
 from tintype.data.store.export import export_store
 from tintype.data.store.importing import ImportOptions
 from tintype.data.store.layout import Store, added_schema, open_store
@@ -334,7 +334,7 @@ def test_a_column_that_cannot_be_written_leaves_the_store_as_it_was(
         write(path, content, durable=durable)
 
     before = (store / "store.json").read_bytes()
-    monkeypatch.setattr(columns, "write_bytes", full)
+    monkeypatch.setattr(changes, "write_bytes", full)
     with pytest.raises(UserError, match="No space left"):
         recaption(store, TASK, to(server), Interrupt())
     assert (store / "store.json").read_bytes() == before

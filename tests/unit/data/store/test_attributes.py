@@ -17,10 +17,10 @@ from tests.unit.data.test_store import quarantine
 from tintype.cli import app
 from tintype.data.store import writer
 from tintype.data.store.attributes import Attribute, MisfitError, Value, fit, read_attributes
-from tintype.data.store.columns import add_column
+from tintype.data.store.changes import add_column
 from tintype.data.store.export import Form, export_store, quoted_import_options
-from tintype.data.store.histograms import histogram
 from tintype.data.store.importing import ImportOptions
+from tintype.data.store.inspect import histogram
 from tintype.data.store.layout import ABOUT, Store, open_store
 from tintype.data.store.where import kept_by, written
 from tintype.errors import UserError
@@ -191,8 +191,8 @@ def test_a_record_with_another_value_is_set_aside(tmp_path: Path) -> None:
         ("width", "style", "every store has a column of this name"),
         ("long", "style", "a kind of caption has this name"),
         ("a:b", "style", "the name of an attribute has up to 64 letters"),
-        ("x", "styl", "has no column 'styl' of texts, numbers or truths"),
-        ("x", "score:flaot", r"has no column 'score:flaot' .* NAME=COLUMN:float"),
+        ("x", "styl", "has no column of texts, numbers or truths 'styl'"),
+        ("x", "score:flaot", r"has no column .* 'score:flaot'.* NAME=COLUMN:float"),
         ("x", "mixed", r"this column holds int and text; say what is meant: x=mixed:text, x=mixed:int"),
         ("x", "empty", "holds no value that would say what it is"),
         ("x", "tags", "this column holds list"),

@@ -19,9 +19,8 @@ from tintype.data.importers.importer import Item
 from tintype.data.store import fingerprints as looks
 from tintype.data.store import problems
 from tintype.data.store.encode import Prepared, Sizing, prepare
-from tintype.data.store.histograms import whole_histogram
 from tintype.data.store.importing import ImportOptions
-from tintype.data.store.inspect import Asked, Inspection, inspect_store
+from tintype.data.store.inspect import Asked, Inspection, inspect_store, whole_histogram
 from tintype.data.store.inspect_html import to_html
 from tintype.data.store.inspect_result import Result
 from tintype.data.store.layout import Split, Store, open_store

@@ -1,32 +1,33 @@
-"""Add a kind of caption to a store, without touching its images.
+"""Change a store that exists: add a kind of caption, or the checksums that an earlier version did not write.
 
 The captions lie in files of their own, one beside each shard, named by what they hold. They count once
-`store.json` names them, and that file is replaced as a whole: a column has all its rows, or is absent.
+`store.json` names them, and that file is replaced as a whole: a column has all its rows, or is absent. No image is
+touched.
+
+`tintype data upgrade` checks the hash of each image, the identity of all records, and the sizes of images against their
+files. Then `store.json` is written anew; no other file changes. Only the columns `source` and `pixels`, which no
+training reads, are taken as they are.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from tintype.data.arrow_file import file_of
-from tintype.data.store.layout import (
-    ABOUT,
-    CAPTION,
-    AboutStore,
-    AddedColumn,
-    AddedPart,
-    Store,
-    added_schema,
-    identity_of,
-    refuse_built_in,
-)
+from tintype.data.image_file import open_image
+from tintype.data.store import layout
+from tintype.data.store.layout import ABOUT, CAPTION, AboutStore, AddedColumn, AddedPart, Store, identity_of, shard_of
 from tintype.errors import UserError
-from tintype.runtime.files import write_bytes
+from tintype.runtime.files import sha256_of, write_bytes
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -38,7 +39,7 @@ def check_name(name: str) -> None:
             f"--column {name}: the name of a caption has up to 64 letters, digits, '_', '-' and '.', and begins with a "
             "letter or digit"
         )
-    refuse_built_in(name, "--column")
+    layout.refuse_built_in(name, "--column")
 
 
 def add_column(
@@ -83,7 +84,7 @@ def _write_files(
         rows = slice(first, first + shard.rows)
         first += shard.rows
         columns = [pyarrow.array(some[rows], pyarrow.string()) for some in (hashes, texts)]
-        content = file_of(pyarrow.RecordBatch.from_arrays(columns, schema=added_schema(name)))
+        content = file_of(pyarrow.RecordBatch.from_arrays(columns, schema=layout.added_schema(name)))
         file = f"{stem}-{index:05d}.arrow"
         write_bytes(store.path / file, content, durable=True)
         parts.append(AddedPart(name=file, bytes=len(content), sha256=hashlib.sha256(content).hexdigest()))
@@ -114,3 +115,53 @@ def _writing(path: Path) -> Iterator[None]:
             f"cannot write to {path}: {error.strerror or error}. The store is as it was; fix this, then run the same "
             "command again"
         ) from error
+
+
+def upgrade_store(path: Path, on_records: Callable[[int, int], None] = lambda done, total: None) -> AboutStore:
+    """Check the whole store, then add the checksums. A store that has them stays as it is.
+
+    Each record is read twice, and counted so.
+    """
+    content = layout.read_content(path)
+    if content.get("format") != layout.EARLIER_FORMAT:
+        return layout.read_about(path)
+    store = Store(path, _with_checksums(path, content))
+    store.check(lambda done: on_records(done, 2 * len(store)))
+    _check_sizes(store, lambda done: on_records(len(store) + done, 2 * len(store)))
+    write_bytes(path / ABOUT, store.about.to_json().encode(), durable=True)
+    return store.about
+
+
+def _with_checksums(path: Path, content: dict[str, Any]) -> AboutStore:
+    try:
+        shards = [_same(path, one) for one in content["shards"]]
+        added = [
+            {**one, "journal_sha256": sha256_of(path / Path(one["journal"]).name) if one.get("journal") else None}
+            for one in content.get("added", [])
+        ]
+        quarantine = sha256_of(path / layout.QUARANTINE) if content["quarantined"] else None
+        known = {"format": layout.FORMAT, "shards": shards, "added": added, "quarantine_sha256": quarantine}
+        return AboutStore.model_validate_json(json.dumps({**content, **known}))
+    except (LookupError, TypeError, AttributeError, OSError, ValidationError) as error:
+        raise UserError(
+            f"{path / ABOUT} is damaged, or names a file that is ({error}); import the store again"
+        ) from None
+
+
+def _same(path: Path, earlier: dict[str, Any]) -> dict[str, Any]:
+    found = shard_of(path / Path(earlier["name"]).name).model_dump()
+    if any(found[key] != value for key, value in earlier.items()):
+        raise UserError(f"{path / found['name']} is not the file that {ABOUT} says; import the store again")
+    return found
+
+
+def _check_sizes(store: Store, on_records: Callable[[int], None]) -> None:
+    widths, heights = store.sizes()
+    for row in range(len(store)):
+        one = store.encoded(row)
+        with open_image(one.content, one.name) as image:
+            if image.size != (widths[row], heights[row]):
+                raise UserError(
+                    f"{one.name} is damaged: its size is not the one that was stored; import the store again"
+                )
+        on_records(row + 1)
