@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tintype.data.image_file import too_large
 from tintype.data.parquet_file import check_pages, open_bounded
+from tintype.data.store.attributes import kind_of_arrow
 from tintype.errors import UserError
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _as_bytes(kind: pyarrow.DataType) -> pyarrow.DataType:
     kind = plain_type(kind)
     if pyarrow.types.is_struct(kind):
         return pyarrow.struct([one.with_type(_as_bytes(one.type)) for one in kind])
-    if is_text(kind):
+    if kind_of_arrow(kind) == "text":
         return pyarrow.large_binary() if pyarrow.types.is_large_string(kind) else pyarrow.binary()
     return kind
 
@@ -88,9 +89,3 @@ def plain_type(kind: pyarrow.DataType) -> pyarrow.DataType:
     from pyarrow import types
 
     return kind.value_type if types.is_dictionary(kind) else kind
-
-
-def is_text(kind: pyarrow.DataType) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_string(kind) or types.is_large_string(kind))

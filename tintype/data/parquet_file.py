@@ -95,9 +95,8 @@ def _pages(content: memoryview, path: Path, chunk: parquet.ColumnChunkMetaData) 
     while left > 0 and at < end:
         try:
             fields, size = _struct(content[at : at + _MOST_HEADER_BYTES], 0, _DEEPEST)
-            kind, unpacked, packed = (_number(fields, number) for number in (1, 2, 3))
-            inner = [one for number in (5, 7, 8) if isinstance(one := fields.get(number), dict)]
-            values = max((_number(one, 1) for one in inner), default=0)
+            kind, unpacked, packed = (fields[number,] for number in (1, 2, 3))
+            values = max(fields.get((number, 1), 0) for number in (5, 7, 8))
             if min(unpacked, packed, values) < 0:
                 raise ValueError("a negative size")
         except (ValueError, LookupError, TypeError) as error:
@@ -109,21 +108,15 @@ def _pages(content: memoryview, path: Path, chunk: parquet.ColumnChunkMetaData) 
         at += size + packed
 
 
-_Struct: TypeAlias = "dict[int, int | _Struct]"
+_Fields: TypeAlias = dict[tuple[int, ...], int]
+"""Numbers by their field; one in a struct by the struct's field and its own."""
 
 
-def _number(fields: _Struct, field: int) -> int:
-    found = fields[field]
-    if isinstance(found, dict):
-        raise ValueError("a struct in place of a number")
-    return found
-
-
-def _struct(data: memoryview, at: int, deepest: int) -> tuple[_Struct, int]:
-    """Read the numbers and structs of a struct in Thrift's compact protocol, by field; all else is passed over."""
+def _struct(data: memoryview, at: int, deepest: int) -> tuple[_Fields, int]:
+    """Read the numbers of a struct in Thrift's compact protocol, by field; all else is passed over."""
     if not deepest:
         raise ValueError("it is nested too deeply")
-    fields: _Struct = {}
+    fields: _Fields = {}
     last = 0
     while (byte := data[at]) != 0:
         at, kind = at + 1, byte & 15
@@ -132,9 +125,10 @@ def _struct(data: memoryview, at: int, deepest: int) -> tuple[_Struct, int]:
         else:
             last, at = _signed(data, at)
         if kind in (4, 5, 6):  # i16, i32, i64
-            fields[last], at = _signed(data, at)
+            fields[last,], at = _signed(data, at)
         elif kind == 12:
-            fields[last], at = _struct(data, at, deepest - 1)
+            inner, at = _struct(data, at, deepest - 1)
+            fields |= {(last, *field): number for field, number in inner.items()}
         elif kind == 8:  # bytes
             length, at = _unsigned(data, at)
             at += length

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from tintype.data.arrow_rows import TooLarge, parquet_rows
@@ -37,18 +36,10 @@ _NAME = "file_name"
 _LONGEST_CELL = 1 << 27
 
 
-@dataclass(frozen=True)
-class _Row:
-    place: str
-    """The row itself, for messages."""
-    values: Mapping[str, object] = field(default_factory=dict)
-    problem: str = ""
-
-    @property
-    def name(self) -> str | None:
-        """The file of its image."""
-        found = self.values.get(_NAME)
-        return found if isinstance(found, str) else None
+def _name(row: Item) -> str | None:
+    """Return the file of a row's image."""
+    found = row.values.get(_NAME)
+    return found if isinstance(found, str) else None
 
 
 def _is_table(file: Path) -> bool:
@@ -82,9 +73,9 @@ class MetadataImporter(Importer):
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
             raise UserError(f"{twice} has several metadata files; leave one of them")
         self._rows = [(file.parent, row) for file in metadata for row in _READERS[file.name](file)]
-        named = {folder / row.name for folder, row in self._rows if row.name is not None}
+        named = {folder / name for folder, row in self._rows if (name := _name(row)) is not None}
         self._unnamed = [image for image in images if image not in named]
-        if not any(row.name is not None for _, row in self._rows):
+        if not named:
             raise UserError(f"{metadata[0]} has no column '{_NAME}', which names the image of each row")
         seen = kinds_in(row.values for _, row in self._rows)
         for name, some in kinds([open_bounded(file).schema_arrow for file in metadata if _is_table(file)]).items():
@@ -100,20 +91,20 @@ class MetadataImporter(Importer):
         for image in self._unnamed[max(0, first - len(self._rows)) :]:
             yield Item(str(image.relative_to(self._path)), problem="no row of the metadata names it")
 
-    def _item(self, folder: Path, row: _Row, columns: Collection[str]) -> Item:
+    def _item(self, folder: Path, row: Item, columns: Collection[str]) -> Item:
         if row.problem:
-            return Item(row.place, problem=row.problem)
-        name = row.name or ""
+            return row
+        name = _name(row) or ""
         if not name.strip():
-            return Item(row.place, problem=f"its {_NAME} is empty")
+            return Item(row.source, problem=f"its {_NAME} is empty")
         if leads_out(name):
-            return Item(row.place, problem=f"its {_NAME} {name} leads out of the folder")
+            return Item(row.source, problem=f"its {_NAME} {name} leads out of the folder")
         file = folder / name
         source = str(file.relative_to(self._path))
         known = {FOLDER: first_folder(file, self._path), **row.values}
         try:
             if not file.is_file():
-                return Item(source, problem=f"{row.place} names it, and there is no such file")
+                return Item(source, problem=f"{row.source} names it, and there is no such file")
             check_inside(self._path, [file], self._reading.follow_links)
             content = read_file(file, self._reading.limits.bytes)
             return Item(source, content, {column: known.get(column) for column in columns})
@@ -126,17 +117,17 @@ def _text(file: Path) -> str:
     return read_file(file, MOST_TABLE_BYTES).decode("utf-8-sig", "surrogateescape")
 
 
-def _read_jsonl(file: Path) -> Iterator[_Row]:
+def _read_jsonl(file: Path) -> Iterator[Item]:
     for number, line in enumerate(_text(file).split("\n"), 1):
         place = f"{file.name}, line {number}"
         if line.strip():
             try:
-                yield _Row(place, parse_object(line))
+                yield Item(place, values=parse_object(line))
             except ValueError as error:
-                yield _Row(place, problem=f"it {error}")
+                yield Item(place, problem=f"it {error}")
 
 
-def _read_csv(file: Path) -> Iterator[_Row]:
+def _read_csv(file: Path) -> Iterator[Item]:
     before = csv.field_size_limit(_LONGEST_CELL)
     reader = csv.reader(io.StringIO(_text(file), newline=""), strict=True)
     try:
@@ -144,30 +135,30 @@ def _read_csv(file: Path) -> Iterator[_Row]:
         for cells in reader:
             place = f"{file.name}, line {reader.line_num}"
             if len(cells) == len(header):
-                yield _Row(place, dict(zip(header, cells, strict=True)))
+                yield Item(place, values=dict(zip(header, cells, strict=True)))
             elif cells:
-                yield _Row(place, problem=f"it has {len(cells)} cells, and the header has {len(header)}")
+                yield Item(place, problem=f"it has {len(cells)} cells, and the header has {len(header)}")
     except csv.Error as error:
         raise UserError(f"{file} cannot be read as CSV, line {reader.line_num}: {error}") from None
     finally:
         csv.field_size_limit(before)
 
 
-def _read_parquet(file: Path) -> Iterator[_Row]:
+def _read_parquet(file: Path) -> Iterator[Item]:
     columns = kinds([open_bounded(file).schema_arrow])
     for number, values in parquet_rows(file, list(columns), MOST_TEXT_BYTES):
         place = f"{file.name}, row {number}"
         if large := next((value for value in values.values() if isinstance(value, TooLarge)), None):
-            yield _Row(place, problem=str(large))
+            yield Item(place, problem=str(large))
         else:
-            yield _Row(place, {name: _decoded(value) for name, value in values.items()})
+            yield Item(place, values={name: _decoded(value) for name, value in values.items()})
 
 
 def _decoded(value: object) -> object:
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
-_READERS: dict[str, Callable[[Path], Iterator[_Row]]] = {
+_READERS: dict[str, Callable[[Path], Iterator[Item]]] = {
     "metadata.jsonl": _read_jsonl,
     "metadata.csv": _read_csv,
     "metadata.parquet": _read_parquet,

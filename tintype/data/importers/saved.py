@@ -32,10 +32,9 @@ def open_saved(path: Path, reading: Reading) -> TableImporter | None:
     folders: dict[str | None, Path] = {None: path}
     if (path / _DICT).is_file():
         names = _json(path / _DICT).get("splits")
-        if not isinstance(names, list) or not names:
-            raise UserError(f"{path / _DICT} names no splits")
-        folders = {name: path / name for name in names if _is_name(name)}
-        if len(folders) < len(names):
+        splits = names if isinstance(names, list) else []
+        folders = {name: path / name for name in splits if _is_name(name)}
+        if not folders or len(folders) < len(splits):
             raise UserError(f"{path / _DICT} names no splits")
     elif not (path / _STATE).is_file():
         return None

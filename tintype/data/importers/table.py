@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from tintype.data.arrow_rows import TooLarge, is_text, plain_type
+from tintype.data.arrow_rows import TooLarge, plain_type
 from tintype.data.importers.importer import Importer, Item
 from tintype.data.store.attributes import kind_of_arrow
 from tintype.errors import UserError
@@ -42,9 +42,9 @@ class TableImporter(Importer):
         """`folder`: a column that is not in the tables."""
         first, schemas = tables[0], [table.schema for table in tables]
         self._tables, self._rows, self._most_bytes = tables, rows, most_bytes
-        self._image, texts = image_column(first.schema, first.path), text_columns(first.schema)
+        self._image, texts = image_column(first.schema, first.path), _text_columns(first.schema)
         for table in tables:
-            has = {image_column(table.schema, table.path), *text_columns(table.schema)}
+            has = {image_column(table.schema, table.path), *_text_columns(table.schema)}
             if missing := {self._image, *texts} - has:
                 raise UserError(f"{table.path} lacks the columns {', '.join(sorted(missing))}, which {first.path} has")
         count, its = sum(table.rows for table in tables), {**{name: {"text"} for name in folder}, **kinds(schemas)}
@@ -72,8 +72,8 @@ def image_column(schema: pyarrow.Schema, path: Path) -> str:
     raise UserError(f"{path} has no column 'image'; its columns are {', '.join(schema.names)}")
 
 
-def text_columns(schema: pyarrow.Schema) -> list[str]:
-    return [one.name for one in schema if is_text(plain_type(one.type))]
+def _text_columns(schema: pyarrow.Schema) -> list[str]:
+    return [one.name for one in schema if kind_of_arrow(one.type) == "text"]
 
 
 def kinds(schemas: Sequence[pyarrow.Schema]) -> dict[str, set[str]]:
@@ -104,7 +104,8 @@ def _item(values: Mapping[str, object], image: str, columns: Collection[str], pl
 def _is_bytes(kind: pyarrow.DataType) -> bool:
     from pyarrow import types
 
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind) or is_text(kind))
+    tests = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_string, types.is_large_string)
+    return any(test(kind) for test in tests)
 
 
 def _has_bytes(kind: pyarrow.DataType) -> bool:

@@ -59,9 +59,9 @@ _EMPHASIS = ("***", "**", "*", "__", "`")
 _MOST_LAYERS = 16
 """Openings and quotes around each other that are taken off."""
 _OPENING = re.compile(
-    r"(?:sure|certainly|of course|absolutely|okay|ok|great)(?:[!,.:]|\s*[-–—])\s+(?=here\b)"
+    r"\A(?:(?:sure|certainly|of course|absolutely|okay|ok|great)(?:[!,.:]|\s*[-–—])\s+(?=here\b)"
     r"|here(?:['’]s|\s+is|\s+are)\b[^:.!?]{0,80}\b(?:captions?|descriptions?)\b[^:.!?]{0,80}:\s*"
-    r"|(?:(?:the|a|image|picture|photo|long|short|brief|detailed|alt)\s+){0,3}(?:caption|description)\s*:\s*",
+    r"|(?:(?:the|a|image|picture|photo|long|short|brief|detailed|alt)\s+){0,3}(?:caption|description)\s*:\s*)",
     re.IGNORECASE,
 )
 _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "„": "“"}
@@ -76,7 +76,7 @@ def clean(answer: str) -> str:
     text = "\n".join(_without_emphasis(line) for line in text.split("\n"))
     text = " ".join(text.split())
     for _ in range(_MOST_LAYERS):
-        text = _unquoted(_without_opening(text))
+        text = _unquoted(_OPENING.sub("", text))
     return text
 
 
@@ -112,11 +112,6 @@ def _closings(line: str, mark: str) -> list[int]:
 def _visible(text: str) -> str:
     """Remove control characters, which could steer a terminal, and half surrogates; line breaks stay."""
     return "".join(c for c in text if c in "\n\t " or unicodedata.category(c) not in ("Cc", "Cs"))
-
-
-def _without_opening(text: str) -> str:
-    found = _OPENING.match(text)
-    return text[found.end() :] if found else text
 
 
 def _unquoted(text: str) -> str:

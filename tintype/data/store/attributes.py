@@ -27,6 +27,8 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?
 _INT64 = 1 << 63
 _TRUTHS = {"true": True, "false": False, "1": True, "0": False}
 _SHOWN = 40
+_KINDS_OF_JSON = {bool: "bool", str: "text", int: "int", float: "float", list: "list", dict: "object"}
+ARROW_TYPES: dict[Kind, str] = {"text": "string", "int": "int64", "float": "float64", "bool": "bool"}
 
 
 @dataclass(frozen=True)
@@ -85,16 +87,6 @@ def settle(name: str, asked: Attribute, seen: Collection[str]) -> Settled:
     )
 
 
-def kind_of(value: object) -> str | None:
-    """Return the kind of a JSON value, or None where it is missing."""
-    if value is None:
-        return None
-    if isinstance(value, bool):
-        return "bool"
-    names = {str: "text", int: "int", float: "float", list: "list", dict: "object"}
-    return names[type(value)]
-
-
 def kinds_in(rows: Iterable[Mapping[str, object]]) -> dict[str, set[str]]:
     """Return the kinds of the values of every column."""
     found: dict[str, set[str]] = {}
@@ -106,8 +98,8 @@ def kinds_in(rows: Iterable[Mapping[str, object]]) -> dict[str, set[str]]:
 def add_kinds(found: dict[str, set[str]], row: Mapping[str, object]) -> None:
     for column, value in row.items():
         kinds = found.setdefault(column, set())
-        if (kind := kind_of(value)) is not None:
-            kinds.add(kind)
+        if value is not None:
+            kinds.add(_KINDS_OF_JSON[type(value)])
 
 
 def fit(value: object, kind: Kind) -> Value:
@@ -162,13 +154,6 @@ def _bool(value: object) -> bool | None:
 
 
 _FITTED: dict[Kind, Callable[[object], Value]] = {"text": _text, "int": _int, "float": _float, "bool": _bool}
-
-
-def arrow_type(kind: Kind) -> pyarrow.DataType:
-    import pyarrow
-
-    types = {"text": pyarrow.string(), "int": pyarrow.int64(), "float": pyarrow.float64(), "bool": pyarrow.bool_()}
-    return types[kind]
 
 
 def kind_of_arrow(kind: pyarrow.DataType) -> Kind | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tintype.data.image_file import open_image
-from tintype.data.store.attributes import Kind, Value, arrow_type
+from tintype.data.store.attributes import ARROW_TYPES, Kind, Value
 from tintype.data.store.layout import ROW_TEXTS, Split, Store
 from tintype.errors import UserError
 from tintype.runtime.files import flush
@@ -31,7 +31,6 @@ Form = Literal["webdataset", "parquet"]
 PART_BYTES, PART_ROWS = 256 << 20, 10_000
 """Limits of one file."""
 _GROUP_ROWS = 100
-_HUB_TYPES: dict[Kind, str] = {"text": "string", "int": "int64", "float": "float64", "bool": "bool"}
 _ENDINGS = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif"}
 """Endings of files that are not the name of their format."""
 
@@ -164,9 +163,9 @@ def _schema(store: Store) -> pyarrow.Schema:
     columns |= {f"attribute_{name}": kind for name, kind in store.attributes.items()}
     columns |= dict.fromkeys(ROW_TEXTS, "text")
     image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
-    values = {name: {"dtype": _HUB_TYPES[kind], "_type": "Value"} for name, kind in columns.items()}
+    values = {name: {"dtype": ARROW_TYPES[kind], "_type": "Value"} for name, kind in columns.items()}
     note = json.dumps({"info": {"features": {"image": {"_type": "Image"}, **values}}})
-    fields = [("image", image), *((name, arrow_type(kind)) for name, kind in columns.items())]
+    fields = [("image", image), *((name, ARROW_TYPES[kind]) for name, kind in columns.items())]
     return pyarrow.schema(fields, metadata={"huggingface": note})
 
 

@@ -28,7 +28,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from tintype.data.arrow_file import FILE_HEAD, refuse_compressed
 from tintype.data.image_file import Encoded
-from tintype.data.store.attributes import RESERVED, Kind, Value, arrow_type
+from tintype.data.store.attributes import ARROW_TYPES, RESERVED, Kind, Value
 from tintype.errors import UserError
 from tintype.runtime.files import Json, checksum_of, read_object
 
@@ -149,16 +149,16 @@ class AboutStore(BaseModel, frozen=True, extra="forbid", strict=True):
 def schema(captions: Sequence[str], attributes: Mapping[str, Kind]) -> pyarrow.Schema:
     import pyarrow
 
-    numbers = [(name, pyarrow.int32()) for name in _NUMBERS]
-    texts = [(name, pyarrow.string()) for name in (*_TEXTS, *(CAPTION + name for name in captions))]
-    typed = [(ATTRIBUTE + name, arrow_type(kind)) for name, kind in attributes.items()]
-    return pyarrow.schema([("image", pyarrow.binary()), *numbers, *texts, *typed])
+    numbers = [(name, "int32") for name in _NUMBERS]
+    texts = [(name, "string") for name in (*_TEXTS, *(CAPTION + name for name in captions))]
+    typed = [(ATTRIBUTE + name, ARROW_TYPES[kind]) for name, kind in attributes.items()]
+    return pyarrow.schema([("image", "binary"), *numbers, *texts, *typed])
 
 
 def added_schema(name: str) -> pyarrow.Schema:
     import pyarrow
 
-    return pyarrow.schema([("sha256", pyarrow.string()), (CAPTION + name, pyarrow.string())])
+    return pyarrow.schema([("sha256", "string"), (CAPTION + name, "string")])
 
 
 class Identity:

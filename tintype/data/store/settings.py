@@ -58,13 +58,9 @@ class StoreSettings(DataPart):
         return {key: value for key, value in super().content().items() if key != "buckets"}
 
     @model_validator(mode="after")
-    def _something_is_pinned(self) -> StoreSettings:
+    def _fits_together(self) -> StoreSettings:
         if self.skip_sha256 is not None and self.skip is None:
             raise ValueError("skip_sha256 pins a skip list; give skip too")
-        return self
-
-    @model_validator(mode="after")
-    def _buckets_fit(self) -> StoreSettings:
         for height, width in self.buckets:
             if height < 1 or width < 1 or height * width > self.size_px**2:
                 raise ValueError(f"buckets: {height} × {width} is empty or has more than size_px² pixels")

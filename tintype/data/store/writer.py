@@ -62,9 +62,7 @@ class Writer:
         self._items_kept = self.written.items
         self.quarantine = work / QUARANTINE
         self._quarantine_total = hashlib.sha256(self.quarantine.read_bytes())
-        begun = (
-            self.written.request
-        )  # its shards have the columns in its order; the same options may come in another one
+        begun = self.written.request  # its shards have the columns in its order, whatever the order of the options
         self._captions = list(begun.get("captions", captions))
         self._attributes = {name: attributes[name] for name in begun.get("attributes", {})}
         self._identity, self._counts = Identity(), dict.fromkeys(SPLITS, 0)
