@@ -115,9 +115,9 @@ def speed_page() -> Iterator[Claim]:
         f"For PRX's {_billions()} billion parameters that is {whole} TFLOP a step, {without} without the modulation "
         "matrices"
     )
+    yield from measured.speed_beside_prx()
     yield from measured.speed_of_routing_in_full()
     yield measured.speed_of_optimizers()
-    yield from measured.speed_of_fp8()
 
 
 def statistics_page() -> Iterator[Claim]:

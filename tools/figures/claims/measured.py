@@ -137,13 +137,15 @@ def speed_of_optimizers() -> Claim:
     )
 
 
-def speed_of_fp8() -> Iterator[Claim]:
-    pairs = [[row_of(optimizer_rows(), name, batch=batch) for name in ("dense", "fp8")] for batch in BATCHES]
-    ratios = [fp8["times_dense"] for _, fp8 in pairs]
-    dense_gib = spread((dense["peak_gib"] for dense, _ in pairs), "{:.0f}".format)
-    saved_gib = spread((dense["peak_gib"] - fp8["peak_gib"] for dense, fp8 in pairs), "{:.1f}".format)
-    yield Quote(
-        f"**FP8 is not faster here.** `fp8` ran at {ratios[0]:.2f} × dense with {BATCHES[0]} images a step and "
-        f"{ratios[1]:.2f} × with {BATCHES[1]}, and saved {saved_gib} GiB of {dense_gib}",
-        holds=max(ratios) < 1.02,
-    )
+def speed_beside_prx() -> Iterator[Claim]:
+    """Training, sampling and studies beside PRX and the limit. Of rates the higher is faster, of seconds the lower."""
+    known, made = data("docs/speed/table.json"), []
+    for row in known["rows"]:
+        ours, prx, limit = (row[key] for key in ("tintype", "prx", "limit"))
+        seconds = row["unit"] == "s"
+        ratio = f" ({(prx / ours if seconds else ours / prx):.2f} ×)" if prx else ""
+        cells = [f"{value:.3g} {row['unit']}" if value else "" for value in (ours, prx, limit)]
+        made.append([row["work"], cells[0] + ratio, *cells[1:]])
+    yield Block("speed", table(["work", "tintype", "PRX", "limit"], made))
+    yield Quote(f"One {known['device']}, torch {known['torch']}. A ratio above 1")
+    yield Quote(f"large bf16 product ({known['matmul_tflop_per_s']} TFLOP/s in that run)")
