@@ -17,6 +17,7 @@ from tintype.bench.run import AGAIN, DENSE, Comparison, Speeds
 from tintype.bench.study import StudySpeeds
 from tintype.errors import UserError
 from tintype.runtime.files import Json, read_object
+from tintype.runtime.identity import check_same
 
 AnyResult = Speeds | Comparison | StudySpeeds | DataSpeeds | ImportSpeed | dict[str, dict[str, float]]
 """Results of all kinds of benches. The last is the seconds of the metrics."""
@@ -66,14 +67,10 @@ def refuse_other_work(path: Path, recorded: Record, device: Json, work: dict[str
     """Refuse figures of another kind of device, or of other work."""
     there = {"device": recorded.environment.get("device"), **recorded.work}
     here = {"device": device, **work}
-
-    def differing(*keys: str) -> list[str]:
-        return [key for key in keys if there.get(key) != here.get(key)]
-
-    if found := differing("device", "bench") or differing(*{**there, **here}):
-        shown = "; ".join(f"{key}: {there.get(key)} there, {here.get(key)} here" for key in found)
-        made_by = f"; it was made by `{recorded.command}`" if recorded.command else ""
-        raise UserError(f"--against: {path} is of another device or of other work ({shown}){made_by}")
+    remedy = f"it was made by `{recorded.command or 'tintype bench … --out FILE'}`"
+    for keys in (("device", "bench"), there | here):
+        some, others = ({key: values.get(key) for key in keys} for values in (there, here))
+        check_same(f"--against: {path}", "device or other work", some, others, remedy)
 
 
 def changes(recorded: Record, figures: dict[str, float]) -> list[Change]:

@@ -74,7 +74,7 @@ def _shown(now: dict[str, float], tolerance: float) -> tuple[list[str], str]:
 )
 def test_figures_of_another_device_or_other_work_are_refused(device: str, work: Any, message: str) -> None:
     refuse_other_work(Path("h200.json"), RECORD, "NVIDIA H200", dict(WORK))
-    with pytest.raises(UserError, match="h200.json is of another device or of other work " + message):
+    with pytest.raises(UserError, match="h200.json records another device or other work " + message):
         refuse_other_work(Path("h200.json"), RECORD, device, work)
 
 
