@@ -229,7 +229,9 @@ def read_record(
     results = [read_result(file) for file in sorted((path / "evaluation").glob("*/result.json"))]
     every = [Evaluation(result, definitions(result.protocol, plan.data.of_scenes)) for result in results]
     fitting = [one for one in every if (one.result.ema.length if one.result.ema else None) == ema_length]
-    chosen = _newest([one for one in fitting if weights in (None, one.result.weights)], step)
+    fitting = [one for one in fitting if weights in (None, one.result.weights)]
+    last = max((one.result.step for one in fitting if one.result.step <= step), default=None)
+    chosen = [one for one in fitting if one.result.step == last]  # of the last step before where it has none
     snapshots = checkpoint.steps(folder.snapshots) if ema_length is not None else []
     return RunRecord(
         path=path,
@@ -247,12 +249,6 @@ def read_record(
         baseline=_named_baseline(baseline) if baseline else _study_baseline(study, plan),
         origin=origin,
     )
-
-
-def _newest(found: Sequence[Evaluation], step: int) -> list[Evaluation]:
-    """Return the scores of the checkpoint; where it has none, those of the last step before that has some."""
-    last = max((one.result.step for one in found if one.result.step <= step), default=None)
-    return [one for one in found if one.result.step == last]
 
 
 def _study_baseline(study: Path | None, plan: Plan) -> Baseline | None:

@@ -195,7 +195,12 @@ def _cache(known: Known, source: Packaged | Url) -> Weights:
         if not found.startswith(source.sha256):
             raise UserError(f"{file} has the SHA-256 {found}, not the expected {source.sha256}; it was not read")
         weights = _converted(known, file, source.words)
-    _write(cache_file(known, source), weights)
+    target = cache_file(known, source)
+    about = {"digest": weights.digest, "source": weights.source}
+    with writing_cache(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with written_beside(target, durable=True) as temporary:
+            save_file(weights.tensors, temporary, {**about, _CHECKSUM: _checksum(weights.tensors, weights.source)})
     return weights
 
 
@@ -207,14 +212,6 @@ def _converted(known: Known, file: Path, words: str) -> Weights:
         raise UserError(f"{file}: the weights '{known.name}' are read from files named {', '.join(readers)}")
     tensors = {name: tensor.contiguous() for name, tensor in readers[file.suffix](file).items()}
     return Weights(tensors, digest(tensors.values()), words)
-
-
-def _write(target: Path, weights: Weights) -> None:
-    about = {"digest": weights.digest, "source": weights.source}
-    with writing_cache(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with written_beside(target, durable=True) as temporary:
-            save_file(weights.tensors, temporary, {**about, _CHECKSUM: _checksum(weights.tensors, weights.source)})
 
 
 def _read_cached(file: Path) -> Weights:

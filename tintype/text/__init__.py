@@ -5,25 +5,18 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from tintype.settings import OneOf, kind_alone
+from tintype.text import published
 from tintype.text.part import TextPart
-from tintype.text.published import (
-    ClipSettings,
-    MiniLmSettings,
-    Qwen3VlSettings,
-    T5GemmaSettings,
-    T5Settings,
-    TransformersSettings,
-)
 from tintype.text.words import WordsSettings
 
 PARTS: tuple[type[TextPart], ...] = (
     WordsSettings,
-    T5GemmaSettings,
-    T5Settings,
-    Qwen3VlSettings,
-    ClipSettings,
-    MiniLmSettings,
-    TransformersSettings,
+    published.T5GemmaSettings,
+    published.T5Settings,
+    published.Qwen3VlSettings,
+    published.ClipSettings,
+    published.MiniLmSettings,
+    published.TransformersSettings,
 )
 
 

@@ -33,12 +33,20 @@ class CachedText:
     """A text encoder with a cache; captions that are missing are encoded by another one."""
 
     def __init__(self, encoder: FrozenTextEncoder) -> None:
-        made_of = _made_of(encoder)
-        stamp = stamp_of(made_of)
+        settings = encoder.settings
+        self._made_of = {
+            "format": FORMAT,
+            "kind": settings.kind,
+            "weights, tokenizer and settings": encoder.identity,
+            "compute": settings.compute,
+            "device": encoder.device.type,
+        }
+        """All that decides an embedding, the text aside."""
+        stamp = stamp_of(self._made_of)
         self.dim, self.identity = encoder.dim, encoder.identity
         self.folder = cache_folder() / "text" / stamp.hex()[:32]
-        self.encoder, self._made_of = encoder, made_of
-        self._numbers = torch.int16 if encoder.settings.compute == "bf16" else torch.int32
+        self.encoder = encoder
+        self._numbers = torch.int16 if settings.compute == "bf16" else torch.int32
         self._segments = Segments(self.folder, stamp, _OTHERWISE)
 
     def identity_at(self, max_tokens: int) -> str:
@@ -94,18 +102,6 @@ class CachedText:
         dtype = self.encoder.settings.dtype
         starts = [0, *itertools.accumulate(lengths)][:-1]
         return Packed(number_T.view(dtype).view(-1, self.dim), starts, lengths)
-
-
-def _made_of(encoder: FrozenTextEncoder) -> dict[str, object]:
-    """Return all that decides an embedding, the text aside."""
-    settings = encoder.settings
-    return {
-        "format": FORMAT,
-        "kind": settings.kind,
-        "weights, tokenizer and settings": encoder.identity,
-        "compute": settings.compute,
-        "device": encoder.device.type,
-    }
 
 
 def _key(caption: str) -> bytes:

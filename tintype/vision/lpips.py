@@ -121,8 +121,9 @@ class Lpips(nn.Module):
             self.register_buffer(f"linear_{index}", torch.empty(layer.channels))
 
     def forward(self, a_BCHW: Tensor, b_BCHW: Tensor) -> Tensor:
-        _check_floats(a_BCHW)
-        _check_floats(b_BCHW)
+        for image_BCHW in (a_BCHW, b_BCHW):
+            if not image_BCHW.is_floating_point():
+                raise TypeError(f"this form of LPIPS takes floats in [-1, 1], not {image_BCHW.dtype}; see `of_bytes`")
         maps = zip(self.trunk(a_BCHW), self.trunk(b_BCHW), strict=True)
         return torch.stack([self._compare(index, a, b) for index, (a, b) in enumerate(maps)]).sum(dim=0)
 
@@ -137,11 +138,6 @@ class Lpips(nn.Module):
         check_bytes(b_BCHW)
         distance_B: Tensor = self(a_BCHW.float() / 127.5 - 1.0, b_BCHW.float() / 127.5 - 1.0)
         return distance_B
-
-
-def _check_floats(image_BCHW: Tensor) -> None:
-    if not image_BCHW.is_floating_point():
-        raise TypeError(f"this form of LPIPS takes floats in [-1, 1], not {image_BCHW.dtype}; see `of_bytes`")
 
 
 def _unit(x_BCHW: Tensor) -> Tensor:

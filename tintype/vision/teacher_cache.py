@@ -85,7 +85,8 @@ def open_teacher_cache(
     kind: Literal["memory", "disk"], teacher: Teacher, source: ImageSource, data_key: str, device: torch.device
 ) -> TeacherCache:
     """Open the cache of all images of a source, or make it; raise a `UserError` where there is no room."""
-    key = _key(teacher, source, data_key, device)
+    decides = [teacher.identity, data_key, fingerprint(source), teacher.grid, len(source), device.type]
+    key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
     shape = (len(source), teacher.grid[0] * teacher.grid[1], teacher.width)
     stamp = bytes.fromhex(key)
     content = Content("teacher's tokens", shape, torch.float16, "set the cache to memory or none", stamp)
@@ -102,12 +103,6 @@ def forget_teacher_cache(kept: TeacherCache) -> None:
     """Release what is held in memory; what is on the disk stays."""
     for key in [key for key, rows in _in_memory.items() if rows is kept.rows]:
         del _in_memory[key]
-
-
-def _key(teacher: Teacher, source: ImageSource, data_key: str, device: torch.device) -> str:
-    """Return a hash of what decides every row."""
-    content = json.dumps([teacher.identity, data_key, fingerprint(source), teacher.grid, len(source), device.type])
-    return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def _check_memory(content: Content, device: torch.device) -> None:
