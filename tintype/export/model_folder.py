@@ -56,7 +56,7 @@ def export_model(
         write_json(temporary / ABOUT, about)
         write_card(made, temporary / CARD)
         plan_from_folder(temporary)  # an export that cannot be read is not kept
-    return Exported(out, about, trained, made.warnings)
+    return Exported(out, about, made.warnings)
 
 
 def _write_plan(plan: Plan, folder: Path) -> None:

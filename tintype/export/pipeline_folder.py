@@ -42,7 +42,6 @@ TRAIN_TIMESTEPS = 1000
 class Exported:
     path: Path
     about: dict[str, Any]
-    trained: Trained
     warnings: tuple[str, ...] = ()
     """Warnings of its card."""
 
@@ -70,7 +69,7 @@ def export_pipeline(
         _write(trained, pipeline, dtype, temporary)
         write_json(temporary / ABOUT, about)
         write_card(made, temporary / CARD)
-    return Exported(out, about, trained, made.warnings)
+    return Exported(out, about, made.warnings)
 
 
 def timesteps(steps: int, shift: float) -> list[float]:

@@ -38,4 +38,4 @@ def export_file(
     header |= {f"{ABOUT}.{key}": str(about[key]) for key in _ALONE}
     with written_whole(out) as temporary:
         save_file(tensors, temporary, metadata=header)
-    return Exported(out, about, trained)
+    return Exported(out, about)
