@@ -113,16 +113,16 @@ def train(
         distance = settings.perceptual.load(device)
         with seeded(settings.seed, "small-vae"):
             network = Vae(settings.vae)
-        judge = settings.adversarial.build(settings.seed)
-        state = _new_state(settings, network, judge, device)
+        discriminator = settings.adversarial.build(settings.seed)
+        state = _new_state(settings, network, discriminator, device)
         resume(folder, state)
-        judged_by = distance.identity if distance is not None else None
-        folder.keep_identities({"data": data.identity, "perceptual": judged_by}, state.step)
+        compared_by = distance.identity if distance is not None else None
+        folder.keep_identities({"data": data.identity, "perceptual": compared_by}, state.step)
         batches = data.batches(state.step, settings.steps, settings.batch)
 
         def losses() -> dict[str, Tensor]:
-            judging = judge if settings.adversarial.on_at(state.step) else None
-            return losses_of(settings, network, distance, *next(batches), judging)
+            active = discriminator if settings.adversarial.on_at(state.step) else None
+            return losses_of(settings, network, distance, *next(batches), active)
 
         training = SimpleTraining(
             folder,
@@ -141,12 +141,14 @@ def train(
         return Outcome(state.step, _finish(out, settings, data, network))
 
 
-def _new_state(settings: Training, network: Vae, judge: Discriminator | None, device: torch.device) -> TrainState:
+def _new_state(
+    settings: Training, network: Vae, discriminator: Discriminator | None, device: torch.device
+) -> TrainState:
     modules = nn.ModuleDict({"vae": network.to(device)})
     optimizer = AdamWSettings(lr=settings.lr, beta2=0.99, eps=1e-8).build(modules.named_parameters(), EXACT)
-    if judge is not None:
-        modules["adversary"] = judge.to(device)
-        optimizer.add_param_group({"params": list(judge.parameters()), "lr": settings.adversarial.lr})
+    if discriminator is not None:
+        modules["adversary"] = discriminator.to(device)
+        optimizer.add_param_group({"params": list(discriminator.parameters()), "lr": settings.adversarial.lr})
     return TrainState(modules, optimizer, None)
 
 
@@ -156,11 +158,11 @@ def losses_of(
     distance: Distance | None,
     position_B: Tensor,
     image_BCHW: Tensor,
-    judge: Discriminator | None = None,
+    discriminator: Discriminator | None = None,
 ) -> dict[str, Tensor]:
     """Each term, a mean over the images, and under "loss" the weighted sum of those of the autoencoder.
 
-    "discriminator" is the loss of the judge's own parameters.
+    "discriminator" is the loss of the discriminator's own parameters.
     """
     x_BCHW = to_floats(image_BCHW)
     side = settings.size_px // settings.vae.stride_px
@@ -179,10 +181,10 @@ def losses_of(
     if distance is not None:
         losses["perceptual"] = distance(seen_BCHW, x_BCHW).mean()
         total = total + settings.perceptual.weight * losses["perceptual"]
-    if judge is not None:
+    if discriminator is not None:
         with torch.autocast(device.type, torch.bfloat16, enabled=settings.compute == "bf16"):
-            losses["generator"] = judge.generator_loss(seen_BCHW)
-            losses["discriminator"] = judge.discriminator_loss(seen_BCHW, x_BCHW)
+            losses["generator"] = discriminator.generator_loss(seen_BCHW)
+            losses["discriminator"] = discriminator.discriminator_loss(seen_BCHW, x_BCHW)
         total = total + settings.adversarial.weight * losses["generator"]
     return {"loss": total, **losses}
 
