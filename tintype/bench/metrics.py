@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 from torch import Tensor
 
 from tintype.bench.run import OnPart
 from tintype.metrics.pair import FeaturePair, Reference
 from tintype.metrics.table import FEATURE_METRICS
+from tintype.runtime.clock import synchronized_s
 
 IMAGES, SIZES = 10_000, (768, 1024, 2048)
 
@@ -38,16 +37,16 @@ def time_feature_metrics(
     real_MF, fake_NF = _features(n, f, device, 0), _features(n, f, device, 1) + 0.1
     seconds: dict[str, float] = {}
     torch.linalg.eigh(torch.eye(8, dtype=torch.float64, device=device))  # the library's own start is not a metric's
-    began = _now(device)
+    began = synchronized_s(device)
     reference = Reference(real_MF)
     _ = reference.spread, reference.sigma2, reference.own
-    seconds["reference"] = _now(device) - began
+    seconds["reference"] = synchronized_s(device) - began
     pair = FeaturePair(fake_NF, reference)
     for done, (kind, metric) in enumerate(FEATURE_METRICS.items(), 1):
         on_part(f"{kind}, {f} features", done, total)
-        began = _now(device)
+        began = synchronized_s(device)
         metric.measure(pair)
-        seconds[kind] = _now(device) - began
+        seconds[kind] = synchronized_s(device) - began
     on_part("", total, total)
     seconds["total"] = sum(seconds.values())
     return seconds
@@ -58,9 +57,3 @@ def _features(count: int, size: int, device: torch.device, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     scale_F = torch.arange(1, size + 1) ** -0.5
     return (torch.randn(count, size, generator=generator) * scale_F).to(device)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

@@ -14,6 +14,13 @@ from tintype.runtime import activity
 PARTS = ("data", "text", "tokenizer", "teacher", "forward", "losses", "backward", "optimizer")
 
 
+def synchronized_s(device: torch.device) -> float:
+    """Return the time once the device has done all that it was given, in seconds."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 class Clock:
     """`read` gives the seconds spent in each part since the last `read`, and in all."""
 

@@ -167,19 +167,20 @@ def measured_images(
         return image_NCHW, count
     path = Path(data).expanduser()
     total = sum(1 for _ in _encoded(path, "eval"))
-    chosen = {id_: place for place, id_ in enumerate(held_out_ids(min(count, total), total))}
+    if total < 2:
+        raise UserError(f"{data} holds {total} images; a report needs at least two")
+    chosen = held_out_ids(min(count, total), total)
+    chosen_ids = frozenset(chosen)
 
-    def middle(one: Encoded) -> Tensor:
+    def middle(item: tuple[int, Encoded]) -> tuple[int, Tensor]:
+        index, one = item
         image_CHW = decode(one)
         refuse_small(one.name, image_CHW, size_px)
-        return square(image_CHW, size_px)
+        return index, square(image_CHW, size_px)
 
+    wanted = (item for item in enumerate(_encoded(path, "eval")) if item[0] in chosen_ids)
     found: dict[int, Tensor] = {}
-    wanted = ((index, one) for index, one in enumerate(_encoded(path, "eval")) if index in chosen)
-    cut = map_prefetched(lambda item: (item[0], middle(item[1])), wanted, lambda item: pixels_stated(item[1].content))
-    for index, image_CHW in cut:
-        found[chosen[index]] = image_CHW
+    for index, image_CHW in map_prefetched(middle, wanted, lambda item: pixels_stated(item[1].content)):
+        found[index] = image_CHW
         on_images("reading", len(found), len(chosen))
-    if len(found) < 2:
-        raise UserError(f"{data} holds {len(found)} images; a report needs at least two")
-    return torch.stack([found[place] for place in range(len(found))]), total
+    return torch.stack([found[index] for index in chosen]), total

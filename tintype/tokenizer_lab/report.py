@@ -8,7 +8,6 @@ N: images. B: images of a batch. C: channels. H, W: rows, columns. F: size of a 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +28,7 @@ from tintype.metrics.pair import FeaturePair, Reference
 from tintype.metrics.reconstruction import LPIPS, PSNR, PairValues, pair_name
 from tintype.metrics.table import PAIR_METRICS
 from tintype.pretrained.weights import Known, at_hand
+from tintype.runtime.clock import synchronized_s
 from tintype.runtime.files import write_json, write_text
 from tintype.runtime.locks import locked
 from tintype.runtime.machine import environment
@@ -171,11 +171,11 @@ def round_trip(
     tokenizer.decode(tokenizer.encode(send(image_NCHW[:batch], device), Draws(0, position_N[:batch])))
     for chunk_BCHW, position_B in zip(image_NCHW.split(batch), position_N.split(batch), strict=True):
         image_BCHW = send(chunk_BCHW, device)
-        began = _now(device)
+        began = synchronized_s(device)
         z_BCHW = tokenizer.encode(image_BCHW, Draws(0, position_B))
-        between = _now(device)
+        between = synchronized_s(device)
         seen_BCHW = tokenizer.decode(z_BCHW)
-        encode_s, decode_s = encode_s + between - began, decode_s + _now(device) - between
+        encode_s, decode_s = encode_s + between - began, decode_s + synchronized_s(device) - between
         made.append(seen_BCHW.cpu())
         z_BCHW = z_BCHW.double().cpu()
         sums_2C += torch.stack([z_BCHW.mean((2, 3)).sum(0), z_BCHW.square().mean((2, 3)).sum(0)])
@@ -183,12 +183,6 @@ def round_trip(
     mean_C, square_C = sums_2C / count
     std_C = (square_C - mean_C.square()).clamp_min(0).sqrt()
     return RoundTrip(torch.cat(made), mean_C, std_C, z_BCHW.shape[1:], count / encode_s, count / decode_s)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 class Comparison:
