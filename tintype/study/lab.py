@@ -322,24 +322,7 @@ def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool
         return StudyReport(results, write_report(results, out))
 
 
-@dataclass(frozen=True)
-class ChosenRun:
-    arm: str
-    plan: Plan
-    folder: Path
-    """Where the study trains it; it may not be there yet."""
-
-    def trained_folder(self) -> Path:
-        """Return the run's folder, or raise UserError where the study has not begun it."""
-        if not (self.folder / "plan.yaml").is_file():
-            raise UserError(
-                f"arm '{self.arm}', seed {self.plan.seed} is not trained yet: {self.folder} does not exist; run the "
-                "study with `tintype ablate`"
-            )
-        return self.folder
-
-
-def choose_run(folder: Path, arm: str | None, seed: int | None) -> ChosenRun:
+def choose_run(folder: Path, arm: str | None, seed: int | None) -> Task:
     """Return the run of an arm and a seed, by default the arm's first; with one arm only, the arm needs no name."""
     study = stored_study(folder)
     chosen = _choose_arm(study, folder, arm)
@@ -347,7 +330,7 @@ def choose_run(folder: Path, arm: str | None, seed: int | None) -> ChosenRun:
     if seed is not None and seed not in seeds:
         raise UserError(f"--arm-seed {seed}: arm '{chosen.label}' of {folder} has the seeds {_seeds(chosen)}")
     plan = chosen.plans[0 if seed is None else seeds.index(seed)]
-    return ChosenRun(chosen.label, plan, folder / "runs" / plan.hash)
+    return Task(chosen.label, plan, folder / "runs" / plan.hash)
 
 
 def _choose_arm(study: Study, folder: Path, name: str | None) -> ArmPlan:

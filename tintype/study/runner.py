@@ -74,6 +74,7 @@ class Task:
     """The arm's label: its name, and its resolution where there are several."""
     plan: Plan
     folder: Path
+    """Where the study trains it; it may not be there yet."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -83,6 +84,15 @@ class Task:
     def parent(self) -> str | None:
         """Return the hash of the plan whose run it starts from."""
         return self.plan.start.parent_plan if self.plan.start else None
+
+    def trained_folder(self) -> Path:
+        """Return the run's folder, or raise UserError where the study has not begun it."""
+        if not (self.folder / "plan.yaml").is_file():
+            raise UserError(
+                f"arm '{self.arm}', seed {self.plan.seed} is not trained yet: {self.folder} does not exist; run the "
+                "study with `tintype ablate`"
+            )
+        return self.folder
 
 
 def tasks_of(study: Study, out: Path) -> list[Task]:

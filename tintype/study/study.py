@@ -337,21 +337,17 @@ def _caption_problems(study: Study, trained: Collection[str] = ()) -> list[Probl
 
 def _baselines(settings: StudySettings, place: Place) -> dict[str, Plan]:
     """Return the baselines by resolution; without any, the one baseline is called ''."""
-    own = _set_labels(settings.set, ("set",), place)
-    overrides = {"": own} if not settings.resolutions else {}
-    for index, one in enumerate(settings.resolutions):
-        overrides[one.name] = [*own, *_set_labels(one.set, ("resolutions", index, "set"), place)]
-    plans = {}
-    for name, labelled in overrides.items():
-        assignments, options = [one for one, _ in labelled], [option for _, option in labelled]
+    own, plans = _set_labels(settings.set, ("set",), place), {}
+    for index, (name, overrides) in enumerate([(one.name, one.set) for one in settings.resolutions] or [("", ())]):
+        labels = [*own, *_set_labels(overrides, ("resolutions", index, "set"), place)]
         with _named(name):
-            plans[name] = read_plan(settings.recipe, assignments, options)
+            plans[name] = read_plan(settings.recipe, [*settings.set, *overrides], labels)
     return plans
 
 
-def _set_labels(assignments: Sequence[str], path: KeyPath, place: Place) -> list[tuple[str, str]]:
-    """Pair each assignment with what stands before it in messages."""
-    return [(one, f"{place((*path, index))}: set ") for index, one in enumerate(assignments)]
+def _set_labels(assignments: Sequence[str], path: KeyPath, place: Place) -> list[str]:
+    """Return what stands before each assignment in messages."""
+    return [f"{place((*path, index))}: set " for index in range(len(assignments))]
 
 
 def _named(resolution: str) -> AbstractContextManager[None]:
