@@ -26,8 +26,7 @@ from tintype.evaluation.run import evaluate
 from tintype.runtime import files, notes
 from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab, runner
-from tintype.study.report import read_results
-from tintype.study.results import SPEED, StudyResults
+from tintype.study.results import SPEED, StudyResults, read_results_file
 from tintype.study.runner import Message, Task
 from tintype.study.study import load_study
 from tintype.train import checkpoint
@@ -84,12 +83,12 @@ def made(tmp_path_factory: pytest.TempPathFactory, inline: None) -> Path:
 def ablate(out: Path) -> StudyResults:
     study = load_study(str(out.parent / "study.yaml"))
     assert not lab.run_study(study, out, 1, argv=COMMAND).failed
-    return read_results(out)
+    return read_results_file(out / "results.json")
 
 
 def report(out: Path) -> StudyResults:
     lab.report_study(out)
-    return read_results(out)
+    return read_results_file(out / "results.json")
 
 
 def use(run: Path) -> tuple[str, int, str]:
@@ -286,7 +285,7 @@ def set_accuracy(out: Path) -> Path:
 @pytest.mark.promise(4)
 def test_a_score_set_by_hand_is_refused_by_the_report_and_scored_again(study: Path) -> None:
     """Set an accuracy to 0.9 in a result.json: the report refuses it, and a rerun scores the run again."""
-    expected = read_results(study)
+    expected = read_results_file(study / "results.json")
     file = set_accuracy(study)
     with pytest.raises(UserError, match=rf"{re.escape(str(file))} is damaged .*`tintype evaluate .*score it again"):
         report(study)
@@ -353,7 +352,7 @@ def test_files_of_an_earlier_version_are_read_with_a_note(
     study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Take checksums, line numbers and copies out of every file of a study, as an earlier version wrote them."""
-    expected = read_results(study)
+    expected = read_results_file(study / "results.json")
     monkeypatch.setattr(notes, "_noted", set())
     for path in [path for path in study.rglob("*") if path.is_file() and path.name != "manifest.json"]:
         if path.name == "records.json":

@@ -15,7 +15,7 @@ from tintype.config.strict import read_yaml, write_yaml
 from tintype.errors import UserError
 from tintype.evaluation.results import EncoderInfo
 from tintype.metrics import throughput
-from tintype.runtime.files import read_checked, write_checked
+from tintype.runtime.files import read_checked
 from tintype.runtime.redact import last_names, redact
 from tintype.seams import ANY_VALUE, Range
 
@@ -308,10 +308,6 @@ class StudyResults(_Data):
             for arm in content["arms"]:
                 del arm["resolution"], arm["tokens"]
         return content
-
-    def write(self, path: Path) -> None:
-        """Write the dump with its checksum."""
-        write_checked(path, self.dump())
 
     def without_data(self) -> StudyResults:
         """Return the results without images and captions of the data; samples of the models stay."""

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tintype.study.lab import report_study
-from tintype.study.report import read_results
-from tintype.study.results import StudyResults
+from tintype.study.results import StudyResults, read_results_file
 from tintype.study.verdicts import Pair, compare, pair_runs
 
 STUDIES = sorted(file.parent for file in (Path(__file__).parents[3] / "studies").glob("*/results.json"))
@@ -29,8 +28,9 @@ def test_a_committed_study_is_reported_again(study: Path, tmp_path: Path) -> Non
     for name in ("results.json", "report.html", "results.csv"):
         assert (tmp_path / name).read_bytes() == (study / name).read_bytes(), name
     markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert all(f"### {metric.label}" in markdown for metric in read_results(study).metrics)
-    assert StudyResults.model_validate_json(json.dumps(read_results(study).dump())) == read_results(study)
+    results = read_results_file(study / "results.json")
+    assert all(f"### {metric.label}" in markdown for metric in results.metrics)
+    assert StudyResults.model_validate_json(json.dumps(results.dump())) == results
 
 
 def test_the_raw_metrics_give_the_committed_differences(study: Path) -> None:
@@ -38,7 +38,7 @@ def test_the_raw_metrics_give_the_committed_differences(study: Path) -> None:
 
     An older version gave an interval of width zero where all seeds differ by the same amount; now there is none.
     """
-    results = read_results(study)
+    results = read_results_file(study / "results.json")
     pairs: dict[tuple[str, str], Pair] = {}
     for view in results.by_resolution():
         baseline, *arms = view.arms

@@ -24,7 +24,7 @@ from tintype.plan import plan_from_folder
 from tintype.runtime.interrupt import Interrupt
 from tintype.study import lab
 from tintype.study.lab import _claim, report_study, stored_study
-from tintype.study.report import read_results
+from tintype.study.results import read_results_file
 from tintype.study.study import Study, load_study
 from tintype.terminal.studies import report_with_progress, run_with_progress
 from tintype.train.folder import RunFolder
@@ -64,7 +64,7 @@ def test_a_study_keeps_its_prompt_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"mine.jsonl is damaged .*`tintype ablate"):
         report_study(tmp_path / "moved")
     copy.write_text(before)
-    results = read_results(tmp_path / "moved")
+    results = read_results_file(tmp_path / "moved" / "results.json")
     assert results.arms[0].runs[0].state == "done"
     assert set(results.arms[0].runs[0].details["clip_score_clip_mine"]) == {"tag: one", "tag: two"}
     assert results.encoders["clip"].text
@@ -184,14 +184,14 @@ def test_a_run_computes_with_the_threads_of_its_plan(tmp_path: Path) -> None:
 def test_a_report_can_leave_the_data_out(finished: Path) -> None:
     """Images and captions of the data may have a licence that the models' samples do not have."""
     report_study(finished)
-    prompts = read_results(finished).prompts
+    prompts = read_results_file(finished / "results.json").prompts
     assert all(prompt in (finished / "report.html").read_text() for prompt in prompts)
     console = Console(record=True, quiet=False, file=io.StringIO(), width=200)
     report_with_progress(finished, console, without_data=True)
     assert (
         f"{finished / 'runs'} still have them, study.yaml and the baselines still name paths" in console.export_text()
     )
-    found = read_results(finished)
+    found = read_results_file(finished / "results.json")
     assert found.prompts == [f"prompt {number}" for number in range(1, len(prompts) + 1)] and not found.real_previews
     for file in ("report.html", "report.md", "results.json"):
         text = (finished / file).read_text()
@@ -201,19 +201,19 @@ def test_a_report_can_leave_the_data_out(finished: Path) -> None:
 
 def test_a_study_records_the_commands_that_worked_on_it(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once each: a command that is repeated resumes the study. A report made later has them too."""
-    assert read_results(finished).commands == []  # it was not started by a command line
+    assert read_results_file(finished / "results.json").commands == []  # it was not started by a command line
     monkeypatch.setattr("tintype.study.lab.run_tasks", lambda *arguments: {})  # nothing is left to run
     first, second = ["tintype", "ablate", "a study.yaml"], ["tintype", "ablate", "a study.yaml", "--jobs", "2"]
     for argv in (first, second, first):
         assert not run_study(stored_study(finished), finished, 1, argv=argv).failed
     report_study(finished)
-    commands = read_results(finished).commands
+    commands = read_results_file(finished / "results.json").commands
     assert [command.argv for command in commands] == [first, second]
     assert abs(datetime.fromisoformat(commands[0].date) - datetime.now(UTC)) < timedelta(hours=1)
 
 
 def test_metrics_have_the_range_of_their_definition(finished: Path) -> None:
-    ranges = {metric.name: metric.range for metric in read_results(finished).metrics}
+    ranges = {metric.name: metric.range for metric in read_results_file(finished / "results.json").metrics}
     assert ranges["scene_accuracy"] == (0.0, 1.0) and ranges["fd_scenes"] == (0.0, None)
 
 
@@ -223,7 +223,7 @@ def test_the_throughput_is_that_of_the_runs_own_lines(finished: Path) -> None:
     edit_json(stored, lambda result: result["metrics"].update(images_per_s=1e9))
     result = json.loads(stored.read_text())
     report_study(finished)
-    (run,) = read_results(finished).arms[0].runs
+    (run,) = read_results_file(finished / "results.json").arms[0].runs
     assert run.metrics == {
         **result["metrics"],
         "images_per_s": images_per_s(RunFolder(finished / run.folder).metrics()),
@@ -252,7 +252,7 @@ def test_a_report_does_not_replace_finished_runs_by_none(finished: Path) -> None
 def test_a_report_without_the_runs_is_written_from_the_stored_results(finished: Path) -> None:
     """Results and the page, whose images are of the runs, stay; `--without-data` still takes the data out."""
     shutil.rmtree(finished / "runs")
-    prompts = read_results(finished).prompts
+    prompts = read_results_file(finished / "results.json").prompts
     before = contents(finished)
     (finished / "report.md").unlink()
     console = Console(record=True, file=io.StringIO(), width=200)
@@ -287,7 +287,7 @@ def test_results_without_finished_runs_are_replaced(finished: Path, text: str) -
     shutil.rmtree(finished / "runs")
     (finished / "results.json").write_text(text)
     report_study(finished)
-    assert read_results(finished).arms[0].runs[0].state == "missing"
+    assert read_results_file(finished / "results.json").arms[0].runs[0].state == "missing"
 
 
 SCALED = """

@@ -31,8 +31,7 @@ from tintype.study.compare import (
     planned_comparisons,
 )
 from tintype.study.lab import _check_latents_folder, report_study
-from tintype.study.report import read_results
-from tintype.study.results import Run
+from tintype.study.results import Run, read_results_file
 from tintype.study.study import Study, load_study
 from tintype.study.trends import trend_key
 from tintype.study.verdicts import counts_of
@@ -60,7 +59,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_results_have_the_latents_of_each_run(study: Path) -> None:
-    baseline, latents = read_results(study).arms
+    baseline, latents = read_results_file(study / "results.json").arms
     pixels, found = baseline.runs[0].tokenizer, latents.runs[0].tokenizer
     assert pixels is not None and found is not None
     assert (pixels.kind, pixels.channels, pixels.stride_px, pixels.identity) == ("pixels", 3, 1, "")
@@ -74,7 +73,7 @@ def test_results_have_the_latents_of_each_run(study: Path) -> None:
 
 
 def test_the_validation_loss_of_another_space_is_not_compared(study: Path) -> None:
-    results = read_results(study)
+    results = read_results_file(study / "results.json")
     _, latents = results.arms
     assert "validation_loss" not in latents.comparisons and "scene_accuracy" in latents.comparisons
     assert list(latents.incomparable) == ["validation_loss"]
@@ -98,7 +97,7 @@ def test_a_report_can_be_made_where_the_small_vae_is_not(tmp_path: Path) -> None
         load_study(str(tmp_path / "study.yaml"))  # which would train
     report_study(out)
     assert (out / "results.json").read_text(encoding="utf-8") == results
-    (run,) = read_results(out).arms[1].runs
+    (run,) = read_results_file(out / "results.json").arms[1].runs
     with pytest.raises(UserError, match="holds no trained small-vae"):
         plan_from_folder(out / run.folder).tokenizer.build(torch.device("cpu"))
     (out / "results.json").write_text(results.replace('"channels"', '"canals"'))
@@ -157,7 +156,7 @@ def test_a_tuned_tokenizer_has_a_space_of_its_own() -> None:
 
 
 def test_a_tokenizer_that_changed_between_runs_is_refused(study: Path) -> None:
-    baseline, latents = (arm.runs[0] for arm in read_results(study).arms)
+    baseline, latents = (arm.runs[0] for arm in read_results_file(study / "results.json").arms)
     _check_identities({"baseline": [baseline], "one": [latents], "two": [latents]})
     runs = {"one": [latents], "two": [latents.model_copy(update={"tokenizer": _other_weights(latents)})]}
     with pytest.raises(UserError, match=r"the tokenizer 'flux1' was .* for 'one', seed 0 and cdcdcdcdcdcd for 'two'"):

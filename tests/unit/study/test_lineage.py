@@ -10,7 +10,7 @@ from tests.tiny import TINY
 from tintype.config.strict import read_yaml
 from tintype.errors import UserError
 from tintype.study.lab import run_study
-from tintype.study.report import read_results
+from tintype.study.results import read_results_file
 from tintype.study.runner import Task, _next_task, tasks_of
 from tintype.study.study import Study, choose_arms, read_settings, resolve
 
@@ -93,7 +93,7 @@ def test_a_study_trains_the_parent_first_and_reports_the_lineage(tmp_path: Path)
     head, _, rest = STUDY.replace("seeds: [3, 4]", "seeds: [3]").partition("  - {name: last")
     small = study(tmp_path, head + rest[rest.index("  - {name: from") :])
     assert not run_study(small, tmp_path / "out", 2).failed
-    baseline, child = (arm.runs[0] for arm in read_results(tmp_path / "out").arms)
+    baseline, child = (arm.runs[0] for arm in read_results_file(tmp_path / "out" / "results.json").arms)
     assert child.lineage is not None and baseline.lineage is None
     assert (child.lineage["plan"], child.lineage["at_step"]) == (baseline.hash, 6)
     for report in ("report.md", "report.html"):

@@ -29,7 +29,7 @@ from tests.unit.study.example_results import (
 from tintype.evaluation.results import EncoderInfo
 from tintype.page import numerals, svg
 from tintype.study import report
-from tintype.study.report import charts, findings, read_results, to_csv, write_report
+from tintype.study.report import charts, findings, to_csv, write_report
 from tintype.study.report.markdown import escaped, to_markdown
 from tintype.study.results import (
     Arm,
@@ -42,6 +42,7 @@ from tintype.study.results import (
     Run,
     StudyResults,
     TokenizerInfo,
+    read_results_file,
 )
 from tintype.study.trends import NO_RUNS, NOT_POSITIVE
 from tintype.terminal.studies import show_verdicts
@@ -104,7 +105,7 @@ def test_writes_four_files_and_gives_the_page(results: StudyResults, tmp_path: P
 
 
 def test_results_survive_the_round_trip(results: StudyResults, folder: Path) -> None:
-    assert read_results(folder) == results
+    assert read_results_file(folder / "results.json") == results
 
 
 def test_csv_has_a_row_for_each_arm_seed_and_metric(results: StudyResults, folder: Path) -> None:
@@ -381,7 +382,7 @@ def test_the_report_has_the_command_that_made_it(results: StudyResults, folder: 
         assert command in said and "2026-11-15, 2026-11-16" in said and "A CPU × 2" in said
     assert f"| command | {command}; then tintype ablate" in (tmp_path / "report.md").read_text()
     assert "<script" not in (tmp_path / "report.html").read_text()
-    assert read_results(tmp_path) == with_commands(results)
+    assert read_results_file(tmp_path / "results.json") == with_commands(results)
 
 
 def test_results_from_before_commands_were_recorded_say_so(folder: Path) -> None:
@@ -682,7 +683,7 @@ def fine_and_coarse() -> StudyResults:
 def test_each_resolution_has_its_verdicts_figures_and_images(fine_and_coarse: StudyResults, tmp_path: Path) -> None:
     draw_previews(fine_and_coarse, tmp_path)
     page = _page(fine_and_coarse, tmp_path)
-    assert read_results(tmp_path) == fine_and_coarse
+    assert read_results_file(tmp_path / "results.json") == fine_and_coarse
     html = (tmp_path / "report.html").read_text()
     assert html.count('<table class="numbers glance">') == html.count('alt="real image, prompt 1"') == 2
     for words in ("coarse 64 tokens", "fine 1,024 tokens", "The baseline’s plan at fine"):
@@ -858,7 +859,7 @@ def test_tokenizers_are_listed_with_their_latents(results: StudyResults, tmp_pat
     assert f"| {' | '.join(expected)} |" in markdown
     stored = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert stored["arms"][2]["runs"][1]["tokenizer"]["mean"] == pytest.approx([-0.3, 0.2])
-    assert read_results(tmp_path) == shown
+    assert read_results_file(tmp_path / "results.json") == shown
 
 
 def test_a_study_on_pixels_has_no_list_of_tokenizers(results: StudyResults, tmp_path: Path) -> None:
@@ -961,7 +962,7 @@ def test_what_cannot_be_compared_has_a_reason_and_no_difference(seeds: tuple[int
     assert "not comparable (another space)" in markdown
     assert re.search(r"not comparable:\s+another", _shown(shown))
     assert "incomplete" not in markdown and "not measured" not in page.text
-    assert read_results(tmp_path) == shown
+    assert read_results_file(tmp_path / "results.json") == shown
 
 
 def test_figures_leave_out_what_has_another_scale(results: StudyResults, tmp_path: Path) -> None:

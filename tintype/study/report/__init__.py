@@ -6,11 +6,11 @@ import csv
 import io
 from pathlib import Path
 
-from tintype.runtime.files import write_text
+from tintype.runtime.files import write_checked, write_text
 from tintype.runtime.printable import visible
 from tintype.study.report.html import to_html
 from tintype.study.report.markdown import to_markdown
-from tintype.study.results import StudyResults, read_results_file
+from tintype.study.results import StudyResults
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 """First characters of a formula. Spreadsheets take the wide forms too."""
@@ -25,16 +25,12 @@ def write_report(results: StudyResults, folder: Path, *, stored: bool = False) -
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "report.html"
     if not stored:
-        results.write(folder / "results.json")
+        write_checked(folder / "results.json", results.dump())
     write_text(folder / "results.csv", to_csv(results))
     write_text(folder / "report.md", to_markdown(results))
     if not (stored and page.exists()):
         write_text(page, to_html(results, folder))
     return page
-
-
-def read_results(folder: Path) -> StudyResults:
-    return read_results_file(folder / "results.json")
 
 
 def to_csv(results: StudyResults) -> str:
