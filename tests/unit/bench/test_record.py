@@ -97,6 +97,14 @@ def test_a_file_without_figures_is_refused(content: str | None, message: str, tm
         read_record(file)
 
 
+def test_recorded_figures_of_gpus_can_be_compared_with() -> None:
+    folder = Path(__file__).parents[3] / "docs" / "speed"
+    for file in set(folder.glob("*.json")) - {folder / "table.json"}:
+        found = read_record(file)
+        assert found.figures and {"bench", "plan"} <= found.work.keys() and found.environment["device"], file
+        assert "/" not in found.command, "a recorded command names no folder of the machine it ran on"
+
+
 def test_techniques_are_compared_by_their_ratio_and_the_plan_by_its_speed() -> None:
     row = Row(256, 32, 128, "dense", images_per_s=300.0, times_dense=1.0)
     rows = [
