@@ -152,16 +152,9 @@ class MdsImporter(Importer):
 
     def _first_entries(self) -> dict[str, object]:
         """Return the entries of the JSON columns of the first sample."""
-        place = next((place for place in self._places if place.shard.samples), None)
-        if place is None:
-            return {}
-        try:
-            sample = next(_samples(place, 0, self._most_bytes))[1]
-            parts = _parts(place.shard, sample if isinstance(sample, bytes) else b"")
-            found = [_values(name, "json", parts[name]) for name, kind in self._encodings.items() if kind == "json"]
-        except UnreadableError:
-            return {}
-        return {key: value for values in found for key, value in values.items()}
+        names = [name for name, encoding in self._encodings.items() if encoding == "json"]
+        values = next(self.items(names, 0), Item("")).values
+        return {key: value for key, value in values.items() if value is not None or key not in (FOLDER, *names)}
 
 
 def _is_index(file: Path) -> bool:

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -53,17 +53,16 @@ class Entry(BaseModel, frozen=True, extra="forbid", strict=True):
 @dataclass
 class Journal:
     path: Path
-    entries: dict[str, Entry] = field(default_factory=dict)
-    _file: IO[bytes] | None = None
+    file: IO[bytes]
+    entries: dict[str, Entry]
     _synced_s: float = 0.0
 
     def add(self, entry: Entry) -> None:
-        assert self._file is not None
         try:
-            self._file.write(_line(entry.model_dump(exclude_defaults=True)))
-            self._file.flush()
+            self.file.write(_line(entry.model_dump(exclude_defaults=True)))
+            self.file.flush()
             if time.monotonic() - self._synced_s > _SYNC_S:
-                self._sync()
+                self.sync()
         except OSError as error:
             raise UserError(
                 f"cannot write to {self.path}: {error.strerror}. {len(self.entries):,} answers are kept there; make "
@@ -71,9 +70,8 @@ class Journal:
             ) from error
         self.entries[entry.key] = entry
 
-    def _sync(self) -> None:
-        assert self._file is not None
-        os.fsync(self._file.fileno())
+    def sync(self) -> None:
+        os.fsync(self.file.fileno())
         self._synced_s = time.monotonic()
 
 
@@ -82,24 +80,23 @@ def open_journal(path: Path, settings: Mapping[str, Json], anew: bool) -> Iterat
     """Open the journal of this work, with the entries of earlier attempts. Answers depend on all of `settings`."""
     if anew:
         path.unlink(missing_ok=True)
-    journal = Journal(path)
     header = {"format": _FORMAT, "settings": json.loads(json.dumps(settings))}
     with path.open("a+b") as file:
         file.seek(0)
         content = file.read()
         whole = content.rfind(b"\n") + 1  # a last line without its end was cut short
         file.truncate(whole)
+        journal = Journal(path, file, {})
         if content[:whole].count(b"\n") > 1:
             journal.entries.update(_read(path, content[:whole], header))
         else:  # nothing, or the settings of a try that had no answer
             file.truncate(0)
             file.write(_line(header))
             file.flush()
-        journal._file = file
         try:
             yield journal
         finally:
-            journal._sync()
+            journal.sync()
 
 
 def _line(content: dict[str, Json]) -> bytes:

@@ -6,6 +6,7 @@ B: images. C: channels. H, W: rows, columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -72,7 +73,7 @@ class StoreSource:
         self.bucket_N = nearest_shape(height_N, width_N, settings.buckets) if settings.buckets else None
         self.identity: str | None = selection.identity(self._store)
         self.columns = frozenset(self._store.captions)
-        self._records: dict[int, Record] = {}
+        self._record = lru_cache(_MOST_CACHED_RECORDS)(self._read_record)
         self.resident: Resident | None = None
         fits = resident_bytes(len(self), settings.size_px) <= _MOST_CACHED_BYTES.get(device.type, 0)
         if keep and fits and not settings.buckets:
@@ -98,14 +99,9 @@ class StoreSource:
         return len(self._rows)
 
     def records(self, ids: Sequence[int]) -> list[Record]:
-        if len(self) > _MOST_CACHED_RECORDS:
-            return [self._record(id_) for id_ in ids]
-        for id_ in ids:
-            if id_ not in self._records:
-                self._records[id_] = self._record(id_)
-        return [self._records[id_] for id_ in ids]
+        return [self._record(id_) for id_ in ids]
 
-    def _record(self, id_: int) -> Record:
+    def _read_record(self, id_: int) -> Record:
         return Record(self._store.captions_of(int(self._rows[id_])), None)
 
     def images(self, ids: Sequence[int]) -> Tensor:
