@@ -18,21 +18,9 @@ from numpy.typing import NDArray
 
 import tintype
 from tintype.data.order import ids_at
+from tintype.data.store import inspect_result as results
 from tintype.data.store.duplicates import Group, find_groups
 from tintype.data.store.fingerprints import FORMATS, MODES, look_at
-from tintype.data.store.inspect_result import (
-    Aspects,
-    AttributeValues,
-    Captions,
-    Counts,
-    Duplicates,
-    Histogram,
-    Result,
-    Sample,
-    Sizes,
-    Spread,
-    SpreadAndHistogram,
-)
 from tintype.data.store.layout import ATTRIBUTE, CAPTION, SPLITS, Store
 from tintype.data.store.problems import LONG_WORDS, TINY_PX, find_problems, strange_text
 from tintype.data.store.selection import REPEATS, Selection
@@ -63,7 +51,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Inspection:
-    result: Result
+    result: results.Result
     groups: list[Group]
 
 
@@ -89,7 +77,7 @@ def inspect_store(
     pixels = np.array(store.table["pixels"].to_pylist(), dtype="U64")
     groups = find_groups(rows, looks, pixels, is_eval, asked.most_bits)
     samples = ids_at(asked.seed, 0, min(asked.samples, len(rows)), len(rows)).numpy()
-    result: Result = {
+    result: results.Result = {
         "store": str(store.path),
         "identity": store.identity,
         "tintype": tintype.__version__,
@@ -113,7 +101,7 @@ def inspect_store(
     return Inspection(result, groups)
 
 
-def _record(store: Store, row: int) -> Sample:
+def _record(store: Store, row: int) -> results.Sample:
     width, height = (int(side[row]) for side in store.sizes())
     about = store.about_row(row)
     return {
@@ -128,7 +116,7 @@ def _record(store: Store, row: int) -> Sample:
     }
 
 
-def _origins(store: Store, rows: NDArray[np.int64]) -> Counts:
+def _origins(store: Store, rows: NDArray[np.int64]) -> results.Counts:
     """Return the files or folders that records came from, those of most records first."""
     origins = map(_origin, store.table["source"].take(rows).to_pylist())
     return [{"name": name, "records": count} for name, count in _most_common(origins)]
@@ -143,7 +131,7 @@ def _origin(source: str) -> str:
     return f"{source.partition('/')[0]}/" if "/" in source else "the folder itself"
 
 
-def _set_aside(store: Store) -> Counts:
+def _set_aside(store: Store) -> results.Counts:
     """Return the reasons without the numbers and names in them."""
     counts: Counter[str] = Counter()
     for said in store.quarantine():
@@ -152,7 +140,7 @@ def _set_aside(store: Store) -> Counts:
     return [{"reason": reason, "records": count} for reason, count in counts.most_common()]
 
 
-def _spread(values: NDArray[np.float64] | NDArray[np.int32] | NDArray[np.int64]) -> Spread:
+def _spread(values: NDArray[np.float64] | NDArray[np.int32] | NDArray[np.int64]) -> results.Spread:
     return {
         "min": float(values.min()),
         "median": float(np.median(values)),
@@ -161,11 +149,11 @@ def _spread(values: NDArray[np.float64] | NDArray[np.int32] | NDArray[np.int64])
     }
 
 
-def _with_histogram(values: NDArray[np.int32] | NDArray[np.int64]) -> SpreadAndHistogram:
+def _with_histogram(values: NDArray[np.int32] | NDArray[np.int64]) -> results.SpreadAndHistogram:
     return {**_spread(values), "histogram": whole_histogram(values)}
 
 
-def whole_histogram(values: NDArray[np.generic]) -> Histogram:
+def whole_histogram(values: NDArray[np.generic]) -> results.Histogram:
     """Count whole numbers between round whole numbers."""
     numbers = values.astype(np.float64)
     low, high = float(numbers.min()), float(np.percentile(numbers, 99.5))
@@ -174,7 +162,7 @@ def whole_histogram(values: NDArray[np.generic]) -> Histogram:
     return _binned(numbers, [index * step for index in range(math.floor(low / step), math.floor(high / step) + 2)])
 
 
-def histogram(values: NDArray[np.float64]) -> Histogram | None:
+def histogram(values: NDArray[np.float64]) -> results.Histogram | None:
     """Count any numbers; return None where they lie too close or too far apart to be drawn."""
     if np.abs(values).max() > _FARTHEST:
         return None
@@ -187,13 +175,13 @@ def histogram(values: NDArray[np.float64]) -> Histogram | None:
     return _binned(values, [float(f"{index * step:.12g}") for index in indices])
 
 
-def _binned(values: NDArray[np.float64], edges: list[int] | list[float]) -> Histogram:
+def _binned(values: NDArray[np.float64], edges: list[int] | list[float]) -> results.Histogram:
     index = np.clip(np.searchsorted(np.array(edges, np.float64), values, side="right") - 1, 0, len(edges) - 2)
     counts = np.bincount(index, minlength=len(edges) - 1)
     return {"edges": edges, "counts": counts.tolist(), "open": bool(values.max() >= edges[-1])}
 
 
-def _sizes(store: Store, rows: NDArray[np.int64]) -> Sizes:
+def _sizes(store: Store, rows: NDArray[np.int64]) -> results.Sizes:
     width, height = (side[rows] for side in store.sizes())
     short, long = np.minimum(width, height), np.maximum(width, height)
     return {
@@ -211,7 +199,7 @@ def _sizes(store: Store, rows: NDArray[np.int64]) -> Sizes:
     }
 
 
-def _aspects(store: Store, rows: NDArray[np.int64]) -> Aspects:
+def _aspects(store: Store, rows: NDArray[np.int64]) -> results.Aspects:
     """Return widths over heights. A bin has its round value in the middle: that of squares lies around 1."""
     width, height = (side[rows].astype(np.float64) for side in store.sizes())
     logs = np.log2(width / height)
@@ -227,7 +215,7 @@ def _aspects(store: Store, rows: NDArray[np.int64]) -> Aspects:
     }
 
 
-def _captions(store: Store, name: str, rows: NDArray[np.int64]) -> Captions:
+def _captions(store: Store, name: str, rows: NDArray[np.int64]) -> results.Captions:
     from pyarrow import compute
 
     column = store.table[CAPTION + name].take(rows).fill_null("")
@@ -248,10 +236,10 @@ def _captions(store: Store, name: str, rows: NDArray[np.int64]) -> Captions:
     }
 
 
-def _attribute(store: Store, name: str, rows: NDArray[np.int64]) -> AttributeValues:
+def _attribute(store: Store, name: str, rows: NDArray[np.int64]) -> results.AttributeValues:
     column = store.table[ATTRIBUTE + name].take(rows)
     kind, there = store.attributes[name], column.drop_null()
-    about: AttributeValues = {
+    about: results.AttributeValues = {
         "kind": kind,
         "missing": column.null_count,
         "distinct": len(there.unique()),
@@ -283,7 +271,7 @@ def _counted(index_N: NDArray[np.uint8], names: Sequence[str]) -> dict[str, int]
     return dict(sorted(((n, c) for n, c in zip(names, counts, strict=True) if c), key=lambda one: -one[1]))
 
 
-def _duplicates(store: Store, groups: list[Group], is_eval: NDArray[np.bool_], most_bits: int) -> Duplicates:
+def _duplicates(store: Store, groups: list[Group], is_eval: NDArray[np.bool_], most_bits: int) -> results.Duplicates:
     leaks = [group for group in groups if group.leaks]
     leaking = sum(int((~is_eval[list(group.rows)]).sum()) for group in leaks)
     return {

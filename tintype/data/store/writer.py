@@ -12,23 +12,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from tintype.data.arrow_file import file_of
+from tintype.data.store import layout
 from tintype.data.store.attributes import Kind, Value
 from tintype.data.store.encode import Prepared
-from tintype.data.store.layout import (
-    ABOUT,
-    ATTRIBUTE,
-    CAPTION,
-    QUARANTINE,
-    SPLITS,
-    AboutStore,
-    Identity,
-    Shard,
-    Split,
-    check_part,
-    open_shard,
-    schema,
-    shard_of,
-)
+from tintype.data.store.layout import AboutStore, Identity, Shard, Split
 from tintype.errors import UserError
 from tintype.runtime.files import checksum_of, flush, write_bytes
 
@@ -60,36 +47,31 @@ class Writer:
     ) -> None:
         self._work, self.written = work, _read_kept(work, request)
         self._items_kept = self.written.items
-        self.quarantine = work / QUARANTINE
+        self.quarantine = work / layout.QUARANTINE
         self._quarantine_total = hashlib.sha256(self.quarantine.read_bytes())
         begun = self.written.request  # its shards have the columns in its order, whatever the order of the options
         self._captions = list(begun.get("captions", captions))
         self._attributes = {name: attributes[name] for name in begun.get("attributes", {})}
-        self._identity, self._counts = Identity(), dict.fromkeys(SPLITS, 0)
+        self._identity, self._counts = Identity(), dict.fromkeys(layout.SPLITS, 0)
         self.first_seen: dict[str, tuple[Split, str]] = {}
         """The split and the source of each stored image, by its pixels."""
         for shard in self.written.shards:
-            check_part(work / shard.name, shard, _again(work))
-            self._take_in(open_shard(work / shard.name))
+            layout.check_part(work / shard.name, shard, _again(work))
+            self._take_in(layout.open_shard(work / shard.name))
         self._rows: list[dict[str, bytes | Value]] = []
         self._refused = bytearray()
         self._bytes = 0
 
     def add(
-        self,
-        image: Prepared,
-        source: str,
-        split: Split,
-        captions: Mapping[str, str],
-        attributes: Mapping[str, Value],
+        self, image: Prepared, source: str, split: Split, captions: Mapping[str, str], attributes: Mapping[str, Value]
     ) -> None:
         self._rows.append(
             {
                 **vars(image),
                 "source": source.encode(errors="backslashreplace").decode(),  # a file's name may be any bytes
                 "split": split,
-                **{CAPTION + name: text for name, text in captions.items()},
-                **{ATTRIBUTE + name: value for name, value in attributes.items()},
+                **{layout.CAPTION + name: text for name, text in captions.items()},
+                **{layout.ATTRIBUTE + name: value for name, value in attributes.items()},
             }
         )
         self._bytes += len(image.image)
@@ -145,7 +127,7 @@ class Writer:
             attributes=dict(self._attributes),
         )
         try:
-            write_bytes(self._work / ABOUT, about.to_json().encode(), durable=True)
+            write_bytes(self._work / layout.ABOUT, about.to_json().encode(), durable=True)
             (self._work / _PROGRESS).unlink()
             (self._work / ".lock").unlink(missing_ok=True)
             if not kept.quarantined:
@@ -160,11 +142,11 @@ class Writer:
     def _write_shard(self, index: int) -> Shard:
         import pyarrow
 
-        batch = pyarrow.RecordBatch.from_pylist(self._rows, schema=schema(self._captions, self._attributes))
+        batch = pyarrow.RecordBatch.from_pylist(self._rows, schema=layout.schema(self._captions, self._attributes))
         name = f"shard-{index:05d}.arrow"
         write_bytes(self._work / name, file_of(batch), durable=True)
         self._take_in(batch)
-        return shard_of(self._work / name)
+        return layout.shard_of(self._work / name)
 
     def _take_in(self, batch: pyarrow.RecordBatch) -> None:
         """Count the rows of a written shard."""
@@ -211,7 +193,7 @@ def _read_kept(work: Path, request: Mapping[str, Any]) -> Written:
                 f"{work} holds an import that was begun from another source or with other options; run that command "
                 "again to resume it, or remove the folder"
             )
-    _cut_quarantine(work / QUARANTINE, kept)
+    _cut_quarantine(work / layout.QUARANTINE, kept)
     return kept
 
 
