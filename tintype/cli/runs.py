@@ -114,75 +114,41 @@ def evaluate(
         raise UserError("--follow-links is for the folders of --images and --reference; leave it out for a run")
     if run is None and threads is not None:
         raise UserError("--threads goes with a run; for --images set OMP_NUM_THREADS")
-    if images is not None and reference is not None:
-        _evaluate_images(images, reference, save_reference, set_, follow_links, device, json_)
-    elif run is not None:
-        _evaluate_run(run_of(run, arm, arm_seed), set_, ema_length, device, threads, json_)
-
-
-def _evaluate_run(
-    run: Path,
-    assignments: list[str],
-    ema_length: float | None,
-    device: str | None,
-    threads: int | None,
-    json_: bool,
-) -> None:
-    from tintype.evaluation.protocol import Protocol, definitions
-    from tintype.evaluation.run import evaluate as score
-    from tintype.plan import plan_from_folder
-    from tintype.terminal.progress import Progress
-    from tintype.terminal.runs import show_evaluation
-    from tintype.train.reconstruct import reconstruction
-
-    protocol = settings_of(Protocol, "evaluation", assignments)
-    average = reconstruction(run, ema_length) if ema_length is not None else None
-    kept = f"whole shards of sampled images are in {run / 'evaluation'}; run the same command to resume"
-    with Progress("loading the run", kept=kept) as bars:
-        result = score(run, protocol, lambda now: bars.show(now.doing, now.done, now.total), device, average, threads)
-    if json_:
-        print_json(result.dump())
-        return
-    title = f"{run} at step {result.step} ({result.weights} weights)"
-    meanings = definitions(result.protocol, plan_from_folder(run).data.of_scenes)
-    show_evaluation(title, result, meanings, console)
-
-
-def _evaluate_images(
-    images: Path,
-    reference: Path,
-    saved: Path | None,
-    assignments: list[str],
-    follow_links: bool,
-    device: str | None,
-    json_: bool,
-) -> None:
     from tintype.evaluation.images import evaluate_images, image_definitions
-    from tintype.evaluation.protocol import ImageProtocol
+    from tintype.evaluation.progress import Scoring
+    from tintype.evaluation.protocol import ImageProtocol, Protocol, definitions
+    from tintype.evaluation.results import MetricValues
+    from tintype.evaluation.run import evaluate as evaluate_run
+    from tintype.plan import plan_from_folder
     from tintype.runtime.dist import alone
     from tintype.runtime.machine import choose_device
     from tintype.terminal.progress import Progress
     from tintype.terminal.runs import show_evaluation
+    from tintype.train.reconstruct import reconstruction
 
-    alone("tintype evaluate --images")
-    protocol = settings_of(ImageProtocol, "evaluation", assignments)
-    kept = "features of the reference are cached once they are whole; run the same command again"
-    with Progress(f"reading {images}", kept=kept) as bars:
-        chosen = choose_device(device or "auto")
-        result = evaluate_images(
-            images,
-            reference,
-            protocol,
-            chosen,
-            saved,
-            lambda now: bars.show(now.doing, now.done, now.total),
-            follow_links,
-        )
-    if json_:
-        print_json(result.dump())
-        return
-    counts = f"{result.images.count:,} against {result.reference.count:,} images"
-    show_evaluation(f"{images} against {reference}: {counts}", result, image_definitions(protocol), console)
+    def report(now: Scoring) -> None:
+        bars.show(now.doing, now.done, now.total)
+
+    result: MetricValues
+    if images is not None and reference is not None:
+        alone("tintype evaluate --images")
+        of_images = settings_of(ImageProtocol, "evaluation", set_)
+        kept = "features of the reference are cached once they are whole; run the same command again"
+        with Progress(f"reading {images}", kept=kept) as bars:
+            on = choose_device(device or "auto")
+            found = evaluate_images(images, reference, of_images, on, save_reference, report, follow_links)
+        counts = f"{found.images.count:,} against {found.reference.count:,} images"
+        title, result, meanings = f"{images} against {reference}: {counts}", found, image_definitions(of_images)
+    elif run is not None:
+        run = run_of(run, arm, arm_seed)
+        protocol = settings_of(Protocol, "evaluation", set_)
+        average = reconstruction(run, ema_length) if ema_length is not None else None
+        kept = f"whole shards of sampled images are in {run / 'evaluation'}; run the same command to resume"
+        with Progress("loading the run", kept=kept) as bars:
+            scored = evaluate_run(run, protocol, report, device, average, threads)
+        title, result = f"{run} at step {scored.step} ({scored.weights} weights)", scored
+        meanings = definitions(scored.protocol, plan_from_folder(run).data.of_scenes)
+    print_json(result.dump()) if json_ else show_evaluation(title, result, meanings, console)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """Techniques: one file per idea, and this table of them. Adding one means its file, its line here, and its test."""
 
+from dataclasses import replace
 from importlib import import_module
 
 from tintype.techniques.technique import SHARED_SEAMS, Technique
@@ -40,7 +41,8 @@ FILES = (
     "x_prediction",
 )
 TECHNIQUES: dict[str, Technique] = {
-    technique.name: technique for technique in (import_module(f"{__name__}.{file}").TECHNIQUE for file in FILES)
+    name: replace(import_module(f"{__name__}.{file}").TECHNIQUE, name=name)
+    for name, file in ((file.replace("_", "-"), file) for file in FILES)
 }
 
 __all__ = ["SHARED_SEAMS", "TECHNIQUES", "Technique"]

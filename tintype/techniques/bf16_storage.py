@@ -27,7 +27,6 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="bf16-storage",
     seam="precision",
     summary="store the trained weights and their moments in bf16",
     apply=apply,

@@ -30,7 +30,6 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="caption-curriculum",
     seam="captions",
     summary="long captions first, then more and more of a mix",
     apply=apply,

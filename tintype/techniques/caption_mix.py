@@ -20,7 +20,6 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="caption-mix",
     seam="captions",
     summary="each sample reads one of its image's captions, drawn by their weights",
     apply=apply,

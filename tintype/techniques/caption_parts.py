@@ -17,7 +17,6 @@ class Options(Settings):
 
 
 TECHNIQUE = Technique(
-    name="caption-parts",
     seam="captions",
     setting="keep_parts",
     summary="leave out some sentences and clauses of each caption, others each time",

@@ -16,7 +16,6 @@ class Options(Settings):
 
 
 TECHNIQUE = Technique(
-    name="caption-tokens",
     seam="captions",
     setting="max_tokens",
     summary="truncate captions to their first tokens",

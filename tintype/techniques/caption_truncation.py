@@ -16,7 +16,6 @@ class Options(Settings):
 
 
 TECHNIQUE = Technique(
-    name="caption-truncation",
     seam="captions",
     setting="max_words",
     summary="truncate captions after their first words",

@@ -4,7 +4,6 @@ from tintype.losses.contrastive import ContrastiveSettings
 from tintype.techniques.technique import Technique
 
 TECHNIQUE = Technique(
-    name="contrastive",
     seam="losses",
     summary="push the velocity away from those of other captions",
     options=ContrastiveSettings,

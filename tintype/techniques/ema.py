@@ -4,7 +4,6 @@ from tintype.optim.ema import EmaSettings
 from tintype.techniques.technique import Technique
 
 TECHNIQUE = Technique(
-    name="ema",
     seam="ema",
     summary="sample and score with an exponential average of the weights",
     options=EmaSettings,

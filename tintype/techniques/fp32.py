@@ -12,7 +12,6 @@ def apply(plan: Plan, options: NoOptions) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="fp32",
     seam="precision",
     summary="store and compute everything in fp32",
     apply=apply,

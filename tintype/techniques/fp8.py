@@ -16,7 +16,6 @@ def apply(plan: Plan, options: NoOptions) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="fp8",
     seam="precision",
     summary="multiply the matrices of the blocks in FP8 (Ada, Hopper and later GPUs)",
     apply=apply,

@@ -12,7 +12,6 @@ def apply(plan: Plan, options: IrepaOptions) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="irepa",
     seam="losses",
     summary="align a block's grid of tokens with a frozen teacher's spatial structure",
     apply=apply,

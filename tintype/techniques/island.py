@@ -35,7 +35,6 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="island",
     seam="precision",
     summary="the precision of norms, softmax, RoPE, timestep or modulation by itself",
     apply=apply,

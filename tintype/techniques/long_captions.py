@@ -12,7 +12,6 @@ def apply(plan: Plan, options: NoOptions) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="long-captions",
     seam="captions",
     summary="train on full descriptions",
     apply=apply,

@@ -4,7 +4,6 @@ from tintype.losses.lpips import LpipsLossSettings
 from tintype.techniques.technique import Technique
 
 TECHNIQUE = Technique(
-    name="lpips",
     seam="losses",
     summary="compare the predicted image with the true one by LPIPS",
     options=LpipsLossSettings,

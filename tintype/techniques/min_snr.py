@@ -4,7 +4,6 @@ from tintype.flow.min_snr import MinSnrSettings
 from tintype.techniques.technique import Technique
 
 TECHNIQUE = Technique(
-    name="min-snr",
     seam="weighting",
     summary="weight each time by its signal-to-noise ratio, up to a bound",
     options=MinSnrSettings,

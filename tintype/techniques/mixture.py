@@ -64,7 +64,6 @@ def _scored(plan: Plan, options: Options) -> str:
 
 
 TECHNIQUE = Technique(
-    name="mixture",
     seam="data",
     summary="train on other sources too, each with its share of every batch",
     apply=apply,

@@ -35,7 +35,6 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="muon",
     seam="optimizer",
     summary="orthogonalised momentum for the matrices of the blocks, AdamW as it was for the rest",
     apply=apply,

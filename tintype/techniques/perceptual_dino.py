@@ -4,7 +4,6 @@ from tintype.losses.perceptual_dino import PerceptualDinoSettings
 from tintype.techniques.technique import Technique
 
 TECHNIQUE = Technique(
-    name="perceptual-dino",
     seam="losses",
     summary="compare the predicted image with the true one by DINOv2's patch tokens",
     options=PerceptualDinoSettings,

@@ -8,7 +8,6 @@ from tintype.optim.power_ema import PowerEmaSettings
 from tintype.techniques.technique import Technique
 
 TECHNIQUE = Technique(
-    name="power-ema",
     seam="ema",
     summary="average the weights so that any length of the average can be had after the run",
     options=PowerEmaSettings,

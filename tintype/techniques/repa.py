@@ -17,7 +17,6 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="repa",
     seam="losses",
     summary="align a block's tokens with a frozen teacher's",
     apply=apply,

@@ -42,7 +42,6 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="repa-burn-in",
     seam="losses",
     summary="align a block's tokens with a frozen teacher's, then stop and let the teacher go",
     apply=apply,

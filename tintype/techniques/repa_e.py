@@ -23,7 +23,6 @@ def apply(plan: Plan, options: TuningOptions) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="repa-e",
     seam="tuning",
     summary="train the tokenizer's autoencoder with the denoiser, by alignment and reconstruction",
     apply=apply,

@@ -15,7 +15,6 @@ def apply(plan: Plan, options: NoOptions) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="resolution-aware",
     seam="model",
     summary="the time embedding also says how large the latents are",
     apply=apply,

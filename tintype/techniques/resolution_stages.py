@@ -39,7 +39,6 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="resolution-stages",
     seam="train",
     setting="stages",
     summary="train on smaller images first, and at the full size in the end",

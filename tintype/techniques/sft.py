@@ -50,7 +50,6 @@ def _start(options: Options) -> StartPart:
 
 
 TECHNIQUE = Technique(
-    name="sft",
     seam="start",
     also=frozenset({"data", "optimizer", "train"}),
     summary="start from the weights of another run, with a lower learning rate and data of its own",

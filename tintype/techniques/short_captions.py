@@ -15,7 +15,6 @@ def apply(plan: Plan, options: NoOptions) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="short-captions",
     seam="captions",
     summary="train on captions of a few words instead of full descriptions",
     apply=apply,

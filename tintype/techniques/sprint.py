@@ -19,7 +19,6 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="sprint",
     seam="route",
     summary="the middle blocks see a quarter of the tokens; a layer fuses them with the dense stream",
     apply=apply,

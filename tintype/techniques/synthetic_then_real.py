@@ -68,7 +68,6 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="synthetic-then-real",
     seam="data",
     summary="train on synthetic images first, then on the plan's own",
     apply=apply,

@@ -32,7 +32,6 @@ class Technique:
     itself refuses a plan without them.
     """
 
-    name: str
     seam: str
     summary: str
     apply: Callable[[Plan, Any], Changes] | None = None
@@ -43,6 +42,8 @@ class Technique:
     also: frozenset[str] = field(default_factory=frozenset)
     trains: frozenset[str] = field(default_factory=frozenset)
     needs: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    """That of its file, which the table of techniques sets: the words of both are one."""
 
     def changes(self, plan: Plan, options: Settings) -> Changes:
         """Return the changed fields of the Plan."""

@@ -22,7 +22,6 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="text-encoder",
     seam="text",
     summary="read captions with another text encoder, frozen or trained",
     apply=apply,

@@ -41,7 +41,6 @@ def _same_grid(plan: Plan, tokenizer: TokenizerPart) -> int:
 
 
 TECHNIQUE = Technique(
-    name="tokenizer",
     seam="tokenizer",
     also=frozenset({"model"}),
     summary="work on the latents of another tokenizer, with the same grid of tokens",

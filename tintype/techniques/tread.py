@@ -19,7 +19,6 @@ def apply(plan: Plan, options: Options) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="tread",
     seam="route",
     summary="a random half of the tokens skips the middle blocks in training",
     apply=apply,

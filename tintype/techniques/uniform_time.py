@@ -12,7 +12,6 @@ def apply(plan: Plan, options: NoOptions) -> Changes:
 
 
 TECHNIQUE = Technique(
-    name="uniform-time",
     seam="time",
     summary="draw the training time uniformly",
     apply=apply,

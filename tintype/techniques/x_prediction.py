@@ -4,7 +4,6 @@ from tintype.flow.x_prediction import XPredictionSettings
 from tintype.techniques.technique import Technique
 
 TECHNIQUE = Technique(
-    name="x-prediction",
     seam="objective",
     summary="predict the clean image; loss on velocities",
     options=XPredictionSettings,
