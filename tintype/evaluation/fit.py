@@ -209,7 +209,7 @@ def refuse(problems: Sequence[Problem], what: str = "the evaluation") -> None:
     if not problems:
         return
     fixes = dict.fromkeys(fix for problem in problems for fix in problem.fixes)
-    quoted = [f"--set '{fix}'" if "[" in fix else f"--set {fix}" for fix in fixes]  # some shells expand brackets
+    quoted = [f"'{fix}'" if "[" in fix else fix for fix in fixes]  # some shells expand brackets
     listed = "".join(f"\n- {problem.text}" for problem in problems)
-    way_out = f"\nOverrides: {' '.join(quoted)}" if quoted else ""
+    way_out = "\nOverrides: " + " ".join(f"--set {quoted_fix}" for quoted_fix in quoted) if quoted else ""
     raise UserError(f"{what} does not work:{listed}{way_out}")
