@@ -206,12 +206,9 @@ def lost_runs(results: StudyResults) -> list[tuple[Arm, Run]]:
 
 def differing_controls(results: StudyResults) -> list[tuple[Arm, list[MetricInfo]]]:
     """Return control arms that look better or worse than the baseline, though only the seeds differ."""
-    found = []
-    for arm in _with_role(results, "control"):
-        metrics = [metric for metric in results.metrics if _verdict(arm, metric) in _FOUND]
-        if metrics:
-            found.append((arm, metrics))
-    return found
+    controls = _with_role(results, "control")
+    found = [(arm, [metric for metric in results.metrics if _verdict(arm, metric) in _FOUND]) for arm in controls]
+    return [(arm, metrics) for arm, metrics in found if metrics]
 
 
 class _Condition(BaseModel):
@@ -579,10 +576,9 @@ def _latents_row(runs: list[tuple[Arm, TokenizerInfo]]) -> LatentsRow:
 def environment(results: StudyResults) -> dict[str, list[str]]:
     """Return every distinct value of every key of the runs' environment."""
     found: dict[str, dict[str, None]] = {}
-    for arm in results.arms:
-        for run in arm.runs:
-            for key, value in run.environment.items():
-                found.setdefault(key, {})[plain(value)] = None
+    for run in (run for arm in results.arms for run in arm.runs):
+        for key, value in run.environment.items():
+            found.setdefault(key, {})[plain(value)] = None
     return {key: list(values) for key, values in found.items()}
 
 
