@@ -5,7 +5,7 @@ memory-mapped, so that any row is found at once and no image is read before it i
 (the bytes of an image file), `width`, `height`, `source` (where the record came from), `sha256` (of the image's bytes),
 `pixels` (SHA-256 of the decoded pixels, by which copies are known), `split`, and one column `caption:NAME` for each
 kind of caption that was imported, and `attribute:NAME` for each attribute, which may be null. A kind of caption that
-was added later lies beside each shard, in a file of its own with `sha256` and `caption:NAME` (`columns.py` writes it).
+was added later lies beside each shard, in a file of its own with `sha256` and `caption:NAME` (`changes.py` writes it).
 
 Everything is checked before it is used. `store.json` has a checksum of itself, and of each other file one of all its
 bytes but those of images, compared when the store is opened; an image is compared with its `sha256` whenever it is
