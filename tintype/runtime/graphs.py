@@ -1,0 +1,137 @@
+"""Passes of a network as CUDA graphs: the host starts one thing instead of hundreds, and small models do not wait.
+
+A pass is captured at the second call with inputs of the same shapes; the first one compiles kernels. All graphs of a
+network share their memory, so one pass is under way at a time: a call in between runs without a graph.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Parameters = Mapping[str, nn.Parameter]
+Pass = Callable[[Sequence[Tensor], Parameters], tuple[Tensor, ...]]
+"""Computes outputs from inputs and parameters; all else that it reads stays where it is in memory."""
+
+
+class _Token:
+    """Lives as long as a forward pass waits for its backward pass."""
+
+
+class Graphs:
+    """Captured passes, by a key that says all that is not a tensor."""
+
+    def __init__(self) -> None:
+        self._met = set[Hashable]()
+        self._captured: dict[Hashable, _Captured] = {}
+        self._gradients = set[int]()
+        """Addresses of the gradients that a graph writes."""
+        self._waiting: Callable[[], _Token | None] = lambda: None
+
+    def __call__(
+        self, key: Hashable, function: Pass, inputs: Sequence[Tensor], parameters: Parameters
+    ) -> tuple[Tensor, ...] | None:
+        """Return the outputs of a pass, or None where it must run without a graph."""
+        grad = torch.is_grad_enabled()
+        mode = (grad, torch.is_autocast_enabled("cuda"))
+        key = (key, *mode, *((one.shape, one.dtype, one.requires_grad) for one in inputs))
+        if key not in self._met or self._waiting() is not None or torch.cuda.is_current_stream_capturing():
+            self._met.add(key)
+            return None
+        if key not in self._captured:
+            memory = next(iter(self._captured.values())).memory if self._captured else torch.cuda.graph_pool_handle()
+            self._captured[key] = _Captured(function, inputs, parameters, memory, grad)
+            self._gradients |= self._captured[key].gradients
+        self._save_gradients(parameters)
+        if not grad:
+            return self._captured[key].forward(inputs)
+        token = _Token()
+        self._waiting = weakref.ref(token)
+        tensors = (*inputs, *parameters.values())
+        outputs: tuple[Tensor, ...] = _Replay.apply(self._captured[key], token, *tensors)  # type: ignore[no-untyped-call]
+        return outputs
+
+    def _save_gradients(self, parameters: Parameters) -> None:
+        """Move gradients that a graph wrote out of the memory that the next pass writes to: micro-batches add up."""
+        for parameter in parameters.values():
+            if parameter.grad is not None and parameter.grad.data_ptr() in self._gradients:
+                parameter.grad = parameter.grad.clone()
+
+
+class _Captured:
+    """The graph of a pass forward and, with `grad`, that of its backward pass.
+
+    The pass is captured on parameters of its own that share the memory of the given ones: what autograd still keeps of
+    an earlier pass on these would make the capture wait for it, which it must not.
+    """
+
+    def __init__(
+        self, function: Pass, inputs: Sequence[Tensor], parameters: Parameters, memory: Any, grad: bool
+    ) -> None:
+        self.memory = memory
+        self._inputs = [one.detach().clone().requires_grad_(one.requires_grad) for one in inputs]
+        own = {name: nn.Parameter(one.detach(), one.requires_grad) for name, one in parameters.items()}
+        self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with _capture(self._forward, memory):
+            outputs = function(self._inputs, own)
+        self._d_outputs = [torch.zeros_like(one) for one in outputs]
+        self._gradients: tuple[Tensor | None, ...] = ()
+        if grad and any(one.requires_grad for one in outputs):
+            leaves = (*self._inputs, *own.values())
+            wanted = [one for one in leaves if one.requires_grad]
+            with _capture(self._backward, memory):
+                found = iter(torch.autograd.grad(outputs, wanted, self._d_outputs, allow_unused=True))
+            self._gradients = tuple(next(found) if one.requires_grad else None for one in leaves)
+        self._outputs = [one.detach() for one in outputs]
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return copies of the outputs: the next pass overwrites them."""
+        with torch.no_grad():
+            torch._foreach_copy_(self._inputs, list(inputs))
+        self._forward.replay()
+        return tuple(one.clone() for one in self._outputs)
+
+    def backward(self, d_outputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        """Return the gradients of inputs and parameters; the next pass overwrites them."""
+        torch._foreach_copy_(self._d_outputs, list(d_outputs))
+        self._backward.replay()
+        return tuple(one if one is None else one.detach() for one in self._gradients)
+
+    @property
+    def count(self) -> int:
+        return len(self._inputs)
+
+    @property
+    def gradients(self) -> set[int]:
+        """Return the addresses of the gradients."""
+        return {one.data_ptr() for one in self._gradients if one is not None}
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, captured: _Captured, token: _Token, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.captured, ctx.token = captured, token
+        return captured.forward(tensors[: captured.count])
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.token = None
+        return None, None, *ctx.captured.backward(d_outputs)
+
+
+@contextmanager
+def _capture(graph: torch.cuda.CUDAGraph, memory: Any) -> Iterator[None]:
+    """Capture what is started inside. Casts that autocast remembers would be missing from the graph: it does not."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
