@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.optim.adamw import adamw as fused_adamw
+from torch.utils._triton import has_triton
 
 from tintype.optim.part import OptimizerPart
 from tintype.optim.storage import EXACT, Storage
 from tintype.runtime.forms import Form, form_of
 from tintype.runtime.layout import ONE, Layout, is_sharded, local
+
+if TYPE_CHECKING:
+    from tintype.optim.adamw_kernel import Chunks
 
 _CHUNK_NUMBERS = 1 << 26
 """Weights that are opened at a time."""
@@ -45,21 +49,58 @@ class AdamW(torch.optim.Optimizer):
 
     found_inf: Tensor | None = None
     update_number: int = 0
+    gradient_factor: Tensor | None = None
+    """A scalar by which `step` multiplies the gradients where `clips` is set, so that clipping needs no pass."""
 
     def __init__(self, settings: AdamWSettings, parameters: Sequence[torch.nn.Parameter], storage: Storage) -> None:
         super().__init__(
             parameters, {"lr": settings.lr, "fused": True}
         )  # fused: torch loads step counts as they must be
         self.settings, self.storage = settings, storage
+        self.clips = all(_fits_kernel(parameter) for parameter in parameters)
+        self._chunks: dict[int, Chunks] = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            step_adamw(self, self.settings, group["params"], group["lr"], self.storage)
+        for index, group in enumerate(self.param_groups):
+            if self.clips and self.gradient_factor is not None and self.found_inf is not None:
+                self._step_in_one_pass(index, group["params"], group["lr"])
+            else:
+                step_adamw(self, self.settings, group["params"], group["lr"], self.storage)
+
+    def _step_in_one_pass(self, group: int, parameters: Sequence[Tensor], lr: float) -> None:
+        from tintype.optim import adamw_kernel
+
+        moving = [parameter for parameter in parameters if parameter.grad is not None]
+        states = [_state(self, parameter) for parameter in moving]
+        if group not in self._chunks or self._chunks[group].shapes != [parameter.shape for parameter in moving]:
+            self._chunks[group] = adamw_kernel.Chunks(moving)
+        assert self.gradient_factor is not None and self.found_inf is not None
+        adamw_kernel.step(
+            self._chunks[group],
+            moving,
+            [parameter.grad.contiguous() for parameter in moving if parameter.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [state["step"] for state in states],
+            self.gradient_factor,
+            self.found_inf,
+            lr=lr,
+            beta1=self.settings.beta1,
+            beta2=self.settings.beta2,
+            eps=self.settings.eps,
+            weight_decay=self.settings.weight_decay,
+        )
 
     def slots(self, parameter: Tensor) -> dict[str, Form]:
         """The state of a parameter, from its first step on."""
         return adamw_slots(parameter, self.storage)
+
+
+def _fits_kernel(parameter: Tensor) -> bool:
+    """Return whether the kernel of one pass can move it."""
+    on_gpu = parameter.is_cuda and torch.version.cuda is not None and has_triton()
+    return on_gpu and not is_sharded(parameter) and parameter.dtype == torch.float32 and parameter.is_contiguous()
 
 
 def step_adamw(

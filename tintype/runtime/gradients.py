@@ -114,6 +114,22 @@ def backward_start(loss: Tensor) -> Tensor:
 
 def clip(parameters: Sequence[Tensor], most: float | None, layout: Layout) -> Tensor:
     """Clips the norm of all gradients, over all pieces, and returns what it was before, in fp32."""
+    norm = gradient_norm(parameters, layout)
+    multiply_gradients(parameters, clip_factor(norm, most))
+    return norm
+
+
+def clip_factor(norm: Tensor, most: float | None) -> Tensor:
+    """Return the scalar that brings a norm of more than `most` down to it."""
+    return torch.clamp((math.inf if most is None else most) / (norm + 1e-6), max=1.0)
+
+
+def multiply_gradients(parameters: Sequence[Tensor], factor: Tensor) -> None:
+    torch._foreach_mul_([local(one.grad) for one in parameters if one.grad is not None], factor)
+
+
+def gradient_norm(parameters: Sequence[Tensor], layout: Layout) -> Tensor:
+    """Return the norm of all gradients, over all shards, in fp32."""
     given = [parameter for parameter in parameters if parameter.grad is not None]
     cut = [local(one.grad) for one in given if is_sharded(one) and one.grad is not None]
     copied = [one.grad for one in given if not is_sharded(one) and one.grad is not None]
@@ -124,10 +140,9 @@ def clip(parameters: Sequence[Tensor], most: float | None, layout: Layout) -> Te
         norm = (square if norm is None else square + norm.square()).sqrt()
         if (
             layout.replicas > 1
-        ):  # which may have added up in another order: one number for all, or they would drift apart
+        ):  # they may have added up in another order: one number for all, or they would drift apart
             dist.all_reduce(norm, dist.ReduceOp.MAX, group=layout.replica_group)
     assert norm is not None
-    torch._foreach_mul_([*cut, *copied], torch.clamp((math.inf if most is None else most) / (norm + 1e-6), max=1.0))
     return norm
 
 

@@ -6,7 +6,7 @@ B: samples of a micro-batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +17,7 @@ from tintype.flow.objective import mean_square
 from tintype.plan import Plan
 from tintype.runtime import fault
 from tintype.runtime.clock import Clock
-from tintype.runtime.gradients import backward_start, clip
+from tintype.runtime.gradients import backward_start, clip_factor, gradient_norm, multiply_gradients
 from tintype.runtime.layout import local, share_of_batch
 from tintype.runtime.pending import PendingNumbers
 from tintype.seams import LossInputs
@@ -95,7 +95,7 @@ def update(parts: Session, state: TrainState, clock: Clock) -> StepResult:
         _undo_loss_scale(state, plan)
         apart = {id(parameter) for parameter in parts.joint.clipped_apart} if parts.joint else set[int]()
         clipped = [parameter for parameter in state.parameters if id(parameter) not in apart]
-        grad_norm = clip(clipped, plan.train.clip_norm, parts.layout)
+        grad_norm = _clip(state.optimizer, clipped, parts)
         if joint:
             grad_norm = joint.clip(grad_norm)
         loss, skipped = _decide(parts, state, losses["loss"], grad_norm)
@@ -114,6 +114,17 @@ def update(parts: Session, state: TrainState, clock: Clock) -> StepResult:
     state.step += 1
     state.images_seen += plan.train.batch
     return result
+
+
+def _clip(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], parts: Session) -> Tensor:
+    """Clip the gradients, or leave it to the optimizer's own pass over them; return their norm."""
+    norm = gradient_norm(parameters, parts.layout)
+    factor = clip_factor(norm, parts.plan.train.clip_norm)
+    if getattr(optimizer, "clips", False) and parts.joint is None:
+        optimizer.gradient_factor = factor  # type: ignore[attr-defined]
+    else:
+        multiply_gradients(parameters, factor)
+    return norm
 
 
 def _decide(parts: Session, state: TrainState, loss: Tensor, grad_norm: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,7 +158,7 @@ def micro_batch_losses(
     z_BCHW = frozen_latents(parts, batch, clock) if latents is None else latents(batch)
     with parts.compute():
         with clock.part("forward"):
-            sample = parts.objective.draw(z_BCHW, batch.draws)
+            sample = parts.draw(z_BCHW, batch.draws)
             route = parts.route(z_BCHW, step, batch.draws)
             taps = frozenset[int]().union(*(term.part.taps for term in batch.terms))
             output = parts.denoiser(sample.x_t_BCHW, sample.t_B, batch.text, route=route, taps=taps)
