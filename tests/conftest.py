@@ -11,6 +11,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported: kernels are interpreted where there is no GPU
+
 from tests.other_rounding import OtherRounding
 from tintype.terminal.lines import show_notes
 

@@ -43,6 +43,7 @@ from tintype.settings import (
     Settings,
     Since,
     TrainSettings,
+    is_housekeeping,
     joined_later,
     plain,
 )
@@ -200,11 +201,12 @@ class Plan(Settings):
 
 
 def _without_later(settings: type[Settings], content: Plain) -> Plain:
-    """Return the content without what joined later, where it does what plans did before."""
+    """Return the content without housekeeping, and without what joined later where it does what plans did before."""
     return {
         key: value
         for key, value in content.items()
-        if (mark := joined_later(settings).get(key)) is None or mark.value(content) != value
+        if not is_housekeeping(settings, key)
+        and ((mark := joined_later(settings).get(key)) is None or mark.value(content) != value)
     }
 
 
@@ -333,7 +335,14 @@ def diff(before: Plan, after: Plan) -> dict[str, Change]:
         old["data"], new["data"] = before.data.in_diff(), after.data.in_diff()
     old, new = flat(old), flat(new)
     keys = [key for key in {**old, **new} if key.split(".")[0] not in (UNHASHED, "seed")]
-    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+    changed = {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+    return {key: change for key, change in changed.items() if not _is_housekeeping(after, key)}
+
+
+def _is_housekeeping(plan: Plan, key: str) -> bool:
+    name, _, setting = key.partition(".")
+    section = getattr(plan, name, None)
+    return isinstance(section, Settings) and is_housekeeping(type(section), setting)
 
 
 def settings_by_key(plan: Plan) -> Plain:

@@ -40,6 +40,8 @@ class TextTokens:
 
     tokens_BLC: Tensor
     mask_BL: Tensor
+    lengths: tuple[int, ...] | None = None
+    """Real tokens of each caption, which then come first, where the host knows them."""
 
 
 Merge = Callable[[Tensor, Tensor, Tensor | None], Tensor]

@@ -57,6 +57,14 @@ def joined_later(settings: type[Settings]) -> dict[str, Since]:
     return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, Since)}
 
 
+class Housekeeping:
+    """Marks a setting that cannot change what is learnt: it is left out of the plan's hash and of an arm's diff."""
+
+
+def is_housekeeping(settings: type[Settings], name: str) -> bool:
+    return name in settings.model_fields and Housekeeping in settings.model_fields[name].metadata
+
+
 @dataclass(frozen=True)
 class KeysOf:
     """Marks a mapping that holds some settings of one of these classes."""
@@ -302,6 +310,11 @@ class ModelSettings(Settings):
         False, description="Add an embedding of the latents' height and width to that of the time"
     )
     compile: bool = Field(False, description="torch.compile, block by block, of the denoiser and the text encoder")
+    kernels: Annotated[Literal["auto", "plain", "fused"], Housekeeping] = Field(
+        "auto",
+        description="Blocks by fused kernels (NVIDIA GPUs, compute in bf16), which spare passes over memory and the "
+        "text's padding, or by plain operations, compiled if `compile` is set. auto: fused where they run",
+    )
     activation_checkpointing: bool = Field(False, description="Recompute each block in the backward pass")
 
     @property

@@ -146,6 +146,6 @@ def _as_watched(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
         remarks.append("sizes and shares are those of the first rank's piece; findings are those of all ranks")
     if plan.model.compile:
         remarks.append("model.compile is switched off: nothing can be seen inside a compiled block")
-    model = plan.model.model_copy(update={"compile": False})
+    model = plan.model.model_copy(update={"compile": False, "kernels": "plain"})
     train = plan.train.model_copy(update={"warmup_steps": 0, "schedule": "constant"})
     return Plan(**{**dict(plan), "model": model, "train": train}), tuple(remarks)

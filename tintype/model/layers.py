@@ -148,9 +148,9 @@ class Modulation(nn.Module):
         nn.init.zeros_(self.lin.weight)
         nn.init.zeros_(self.lin.bias)
 
-    def forward(self, vector_BD: Tensor) -> tuple[Tensor, ...]:
-        six = project(_activated(vector_BD, self.position), self.lin, self.position)
-        return six[:, None, :].chunk(6, dim=-1)
+    def forward(self, vector_BD: Tensor) -> Tensor:
+        """Return [B, 6 D]: shift, scale and gate of the attention, then of the MLP."""
+        return project(_activated(vector_BD, self.position), self.lin, self.position)
 
 
 def _activated(vector_BD: Tensor, position: str) -> Tensor:

@@ -6,15 +6,21 @@ E: width of the text encoder.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from tintype.errors import UserError
 from tintype.model.attention import Attention, KeyValue, block_linear
+from tintype.model.fused import why_plain
 from tintype.model.islands import compile_rounding_whole, rounded
 from tintype.model.layers import (
     FinalLayer,
@@ -29,20 +35,55 @@ from tintype.model.layers import (
     sinusoid,
     unpatchify,
 )
+from tintype.model.packing import PackedKeyValue, PackedText, Places, pack
+from tintype.runtime.graphs import Graphs
 from tintype.seams import Output, Route, Tapped, TextTokens
 from tintype.settings import ModelSettings, PrecisionSettings
 
+if TYPE_CHECKING:
+    from tintype.model.fused.block import FusedBlock
+
 _TIME_SIZE = 256
+_LONG_FLOPS = 1e12
+"""Products of a block's forward pass with fewer operations end before the host has started the next ones."""
 _MOST_SHAPES = 64
 _USUAL_PRECISION = PrecisionSettings()
 
 
+BlockText = Tensor | KeyValue | PackedText | PackedKeyValue
+"""The text as a block reads it: projected, or its keys and values; packed for the fused kernels."""
+
+
 @dataclass(frozen=True)
 class TextCache:
-    """Keys and values of the text in each block, and its padding mask."""
+    """Keys and values of the text in each block, and its padding mask, unless they are packed."""
 
-    per_block: tuple[KeyValue, ...]
-    mask_BS: Tensor
+    per_block: tuple[KeyValue | PackedKeyValue, ...]
+    mask_BS: Tensor | None
+
+    @property
+    def packed(self) -> list[PackedKeyValue]:
+        return [one for one in self.per_block if isinstance(one, PackedKeyValue)]
+
+    def join(self, other: TextCache) -> TextCache:
+        """Return the text of two batches, one after the other."""
+        if self.mask_BS is None or other.mask_BS is None:
+            return TextCache(tuple(a.join(b) for a, b in zip(self.packed, other.packed, strict=True)), None)
+        padded = [[one for one in cache.per_block if isinstance(one, tuple)] for cache in (self, other)]
+        per_block = [(torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])) for a, b in zip(*padded, strict=True)]
+        return TextCache(tuple(per_block), torch.cat([self.mask_BS, other.mask_BS]))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the tensors of a packed text."""
+        places, pairs = self.packed[0].places, [(one.key_ND, one.value_ND) for one in self.packed]
+        return places.first_B, places.length_B, *(tensor for pair in pairs for tensor in pair)
+
+    def of(self, first_B: Tensor, length_B: Tensor, *keys_values: Tensor) -> TextCache:
+        """Return such a packed text of these tensors, which may come to have others' numbers."""
+        places = Places(first_B, length_B, self.packed[0].places.longest, dense=0)
+        pairs = zip(keys_values[::2], keys_values[1::2], strict=True)
+        return TextCache(tuple(PackedKeyValue(key_ND, value_ND, places) for key_ND, value_ND in pairs), None)
 
 
 class Block(nn.Module):
@@ -51,7 +92,8 @@ class Block(nn.Module):
     def __init__(self, settings: ModelSettings, precision: PrecisionSettings) -> None:
         super().__init__()
         width, hidden, islands = settings.width, settings.hidden, precision.islands
-        self.position = islands.modulation
+        self.position, self.fp8 = islands.modulation, precision.matmul == "fp8"
+        self._on_kernels: FusedBlock | None = None
         self.modulation = Modulation(width, islands.modulation)
         self.img_pre_norm = LayerNorm(width, islands.norms)
         self.attention = Attention(width, settings.heads, precision)
@@ -61,16 +103,42 @@ class Block(nn.Module):
         self.down_proj = block_linear(hidden, width, precision)
 
     def forward(
-        self, token_BLD: Tensor, text: Tensor | KeyValue, vector_BD: Tensor, mask: Tensor | None, rotation: Tensor
+        self, token_BLD: Tensor, text: BlockText, vector_BD: Tensor, mask: Tensor | None, rotation: Tensor
     ) -> Tensor:
-        """`text` is the projected text [B, S, D], or the keys and values already read from it."""
-        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(vector_BD)
+        """Packed text goes through the fused kernels."""
+        if isinstance(text, PackedText | PackedKeyValue):
+            return self._fused(token_BLD, text, vector_BD, rotation)
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(vector_BD)[:, None, :].chunk(6, dim=-1)
         key_value = self.attention.read_text(text) if isinstance(text, Tensor) else text
         seen = modulate(self.img_pre_norm(token_BLD), scale_a, shift_a, self.position)
         token_BLD = add_gated(token_BLD, gate_a, self.attention(seen, key_value, mask, rotation), self.position)
         seen = modulate(self.post_attention_layernorm(token_BLD), scale_m, shift_m, self.position)
         hidden = nn.functional.gelu(self.gate_proj(seen), approximate="tanh") * self.up_proj(seen)
         return add_gated(token_BLD, gate_m, self.down_proj(hidden), self.position)
+
+    def read_text(self, text: Tensor | PackedText) -> KeyValue | PackedKeyValue:
+        """Return keys and values of the text, which neither image nor t changes: sampling computes them once."""
+        if isinstance(text, Tensor):
+            return self.attention.read_text(text)
+        return self._kernels().read_text(text)
+
+    def _fused(
+        self, token_BLD: Tensor, text: PackedText | PackedKeyValue, vector_BD: Tensor, rotation: Tensor
+    ) -> Tensor:
+        six_B6D = self.modulation(vector_BD)
+        with torch.autocast(token_BLD.device.type, enabled=False):
+            return self._kernels().run(token_BLD.bfloat16(), text, six_B6D, rotation.squeeze(1))
+
+    def _kernels(self) -> FusedBlock:
+        """Return the fused kernels on this block's weights, with their bf16 or FP8 copies of them.
+
+        FSDP2 gathers weights anew for each pass, so there are no copies to keep.
+        """
+        if self._on_kernels is None or isinstance(self, FSDPModule):
+            from tintype.model.fused.block import FusedBlock
+
+            self._on_kernels = FusedBlock(self.attention, self.gate_proj, self.up_proj, self.down_proj, self.fp8)
+        return self._on_kernels
 
 
 class Transformer(nn.Module):
@@ -96,22 +164,43 @@ class Transformer(nn.Module):
             if settings.resolution_embeds
             else None
         )
-        if settings.compile:
-            for block in self.blocks:  # all blocks, of all runs of a process, share one compiled graph
-                block.compile(dynamic=False)
-            allow_shapes()
-            compile_rounding_whole()
+        self._precision, self._fused = precision, dict[torch.device, bool]()
+        self._graphs = Graphs()
+
+    def fused_on(self, device: torch.device) -> bool:
+        """Return whether the blocks run by the fused kernels on this device; compile them at the first call if not."""
+        if device not in self._fused:
+            reason = why_plain(self.settings, self._precision, device)
+            if self.settings.kernels == "fused" and reason:
+                raise UserError(f"model.kernels is fused, but {reason}; use --set model.kernels=auto")
+            self._fused[device] = self.settings.kernels != "plain" and not reason
+            if self.settings.compile and not self._fused[device]:
+                for block in self.blocks:  # all blocks, of all runs of a process, share one compiled graph
+                    block.compile(dynamic=False)
+                allow_shapes()
+                compile_rounding_whole()
+        return self._fused[device]
 
     def read_text(self, text: TextTokens) -> TextCache:
         """Project the text and compute its keys and values in every block, once for all steps of sampling."""
-        text_BSD = self.txt_in(text.tokens_BLC)
-        return TextCache(tuple(block.attention.read_text(text_BSD) for block in self._blocks()), text.mask_BL)
+        projected = self._project_text(self._pack(text))
+        mask_BS = text.mask_BL if isinstance(projected, Tensor) else None
+        return TextCache(tuple(block.read_text(projected) for block in self._blocks()), mask_BS)
+
+    def _pack(self, text: TextTokens) -> TextTokens | PackedText:
+        return pack(text) if self.fused_on(text.tokens_BLC.device) else text
+
+    def _project_text(self, text: TextTokens | PackedText) -> Tensor | PackedText:
+        if isinstance(text, PackedText):
+            return PackedText(self.txt_in(text.rows_NC).bfloat16(), text.places)
+        text_BSD: Tensor = self.txt_in(text.tokens_BLC)
+        return text_BSD
 
     def forward(
         self,
         x_t_BCHW: Tensor,
         t_B: Tensor,
-        text: TextTokens | TextCache,
+        text: TextTokens | PackedText | TextCache,
         *,
         route: Route | None = None,
         taps: Sequence[int] | frozenset[int] = (),
@@ -121,6 +210,51 @@ class Transformer(nn.Module):
 
         With `only_taps` no block runs after the last of them, and there is no prediction.
         """
+        given = self._pack(text) if isinstance(text, TextTokens) else text
+        if not isinstance(given, TextTokens) and not only_taps and self._waits_for_host(x_t_BCHW, route):
+            found = self._in_graph(x_t_BCHW, t_B, given, route, sorted(taps))
+            if found is not None:
+                return found
+        return self._pass(x_t_BCHW, t_B, given, route, taps, only_taps)
+
+    def _waits_for_host(self, x_t_BCHW: Tensor, route: Route | None) -> bool:
+        """Return whether a pass is so short that starting its kernels takes longer, and can be a graph."""
+        if route is not None and route.merge is not None:  # which has weights of its own
+            return False
+        if self.settings.activation_checkpointing or isinstance(self.blocks[0], FSDPModule):
+            return False
+        if not self.fused_on(x_t_BCHW.device):
+            return False
+        tokens = x_t_BCHW.shape[0] * math.prod(self._grid(x_t_BCHW))
+        return 2 * tokens * self.settings.width * (4 * self.settings.width + 3 * self.settings.hidden) < _LONG_FLOPS
+
+    def _in_graph(
+        self, x_t_BCHW: Tensor, t_B: Tensor, text: PackedText | TextCache, route: Route | None, taps: list[int]
+    ) -> Output | None:
+        kept = () if route is None or route.kept_BK is None else (route.kept_BK,)
+
+        def run(inputs: Sequence[Tensor], parameters: Mapping[str, nn.Parameter]) -> tuple[Tensor, ...]:
+            x_t_BCHW, t_B, *rest = inputs
+            own = replace(route, kept_BK=rest.pop()) if route is not None and kept else route
+            given = (x_t_BCHW, t_B, text.of(*rest))
+            output: Output = functional_call(self, dict(parameters), given, {"route": own, "taps": taps})
+            return output.prediction_BCHW, *(output.features[index] for index in taps)
+
+        key = (type(text), *taps, None if route is None else (route.start, route.end, bool(kept)))
+        inputs = (x_t_BCHW, t_B, *text.tensors, *kept)
+        if (found := self._graphs(key, run, inputs, self._all_parameters)) is None:
+            return None
+        return Output(found[0], dict(zip(taps, found[1:], strict=True)), route)
+
+    def _pass(
+        self,
+        x_t_BCHW: Tensor,
+        t_B: Tensor,
+        text: TextTokens | PackedText | TextCache,
+        route: Route | None,
+        taps: Sequence[int] | frozenset[int],
+        only_taps: bool,
+    ) -> Output | Tapped:
         rows, columns = self._grid(x_t_BCHW)
         vector_BD = self._embed_time(t_B)
         if self.resolution_embedder is not None:
@@ -128,11 +262,11 @@ class Transformer(nn.Module):
         token_BLD = self.img_in(patchify(x_t_BCHW, self.settings.patch))
         rotation = self._rotation(rows, columns, x_t_BCHW.device)
         if isinstance(text, TextCache):
-            text_of_block: Sequence[Tensor | KeyValue] = text.per_block
+            text_of_block: Sequence[BlockText] = text.per_block
             mask_BS = text.mask_BS
         else:
-            text_of_block = [self.txt_in(text.tokens_BLC)] * len(self.blocks)
-            mask_BS = text.mask_BL
+            text_of_block = [self._project_text(text)] * len(self.blocks)
+            mask_BS = text.mask_BL if isinstance(text, TextTokens) else None
 
         depth = len(self.blocks)
         if route is not None and route.end > depth:
@@ -164,10 +298,14 @@ class Transformer(nn.Module):
         flat_BLP = self.final_layer(token_BLD, vector_BD)
         return Output(unpatchify(flat_BLP, self.settings.patch, rows, columns), features, route)
 
+    @cached_property
+    def _all_parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self.named_parameters())
+
     def _blocks(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
 
-    def _run(self, block: nn.Module, token_BLD: Tensor, *inputs: Tensor | KeyValue | None) -> Tensor:
+    def _run(self, block: nn.Module, token_BLD: Tensor, *inputs: BlockText | None) -> Tensor:
         if self.settings.activation_checkpointing and torch.is_grad_enabled():
             recomputed: Tensor = checkpoint(block, token_BLD, *inputs, use_reentrant=False)
             return recomputed
@@ -212,8 +350,10 @@ def _patch_embedding(patch_size: int, width: int, bottleneck: int | None) -> nn.
     return nn.Sequential(nn.Linear(patch_size, bottleneck), nn.Linear(bottleneck, width))
 
 
-def _key_mask(mask_BS: Tensor, image_tokens: int) -> Tensor:
+def _key_mask(mask_BS: Tensor | None, image_tokens: int) -> Tensor | None:
     """Return the mask of the keys that may be seen, [B, 1, 1, S + L]."""
+    if mask_BS is None:
+        return None
     image = mask_BS.new_ones(mask_BS.shape[0], image_tokens)
     return torch.cat([mask_BS, image], dim=1)[:, None, None, :]
 

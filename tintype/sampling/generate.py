@@ -120,10 +120,9 @@ class TextBranches:
 
     @cached_property
     def _both(self) -> TextCache:
-        blocks = zip(self.caption.per_block, self.null.per_block, strict=True)
-        per_block = tuple((torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])) for a, b in blocks)
-        return TextCache(per_block, torch.cat([self.caption.mask_BS, self.null.mask_BS]))
+        return self.caption.join(self.null)
 
 
 def _repeat(text: TextTokens, count: int) -> TextTokens:
-    return TextTokens(text.tokens_BLC.expand(count, -1, -1), text.mask_BL.expand(count, -1))
+    lengths = None if text.lengths is None else text.lengths * count
+    return TextTokens(text.tokens_BLC.expand(count, -1, -1), text.mask_BL.expand(count, -1), lengths)

@@ -78,9 +78,10 @@ def spread(packed: Packed, captions: Sequence[int], length: int, device: torch.d
     token_TC = send(packed.token_TC, device)
     total, width = token_TC.shape
     start_B = torch.tensor([packed.starts[one] for one in captions])
-    length_B = torch.tensor([packed.lengths[one] for one in captions])
+    lengths = tuple(packed.lengths[one] for one in captions)
+    length_B = torch.tensor(lengths)
     place_L = torch.arange(length)
     mask_BL = place_L < length_B[:, None]
     index_BL = torch.where(mask_BL, start_B[:, None] + place_L, total)  # the padding's row comes after all others
     padded_TC = torch.cat([token_TC, token_TC.new_zeros(1, width)])
-    return TextTokens(padded_TC[send(index_BL, device)].float(), send(mask_BL, device))
+    return TextTokens(padded_TC[send(index_BL, device)].float(), send(mask_BL, device), lengths)

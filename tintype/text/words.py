@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.func import functional_call
 
+from tintype.runtime.graphs import Graphs
 from tintype.runtime.transfer import send
 from tintype.seams import TextTokens
 from tintype.text.part import TextPart
@@ -87,6 +89,7 @@ class WordsEncoder(nn.Module):
         self.place = nn.Embedding(settings.max_tokens, settings.width)
         self.layers = nn.ModuleList(_Layer(settings.width, settings.heads) for _ in range(settings.depth))
         self.norm = nn.LayerNorm(settings.width)
+        self._graphs: Graphs | None = None
 
     def identity_at(self, max_tokens: int) -> None:
         return None
@@ -98,17 +101,34 @@ class WordsEncoder(nn.Module):
         return None
 
     def compile_layers(self) -> None:
+        self._graphs = Graphs()
         for layer in self.layers:
             layer.compile(dynamic=False)
 
     def encode(self, captions: Sequence[str]) -> TextTokens:
         id_BL = torch.stack([_padded_ids(caption, self.settings) for caption in captions])
+        lengths = tuple((id_BL != _PADDING).sum(1).tolist())
         id_BL = send(id_BL, self.word.weight.device)
+        found = None
+        if self._graphs is not None and id_BL.is_cuda:
+            found = self._graphs("words", self._captured, (id_BL,), self._all_parameters)
+        return TextTokens(self(id_BL) if found is None else found[0], id_BL != _PADDING, lengths)
+
+    @cached_property
+    def _all_parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self.named_parameters())
+
+    def _captured(self, inputs: Sequence[Tensor], parameters: Mapping[str, nn.Parameter]) -> tuple[Tensor, ...]:
+        return (functional_call(self, dict(parameters), tuple(inputs)),)
+
+    def forward(self, id_BL: Tensor) -> Tensor:
+        """Return the states of the words, by their ids."""
         mask_BL = id_BL != _PADDING
         token_BLC = self.word(id_BL) + self.place.weight
         for layer in self.layers:
             token_BLC = layer(token_BLC, mask_BL)
-        return TextTokens(self.norm(token_BLC), mask_BL)
+        read_BLC: Tensor = self.norm(token_BLC)
+        return read_BLC
 
 
 class _Layer(nn.Module):

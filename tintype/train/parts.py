@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -65,7 +65,7 @@ class Model:
     def tap(self, x_BCHW: Tensor, batch: seams.JointBatch, taps: frozenset[int]) -> seams.Tapped:
         """Run the denoiser up to the last tapped block, at the t and with the noise of the batch."""
         sample = self.objective.draw(x_BCHW, batch.draws)
-        text = seams.TextTokens(batch.text.tokens_BLC.detach(), batch.text.mask_BL)
+        text = replace(batch.text, tokens_BLC=batch.text.tokens_BLC.detach())
         route = self.route(x_BCHW, batch.step, batch.draws)
         tapped: seams.Tapped = self.denoiser(sample.x_t_BCHW, sample.t_B, text, route=route, taps=taps, only_taps=True)
         return tapped

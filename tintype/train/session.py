@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,10 +20,11 @@ from tintype.rng import seeded
 from tintype.runtime import dist as world
 from tintype.runtime.dist import World
 from tintype.runtime.gradients import GradientMean
+from tintype.runtime.graphs import Graphs, Parameters
 from tintype.runtime.layout import Layout, broadcast_weights, shard_blocks, sharded_layout, share_of_batch
 from tintype.runtime.machine import choose_device
 from tintype.runtime.transfer import send
-from tintype.seams import Draws, ImageSource, JointTraining, LossContext, LossTerm, Weighting
+from tintype.seams import Draws, ImageSource, JointTraining, LossContext, LossTerm, Sample, Weighting
 from tintype.settings import DataPart
 from tintype.tokenizers.latent_cache import LatentCache, open_latent_cache, why_uncacheable
 from tintype.train.parts import JOINT, LOSSES, Model, build_networks, lacks_fp8, register, storage_dtype
@@ -50,6 +52,8 @@ class Session(Model):
     """Where the tokenizer is trained too."""
     kept: LatentCache | None
     """The latents on the disk, where `run.latents` asks for them."""
+    graphs: Graphs = field(default_factory=Graphs)
+    """Captured passes that are not a network's: the draws of a batch."""
 
     @property
     def world(self) -> World:
@@ -89,6 +93,18 @@ class Session(Model):
         if image_BCHW is None:
             image_BCHW = send(self.source.images(ids), self.device)
         return self.tokenizer.encode(image_BCHW, draws)
+
+    def draw(self, x_BCHW: Tensor, draws: Draws) -> Sample:
+        """Draw noise and t for each sample, by the objective; on a GPU without waiting for the host."""
+        if not x_BCHW.is_cuda or x_BCHW.requires_grad:
+            return self.objective.draw(x_BCHW, draws)
+        with torch.no_grad():
+            found = self.graphs("draw", partial(self._drawn, draws.seed), (x_BCHW, draws.position_B), {})
+        return self.objective.draw(x_BCHW, draws) if found is None else Sample(x_BCHW, *found)
+
+    def _drawn(self, seed: int, inputs: Sequence[Tensor], parameters: Parameters) -> tuple[Tensor, ...]:
+        sample = self.objective.draw(inputs[0], Draws(seed, inputs[1]))
+        return sample.noise_BCHW, sample.t_B, sample.x_t_BCHW
 
     def optimized(self) -> dict[str, list[str]]:
         """Return the names of the parameters of each optimizer group."""

@@ -10,9 +10,10 @@ from tests.tiny import tiny_plan
 from tintype.model import Transformer, fp8
 from tintype.model.fp8 import Fp8Linear
 from tintype.model.islands import rounded
+from tintype.optim.adamw import AdamWSettings
 from tintype.plan import Plan
 from tintype.runtime.clock import Clock
-from tintype.seams import TextTokens
+from tintype.seams import Route, TextTokens
 from tintype.settings import IslandSettings, ModelSettings, PrecisionSettings
 from tintype.train.session import build_session
 from tintype.train.state import new_state
@@ -106,3 +107,124 @@ def test_twenty_steps_in_fp8_follow_those_in_bf16(compiled: str, techniques: lis
     bf16 = curve(tiny_plan(*sizes, "precision.compute=bf16", techniques=techniques))
     eight = curve(tiny_plan(*sizes, techniques=[*techniques, "fp8"]))
     assert 0 < relative(eight, bf16) < 0.02
+
+
+def denoiser(kernels: str, matmul: str = "plain", compute: str = "bf16") -> Transformer:
+    torch.manual_seed(0)
+    settings = ModelSettings.model_validate({"depth": 3, "width": 256, "heads": 4, "patch": 2, "kernels": kernels})
+    precision = PrecisionSettings.model_validate({"compute": compute, "matmul": matmul})
+    found = Transformer(settings, 16, 128, precision).to(CUDA)
+    for parameter in found.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    return found
+
+
+def all_gradients(model: Transformer, route: Route | None, *, calls: int = 1) -> dict[str, Tensor]:
+    """Return output and gradients of the last of some equal calls."""
+    generator = torch.Generator(CUDA).manual_seed(0)
+    x, tokens = (torch.randn(*shape, device=CUDA, generator=generator) for shape in ((4, 16, 20, 20), (4, 20, 128)))
+    lengths, t_B = (20, 7, 13, 1), torch.tensor([0.1, 0.4, 0.7, 0.9], device=CUDA)
+    mask = torch.arange(20, device=CUDA) < torch.tensor(lengths, device=CUDA)[:, None]
+    for _ in range(calls):
+        model.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16, enabled=model._precision.compute == "bf16"):
+            output = model(x, t_B, TextTokens(tokens, mask, lengths), route=route, taps=(1,))
+        (output.prediction_BCHW.float().square().mean() + output.features[1].float().square().mean()).backward()
+    return {
+        "out": output.prediction_BCHW,
+        **{name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None},
+    }
+
+
+ROUTES = {"all tokens": None, "kept tokens": 37}
+
+
+@pytest.mark.parametrize("kept", ROUTES.values(), ids=ROUTES)
+@pytest.mark.parametrize("matmul", ["plain", "fp8"])
+def test_fused_kernels_are_as_near_to_fp32_as_plain_operations(matmul: str, kept: int | None) -> None:
+    """Both round to bf16, or to FP8, at other places: each error is one draw, and half more is within its spread."""
+    route = (
+        None if kept is None else Route(1, 2, torch.stack([torch.randperm(100, device=CUDA)[:kept] for _ in range(4)]))
+    )
+    exact = all_gradients(denoiser("plain", compute="fp32"), route)
+    plain = all_gradients(denoiser("plain", matmul), route)
+    fused = all_gradients(denoiser("fused", matmul), route)
+    assert fused.keys() == exact.keys()
+    for name, expected in exact.items():
+        assert relative(fused[name], expected) <= 1.5 * relative(plain[name], expected) + 1e-3, name
+
+
+@pytest.mark.parametrize("matmul", ["plain", "fp8"])
+def test_a_graph_gives_the_same_bits_and_so_does_a_second_call(matmul: str) -> None:
+    """The first call runs without a graph, the second captures one, the third replays it."""
+    once, twice, thrice = (all_gradients(denoiser("fused", matmul), None, calls=calls) for calls in (1, 2, 3))
+    for name, expected in once.items():
+        assert torch.equal(twice[name], expected) and torch.equal(thrice[name], expected), name
+
+
+def test_a_graph_reads_changed_weights_and_adds_up_micro_batches() -> None:
+    """Gradients of two passes without a reset are twice those of one; a changed weight is cast inside the graph."""
+    model = denoiser("fused")
+    first = all_gradients(model, None, calls=3)
+    weight = model.blocks[0].down_proj.weight  # type: ignore[union-attr]
+    with torch.no_grad():
+        weight.mul_(2)  # type: ignore[operator]
+    second = all_gradients(model, None)
+    assert not torch.equal(first["out"], second["out"])
+    with torch.no_grad():
+        weight.mul_(0.5)  # type: ignore[operator]
+    assert torch.equal(all_gradients(model, None)["out"], first["out"])
+    kept = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    zero_grad, model.zero_grad = model.zero_grad, lambda set_to_none=True: None  # type: ignore[method-assign]
+    both = all_gradients(model, None)
+    model.zero_grad = zero_grad  # type: ignore[method-assign]
+    for name, once in kept.items():
+        assert torch.equal(both[name], 2 * once), name
+
+
+def test_two_runs_of_a_seed_end_with_the_same_bits() -> None:
+    """Compiled text encoder, fused blocks, graphs and the optimizer of one pass."""
+    found = []
+    for _ in range(2):
+        on_gpu = ("run.device=cuda", "precision.compute=bf16", "model.compile=true")
+        plan = tiny_plan(*on_gpu, "model.width=64", "model.heads=2", "model.kernels=fused")
+        parts = build_session(plan)
+        state = new_state(parts)
+        for _ in range(12):
+            update(parts, state, Clock(parts.device))
+        found.append({name: tensor.clone() for name, tensor in state.tensors().items()})
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_adamw_in_one_pass_is_torchs_on_clipped_gradients() -> None:
+    """Same moments and weights but for the last bits; a skipped step moves nothing."""
+    shapes = [(1000, 77), (3,), (1 << 15,), (70_001,)]
+    own, theirs = (
+        [
+            nn.Parameter(torch.randn(*shape, device=CUDA, generator=torch.Generator(CUDA).manual_seed(i)))
+            for i, shape in enumerate(shapes)
+        ]
+        for _ in range(2)
+    )
+    settings = AdamWSettings(lr=1e-2, weight_decay=0.1)
+    fused, plain = (
+        settings.build([(str(i), p) for i, p in enumerate(own)]),
+        settings.build([(str(i), p) for i, p in enumerate(theirs)]),
+    )
+    factor = torch.tensor(0.3, device=CUDA)
+    for step in range(5):
+        skipped = torch.tensor(float(step == 2), device=CUDA)
+        for mine, other in zip(own, theirs, strict=True):
+            other.grad = torch.randn_like(other)
+            mine.grad = other.grad.clone()
+            other.grad *= factor
+        fused.gradient_factor, fused.found_inf, plain.found_inf = factor, skipped, skipped  # type: ignore[attr-defined]
+        before = own[0].clone()
+        fused.step()
+        plain.step()
+        assert torch.equal(before, own[0]) == bool(skipped)
+    for mine, other in zip(own, theirs, strict=True):
+        assert relative(mine, other) < 1e-6
+        for slot in ("exp_avg", "exp_avg_sq", "step"):
+            assert relative(fused.state[mine][slot], plain.state[other][slot]) < 1e-6, slot

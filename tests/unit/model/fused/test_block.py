@@ -1,0 +1,125 @@
+"""The fused block beside the plain one, in fp32, by Triton's interpreter; `test_on_gpu.py` runs the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.triton_interpreter import interpret_kernels
+
+interpret_kernels()
+
+from tintype.model import transformer  # noqa: E402
+from tintype.model.fused import products, quantise  # noqa: E402
+from tintype.model.transformer import Transformer  # noqa: E402
+from tintype.seams import Output, Route, TextTokens  # noqa: E402
+from tintype.settings import ModelSettings, PrecisionSettings  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of exp where its result is infinite
+CLOSE = 1e-5
+"""Relative; fp32 sums of a few hundred terms in another order differ by less."""
+LENGTHS = (7, 1, 5)
+
+
+@pytest.fixture(autouse=True)
+def fp32_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the kernels run here, with the stream and the weights' copies in fp32."""
+    monkeypatch.setattr(transformer, "why_plain", lambda *_: "")
+    monkeypatch.setattr(Tensor, "bfloat16", lambda self: self)
+    monkeypatch.setattr(products, "COPY_TYPE", torch.float32)
+    monkeypatch.setattr(transformer, "_LONG_FLOPS", 0)
+    yield
+
+
+def model(kernels: str) -> Transformer:
+    torch.manual_seed(0)
+    settings = ModelSettings.model_validate(
+        {"depth": 2, "width": 32, "heads": 2, "mlp_ratio": 2.0, "patch": 2, "kernels": kernels}
+    )
+    found = Transformer(settings, 4, 12, PrecisionSettings(compute="fp32"))
+    for parameter in found.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return found
+
+
+def text(*, with_lengths: bool) -> TextTokens:
+    mask_BL = torch.arange(7) < torch.tensor(LENGTHS)[:, None]
+    tokens_BLC = torch.randn(3, 7, 12, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    return TextTokens(tokens_BLC, mask_BL, LENGTHS if with_lengths else None)
+
+
+def passes(kernels: str, *, with_lengths: bool, route: Route | None = None) -> dict[str, Tensor]:
+    """Return output, tapped features and all gradients, of padding none."""
+    denoiser, words = model(kernels), text(with_lengths=with_lengths)
+    x = torch.randn(3, 4, 6, 4, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    output = denoiser(x, torch.tensor([0.1, 0.5, 0.9]), words, route=route, taps=(0,))
+    assert isinstance(output, Output)
+    (output.prediction_BCHW.square().sum() + output.features[0].square().sum()).backward()
+    assert x.grad is not None and words.tokens_BLC.grad is not None
+    of_weights = {name: one.grad for name, one in denoiser.named_parameters() if one.grad is not None}
+    of_text = words.tokens_BLC.grad * words.mask_BL[..., None]
+    return {"out": output.prediction_BCHW, "tap": output.features[0], "x": x.grad, "text": of_text, **of_weights}
+
+
+@pytest.mark.parametrize(("with_lengths", "kept"), [(True, None), (False, 3)], ids=["packed", "kept tokens, unpacked"])
+def test_output_and_gradients_are_those_of_the_plain_block(with_lengths: bool, kept: int | None) -> None:
+    """Text without padding, and the same as with the mask; some tokens skip a block, each with its own rotation."""
+    route = None if kept is None else Route(1, 2, torch.stack([torch.randperm(6)[:kept] for _ in LENGTHS]))
+    plain = passes("plain", with_lengths=with_lengths, route=route)
+    fused = passes("fused", with_lengths=with_lengths, route=route)
+    assert plain.keys() == fused.keys()
+    for name, expected in plain.items():
+        assert bool((fused[name] - expected).norm() <= CLOSE * expected.norm()), name
+
+
+@torch.no_grad()
+def test_keys_and_values_of_the_text_are_read_once_and_joined() -> None:
+    denoiser, words = model("fused"), text(with_lengths=True)
+    x, t_B = torch.randn(3, 4, 6, 4), torch.rand(3)
+    first = TextTokens(words.tokens_BLC[:2], words.mask_BL[:2], LENGTHS[:2])
+    last = TextTokens(words.tokens_BLC[2:], words.mask_BL[2:], LENGTHS[2:])
+    joined = denoiser.read_text(first).join(denoiser.read_text(last))
+    assert torch.equal(denoiser(x, t_B, joined).prediction_BCHW, denoiser(x, t_B, words).prediction_BCHW)
+
+
+def test_a_changed_weight_is_cast_again() -> None:
+    denoiser, words = model("fused"), text(with_lengths=True)
+    x, t_B = torch.randn(3, 4, 6, 4), torch.rand(3)
+    before = denoiser(x, t_B, words).prediction_BCHW
+    with torch.no_grad():
+        denoiser.blocks[0].down_proj.weight.mul_(2)  # type: ignore[union-attr,operator]
+    assert not torch.equal(denoiser(x, t_B, words).prediction_BCHW, before)
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_a_row_in_fp8_has_a_power_of_two_that_keeps_its_largest_number_in_range(kind: torch.dtype) -> None:
+    x_RC = torch.randn(9, 48) * torch.logspace(-30, 30, 9)[:, None]
+    x_RC[4] = 0
+    found = products.quantised(x_RC, kind)
+    mantissa, _ = torch.frexp(found.scale_R)
+    assert bool((mantissa == 0.5).all())
+    largest, some = (x_RC / found.scale_R[:, None]).abs().amax(1), x_RC.any(1)
+    least = 2.0 ** quantise.SPARE[kind]
+    assert bool(((largest >= least) & (largest < 2 * least))[some].all())
+    assert 2 * least <= torch.finfo(kind).max
+
+
+def test_a_row_that_is_not_finite_stays_so() -> None:
+    x_RC = torch.ones(2, 16)
+    x_RC[0, 3] = float("inf")
+    found = products.quantised(x_RC, torch.float8_e4m3fn)
+    assert not (found.values_RC.float() * found.scale_R[:, None])[0].isfinite().all()
+    assert bool((found.values_RC.float() * found.scale_R[:, None])[1].isfinite().all())
+
+
+def test_turned_rows_come_to_one_scale_and_are_filled_with_zeros() -> None:
+    found = products.quantised(torch.randn(18, 32) * torch.logspace(-2, 2, 18)[:, None], torch.float8_e5m2)
+    most = found.scale_R.amax()
+    turned_CR = quantise.new_turned(found.values_RC)
+    quantise.turn(found.values_RC, turned_CR, found.scale_R / most)
+    whole = found.values_RC.float() * found.scale_R[:, None]
+    assert turned_CR.shape == (32, 32) and not turned_CR[:, 18:].float().any()
+    assert torch.equal(turned_CR[:, :18].float() * most, whole.t())

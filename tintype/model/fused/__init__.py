@@ -1,0 +1,34 @@
+"""A block of the denoiser in few passes over memory: kernels of Triton's for all that is not a matrix product.
+
+Each file has the kernels of one operation, forward and backward, and names its plain form; `block` puts them together
+as one function of autograd. Numbers are read and written in the type of the tensors, bf16 in training, and are fp32 in
+between. Every sum has one owner and one order, so the same inputs give the same bits.
+
+Only `block` is imported from outside, and only where `why_plain` is silent: Triton is not everywhere.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._triton import has_triton
+
+from tintype.settings import IslandSettings, ModelSettings, PrecisionSettings
+
+_HEAD_SIZES = (16, 32, 64, 128)
+_CAPABILITY = (8, 0)
+
+
+def why_plain(settings: ModelSettings, precision: PrecisionSettings, device: torch.device) -> str:
+    """Return why the fused kernels cannot run this model on this device, in words; '' where they can."""
+    head_size, usual = settings.width // settings.heads, IslandSettings(timestep=precision.islands.timestep)
+    if precision.compute != "bf16":
+        return f"precision.compute is {precision.compute}, and they compute in bf16"
+    if precision.islands not in (usual, usual.model_copy(update={"modulation": "fp32"})):
+        return "precision.islands moves an operation of the blocks out of its usual precision"
+    if head_size not in _HEAD_SIZES:
+        return f"heads have {head_size} numbers (model.width / model.heads), and they take {_HEAD_SIZES}"
+    if device.type != "cuda" or torch.version.cuda is None:
+        return f"the device is {device.type}, and they run on NVIDIA GPUs"
+    if torch.cuda.get_device_capability(device) < _CAPABILITY:
+        return f"the GPU has compute capability {torch.cuda.get_device_capability(device)}, and they need {_CAPABILITY}"
+    return "" if has_triton() else "Triton is not installed"

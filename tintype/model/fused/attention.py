@@ -1,0 +1,248 @@
+"""Attention of image queries to the image's keys and to the real keys of its text: no mask, and no padding.
+
+Plain form: softmax(q [k, text k]ᵀ / √E) [v, text v] with the text's padding masked. Scores and sums are fp32. The text
+of all samples lies packed, sample b's from row `first[b]` on, `length[b]` of them.
+
+B: samples, L: image tokens of a sample, H: heads, E: head size, D = H E, N: text tokens of all samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+FORWARD, BACK_KEYS, BACK_QUERIES = (128, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3)
+"""Queries and keys of a tile, warps and stages, as measured on an H200 with heads of 64 numbers."""
+
+
+@triton.jit
+def _take_in(q, k, v, count, k_row, v_row, factor, most, total, seen, EVEN: tl.constexpr, KEYS: tl.constexpr,
+             SIZE: tl.constexpr):  # fmt: skip
+    """Take `count` keys and values into the running softmax."""
+    size = tl.arange(0, SIZE)
+    for start in range(0, count, KEYS):
+        key = start + tl.arange(0, KEYS)
+        if EVEN:
+            keys = tl.load(k + key[None, :] * k_row + size[:, None])
+        else:
+            keys = tl.load(k + key[None, :] * k_row + size[:, None], mask=key[None, :] < count, other=0.0)
+        score = tl.dot(q, keys, input_precision="ieee") * factor
+        if not EVEN:
+            score = tl.where(key[None, :] < count, score, -float("inf"))
+        higher = tl.maximum(most, tl.max(score, 1))
+        share = tl.exp2(score - higher[:, None])
+        decay = tl.exp2(most - higher)
+        total = total * decay + tl.sum(share, 1)
+        seen = seen * decay[:, None]
+        if EVEN:
+            values = tl.load(v + key[:, None] * v_row + size[None, :])
+        else:
+            values = tl.load(v + key[:, None] * v_row + size[None, :], mask=key[:, None] < count, other=0.0)
+        seen = tl.dot(share.to(values.dtype), values, seen, input_precision="ieee")
+        most = higher
+    return most, total, seen
+
+
+@triton.jit
+def _forward(q, k, v, text_k, text_v, out, log_sum, first, length, tokens, heads, v_row, text_v_row, scale,
+             EVEN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+    pair = tl.program_id(1).to(tl.int64)
+    sample = pair // heads
+    row = heads * SIZE
+    at = (pair % heads) * SIZE
+    query = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    here = (sample * tokens + query[:, None]) * row + at + tl.arange(0, SIZE)[None, :]
+    queries = tl.load(q + here, mask=query[:, None] < tokens, other=0.0)
+    most = tl.full([QUERIES], -float("inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    seen = tl.zeros([QUERIES, SIZE], tl.float32)
+    factor = scale * LOG2_E
+    image = sample * tokens
+    most, total, seen = _take_in(queries, k + image * row + at, v + image * v_row + at, tokens, row, v_row, factor,
+                                 most, total, seen, EVEN, KEYS, SIZE)  # fmt: skip
+    text = tl.load(first + sample).to(tl.int64)
+    count = tl.load(length + sample).to(tl.int32)
+    most, total, seen = _take_in(queries, text_k + text * row + at, text_v + text * text_v_row + at, count, row,
+                                 text_v_row, factor, most, total, seen, False, KEYS, SIZE)  # fmt: skip
+    tl.store(out + here, (seen / total[:, None]).to(out.dtype.element_ty), mask=query[:, None] < tokens)
+    tl.store(log_sum + pair * tokens + query, most + tl.log2(total), mask=query < tokens)
+
+
+@triton.jit
+def _delta(out, d_out, delta, tokens, heads, QUERIES: tl.constexpr, SIZE: tl.constexpr):
+    """Sum of out × its gradient, by which the softmax's gradient is shifted."""
+    pair = tl.program_id(1).to(tl.int64)
+    query = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    here = ((pair // heads) * tokens + query[:, None]) * heads * SIZE + (pair % heads) * SIZE
+    here += tl.arange(0, SIZE)[None, :]
+    mask = query[:, None] < tokens
+    product = tl.load(out + here, mask=mask, other=0.0).to(tl.float32)
+    product *= tl.load(d_out + here, mask=mask, other=0.0).to(tl.float32)
+    tl.store(delta + pair * tokens + query, tl.sum(product, 1), mask=query < tokens)
+
+
+@triton.jit
+def _backward_keys(q, k, v, text_k, text_v, d_out, log_sum, delta, d_k, d_v, text_d_k, text_d_v, first, length, tokens,
+                   heads, v_row, text_v_row, d_v_row, text_d_v_row, tiles, scale, QUERIES: tl.constexpr,
+                   KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+    pair = tl.program_id(1).to(tl.int64)
+    sample = pair // heads
+    row = heads * SIZE
+    at = (pair % heads) * SIZE
+    tile = tl.program_id(0)
+    size = tl.arange(0, SIZE)
+    if tile < tiles:
+        key = tile * KEYS + tl.arange(0, KEYS)
+        count = tokens
+        base = sample * tokens
+        of_v, of_d_v = v_row, d_v_row
+        k_at, v_at, d_k_at, d_v_at = k, v, d_k, d_v
+    else:
+        key = (tile - tiles) * KEYS + tl.arange(0, KEYS)
+        count = tl.load(length + sample).to(tl.int32)
+        base = tl.load(first + sample).to(tl.int64)
+        of_v, of_d_v = text_v_row, text_d_v_row
+        k_at, v_at, d_k_at, d_v_at = text_k, text_v, text_d_k, text_d_v
+    if tl.min(key, 0) < count:
+        mask = key[:, None] < count
+        keys = tl.load(k_at + base * row + at + key[:, None] * row + size[None, :], mask=mask, other=0.0)
+        values = tl.load(v_at + base * of_v + at + key[:, None] * of_v + size[None, :], mask=mask, other=0.0)
+        image = sample * tokens * row + at
+        d_keys = tl.zeros([KEYS, SIZE], tl.float32)
+        d_values = tl.zeros([KEYS, SIZE], tl.float32)
+        for start in range(0, tokens, QUERIES):
+            query = start + tl.arange(0, QUERIES)
+            inside = query < tokens
+            here = query[:, None] * row + size[None, :]
+            queries = tl.load(q + image + here, mask=inside[:, None], other=0.0)
+            d_seen = tl.load(d_out + image + here, mask=inside[:, None], other=0.0)
+            log = tl.load(log_sum + pair * tokens + query, mask=inside, other=float("inf"))
+            score = tl.dot(keys, tl.trans(queries), input_precision="ieee") * (scale * LOG2_E)
+            share = tl.where(mask, tl.exp2(score - log[None, :]), 0.0)
+            d_values = tl.dot(share.to(d_seen.dtype), d_seen, d_values, input_precision="ieee")
+            d_share = tl.dot(values, tl.trans(d_seen), input_precision="ieee")
+            shift = tl.load(delta + pair * tokens + query, mask=inside, other=0.0)
+            d_score = share * (d_share - shift[None, :])
+            d_keys = tl.dot(d_score.to(queries.dtype), queries, d_keys, input_precision="ieee")
+        d_keys = (d_keys * scale).to(d_k.dtype.element_ty)
+        tl.store(d_k_at + base * row + at + key[:, None] * row + size[None, :], d_keys, mask=mask)
+        d_values = d_values.to(d_v.dtype.element_ty)
+        tl.store(d_v_at + base * of_d_v + at + key[:, None] * of_d_v + size[None, :], d_values, mask=mask)
+
+
+@triton.jit
+def _query_gradient(q, d_seen, k, v, count, k_row, v_row, log, shift, scale, d_q, KEYS: tl.constexpr,
+                    SIZE: tl.constexpr):  # fmt: skip
+    size = tl.arange(0, SIZE)
+    for start in range(0, count, KEYS):
+        key = start + tl.arange(0, KEYS)
+        mask = key[:, None] < count
+        keys = tl.load(k + key[:, None] * k_row + size[None, :], mask=mask, other=0.0)
+        values = tl.load(v + key[:, None] * v_row + size[None, :], mask=mask, other=0.0)
+        score = tl.dot(q, tl.trans(keys), input_precision="ieee") * (scale * LOG2_E)
+        share = tl.where(key[None, :] < count, tl.exp2(score - log[:, None]), 0.0)
+        d_score = share * (tl.dot(d_seen, tl.trans(values), input_precision="ieee") - shift[:, None])
+        d_q = tl.dot(d_score.to(keys.dtype), keys, d_q, input_precision="ieee")
+    return d_q
+
+
+@triton.jit
+def _backward_queries(q, k, v, text_k, text_v, d_out, log_sum, delta, d_q, first, length, tokens, heads, v_row,
+                      text_v_row, scale, QUERIES: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+    pair = tl.program_id(1).to(tl.int64)
+    sample = pair // heads
+    row = heads * SIZE
+    at = (pair % heads) * SIZE
+    query = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    inside = query < tokens
+    here = (sample * tokens + query[:, None]) * row + at + tl.arange(0, SIZE)[None, :]
+    queries = tl.load(q + here, mask=inside[:, None], other=0.0)
+    d_seen = tl.load(d_out + here, mask=inside[:, None], other=0.0)
+    log = tl.load(log_sum + pair * tokens + query, mask=inside, other=float("inf"))
+    shift = tl.load(delta + pair * tokens + query, mask=inside, other=0.0)
+    d_q_here = tl.zeros([QUERIES, SIZE], tl.float32)
+    image = sample * tokens
+    d_q_here = _query_gradient(queries, d_seen, k + image * row + at, v + image * v_row + at, tokens, row, v_row, log,
+                               shift, scale, d_q_here, KEYS, SIZE)  # fmt: skip
+    text = tl.load(first + sample).to(tl.int64)
+    count = tl.load(length + sample).to(tl.int32)
+    d_q_here = _query_gradient(queries, d_seen, text_k + text * row + at, text_v + text * text_v_row + at, count, row,
+                               text_v_row, log, shift, scale, d_q_here, KEYS, SIZE)  # fmt: skip
+    tl.store(d_q + here, (d_q_here * scale).to(d_q.dtype.element_ty), mask=inside[:, None])
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Queries, keys and values of the image, and keys and values of its text. Rows of values may lie apart."""
+
+    q_RD: Tensor
+    k_RD: Tensor
+    v_RD: Tensor
+    text_k_ND: Tensor
+    text_v_ND: Tensor
+    first_B: Tensor
+    length_B: Tensor
+    longest: int
+    """No text has more tokens."""
+    tokens: int
+    heads: int
+
+    @property
+    def size(self) -> int:
+        return self.q_RD.shape[1] // self.heads
+
+    @property
+    def pairs(self) -> int:
+        """Number of (sample, head)."""
+        return len(self.first_B) * self.heads
+
+
+def attend(x: Inputs) -> tuple[Tensor, Tensor]:
+    """Return what each query sees [R, D], and the logarithm (base 2) of each softmax's sum."""
+    out_RD = torch.empty_like(x.q_RD)
+    log_sum = torch.empty(x.pairs, x.tokens, dtype=torch.float32, device=out_RD.device)
+    queries, keys, warps, stages = FORWARD
+    _forward[(triton.cdiv(x.tokens, queries), x.pairs)](
+        x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, out_RD, log_sum, x.first_B, x.length_B, x.tokens, x.heads,
+        x.v_RD.stride(0), x.text_v_ND.stride(0), x.size**-0.5, EVEN=x.tokens % keys == 0, QUERIES=queries, KEYS=keys,
+        SIZE=x.size, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out_RD, log_sum
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Room for the gradients of `Inputs`; rows of the values' may lie apart, where the projections' begin."""
+
+    q_RD: Tensor
+    k_RD: Tensor
+    v_RD: Tensor
+    text_k_ND: Tensor
+    text_v_ND: Tensor
+
+
+def attend_back(x: Inputs, d_out_RD: Tensor, out_RD: Tensor, log_sum: Tensor, d: Gradients) -> None:
+    """Fill in the gradients."""
+    delta = torch.empty_like(log_sum)
+    _delta[(triton.cdiv(x.tokens, 128), x.pairs)](
+        out_RD, d_out_RD, delta, x.tokens, x.heads, QUERIES=128, SIZE=x.size, num_warps=4
+    )
+    queries, keys, warps, stages = BACK_KEYS
+    tiles = triton.cdiv(x.tokens, keys)
+    _backward_keys[(tiles + triton.cdiv(x.longest, keys), x.pairs)](
+        x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, d_out_RD, log_sum, delta, d.k_RD, d.v_RD, d.text_k_ND,
+        d.text_v_ND, x.first_B, x.length_B, x.tokens, x.heads, x.v_RD.stride(0), x.text_v_ND.stride(0),
+        d.v_RD.stride(0), d.text_v_ND.stride(0), tiles, x.size**-0.5, QUERIES=queries, KEYS=keys, SIZE=x.size,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    queries, keys, warps, stages = BACK_QUERIES
+    _backward_queries[(triton.cdiv(x.tokens, queries), x.pairs)](
+        x.q_RD, x.k_RD, x.v_RD, x.text_k_ND, x.text_v_ND, d_out_RD, log_sum, delta, d.q_RD, x.first_B, x.length_B,
+        x.tokens, x.heads, x.v_RD.stride(0), x.text_v_ND.stride(0), x.size**-0.5, QUERIES=queries,
+        KEYS=keys, SIZE=x.size, num_warps=warps, num_stages=stages,
+    )  # fmt: skip

@@ -1,0 +1,148 @@
+"""RMSNorm of each head and rotation, for queries and keys of the image and, without rotation, for keys of the text.
+
+Plain form: rotate(rms_norm(x, weight), table), of `model.layers`.
+
+R: rows (tokens), H: heads, E: head size, D = H E. Numbers 2 i and 2 i + 1 of a head are a pair that is rotated.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_ROWS_BACK = 16
+"""Tokens whose share of the weights' gradient a program sums."""
+
+
+@triton.jit
+def _pairs(pointer, mask, HEADS: tl.constexpr, HALF: tl.constexpr):
+    """Load heads and split their pairs."""
+    number = tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
+    return tl.split(tl.reshape(number, [HEADS, HALF, 2]))
+
+
+@triton.jit
+def _put_pairs(pointer, even, odd, mask, HEADS: tl.constexpr, HALF: tl.constexpr):
+    number = tl.reshape(tl.join(even, odd), [HEADS, 2 * HALF])
+    tl.store(pointer, number.to(pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _weights(first, second, part, HALF: tl.constexpr):
+    """Load the weights of the part's norm, split into those of even and odd numbers."""
+    pair = tl.arange(0, HALF)[None, :]
+    weight = first if part == 0 else second
+    return tl.load(weight + 2 * pair).to(tl.float32), tl.load(weight + 2 * pair + 1).to(tl.float32)
+
+
+@triton.jit
+def _turns(table, of_sample, token, ROTATE: tl.constexpr, HALF: tl.constexpr):
+    """Load cosines and sines of a token's pairs. The table has each twice, and the sine of the odd number is +sin."""
+    pair = tl.arange(0, HALF)[None, :]
+    here = table + of_sample + token * 4 * HALF + 2 * pair
+    return tl.load(here), tl.load(here + 2 * HALF + 1)
+
+
+@triton.jit
+def _forward(x, first, second, table, out, rows, tokens, heads, x_row, table_sample, ROTATE: tl.constexpr,
+             HEADS: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1).to(tl.int64)
+    head = tl.arange(0, HEADS)[:, None]
+    here = head * 2 * HALF + tl.arange(0, 2 * HALF)[None, :]
+    mask = (head < heads) & (here >= 0)
+    width = heads * 2 * HALF
+    even, odd = _pairs(x + row * x_row + part * width + here, mask, HEADS, HALF)
+    root = tl.rsqrt(tl.sum(even * even + odd * odd, 1) / (2 * HALF) + 1e-6)[:, None]
+    weight_even, weight_odd = _weights(first, second, part, HALF)
+    even *= root * weight_even
+    odd *= root * weight_odd
+    if ROTATE:
+        cosine, sine = _turns(table, (row // tokens) * table_sample, row % tokens, ROTATE, HALF)
+        turned = even * cosine - odd * sine
+        odd = odd * cosine + even * sine
+        even = turned
+    _put_pairs(out + (part * rows + row) * width + here, even, odd, mask, HEADS, HALF)
+
+
+@triton.jit
+def _backward(d_out, x, first, second, table, d_x, sums, rows, tokens, heads, x_row, table_sample, T: tl.constexpr,
+              ROTATE: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
+    program = tl.program_id(0)
+    part = tl.program_id(1).to(tl.int64)
+    head = tl.arange(0, HEADS)[:, None]
+    here = head * 2 * HALF + tl.arange(0, 2 * HALF)[None, :]
+    mask = (head < heads) & (here >= 0)
+    width = heads * 2 * HALF
+    weight_even, weight_odd = _weights(first, second, part, HALF)
+    sum_even = tl.zeros([HALF], tl.float32)
+    sum_odd = tl.zeros([HALF], tl.float32)
+    start = program.to(tl.int64) * T
+    for index in range(min(T, rows - start)):
+        row = start + index
+        even, odd = _pairs(x + row * x_row + part * width + here, mask, HEADS, HALF)
+        root = tl.rsqrt(tl.sum(even * even + odd * odd, 1) / (2 * HALF) + 1e-6)[:, None]
+        even *= root
+        odd *= root
+        d_even, d_odd = _pairs(d_out + (part * rows + row) * width + here, mask, HEADS, HALF)
+        if ROTATE:
+            cosine, sine = _turns(table, (row // tokens) * table_sample, row % tokens, ROTATE, HALF)
+            turned = d_even * cosine + d_odd * sine
+            d_odd = d_odd * cosine - d_even * sine
+            d_even = turned
+        sum_even += tl.sum(d_even * even, 0)
+        sum_odd += tl.sum(d_odd * odd, 0)
+        d_even *= weight_even
+        d_odd *= weight_odd
+        along = (tl.sum(d_even * even + d_odd * odd, 1) / (2 * HALF))[:, None]
+        d_even = root * (d_even - even * along)
+        d_odd = root * (d_odd - odd * along)
+        _put_pairs(d_x + row * x_row + part * width + here, d_even, d_odd, mask, HEADS, HALF)
+    pair = 2 * tl.arange(0, HALF)
+    sums += (part * tl.num_programs(0) + program) * 2 * HALF
+    tl.store(sums + pair, sum_even)
+    tl.store(sums + pair + 1, sum_odd)
+
+
+def norm_heads(x_RP: Tensor, weights: tuple[Tensor, ...], heads: int, tokens: int, table: Tensor | None) -> Tensor:
+    """Return the first parts of the packed projections, one for each weight, normed and rotated: [parts, R, D]."""
+    rows, size = len(x_RP), len(weights[0])
+    out = x_RP.new_empty(len(weights), rows, heads * size)
+    _forward[(rows, len(weights))](
+        x_RP, weights[0], weights[-1], table, out, rows, tokens, heads, x_RP.stride(0), _stride(table),
+        ROTATE=table is not None, HEADS=triton.next_power_of_2(heads), HALF=size // 2,
+        num_warps=_warps(heads * size, 4),
+    )  # fmt: skip
+    return out
+
+
+def norm_heads_back(
+    d_out: Tensor,
+    x_RP: Tensor,
+    weights: tuple[Tensor, ...],
+    heads: int,
+    tokens: int,
+    table: Tensor | None,
+    d_x_RP: Tensor,
+) -> Tensor:
+    """Fill in the gradient of the first parts of the packed projections, and return those of the weights."""
+    rows, size = len(x_RP), len(weights[0])
+    programs = triton.cdiv(rows, _ROWS_BACK)
+    sums = torch.empty(len(weights), programs, size, dtype=torch.float32, device=x_RP.device)
+    _backward[(programs, len(weights))](
+        d_out, x_RP, weights[0], weights[-1], table, d_x_RP, sums, rows, tokens, heads, x_RP.stride(0), _stride(table),
+        T=_ROWS_BACK, ROTATE=table is not None, HEADS=triton.next_power_of_2(heads), HALF=size // 2,
+        num_warps=_warps(heads * size, 2),
+    )  # fmt: skip
+    return sums.sum(1)
+
+
+def _stride(table: Tensor | None) -> int:
+    """Return how far the tables of two samples lie apart; they share one unless their tokens differ."""
+    return 0 if table is None or len(table) == 1 else table.stride(0)
+
+
+def _warps(width: int, most: int) -> int:
+    return max(1, min(most, width * most // 1024))

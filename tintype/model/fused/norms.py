@@ -1,0 +1,225 @@
+"""LayerNorm with modulation, and the gated additions to the stream.
+
+Plain form, with the names of `model.layers`:
+
+    stream = add_gated(token, gate, added)
+    out = modulate(LayerNorm(stream), scale, shift)
+
+`six` [B, 6 D] has shift, scale and gate of the attention, then of the MLP; a column says where one begins.
+
+B: samples, L: tokens of a sample, D: width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tintype.model.fused.products import Operand, new_operand
+from tintype.model.fused.quantise import SPARE, put_row
+
+_PROGRAMS = 1056
+"""Programs that fill a GPU; in the backward pass each has the sums of some tokens of one sample."""
+
+
+@triton.jit
+def _norm(token, added, gate, scale, shift, stream, out, out_scale, mean_of, root_of, tokens, width, six_row,
+          ADDED: tl.constexpr, SPARE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    sample = row // tokens
+    column = tl.arange(0, BLOCK)
+    mask = column < width
+    here = row * width + column
+    number = tl.load(token + here, mask=mask, other=0.0).to(tl.float32)
+    if ADDED:
+        factor = tl.load(gate + sample * six_row + column, mask=mask, other=0.0).to(tl.float32)
+        number += factor * tl.load(added + here, mask=mask, other=0.0).to(tl.float32)
+        rounded = number.to(stream.dtype.element_ty)
+        tl.store(stream + here, rounded, mask=mask)
+        number = rounded.to(tl.float32)
+    mean = tl.sum(number, 0) / width
+    centred = tl.where(mask, number - mean, 0.0)
+    root = tl.rsqrt(tl.sum(centred * centred, 0) / width + 1e-6)
+    scaled = (1 + tl.load(scale + sample * six_row + column, mask=mask, other=0.0).to(tl.float32)) * (centred * root)
+    shifted = scaled + tl.load(shift + sample * six_row + column, mask=mask, other=0.0).to(tl.float32)
+    put_row(out + here, out_scale + row, shifted, mask, SPARE)
+    tl.store(mean_of + row, mean)
+    tl.store(root_of + row, root)
+
+
+@triton.jit
+def _norm_back(d_out, d_stream, stream, added, gate, scale, mean_of, root_of, d_token, d_added, d_added_scale, sums,
+               tokens, width, six_row, chunks, T: tl.constexpr, ADDED: tl.constexpr, SPARE: tl.constexpr,
+               BLOCK: tl.constexpr):  # fmt: skip
+    program = tl.program_id(0)
+    sample = (program // chunks).to(tl.int64)
+    first = (program % chunks) * T
+    column = tl.arange(0, BLOCK)
+    mask = column < width
+    factor = 1 + tl.load(scale + sample * six_row + column, mask=mask, other=0.0).to(tl.float32)
+    d_scale = tl.zeros([BLOCK], tl.float32)
+    d_shift = tl.zeros([BLOCK], tl.float32)
+    d_gate = tl.zeros([BLOCK], tl.float32)
+    if ADDED:
+        gated = tl.load(gate + sample * six_row + column, mask=mask, other=0.0).to(tl.float32)
+    for token in range(first, min(first + T, tokens)):
+        row = sample * tokens + token
+        here = row * width + column
+        root = tl.load(root_of + row)
+        number = tl.load(stream + here, mask=mask, other=0.0).to(tl.float32)
+        normal = tl.where(mask, (number - tl.load(mean_of + row)) * root, 0.0)
+        d = tl.load(d_out + here, mask=mask, other=0.0).to(tl.float32)
+        d_scale += d * normal
+        d_shift += d
+        d *= factor
+        d = root * (d - tl.sum(d, 0) / width - normal * (tl.sum(d * normal, 0) / width))
+        d += tl.load(d_stream + here, mask=mask, other=0.0).to(tl.float32)
+        tl.store(d_token + here, d.to(d_token.dtype.element_ty), mask=mask)
+        if ADDED:
+            d_gate += d * tl.load(added + here, mask=mask, other=0.0).to(tl.float32)
+            put_row(d_added + here, d_added_scale + row, gated * d, mask, SPARE)
+    sums += program.to(tl.int64) * 3 * width
+    tl.store(sums + column, d_shift, mask=mask)
+    tl.store(sums + width + column, d_scale, mask=mask)
+    if ADDED:
+        tl.store(sums + 2 * width + column, d_gate, mask=mask)
+
+
+@triton.jit
+def _add_gated(token, added, gate, out, tokens, width, six_row, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    mask = column < width
+    here = row * width + column
+    factor = tl.load(gate + (row // tokens) * six_row + column, mask=mask, other=0.0).to(tl.float32)
+    number = tl.load(token + here, mask=mask, other=0.0).to(tl.float32)
+    number += factor * tl.load(added + here, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + here, number.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _add_gated_back(d_out, added, gate, d_added, d_added_scale, sums, tokens, width, six_row, chunks,
+                    T: tl.constexpr, SPARE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    program = tl.program_id(0)
+    sample = (program // chunks).to(tl.int64)
+    first = (program % chunks) * T
+    column = tl.arange(0, BLOCK)
+    mask = column < width
+    factor = tl.load(gate + sample * six_row + column, mask=mask, other=0.0).to(tl.float32)
+    d_gate = tl.zeros([BLOCK], tl.float32)
+    for token in range(first, min(first + T, tokens)):
+        row = sample * tokens + token
+        here = row * width + column
+        d = tl.load(d_out + here, mask=mask, other=0.0).to(tl.float32)
+        d_gate += d * tl.load(added + here, mask=mask, other=0.0).to(tl.float32)
+        put_row(d_added + here, d_added_scale + row, factor * d, mask, SPARE)
+    tl.store(sums + program.to(tl.int64) * width + column, d_gate, mask=mask)
+
+
+class Stats(NamedTuple):
+    """Mean and reciprocal root of the variance of each token, which the backward pass needs."""
+
+    mean_R: Tensor
+    root_R: Tensor
+
+
+def norm(
+    token_BLD: Tensor, six: Tensor, shift: int, kind: torch.dtype, added_RD: Tensor | None = None, gate: int = 0
+) -> tuple[Tensor, Operand, Stats]:
+    """Return the stream after the addition, its modulated norm as an operand of type `kind`, and statistics.
+
+    The scale lies after the shift in `six`.
+    """
+    batch, tokens, width = token_BLD.shape
+    rows, block = batch * tokens, triton.next_power_of_2(width)
+    stream_BLD = token_BLD if added_RD is None else torch.empty_like(token_BLD)
+    out, stats = (
+        new_operand(rows, width, kind, token_BLD.device),
+        Stats(*torch.empty(2, rows, dtype=torch.float32, device=token_BLD.device)),
+    )
+    _norm[(rows,)](
+        token_BLD, added_RD, six[:, gate:], six[:, shift + width :], six[:, shift:], stream_BLD, out.values_RC,
+        out.scale_R, stats.mean_R, stats.root_R, tokens, width, six.stride(0),
+        ADDED=added_RD is not None, SPARE=SPARE[kind], BLOCK=block, num_warps=_warps(block, 4),
+    )  # fmt: skip
+    return stream_BLD, out, stats
+
+
+def norm_back(
+    d_out_RD: Tensor,
+    d_stream_BLD: Tensor,
+    stream_BLD: Tensor,
+    six: Tensor,
+    shift: int,
+    stats: Stats,
+    d_six: Tensor,
+    kind: torch.dtype,
+    added_RD: Tensor | None = None,
+    gate: int = 0,
+) -> tuple[Tensor, Operand]:
+    """Return the gradients of the token and of what was added, and fill in those of `six`."""
+    batch, tokens, width = stream_BLD.shape
+    block, (per, chunks) = triton.next_power_of_2(width), _chunks(batch, tokens)
+    d_token_BLD = torch.empty_like(stream_BLD)
+    d_added = new_operand(batch * tokens if added_RD is not None else 0, width, kind, stream_BLD.device)
+    sums = torch.empty(batch, chunks, 3, width, dtype=torch.float32, device=stream_BLD.device)
+    _norm_back[(batch * chunks,)](
+        d_out_RD, d_stream_BLD, stream_BLD, added_RD, six[:, gate:], six[:, shift + width :], stats.mean_R,
+        stats.root_R, d_token_BLD, d_added.values_RC, d_added.scale_R, sums, tokens, width, six.stride(0), chunks,
+        T=per, ADDED=added_RD is not None, SPARE=SPARE[kind], BLOCK=block, num_warps=_warps(block, 8),
+    )  # fmt: skip
+    d_six[:, shift : shift + 2 * width] = sums[:, :, :2].sum(1).flatten(1)
+    if added_RD is not None:
+        d_six[:, gate : gate + width] = sums[:, :, 2].sum(1)
+    return d_token_BLD, d_added
+
+
+def add_gated(token_BLD: Tensor, added_RD: Tensor, six: Tensor, gate: int) -> Tensor:
+    """Return the stream with `added` through its gate."""
+    batch, tokens, width = token_BLD.shape
+    out_BLD, block = torch.empty_like(token_BLD), triton.next_power_of_2(width)
+    _add_gated[(batch * tokens,)](
+        token_BLD,
+        added_RD,
+        six[:, gate:],
+        out_BLD,
+        tokens,
+        width,
+        six.stride(0),
+        BLOCK=block,
+        num_warps=_warps(block, 4),
+    )
+    return out_BLD
+
+
+def add_gated_back(
+    d_out_BLD: Tensor, added_RD: Tensor, six: Tensor, gate: int, d_six: Tensor, kind: torch.dtype
+) -> Operand:
+    """Return the gradient of what was added, and fill in that of the gate. The stream's own is `d_out` itself."""
+    batch, tokens, width = d_out_BLD.shape
+    block, (per, chunks) = triton.next_power_of_2(width), _chunks(batch, tokens)
+    d_added = new_operand(batch * tokens, width, kind, d_out_BLD.device)
+    sums = torch.empty(batch, chunks, width, dtype=torch.float32, device=d_out_BLD.device)
+    _add_gated_back[(batch * chunks,)](
+        d_out_BLD, added_RD, six[:, gate:], d_added.values_RC, d_added.scale_R, sums, tokens, width, six.stride(0),
+        chunks, T=per, SPARE=SPARE[kind], BLOCK=block, num_warps=_warps(block, 8),
+    )  # fmt: skip
+    d_six[:, gate : gate + width] = sums.sum(1)
+    return d_added
+
+
+def _chunks(batch: int, tokens: int) -> tuple[int, int]:
+    """Return how many tokens a program takes, and how many programs a sample has."""
+    per = 64
+    while per > 4 and batch * triton.cdiv(tokens, per) < _PROGRAMS:
+        per //= 2
+    return per, triton.cdiv(tokens, per)
+
+
+def _warps(block: int, most: int) -> int:
+    """Return the warps of a program: few for narrow rows, so that more of them run at a time."""
+    return max(1, min(most, block * most // 2048))
