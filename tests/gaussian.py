@@ -102,9 +102,6 @@ class NoText:
     def transformers_form(self) -> None:
         return None
 
-    def compile_layers(self) -> None:
-        raise AssertionError("the toy is not compiled")
-
     def encode(self, captions: Sequence[str]) -> TextTokens:
         return TextTokens(torch.zeros(len(captions), 1, 1), torch.ones(len(captions), 1, dtype=torch.bool))
 

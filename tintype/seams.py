@@ -212,9 +212,6 @@ class TextEncoder(Protocol):
     def transformers_form(self) -> TransformersForm | None:
         """Return the network and the tokenizer as transformers loads them; None where it has no class for them."""
 
-    def compile_layers(self) -> None:
-        """Compile what each step runs; called once, before the first step."""
-
 
 @dataclass(frozen=True)
 class DiffusersForm:

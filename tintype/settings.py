@@ -309,7 +309,9 @@ class ModelSettings(Settings):
     resolution_embeds: Annotated[bool, Since(False)] = Field(
         False, description="Add an embedding of the latents' height and width to that of the time"
     )
-    compile: bool = Field(False, description="torch.compile, block by block, of the denoiser and the text encoder")
+    compile: bool = Field(
+        False, description="torch.compile, block by block, of a denoiser whose blocks are not run by fused kernels"
+    )
     kernels: Annotated[Literal["auto", "plain", "fused"], Housekeeping] = Field(
         "auto",
         description="Blocks by fused kernels (NVIDIA GPUs, compute in bf16), which spare passes over memory and the "

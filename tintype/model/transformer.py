@@ -137,7 +137,8 @@ class Block(nn.Module):
         if self._on_kernels is None or isinstance(self, FSDPModule):
             from tintype.model.fused.block import FusedBlock
 
-            self._on_kernels = FusedBlock(self.attention, self.gate_proj, self.up_proj, self.down_proj, self.fp8)
+            with torch.inference_mode(False):  # its copies may serve training after they were made while sampling
+                self._on_kernels = FusedBlock(self.attention, self.gate_proj, self.up_proj, self.down_proj, self.fp8)
         return self._on_kernels
 
 

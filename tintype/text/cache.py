@@ -58,9 +58,6 @@ class CachedText:
     def transformers_form(self) -> TransformersForm:
         return self.encoder.transformers_form()
 
-    def compile_layers(self) -> None:
-        self.encoder.compile_layers()
-
     def fill(self, captions: Sequence[str]) -> int:
         """Encode the captions that are missing, and return how many they were."""
         text_of = {_key(caption): caption for caption in captions}

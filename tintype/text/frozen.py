@@ -129,9 +129,6 @@ class FrozenTextEncoder:
             self.network, self.tokenizer, self._nothing, settings.max_tokens, settings.clean, settings.compute
         )
 
-    def compile_layers(self) -> None:
-        """Compile nothing: the number and length of captions in a group change at every step."""
-
     def encode(self, captions: Sequence[str]) -> TextTokens:
         """Encode each caption once, however often it is there: the null caption is there often."""
         place = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}

@@ -89,7 +89,7 @@ class WordsEncoder(nn.Module):
         self.place = nn.Embedding(settings.max_tokens, settings.width)
         self.layers = nn.ModuleList(_Layer(settings.width, settings.heads) for _ in range(settings.depth))
         self.norm = nn.LayerNorm(settings.width)
-        self._graphs: Graphs | None = None
+        self._graphs = Graphs()
 
     def identity_at(self, max_tokens: int) -> None:
         return None
@@ -100,17 +100,12 @@ class WordsEncoder(nn.Module):
     def transformers_form(self) -> None:
         return None
 
-    def compile_layers(self) -> None:
-        self._graphs = Graphs()
-        for layer in self.layers:
-            layer.compile(dynamic=False)
-
     def encode(self, captions: Sequence[str]) -> TextTokens:
         id_BL = torch.stack([_padded_ids(caption, self.settings) for caption in captions])
         lengths = tuple((id_BL != _PADDING).sum(1).tolist())
         id_BL = send(id_BL, self.word.weight.device)
         found = None
-        if self._graphs is not None and id_BL.is_cuda:
+        if id_BL.is_cuda:
             found = self._graphs("words", self._captured, (id_BL,), self._all_parameters)
         return TextTokens(self(id_BL) if found is None else found[0], id_BL != _PADDING, lengths)
 

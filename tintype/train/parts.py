@@ -113,8 +113,6 @@ def build_networks(plan: Plan, device: torch.device, precision: PrecisionSetting
     tokenizer = plan.tuning.build_tokenizer(plan.tokenizer) if plan.tuning else plan.tokenizer.build(device)
     with seeded(plan.seed, "text"):
         text = _build_text(plan, device)
-    if plan.model.compile:
-        text.compile_layers()
     with seeded(plan.seed, "denoiser"):
         denoiser = Transformer(plan.model, tokenizer.channels, text.dim, precision)
     with seeded(plan.seed, "router"):
