@@ -48,12 +48,16 @@ class PackedText:
     places: Places
 
     @property
+    def longest(self) -> int:
+        return self.places.longest
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.rows_NC, self.places.first_B, self.places.length_B
 
     def of(self, rows_NC: Tensor, first_B: Tensor, length_B: Tensor) -> PackedText:
         """Return such a text of these tensors, which may come to have others' numbers."""
-        return PackedText(rows_NC, Places(first_B, length_B, self.places.longest, dense=0))
+        return PackedText(rows_NC, Places(first_B, length_B, self.longest, dense=0))
 
 
 @dataclass(frozen=True)

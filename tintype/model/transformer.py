@@ -74,6 +74,11 @@ class TextCache:
         return TextCache(tuple(per_block), torch.cat([self.mask_BS, other.mask_BS]))
 
     @property
+    def longest(self) -> int:
+        """Return a number of tokens that no sample of a packed text exceeds."""
+        return self.packed[0].places.longest
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors of a packed text."""
         places, pairs = self.packed[0].places, [(one.key_ND, one.value_ND) for one in self.packed]
@@ -81,7 +86,7 @@ class TextCache:
 
     def of(self, first_B: Tensor, length_B: Tensor, *keys_values: Tensor) -> TextCache:
         """Return such a packed text of these tensors, which may come to have others' numbers."""
-        places = Places(first_B, length_B, self.packed[0].places.longest, dense=0)
+        places = Places(first_B, length_B, self.longest, dense=0)
         pairs = zip(keys_values[::2], keys_values[1::2], strict=True)
         return TextCache(tuple(PackedKeyValue(key_ND, value_ND, places) for key_ND, value_ND in pairs), None)
 
@@ -241,7 +246,7 @@ class Transformer(nn.Module):
             output: Output = functional_call(self, dict(parameters), given, {"route": own, "taps": taps})
             return output.prediction_BCHW, *(output.features[index] for index in taps)
 
-        key = (type(text), *taps, None if route is None else (route.start, route.end, bool(kept)))
+        key = (type(text), text.longest, *taps, None if route is None else (route.start, route.end, bool(kept)))
         inputs = (x_t_BCHW, t_B, *text.tensors, *kept)
         if (found := self._graphs(key, run, inputs, self._all_parameters)) is None:
             return None
