@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -52,15 +52,12 @@ class StepClock(Clock):
         """Return the steps that have ended."""
         if self._stream:
             self._stream.synchronize()
-        return [
-            Step(self._between_s(*ends), self._parts_s(spans))
-            for ends, spans in zip(pairwise(self._ends), self._spans[:-1], strict=True)
-        ]
-
-    def _parts_s(self, spans: Sequence[tuple[str, _Mark, _Mark]]) -> dict[str, float]:
-        found = dict.fromkeys(PARTS, 0.0)
-        for name, began, ended in spans:
-            found[name] += self._between_s(began, ended)
+        found = []
+        for ends, spans in zip(pairwise(self._ends), self._spans[:-1], strict=True):
+            parts_s = dict.fromkeys(PARTS, 0.0)
+            for name, began, ended in spans:
+                parts_s[name] += self._between_s(began, ended)
+            found.append(Step(self._between_s(*ends), parts_s))
         return found
 
     def _mark(self) -> _Mark:

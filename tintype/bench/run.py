@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -26,7 +25,7 @@ from tintype.data.scenes.source import ScenesSettings
 from tintype.data.sources import forget_sources
 from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_document
-from tintype.runtime.clock import PARTS, Clock
+from tintype.runtime.clock import PARTS, Clock, synchronized_s
 from tintype.runtime.files import Json
 from tintype.runtime.machine import choose_device, environment, exact_fp32
 from tintype.sampling.generate import SamplerSettings, generate
@@ -137,16 +136,9 @@ def _render_rate(style: Style, device: torch.device) -> float:
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
     """Return the time of the second call."""
     work()
-    _wait(device)
-    began = time.perf_counter()
+    began = synchronized_s(device)
     work()
-    _wait(device)
-    return time.perf_counter() - began
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return synchronized_s(device) - began
 
 
 @dataclass(frozen=True)
@@ -247,7 +239,11 @@ def compare(
     for done, (name, case) in enumerate(cases):
         row = Row(_tokens(case), case.data.size_px, case.train.batch, name, case.tuning is not None)
         on_row(row.title, done, len(cases))
-        rows.append(_measured(row, case, steps))
+        _free()
+        try:
+            rows.append(_timed(row, case, steps))
+        except torch.OutOfMemoryError:
+            rows.append(replace(row, failed="out of memory"))
     on_row("", len(cases), len(cases))
     _free()
     return Comparison(environment(choose_device(plan.run.device)), plan.hash, steps, _with_ratios(rows))
@@ -301,14 +297,6 @@ def _refuse_twice(option: str, values: Sequence[object]) -> None:
     for value in values:
         if values.count(value) > 1:
             raise UserError(f"{option}: {value} is given twice; give it once")
-
-
-def _measured(row: Row, plan: Plan, steps: int) -> Row:
-    _free()
-    try:
-        return _timed(row, plan, steps)
-    except torch.OutOfMemoryError:
-        return replace(row, failed="out of memory")
 
 
 def _timed(row: Row, plan: Plan, steps: int) -> Row:

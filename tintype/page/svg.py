@@ -33,27 +33,17 @@ def _value(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
 
 
-def drawing(width: float, height: float, description: str, parts: Iterable[str], class_: str = "chart") -> Markup:
-    return tag(
-        "svg",
-        tag("title", description),
-        *parts,
-        class_=class_,
-        viewBox=f"0 0 {width:g} {height:g}",
-        role="img",
-    )
+def drawing(width: float, height: float, description: str, parts: Iterable[str]) -> Markup:
+    room = f"0 0 {width:g} {height:g}"
+    return tag("svg", tag("title", description), *parts, class_="chart", viewBox=room, role="img")
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", class_: str = "", room_px: float = 1e9) -> Markup:
     """Return a line of text, truncated to its room; a truncated one has its whole text as a tooltip."""
-    shown = clipped(words, room_px)
+    most = max(3, int(min(room_px, 1e6) / CHARACTER_PX))
+    shown = words if len(words) <= most else words[: most - 1].rstrip() + "…"
     tooltip = [tag("title", words)] if shown != words else []
     return tag("text", shown, *tooltip, x=x, y=y, text_anchor=anchor, class_=class_ or None)
-
-
-def clipped(words: str, room_px: float) -> str:
-    most = max(3, int(min(room_px, 1e6) / CHARACTER_PX))
-    return words if len(words) <= most else words[: most - 1].rstrip() + "…"
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:

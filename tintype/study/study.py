@@ -123,7 +123,11 @@ class StudySettings(Settings):
             raise ValueError(f"control_seeds needs {len(self.seeds)} seeds like seeds, or none")
         if again := _repeated(self.primary):
             raise ValueError(f"primary: {again} is given twice; name each metric once")
-        self._check_resolutions()
+        names = [resolution.name for resolution in self.resolutions]
+        if len(names) == 1:
+            raise ValueError(f"resolutions: '{names[0]}' is the only one; give another, or put its overrides into set")
+        if again := _repeated(names):
+            raise ValueError(f"two resolutions are called {again}; give one of them another name")
         if again := _repeated([BASELINE, CONTROL, *(arm.label for arm in self.arms)]):
             raise ValueError(f"two arms are called {again}; give one of them another name")
         return self
@@ -166,13 +170,6 @@ class StudySettings(Settings):
         check_seeds(len(self.seeds), counts, self.analysis)
         settings = self.model_copy(update={"primary": primary, "evaluation": fitted.protocol})
         return settings, replace(fitted, problems=tuple(problems))
-
-    def _check_resolutions(self) -> None:
-        names = [resolution.name for resolution in self.resolutions]
-        if len(names) == 1:
-            raise ValueError(f"resolutions: '{names[0]}' is the only one; give another, or put its overrides into set")
-        if again := _repeated(names):
-            raise ValueError(f"two resolutions are called {again}; give one of them another name")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import singledispatch
 from itertools import groupby
 
 from rich.console import Console
@@ -15,7 +16,7 @@ from tintype.audit.run import Audit
 from tintype.audit.seen import Bad, Group, Role, Seen
 from tintype.bench.data import DataSpeeds, ImportSpeed, Loading
 from tintype.bench.record import AnyResult, Change
-from tintype.bench.run import Comparison, Row, Speeds
+from tintype.bench.run import Comparison, Row
 from tintype.bench.study import RunSeconds, StudySpeeds, measure_study
 from tintype.metrics.throughput import tokenizer_words
 from tintype.page.numerals import count
@@ -44,28 +45,16 @@ _LEGEND = (
 NOTHING_MEASURED = "nothing was measured; run the same command again"
 
 
+@singledispatch
 def show(result: AnyResult, console: Console) -> None:
-    """Print a measurement."""
-    if isinstance(result, Comparison):
-        show_comparison(result, console)
-    elif isinstance(result, DataSpeeds):
-        show_data_speeds(result, console)
-    elif isinstance(result, ImportSpeed):
-        show_import_speed(result, console)
-    elif isinstance(result, StudySpeeds):
-        show_study_speeds(result, console)
-    else:
-        _show_numbers(asdict(result) if isinstance(result, Speeds) else result, console)
-
-
-def _show_numbers(speeds: Mapping[str, object], console: Console) -> None:
-    """Print each number on a line of its own; those of a mapping on one."""
-    for name, value in speeds.items():
+    """Print a measurement, by its type: by default each number on a line of its own, those of a mapping on one."""
+    for name, value in (result if isinstance(result, dict) else asdict(result)).items():
         inner = value if isinstance(value, Mapping) else {"": value}
         rounded = {key: f"{v:.3g}" if isinstance(v, float) else v for key, v in inner.items()}
         say(console, f"{name}: " + ", ".join(f"{key} {v}".strip() for key, v in rounded.items()))
 
 
+@show.register
 def show_comparison(result: Comparison, console: Console) -> None:
     """Print the rows as a table, optimizers beside their floor, and a note for each row that is not to be trusted."""
     title = f"{result.environment['device']}, median (slowest–fastest) of {result.steps} steps"
@@ -110,6 +99,7 @@ def _numbers(row: Row) -> list[str]:
     return [f"{row.images_per_s:.4g}" + spread, ratio, shares, "" if row.peak_gib is None else f"{row.peak_gib:.1f}"]
 
 
+@show.register
 def show_data_speeds(result: DataSpeeds, console: Console) -> None:
     for one in result.loader:
         workers = ("process", "processes") if one.processes else ("thread", "threads")
@@ -120,6 +110,7 @@ def show_data_speeds(result: DataSpeeds, console: Console) -> None:
     say(console, f"the loader is {result.loader_times_training:.2f} × as fast as training")
 
 
+@show.register
 def show_import_speed(result: ImportSpeed, console: Console) -> None:
     images = f"{result.images:,} images ({result.set_aside:,} set aside)"
     say(console, f"{images}: {result.images_per_s:,.0f} images/s, {_cpu(result)}")
@@ -141,6 +132,7 @@ def study_with_progress(study: Study, jobs: int) -> StudySpeeds:
     return speeds
 
 
+@show.register
 def show_study_speeds(result: StudySpeeds, console: Console) -> None:
     warm = result.warm_runs_per_hour
     once_warm = "" if warm is None else f", {warm:.4g} once the workers are warm"

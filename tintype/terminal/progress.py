@@ -286,7 +286,5 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"
 
 
-def short(number: float | None) -> str:
-    if number is None:
-        return ""
+def short(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -220,7 +220,9 @@ def show_power(plan: PowerPlan, console: Console) -> None:
                 say(console, advice(plan, row))
         for note in group.notes:
             say(console, f"Note: {note}")
-        say(console, _about_levels(group))
+        counts = group.comparisons
+        kinds = f": {counts.primary} on primary metrics, {counts.others} on others" if counts.primary else ""
+        say(console, f"The levels are for {counts.all} comparisons{kinds}.")
     where = f" at {plan.resolutions} resolutions" if plan.resolutions > 1 else ""
     say(
         console,
@@ -228,12 +230,6 @@ def show_power(plan: PowerPlan, console: Console) -> None:
         "the paired Student test at the level that the correction for all its comparisons has at its first step. In "
         "brackets: the range that the uncertainty of the measured spread allows (95%).",
     )
-
-
-def _about_levels(group: Group) -> str:
-    counts = group.comparisons
-    kinds = f": {counts.primary} on primary metrics, {counts.others} on others" if counts.primary else ""
-    return f"The levels are for {counts.all} comparisons{kinds}."
 
 
 def _table(plan: PowerPlan, group: Group) -> Table:
