@@ -68,7 +68,12 @@ class Speeds:
 def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: None) -> Speeds:
     refuse_stages(plan)
     names = ["preparing", f"training, {steps} steps", "sampling", *(f"rendering {style}" for style in STYLES)]
-    begin = _count_parts(names, on_part)
+    numbered = iter(enumerate(names))
+
+    def begin() -> None:
+        done, name = next(numbered)
+        on_part(name, done, len(names))
+
     begin()
     parts = build_session(plan)
     parts.ready()
@@ -103,17 +108,6 @@ def measure(plan: Plan, steps: int, on_part: OnPart = lambda part, done, total: 
         sample_images_per_s_at_10_steps=len(captions) / sampling_s,
         render_images_per_s_at_64_px=rendering,
     )
-
-
-def _count_parts(names: Sequence[str], on_part: OnPart) -> Callable[[], None]:
-    """Return a function that reports the next part each time it is called."""
-    numbered = iter(enumerate(names))
-
-    def begin() -> None:
-        done, name = next(numbered)
-        on_part(name, done, len(names))
-
-    return begin
 
 
 def _some_captions(parts: Session, count: int) -> list[str]:

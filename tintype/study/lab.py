@@ -205,7 +205,11 @@ def _claim(study: Study, out: Path, progress: StudyProgress = _SILENT) -> None:
         try:
             _refuse_another_baseline(study, stored_study(out), out)
         except DamagedFileError as error:
-            _refuse_other_runs(study, out, error, progress)
+            known = {plan.hash for arm in study.arms for plan in arm.plans}
+            there = {folder.name for folder in (out / "runs").glob("*")}
+            if there and not there & known:
+                raise  # the names of the runs do not show that it is this study
+            progress.note(f"{error}: its runs are of this study, and its files are written again")
     else:
         refuse_foreign(out, _STUDY)
     for resolution, plan in study.baselines.items():
@@ -215,15 +219,6 @@ def _claim(study: Study, out: Path, progress: StudyProgress = _SILENT) -> None:
     settings = study.settings.model_copy(update={"evaluation": _keep_prompts(study.settings.evaluation, out)})
     write_sealed(out / _STUDY, write_yaml({"name": study.name, **plain(settings)}))
     _remove_leftovers(out, study.baselines)
-
-
-def _refuse_other_runs(study: Study, out: Path, error: DamagedFileError, progress: StudyProgress) -> None:
-    """Refuse a study whose files are damaged, unless the names of its runs show that it is this one."""
-    known = {plan.hash for arm in study.arms for plan in arm.plans}
-    there = {folder.name for folder in (out / "runs").glob("*")}
-    if there and not there & known:
-        raise error
-    progress.note(f"{error}: its runs are of this study, and its files are written again")
 
 
 def _note_command(argv: Sequence[str], out: Path, progress: StudyProgress) -> None:

@@ -280,13 +280,17 @@ def bootstrap_interval(
         return None
     if shared_seeds:
         values, difference = [np.sort(np.subtract(new, old))], paired(new, old)
+        weights = [resample_weights(len(new), 0, RESAMPLES // 2)]
     else:
         values, difference = [np.sort(new), -np.sort(old)], unpaired(new, old)
+        first, second = (resample_weights(len(new), stream, RESAMPLES // 4) for stream in (0, 1))
+        weights = [np.concatenate([first, second]), np.concatenate([second, first])]
     if not difference.error:
         return None
-    found = [_resampled(of_set, weights) for of_set, weights in zip(values, _weights_of(values), strict=True)]
+    found = [_resampled(*of_set) for of_set in zip(values, weights, strict=True)]
     shift, squared = (np.sum(part, axis=0) for part in zip(*found, strict=True))
-    t = _ratio(shift, np.sqrt(squared))
+    with np.errstate(divide="ignore", invalid="ignore"):  # infinite where a resample has a shift and no spread
+        t = np.where(shift == 0, 0.0, shift / np.sqrt(squared))
     low, high = np.quantile(t, [(1 - confidence) / 2, (1 + confidence) / 2], method="nearest")
     if not (math.isfinite(low) and math.isfinite(high)):
         return None
@@ -302,21 +306,6 @@ def _resampled(values: Array, weights_PN: Array) -> tuple[Array, Array]:
     shift[np.abs(shift) < _ROUNDING * largest] = 0.0
     spread[spread < _ROUNDING * largest**2] = 0.0
     return shift, spread / (len(values) - 1)
-
-
-def _ratio(shift: Array, error: Array) -> Array:
-    """Return each resample's t; infinite where a resample has no spread, zero where it has no shift either."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(shift == 0, 0.0, shift / error)
-
-
-def _weights_of(values: Sequence[Array]) -> list[Array]:
-    """Return `resample_weights` of each set, from a stream of its own; of two sets, in both orders of the streams."""
-    seeds = len(values[0])
-    if len(values) == 1:
-        return [resample_weights(seeds, 0, RESAMPLES // 2)]
-    first, second = (resample_weights(seeds, stream, RESAMPLES // 4) for stream in (0, 1))
-    return [np.concatenate([first, second]), np.concatenate([second, first])]
 
 
 @lru_cache(maxsize=16)
