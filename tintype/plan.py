@@ -106,14 +106,9 @@ class Plan(Settings):
         if self.train.stages:
             self._check_stages(unit)
         self.precision.check(self.model)
-        if self.route:
-            self.route.check(self)
-        for loss in self.losses:
-            loss.check(self)
-        if self.tuning:
-            self.tuning.check(self)
-        if self.ema:
-            self.ema.check(self)
+        for part in (self.route, *self.losses, self.tuning, self.ema):
+            if part:
+                part.check(self)
         return self
 
     def _check_shapes(self, unit: int) -> None:
@@ -224,8 +219,7 @@ def read_plan(name: str, assignments: Sequence[str] = (), options: Sequence[str]
 
 def plan_from_yaml(text: str, name: str, assignments: Sequence[str] = ()) -> Plan:
     """Return the plan of a text. `assignments` are dotted overrides, `key.path=value`."""
-    document = read_yaml(text, name)
-    return plan_from_document(document, assignments)
+    return plan_from_document(read_yaml(text, name), assignments)
 
 
 def plan_from_document(
@@ -402,12 +396,9 @@ def _in_words(part: Settings | None, named: Collection[str]) -> str:
     if part is None:
         return "off"
     kind, settings = str(getattr(part, "kind", "on")), _chosen(part, None, named)
-    chosen = ", ".join(f"{key}={_setting_words(value)}" for key, value in settings.items() if key != "kind")
+    words = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
+    chosen = ", ".join(f"{key}={value}" for key, value in words.items() if key != "kind")
     return f"{kind} ({chosen})" if chosen else kind
-
-
-def _setting_words(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _chosen(part: Settings, usual: Settings | None, named: Collection[str]) -> Plain:

@@ -404,13 +404,9 @@ class TrainSettings(Settings):
         )
 
     @model_validator(mode="after")
-    def _whole_micro_batches(self) -> TrainSettings:
+    def _fits(self) -> TrainSettings:
         if self.batch % self.accumulate:
             raise ValueError(f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})")
-        return self
-
-    @model_validator(mode="after")
-    def _window_that_fills(self) -> TrainSettings:
         if self.skip_spikes is not None and self.skip_spikes.window >= 2 * self.steps:
             raise ValueError(
                 f"skip_spikes.window is {self.skip_spikes.window}, but the run has {self.steps} steps, and no spike is "

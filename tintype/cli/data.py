@@ -20,8 +20,7 @@ data_app = group("data", "Import your own images into a store, and inspect it.")
 @data_app.command("import")
 def data_import(
     source: Annotated[
-        Path,
-        Argument(help="Images: a folder, .parquet, .tar, MDS, a saved data set; or scenes:count=1000"),
+        Path, Argument(help="Images: a folder, .parquet, .tar, MDS, a saved data set; or scenes:count=1000")
     ],
     out: Annotated[Path, Option("--out", help="Folder of the new store")],
     caption: Annotated[
@@ -101,8 +100,7 @@ def data_recaption(
     store: Annotated[Path | None, Argument(help="Folder of a store")] = None,
     column: Annotated[str | None, Option(help="Name of the new caption column")] = None,
     model: Annotated[
-        str | None,
-        Option(help="Name of the model on the server; without --server a folder or a repository of the hub"),
+        str | None, Option(help="Name of the model on the server; without --server a folder or a repository of the hub")
     ] = None,
     server: Annotated[str | None, Option(help="URL of an OpenAI-compatible server: vLLM, llama.cpp, Ollama, …")] = None,
     revision: Annotated[str | None, Option(help="Commit of the repository")] = None,
@@ -156,8 +154,7 @@ def data_recaption(
         patience = Patience(timeout_s, server_tries, backoff_s)
         key, place = read_key(key_variable), read_place(server)
         if key is not None and not place.secure and not place.is_near:
-            text = f"note: the key goes to {place.url} unencrypted; use https"
-            say(console, text, style="yellow")
+            say(console, f"note: the key goes to {place.url} unencrypted; use https", style="yellow")
         captioner = Server(place, model, asking, concurrency, patience, key)
     else:
         from tintype.data.recaption.local import Local
@@ -167,18 +164,8 @@ def data_recaption(
         if key_variable is not None:
             raise UserError("--key-variable is for a server; give --server too")
         captioner = Local(Checkpoint(model, revision), asking, choose_device(device), batch)
-    task = Task(
-        column,
-        asking,
-        tries,
-        split,
-        only_empty,
-        limit,
-        price_per_million_input,
-        price_per_million_output,
-        overwrite,
-        anew,
-    )
+    prices = price_per_million_input, price_per_million_output
+    task = Task(column, asking, tries, split, only_empty, limit, *prices, overwrite, anew)
     recaption_with_progress(store, task, captioner, console)
 
 
@@ -290,8 +277,7 @@ def data_inspect(
         raise UserError(
             f"--write-skip {write_skip}: a text file is written; give it another name, skip.txt for example"
         )
-    asked = Asked(distance, samples, seed)
-    result = inspect_with_progress(store, asked, where, skip, out, write_skip)
+    result = inspect_with_progress(store, Asked(distance, samples, seed), where, skip, out, write_skip)
     if json_:
         print_json(result)
     elif out is not None:

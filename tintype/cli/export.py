@@ -94,11 +94,8 @@ def export(
         with Progress("sampling with both", kept=f"{out} is whole; its check was not finished"):
             figures = measure(load_trained(run, weights, ema_length).parts, out, about)
         for figure in figures:
-            latents, images = f"{figure.latents:.2g}", f"{figure.images:.2g}"
-            say(
-                console,
-                f"guidance {figure.guidance:g}: latents differ by {latents} at most, images in [0, 1] by {images}",
-            )
+            differ = f"latents differ by {figure.latents:.2g} at most, images in [0, 1] by {figure.images:.2g}"
+            say(console, f"guidance {figure.guidance:g}: {differ}")
     if push is not None:
         try:
             _push_folder(out, push, private, yes)

@@ -15,8 +15,7 @@ from tintype.cli.shared import app, console, print_json
 @app.command()
 def ablate(
     study: Annotated[
-        str,
-        Argument(help="Name of a study, or path of a study file", autocompletion=complete.study_names),
+        str, Argument(help="Name of a study, or path of a study file", autocompletion=complete.study_names)
     ],
     out: options.Out,
     jobs: Annotated[int, Option(min=1, help="Runs in parallel")] = 1,
@@ -44,8 +43,7 @@ def ablate(
 def report(
     folder: Annotated[Path, Argument(help="Folder of a study")],
     without_data: Annotated[
-        bool,
-        Option("--without-data", help="Leave out images and captions of the data, and local paths"),
+        bool, Option("--without-data", help="Leave out images and captions of the data, and local paths")
     ] = False,
 ) -> None:
     """Write the report of a study again, from its files."""
@@ -73,7 +71,4 @@ def power(
     from tintype.terminal.studies import show_power
 
     plan = plan_power(studies or [Path("studies")], effect, seeds, metric, arms, without, resolutions, control)
-    if json_:
-        print_json(TypeAdapter(PowerPlan).dump_python(plan, mode="json"))
-        return
-    show_power(plan, console)
+    print_json(TypeAdapter(PowerPlan).dump_python(plan, mode="json")) if json_ else show_power(plan, console)

@@ -72,8 +72,7 @@ def tokenizer_cache(
 @tokenizer_app.command("save")
 def tokenizer_save(
     run: Annotated[
-        Path,
-        Argument(help="Folder of a run that tuned its tokenizer (technique repa-e), or of a study with --arm"),
+        Path, Argument(help="Folder of a run that tuned its tokenizer (technique repa-e), or of a study with --arm")
     ],
     out: options.Out,
     arm: options.Arm = None,
@@ -103,8 +102,7 @@ def tokenizer_save(
 @tokenizer_app.command("report")
 def tokenizer_report(
     tokenizers: Annotated[
-        list[str],
-        Argument(help="Kinds (pixels, small-vae:folder=DIR) or folders of trained small-vaes"),
+        list[str], Argument(help="Kinds (pixels, small-vae:folder=DIR) or folders of trained small-vaes")
     ],
     out: options.Out,
     data: Annotated[str, Option(help="scenes, or a folder, .tar, .parquet file or store of images")] = "scenes",

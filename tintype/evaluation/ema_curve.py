@@ -78,10 +78,7 @@ class Curve:
 
 
 def score_lengths(
-    curve: Curve,
-    on_progress: Callable[[float, Scoring], None],
-    device: str | None = None,
-    threads: int | None = None,
+    curve: Curve, on_progress: Callable[[float, Scoring], None], device: str | None = None, threads: int | None = None
 ) -> None:
     """Score each length that the snapshots can represent. `on_progress` gets the length and the share of all lengths.
 

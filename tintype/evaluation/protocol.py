@@ -95,7 +95,7 @@ class Protocol(Settings):
                 "compare with. Put the file into `also`"
             )
         for condition in self.conditions:
-            if not is_caption(condition.prompts) and not self.text_encoders:
+            if not is_caption(condition.prompts) and not any(encoder.reads_text for encoder in self.encoders):
                 raise ValueError(
                     f"the prompts of {condition.prompts} have no reference: scoring them needs an encoder that reads "
                     "text, for example encoders: [scenes, clip]"
@@ -129,11 +129,6 @@ class Protocol(Settings):
     def held_out_count(self) -> int:
         """The number of held-out images that it needs."""
         return max(self.reference_count, self.validation_count, *(sampling.count or 0 for sampling in self.conditions))
-
-    @property
-    def text_encoders(self) -> list[str]:
-        """Names of the encoders that read text too."""
-        return [encoder.title for encoder in self.encoders if encoder.reads_text]
 
     def encoders_of(self, sampling: Sampling) -> list[EncoderPart]:
         """Return the encoders that read the images of a condition."""

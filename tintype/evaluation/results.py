@@ -10,6 +10,7 @@ from typing import Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
+from tintype.config.strict import first_problem
 from tintype.evaluation.protocol import ImageProtocol, Protocol
 from tintype.evaluation.samples import step_name
 from tintype.metrics.metric import Measured
@@ -139,8 +140,7 @@ def read_result(file: Path) -> EvaluationResult:
     try:
         result = result_of(content)
     except ValidationError as error:  # of a file without a checksum
-        first = error.errors()[0]
-        raise damaged(file, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", remake) from None
+        raise damaged(file, first_problem(error), remake) from None
     for name, wanted in zip(result.previews, result.previews_sha256, strict=False):
         check_sha256(file.parent / Path(name).name, wanted, remake)
     return result
