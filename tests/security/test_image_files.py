@@ -24,13 +24,13 @@ from tests.tiny_store import image_file, parquet_of, tried
 from tintype.cli import app
 from tintype.data import image_file as image_files
 from tintype.data import image_sets as images
-from tintype.data.arrow_rows import parquet_rows
 from tintype.data.decoding.threads import PixelBudget
 from tintype.data.folders import files_in
 from tintype.data.image_file import BadImageError, Encoded, Limits, open_image, pixels_stated, read_file
 from tintype.data.image_sets import decode, map_prefetched, open_images
 from tintype.data.importers import open_importer
 from tintype.data.importers.importer import Item, Reading
+from tintype.data.parquet_file import parquet_rows
 from tintype.data.recaption.server import data_url
 from tintype.data.store import importing
 from tintype.data.store.encode import Prepared, Refused, Sizing, prepare

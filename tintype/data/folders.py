@@ -14,7 +14,12 @@ from tintype.errors import UserError
 
 
 def files_in(folder: Path, suffixes: Sequence[str] | None = None, follow_links: bool = False) -> list[Path]:
-    """Return the files at any depth by name, without hidden ones; raise where a link leads out of the folder."""
+    """Return the files at any depth by name, without hidden ones; raise where a link leads out of the folder.
+
+    Of a file in place of the folder, return the file itself.
+    """
+    if folder.is_file():
+        return [folder] if suffixes is None or folder.suffix.lower() in suffixes else []
     root = _real(folder)
     found: list[Path] = []
     outside: list[Path] = []

@@ -22,7 +22,6 @@ from PIL import Image
 from torch import Tensor
 
 from tintype.data import tar_file
-from tintype.data.arrow_rows import TooLarge, parquet_rows
 from tintype.data.decoding.threads import decoding_pool, usual_threads
 from tintype.data.folders import files_in
 from tintype.data.image_file import (
@@ -35,7 +34,7 @@ from tintype.data.image_file import (
     read_file,
     too_large,
 )
-from tintype.data.parquet_file import open_bounded
+from tintype.data.parquet_file import TooLarge, open_bounded, parquet_rows
 from tintype.data.sample_shards import read_shard
 from tintype.data.store.layout import is_store, open_store
 from tintype.errors import UserError

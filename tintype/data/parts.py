@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from tintype.config.strict import Document, nearest, parse
-from tintype.data.caption_curriculum import CurriculumSettings
-from tintype.data.caption_mix import MixSettings
-from tintype.data.captions import CaptionsPart, ColumnSettings
+from tintype.data.captions import CaptionsPart, ColumnSettings, CurriculumSettings, MixSettings
 from tintype.data.mixture.settings import MixtureSettings
 from tintype.data.scenes.source import ScenesSettings
 from tintype.data.store.settings import StoreSettings

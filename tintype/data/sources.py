@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
+from itertools import chain
 
 import torch
 
 from tintype.data.buckets import Bucketed
-from tintype.data.mixture.order import Mixed
 from tintype.data.mixture.settings import SIZE, MixtureSettings
-from tintype.data.mixture.source import MixtureSource, identity_of_parts
+from tintype.data.mixture.source import Mixed, MixtureSource, identity_of_parts
 from tintype.data.order import Shuffled
 from tintype.data.scenes.source import SceneSource, ScenesSettings, Split
 from tintype.data.store.changes import earlier_identities
@@ -97,6 +97,5 @@ def _is_or_had(data: DataPart, identity: str | None) -> bool:
 def _had(data: StoreSettings, identity: str, now_too: bool = False) -> bool:
     store = data.open()
     selection = data.select(store)
-    if now_too and selection.identity(store) == identity:
-        return True
-    return any(selection.identity_of(earlier) == identity for earlier in earlier_identities(store))
+    known = chain([store.identity] if now_too else [], earlier_identities(store))
+    return any(selection.identity(one) == identity for one in known)

@@ -1,11 +1,10 @@
-"""caption-curriculum: one caption first, then more and more of a mix (`data/caption_curriculum.py`)."""
+"""caption-curriculum: one caption first, then more and more of a mix (`data/captions.py`)."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from tintype.data.caption_curriculum import CurriculumSettings
-from tintype.data.captions import Weights
+from tintype.data.captions import CurriculumSettings, Weights
 from tintype.plan import Plan
 from tintype.schedule import Moment, Schedule, step_of
 from tintype.settings import Settings

@@ -1,11 +1,10 @@
-"""caption-mix: each sample reads one of its captions, drawn by their weights (`data/caption_mix.py`)."""
+"""caption-mix: each sample reads one of its captions, drawn by their weights (`data/captions.py`)."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from tintype.data.caption_mix import MixSettings
-from tintype.data.captions import Weights
+from tintype.data.captions import MixSettings, Weights
 from tintype.plan import Plan
 from tintype.settings import Settings
 from tintype.techniques.technique import Changes, Technique

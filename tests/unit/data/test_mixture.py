@@ -14,9 +14,8 @@ from tests.tiny import tiny_plan
 from tests.tiny_store import captioned, imported, tiny_store
 from tests.tiny_vae import write_tiny_vae
 from tintype.bench.run import at_size
-from tintype.data.mixture.order import Mixed
 from tintype.data.mixture.settings import MixtureSettings, images_before
-from tintype.data.mixture.source import MixtureSource
+from tintype.data.mixture.source import Mixed, MixtureSource
 from tintype.data.sources import open_source
 from tintype.data.store.importing import ImportOptions
 from tintype.errors import UserError

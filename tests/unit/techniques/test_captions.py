@@ -13,8 +13,7 @@ import torch
 
 from tests.gaussian import NoText
 from tests.tiny import tiny_plan
-from tintype.data.caption_curriculum import CurriculumSettings
-from tintype.data.captions import captions_of
+from tintype.data.captions import CurriculumSettings, captions_of
 from tintype.data.scenes.source import SceneSource
 from tintype.errors import UserError
 from tintype.plan import Plan, plan_from_yaml

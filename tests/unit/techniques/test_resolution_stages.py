@@ -17,7 +17,7 @@ from tintype.bench.run import compare, measure
 from tintype.data.sources import forget_sources, open_source
 from tintype.data.store import source as store_source
 from tintype.data.store.importing import ImportOptions
-from tintype.data.store.prefetch import Prefetch
+from tintype.data.store.source import Prefetch
 from tintype.errors import UserError
 from tintype.plan import Plan, diff
 from tintype.runtime.clock import Clock

@@ -77,13 +77,11 @@ def usual_captions(columns: Collection[str]) -> dict[str, str]:
 
     Where there is neither, `long` is from `caption` or `text`.
     """
-    found = {}
-    for name, candidates in {"long": ("long", "caption_long"), "short": ("short", "caption_short")}.items():
-        if column := next((one for one in candidates if one in columns), None):
-            found[name] = column
-    if not found and (column := next((one for one in ("caption", "text") if one in columns), None)):
-        found["long"] = column
-    return found
+    pairs = {"caption_long": "long", "long": "long", "caption_short": "short", "short": "short"}
+    for usual in (pairs, {"text": "long", "caption": "long"}):
+        if found := {name: column for column, name in usual.items() if column in columns}:
+            return found  # of two columns for one kind, the later
+    return {}
 
 
 def first_folder(file: Path, source: Path) -> str | None:

@@ -12,7 +12,6 @@ import io
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from tintype.data.arrow_rows import TooLarge, parquet_rows
 from tintype.data.folders import check_inside, files_in
 from tintype.data.image_file import read_file
 from tintype.data.image_sets import SUFFIXES
@@ -27,7 +26,7 @@ from tintype.data.importers.importer import (
     leads_out,
 )
 from tintype.data.importers.table import IMAGE, kinds
-from tintype.data.parquet_file import open_bounded
+from tintype.data.parquet_file import TooLarge, open_bounded, parquet_rows
 from tintype.data.store.attributes import kinds_in
 from tintype.errors import UserError
 from tintype.runtime.files import parse_object

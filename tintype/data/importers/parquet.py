@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tintype.data.arrow_rows import parquet_rows
 from tintype.data.folders import files_in
 from tintype.data.importers.importer import Reading
 from tintype.data.importers.metadata import is_metadata
 from tintype.data.importers.table import Table, TableImporter
-from tintype.data.parquet_file import open_bounded
+from tintype.data.parquet_file import open_bounded, parquet_rows
 
 
 def open_parquet(path: Path, reading: Reading) -> TableImporter | None:
     """Open a file, or a folder with such files at any depth, in the order of their names."""
-    if path.is_file():
-        files = [path] if path.suffix.lower() == ".parquet" else []
-    else:
-        files = [file for file in files_in(path, (".parquet",), reading.follow_links) if not is_metadata(file)]
+    found = files_in(path, (".parquet",), reading.follow_links)
+    files = [file for file in found if file == path or not is_metadata(file)]
     tables = [Table(file, file.name, (it := open_bounded(file)).metadata.num_rows, it.schema_arrow) for file in files]
     if not tables:
         return None

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
 from tintype.data.arrow_file import refuse_compressed
-from tintype.data.arrow_rows import rows
 from tintype.data.folders import check_inside
 from tintype.data.image_file import read_file
 from tintype.data.importers.importer import FOLDER, MOST_TABLE_BYTES, Reading
 from tintype.data.importers.table import Table, TableImporter
+from tintype.data.parquet_file import rows
 from tintype.errors import UserError
 from tintype.runtime.files import Json, parse_object
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from tintype.data.arrow_rows import TooLarge, plain_type
 from tintype.data.importers.importer import Importer, Item
+from tintype.data.parquet_file import TooLarge, plain_type
 from tintype.data.store.attributes import kind_of_arrow
 from tintype.errors import UserError
 

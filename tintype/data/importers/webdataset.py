@@ -18,10 +18,7 @@ from tintype.data.importers.importer import Reading, leads_out
 
 def open_webdataset(path: Path, reading: Reading) -> SideImporter | None:
     """Open a file, or a folder with such files at any depth, in the order of their names."""
-    if path.is_file():
-        files = [path] if path.suffix.lower() == ".tar" else []
-    else:
-        files = files_in(path, (".tar",), reading.follow_links)
+    files = files_in(path, (".tar",), reading.follow_links)
     samples = [sample for file in files for sample in _index(file)]
     return SideImporter(files[0], files, samples, reading.limits.bytes) if files else None
 

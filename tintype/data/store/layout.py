@@ -161,32 +161,23 @@ def added_schema(name: str) -> pyarrow.Schema:
     return pyarrow.schema([("sha256", "string"), (CAPTION + name, "string")])
 
 
-class Identity:
-    """Names a sequence of records by their content, whatever the shards that they lie in."""
-
-    def __init__(self) -> None:
-        self._total = hashlib.sha256()
-
-    def add(self, batch: pyarrow.RecordBatch) -> None:
-        """Add the records of a batch. Without attributes they hash as they did before there were any."""
-        for row in batch.select([name for name in batch.schema.names if name != "image"]).to_pylist():
-            captions, attributes = (
-                sorted((name.removeprefix(kind), value) for name, value in row.items() if name.startswith(kind))
-                for kind in (CAPTION, ATTRIBUTE)
-            )
-            record = [row["sha256"], row["split"], captions, *([attributes] if attributes else [])]
-            self._total.update(hashlib.sha256(json.dumps(record, ensure_ascii=False).encode()).digest())
-
-    def hexdigest(self) -> str:
-        return self._total.hexdigest()
+def add_records(total: hashlib._Hash, batch: pyarrow.RecordBatch) -> None:
+    """Add the records of a batch to an identity. Without attributes they hash as they did before there were any."""
+    for row in batch.select([name for name in batch.schema.names if name != "image"]).to_pylist():
+        captions, attributes = (
+            sorted((name.removeprefix(kind), value) for name, value in row.items() if name.startswith(kind))
+            for kind in (CAPTION, ATTRIBUTE)
+        )
+        record = [row["sha256"], row["split"], captions, *([attributes] if attributes else [])]
+        total.update(hashlib.sha256(json.dumps(record, ensure_ascii=False).encode()).digest())
 
 
 def identity_of(table: pyarrow.Table) -> str:
-    """Return the identity of all records of a table."""
-    identity = Identity()
+    """Return the identity of all records of a table, whatever the shards that they lie in."""
+    total = hashlib.sha256()
     for batch in table.to_batches():
-        identity.add(batch)
-    return identity.hexdigest()
+        add_records(total, batch)
+    return total.hexdigest()
 
 
 def is_store(path: Path) -> bool:

@@ -16,22 +16,18 @@ TINY_PX = 64
 _SHOWN = 120
 _OFTEN = 10
 """A caption on so many records is one that somebody pasted."""
-_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|nbsp|apos|#\d{1,6}|#x[0-9a-f]{1,6});", re.IGNORECASE)
-_ADDRESS = re.compile(r"https?://|www\.\w", re.IGNORECASE)
-_BROKEN = re.compile("\ufffd|Ã[\u0080-\u00bf]|â€[\u0090-\u00ff™œ“”]")
+_STRANGE = {
+    "entities of HTML, such as &amp;": re.compile(r"&(?:amp|lt|gt|quot|nbsp|apos|#\d{1,6}|#x[0-9a-f]{1,6});", re.I),
+    "web addresses": re.compile(r"https?://|www\.\w", re.IGNORECASE),
+    "letters that were decoded wrongly": re.compile("\ufffd|Ã[\u0080-\u00bf]|â€[\u0090-\u00ff™œ“”]"),
+}
 
 
 def strange_text(text: str) -> str | None:
     """Return what in a caption nobody would say, or None."""
     if has_html(text):
         return "tags of HTML"
-    if _ENTITY.search(text):
-        return "entities of HTML, such as &amp;"
-    if _ADDRESS.search(text):
-        return "web addresses"
-    if _BROKEN.search(text):
-        return "letters that were decoded wrongly"
-    return None
+    return next((what for what, sign in _STRANGE.items() if sign.search(text)), None)
 
 
 def find_problems(result: Result) -> list[Problem]:

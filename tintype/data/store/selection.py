@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,23 +50,16 @@ class Selection:
     by_where: int = 0
     """Records that `where` leaves out, whatever the skip list says."""
     by_skip: int = 0
-    unknown: frozenset[str] = field(default_factory=frozenset)
+    unknown: frozenset[str] = frozenset()
     """Hashes of the skip list that no record has."""
-
-    @property
-    def all(self) -> bool:
-        return bool(self.kept.all())
 
     def rows(self, store: Store, split: Split) -> NDArray[np.int64]:
         rows = store.rows(split)
         return rows[self.kept[rows]]
 
-    def identity(self, store: Store) -> str:
-        return self.identity_of(store.identity)
-
-    def identity_of(self, store_identity: str) -> str:
+    def identity(self, store_identity: str) -> str:
         """Return the identity of the selected records. A selection of all is the store itself."""
-        if self.all:
+        if self.kept.all():
             return store_identity
         return hashlib.sha256(store_identity.encode() + np.packbits(self.kept).tobytes()).hexdigest()
 

@@ -98,7 +98,7 @@ class StoreSettings(DataPart):
             selection = self.select(store)
         except UserError:
             return self.limit  # the skip list is gone, or the captions that `where` names
-        if identity not in (None, selection.identity(store)):
+        if identity not in (None, selection.identity(store.identity)):
             return self.limit  # another store lies there now, or another part of it is taken
         return len(selection.rows(store, "train")[: self.limit])
 

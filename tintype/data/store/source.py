@@ -1,11 +1,13 @@
-"""A split of a store as a source of images and captions, by id.
+"""A split of a store as a source of images and captions, by id. Threads prefetch batches, into the batch itself.
 
 B: images. C: channels. H, W: rows, columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -13,14 +15,13 @@ from torch import Tensor
 
 from tintype.data.buckets import Shape, nearest_shape
 from tintype.data.decoding.processes import decoders
-from tintype.data.decoding.threads import PixelBudget, usual_threads
+from tintype.data.decoding.threads import PixelBudget, decoding_pool, usual_threads
 from tintype.data.fit import covering
 from tintype.data.image_file import MOST_PIXELS_AT_ONCE
 from tintype.data.image_sets import decode
 from tintype.data.order import ids_at
 from tintype.data.resident import Resident, resident_bytes
 from tintype.data.store.layout import Split
-from tintype.data.store.prefetch import Prefetch
 from tintype.data.store.selection import refuse_empty
 from tintype.data.store.settings import StoreSettings
 from tintype.errors import UserError
@@ -32,6 +33,9 @@ from tintype.seams import Record
 _MOST_CACHED_BYTES = {"cpu": 1 << 30, "cuda": 2 << 30}
 _MOST_CACHED_RECORDS = 1 << 18
 _EVAL_ORDER = 0
+_MOST_PREFETCHED_BYTES = 1 << 30
+_TASKS_PER_THREAD = 4
+"""Tasks of a batch per thread: enough that no thread waits long, few enough that handing them out takes no time."""
 
 
 class StoreSource:
@@ -71,7 +75,7 @@ class StoreSource:
         self._refuse_small(width_N, height_N, settings.size_px)
         self._decoding = PixelBudget(MOST_PIXELS_AT_ONCE)
         self.bucket_N = nearest_shape(height_N, width_N, settings.buckets) if settings.buckets else None
-        self.identity: str | None = selection.identity(self._store)
+        self.identity: str | None = selection.identity(self._store.identity)
         self.columns = frozenset(self._store.captions)
         self._record = lru_cache(_MOST_CACHED_RECORDS)(self._read_record)
         self.resident: Resident | None = None
@@ -129,3 +133,64 @@ class StoreSource:
                 self.decoders.cover(one, out_CHW)
             else:
                 out_CHW.copy_(covering(decode(one), *out_CHW.shape[1:]))
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    image_BCHW: Tensor
+    tasks: Sequence[Future[None]]
+
+    def result(self) -> Tensor:
+        for task in self.tasks:
+            task.result()
+        return self.image_BCHW
+
+    def drop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+
+
+class Prefetch:
+    """Prefetched batches, by their ids. A batch that was not prefetched is made at once."""
+
+    def __init__(
+        self, write: Callable[[int, Tensor], None], shape: Callable[[int], Shape], threads: int, pinned: bool
+    ) -> None:
+        """`write` writes the image with an id into its row of the batch."""
+        self._write, self._shape, self._pinned, self.threads = write, shape, pinned, threads
+        self._pool = decoding_pool(threads)
+        self._begun: dict[tuple[int, ...], _UnderWay] = {}
+
+    def expect(self, ids: Sequence[int]) -> None:
+        """Prefetch a batch, unless those under way take much memory: one is always prefetched."""
+        if not ids or tuple(ids) in self._begun:
+            return
+        if self._begun and sum(one.image_BCHW.numel() for one in self._begun.values()) > _MOST_PREFETCHED_BYTES:
+            return
+        self._begun[tuple(ids)] = self._begin(ids)
+
+    def take(self, ids: Sequence[int]) -> Tensor:
+        """Return the batch, in pinned memory where there is a GPU.
+
+        Batches that were expected before it are dropped, since batches are taken in the order in which they are
+        expected; those after it stay.
+        """
+        wanted = tuple(ids)
+        if wanted not in self._begun:
+            return self._begin(ids).result()
+        while (earlier := next(iter(self._begun))) != wanted:
+            self._begun.pop(earlier).drop()
+        return self._begun.pop(wanted).result()
+
+    def _begin(self, ids: Sequence[int]) -> _UnderWay:
+        height, width = self._shape(ids[0])
+        image_BCHW = torch.empty(len(ids), 3, height, width, dtype=torch.uint8, pin_memory=self._pinned)
+
+        def make(first: int, last: int) -> None:
+            for index in range(first, last):
+                self._write(ids[index], image_BCHW[index])
+
+        some = -(-len(ids) // (self.threads * _TASKS_PER_THREAD))
+        starts = range(0, len(ids), some)
+        tasks = [self._pool.submit(make, first, min(first + some, len(ids))) for first in starts]
+        return _UnderWay(image_BCHW, tasks)

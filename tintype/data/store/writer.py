@@ -15,7 +15,7 @@ from tintype.data.arrow_file import file_of
 from tintype.data.store import layout
 from tintype.data.store.attributes import Kind, Value
 from tintype.data.store.encode import Prepared
-from tintype.data.store.layout import AboutStore, Identity, Shard, Split
+from tintype.data.store.layout import AboutStore, Shard, Split
 from tintype.errors import UserError
 from tintype.runtime.files import checksum_of, flush, write_bytes
 
@@ -52,7 +52,7 @@ class Writer:
         begun = self.written.request  # its shards have the columns in its order, whatever the order of the options
         self._captions = list(begun.get("captions", captions))
         self._attributes = {name: attributes[name] for name in begun.get("attributes", {})}
-        self._identity, self._counts = Identity(), dict.fromkeys(layout.SPLITS, 0)
+        self._identity, self._counts = hashlib.sha256(), dict.fromkeys(layout.SPLITS, 0)
         self.first_seen: dict[str, tuple[Split, str]] = {}
         """The split and the source of each stored image, by its pixels."""
         for shard in self.written.shards:
@@ -106,7 +106,9 @@ class Writer:
             self._quarantine_total.update(self._refused)
             written.quarantine_bytes += len(self._refused)
             written.quarantine_sha256 = self._quarantine_total.hexdigest()
-            _write_kept(self._work, written)
+            content = written.model_dump(mode="json")
+            text = json.dumps({**content, _CHECKSUM: checksum_of(content)}, indent=1)
+            write_bytes(self._work / _PROGRESS, text.encode(), durable=True)
         except OSError as error:
             raise self._no_room(error) from error
         self._rows, self._refused, self._bytes, self._items_kept = [], bytearray(), 0, written.items
@@ -150,7 +152,7 @@ class Writer:
 
     def _take_in(self, batch: pyarrow.RecordBatch) -> None:
         """Count the rows of a written shard."""
-        self._identity.add(batch)
+        layout.add_records(self._identity, batch)
         for row in batch.select(["pixels", "split", "source"]).to_pylist():
             self._counts[row["split"]] += 1
             self.first_seen.setdefault(row["pixels"], (row["split"], row["source"]))
@@ -164,12 +166,6 @@ class Writer:
 
 def has_kept(work: Path) -> bool:
     return (work / _PROGRESS).exists()
-
-
-def _write_kept(work: Path, kept: Written) -> None:
-    content = kept.model_dump(mode="json")
-    text = json.dumps({**content, _CHECKSUM: checksum_of(content)}, indent=1)
-    write_bytes(work / _PROGRESS, text.encode(), durable=True)
 
 
 def _read_kept(work: Path, request: Mapping[str, Any]) -> Written:

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from tests.tiny_store import tiny_store
 from tintype.data.decoding.threads import decoding_pool, share_cores, usual_threads
-from tintype.data.store import prefetch as module
-from tintype.data.store.prefetch import Prefetch
+from tintype.data.store import source as module
 from tintype.data.store.settings import StoreSettings
-from tintype.data.store.source import StoreSource
+from tintype.data.store.source import Prefetch, StoreSource
 from tintype.errors import UserError
 
 
