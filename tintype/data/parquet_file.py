@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from tintype.data.image_file import too_large
-from tintype.data.store.attributes import kind_of_arrow
+from tintype.data.store.attributes import kind_of_arrow, plain_type
 from tintype.errors import UserError
 
 if TYPE_CHECKING:
@@ -228,9 +228,3 @@ def _as_bytes(kind: pyarrow.DataType) -> pyarrow.DataType:
     if kind_of_arrow(kind) == "text":
         return pyarrow.large_binary() if pyarrow.types.is_large_string(kind) else pyarrow.binary()
     return kind
-
-
-def plain_type(kind: pyarrow.DataType) -> pyarrow.DataType:
-    from pyarrow import types
-
-    return kind.value_type if types.is_dictionary(kind) else kind

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from tintype.data.importers.importer import Importer, Item
-from tintype.data.parquet_file import TooLarge, plain_type
-from tintype.data.store.attributes import kind_of_arrow
+from tintype.data.parquet_file import TooLarge
+from tintype.data.store.attributes import kind_of_arrow, plain_type
 from tintype.errors import UserError
 
 if TYPE_CHECKING:

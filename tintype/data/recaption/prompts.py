@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tintype.config.strict import nearest
+from tintype.config.strict import nearest, read_yaml
 from tintype.errors import UserError
 
-PROMPTS = {
-    "long": (
-        "Describe this image in one paragraph of four to eight sentences, so that someone could paint it without "
-        "seeing it. Say what the main subjects are, how many there are, what they look like, what they do and where "
-        "in the image they are; then the background, the light, the colours, the point of view, and the medium or "
-        "style (photograph, painting, drawing, rendering). Quote text that can be read in the image. Say only what "
-        "can be seen; do not guess names, feelings or what happened before. Write plain sentences: no heading, no "
-        "list, no introduction such as 'This image shows', and nothing after the description."
-    ),
-    "short": (
-        "Describe this image in one sentence of at most twenty words: its main subject, what it does, and where. Say "
-        "only what can be seen. Answer with the sentence alone, without an introduction such as 'This image shows'."
-    ),
-}
-MAX_TOKENS = {"long": 512, "short": 96}
+_BUILT_IN = read_yaml(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"), "prompts.yaml").data
+PROMPTS: dict[str, str] = {name: prompt["words"] for name, prompt in _BUILT_IN.items()}
+MAX_TOKENS: dict[str, int] = {name: prompt["max_tokens"] for name, prompt in _BUILT_IN.items()}
 """The most tokens of an answer, where nothing else is said. With a prompt of one's own it is that of `long`."""
 _LONGEST = 20_000
 

@@ -160,8 +160,7 @@ def kind_of_arrow(kind: pyarrow.DataType) -> Kind | None:
     """Return the kind of a column of a table, or None where it holds no attributes."""
     from pyarrow import types
 
-    if types.is_dictionary(kind):
-        kind = kind.value_type
+    kind = plain_type(kind)
     if types.is_string(kind) or types.is_large_string(kind):
         return "text"
     if types.is_integer(kind):
@@ -169,3 +168,10 @@ def kind_of_arrow(kind: pyarrow.DataType) -> Kind | None:
     if types.is_floating(kind):
         return "float"
     return "bool" if types.is_boolean(kind) else None
+
+
+def plain_type(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """Return the type of the values, also where they lie in a dictionary."""
+    from pyarrow import types
+
+    return kind.value_type if types.is_dictionary(kind) else kind
