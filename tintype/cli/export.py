@@ -60,7 +60,7 @@ def export(
     from tintype.export.model_card import CardOptions
     from tintype.export.model_folder import export_model
     from tintype.export.pipeline_folder import export_pipeline
-    from tintype.export.single_file import export_file
+    from tintype.export.trained import export_file, load_trained
 
     if check and to != "diffusers":
         raise UserError("--check compares with a pipeline of diffusers; leave it out, or take --to diffusers")
@@ -85,11 +85,10 @@ def export(
             exported = write(run, out, weights, dtype, card, ema_length)
     about = exported.about
     say(console, f"{out}: {about['weights']} weights of step {about['step']} in {about['dtype']}")
-    for note in (*exported.notes, *exported.warnings):
+    for note in (*about.get("notes", ()), *exported.warnings):
         say(console, f"note: {note}")
     if check:
         from tintype.export.parity import measure
-        from tintype.export.trained import load_trained
 
         with Progress("sampling with both", kept=f"{out} is whole; its check was not finished"):
             figures = measure(load_trained(run, weights, ema_length).parts, out, about)

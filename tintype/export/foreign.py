@@ -14,7 +14,7 @@ from torch import Tensor
 from tintype.errors import UserError
 from tintype.export.architecture import PrxConfig, denoiser_in, from_config
 from tintype.export.pipeline_folder import ABOUT
-from tintype.export.single_file import ABOUT as ABOUT_IN_HEADER
+from tintype.export.trained import ABOUT_IN_HEADER
 from tintype.pretrained.hub import json_object
 from tintype.runtime.files import parse_object, sha256_of
 from tintype.text import PARTS as TEXT_PARTS

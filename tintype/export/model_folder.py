@@ -13,10 +13,10 @@ from typing import Any
 
 from tintype.config.strict import write_yaml
 from tintype.export.model_card import CARD, CardOptions, exported_card, write_card
-from tintype.export.pipeline_folder import CONFIGS, Exported, forget_places
+from tintype.export.pipeline_folder import CONFIGS, forget_places
 from tintype.export.public import is_local
 from tintype.export.record import hub_place
-from tintype.export.trained import Dtype, Weights, load_trained
+from tintype.export.trained import Dtype, Exported, Weights, load_trained
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.plan import Plan, plan_from_folder
 from tintype.runtime.files import read_json, sha256_of, write_json, write_sealed

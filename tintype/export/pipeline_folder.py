@@ -7,8 +7,7 @@ Where a pipeline does otherwise than training did, the folder corrects it if it 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tintype.export import components
 from tintype.export.architecture import to_config
 from tintype.export.contract import LATENT, PIXEL, pipeline_for
 from tintype.export.model_card import CARD, CardOptions, exported_card, write_card
-from tintype.export.trained import Dtype, Trained, Weights, load_trained
+from tintype.export.trained import Dtype, Exported, Trained, Weights, load_trained
 from tintype.export.whole import refuse_existing, written_whole
 from tintype.flow.path import sampling_times
 from tintype.plan import Plan, plan_from_folder
@@ -38,19 +37,6 @@ TRAIN_TIMESTEPS = 1000
 """The scheduler's: its timesteps are t × 1000."""
 
 
-@dataclass(frozen=True)
-class Exported:
-    path: Path
-    about: dict[str, Any]
-    warnings: tuple[str, ...] = ()
-    """Warnings of its card."""
-
-    @property
-    def notes(self) -> list[str]:
-        found: list[str] = self.about.get("notes", [])
-        return found
-
-
 def export_pipeline(
     run: Path,
     out: Path,
@@ -63,7 +49,12 @@ def export_pipeline(
     refuse_existing(out)
     pipeline = pipeline_for(plan_from_folder(run), run)  # before anything large is loaded
     trained = load_trained(run, weights, ema_length)
-    about = {**trained.about(dtype), "pipeline": pipeline, **_how_to_call(trained, pipeline), "notes": _notes(trained)}
+    about = {
+        **trained.about(dtype),
+        "pipeline": pipeline,
+        "call": _call(trained, pipeline),
+        "notes": [*_notes(trained)],
+    }
     made = exported_card(run, card, about)
     with quiet("diffusers", "transformers"), written_whole(out) as temporary:
         _write(trained, pipeline, dtype, temporary)
@@ -106,40 +97,35 @@ def _transformer(tensors: Mapping[str, Tensor], plan: Plan, channels: int, text_
     return model.eval()
 
 
-def _how_to_call(trained: Trained, pipeline: Pipeline) -> dict[str, Any]:
+def _call(trained: Trained, pipeline: Pipeline) -> dict[str, Any]:
     """Return the arguments with which the pipeline samples as tintype does."""
     call: dict[str, Any] = {"timesteps": timesteps(STEPS, trained.plan.sampling.shift), "use_resolution_binning": False}
-    if pipeline == LATENT and components.form_of(trained.parts.text).clean != "prx":
-        call["skip_text_cleaning"] = True
-    if null := components.null_prompt(components.form_of(trained.parts.text)):
-        call["negative_prompt"] = null
-    return {"call": call}
-
-
-def _notes(trained: Trained) -> list[str]:
-    """Return notes on what the pipeline does otherwise than training did."""
-    plan, notes = trained.plan, []
-    if plan.route is not None:
-        notes.append(
-            f"the pipeline guides by the empty prompt; guidance of kind `self` ({plan.route.kind}) is tintype's"
-        )
-    if any(loss.velocity_bias(max(0, trained.step - 1)) for loss in plan.losses):
-        notes.append("the bias of the contrastive loss stays in the velocity; `unbias` is tintype's")
     text = components.form_of(trained.parts.text)
+    if pipeline == LATENT and text.clean != "prx":
+        call["skip_text_cleaning"] = True
+    if null := components.null_prompt(text):
+        call["negative_prompt"] = null
+    return call
+
+
+def _notes(trained: Trained) -> Iterator[str]:
+    """Yield notes on what the pipeline does otherwise than training did."""
+    plan, text = trained.plan, components.form_of(trained.parts.text)
+    if plan.route is not None:
+        yield f"the pipeline guides by the empty prompt; guidance of kind `self` ({plan.route.kind}) is tintype's"
+    if any(loss.velocity_bias(max(0, trained.step - 1)) for loss in plan.losses):
+        yield "the bias of the contrastive loss stays in the velocity; `unbias` is tintype's"
     if text.clean is True:
-        notes.append(
-            "training cleaned captions (text.clean); the pipeline does not: give prompts without HTML or links"
-        )
+        yield "training cleaned captions (text.clean); the pipeline does not: give prompts without HTML or links"
     if text.clean == "prx" and plan.tokenizer.pipeline == PIXEL:
-        notes.append(
+        yield (
             "training cleaned captions as PRXPipeline does (text.clean=prx); PRXPixelPipeline does not: give prompts "
             "in lower case, without links and special characters"
         )
     if text.compute == "bf16":
-        notes.append("training read captions in bf16; a pipeline opened in fp32 reads them more exactly")
+        yield "training read captions in bf16; a pipeline opened in fp32 reads them more exactly"
     if plan.precision.islands.timestep == "bf16":
-        notes.append("training rounded t to bf16 (precision.islands.timestep); the pipeline does not")
-    return notes
+        yield "training rounded t to bf16 (precision.islands.timestep); the pipeline does not"
 
 
 def forget_places(file: Path) -> None:

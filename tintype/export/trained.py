@@ -1,17 +1,25 @@
-"""Load a run with the chosen weights, and describe them for the export."""
+"""Load a run with the chosen weights, describe them for the export, and write them to one file.
+
+That is `tintype export --to safetensors`: the denoiser under the names of PRX's training. The file's header describes
+it: `tintype` has all of it as JSON, and the most useful entries stand alone too.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import tintype
 from tintype.errors import UserError
-from tintype.export.architecture import CLASS, check_tensors
+from tintype.export.architecture import CLASS, check_tensors, to_training
+from tintype.export.contract import check_single_file
+from tintype.export.whole import refuse_existing, written_whole
 from tintype.plan import Plan, plan_from_folder
 from tintype.settings import plain
 from tintype.train import checkpoint
@@ -23,6 +31,9 @@ from tintype.train.reconstruct import Reconstruction, reconstruction
 Weights = Literal["raw", "average"]
 Dtype = Literal["fp32", "bf16"]
 FORMAT = 1
+ABOUT_IN_HEADER = "tintype"
+_SUFFIX = ".safetensors"
+_ALONE = ("architecture", "plan", "step", "weights", "dtype", "prediction")
 
 
 @dataclass(frozen=True)
@@ -111,3 +122,29 @@ def load_trained(run: Path, weights: Weights | None, ema_length: float | None = 
     average = reconstruction(run, ema_length) if ema_length is not None else None
     parts, step = load_run(run, "cpu", average, raw=chosen == "raw")
     return Trained(parts, step, chosen, average)
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: Path
+    about: dict[str, Any]
+    warnings: tuple[str, ...] = ()
+    """Warnings of its card."""
+
+
+def export_file(
+    run: Path, out: Path, weights: Weights | None = None, dtype: Dtype = "fp32", ema_length: float | None = None
+) -> Exported:
+    """Write the whole file, or nothing."""
+    if out.suffix != _SUFFIX:
+        raise UserError(f"--out {out}: a single file is named NAME{_SUFFIX}")
+    refuse_existing(out)
+    check_single_file(plan_from_folder(run), run)
+    trained = load_trained(run, weights, ema_length)
+    tensors = {to_training(name): tensor for name, tensor in trained.denoiser(dtype).items()}
+    about = trained.about(dtype)
+    header = {"format": "pt", "modelspec.architecture": "prx", ABOUT_IN_HEADER: json.dumps(about)}
+    header |= {f"{ABOUT_IN_HEADER}.{key}": str(about[key]) for key in _ALONE}
+    with written_whole(out) as temporary:
+        save_file(tensors, temporary, metadata=header)
+    return Exported(out, about)

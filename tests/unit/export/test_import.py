@@ -17,7 +17,7 @@ from tintype.export.architecture import to_diffusers, to_training
 from tintype.export.import_run import import_model
 from tintype.export.parity import open_pipeline
 from tintype.export.pipeline_folder import export_pipeline
-from tintype.export.single_file import export_file
+from tintype.export.trained import export_file
 from tintype.flow.guidance import ClassifierFreeSettings
 from tintype.plan import plan_from_folder
 from tintype.pretrained.packages import quiet

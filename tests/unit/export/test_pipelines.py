@@ -19,9 +19,8 @@ from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.run import evaluate
 from tintype.export.import_run import import_model
 from tintype.export.parity import embedded, measure, open_pipeline
-from tintype.export.pipeline_folder import Exported, export_pipeline, timesteps
-from tintype.export.single_file import export_file
-from tintype.export.trained import load_trained
+from tintype.export.pipeline_folder import export_pipeline, timesteps
+from tintype.export.trained import Exported, export_file, load_trained
 from tintype.flow.path import sampling_times
 from tintype.pretrained.packages import quiet
 from tintype.runtime.interrupt import Interrupt

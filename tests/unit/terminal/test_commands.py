@@ -224,7 +224,7 @@ COMMANDS: dict[str, Long] = {
         lambda the: ["export", the / "prx", "--to", "safetensors", "--out", the.out / "model.safetensors"],
         r"writing .*/model.safetensors",
         rf"nothing was written; {AGAIN}",
-        "tintype.export.single_file.load_trained",
+        "tintype.export.trained.load_trained",
     ),
     "import": Long(
         lambda the: ["import", the / "model.safetensors", "--out", the.out / "run", "--set", *text_settings("t5")],
@@ -270,7 +270,7 @@ def server() -> Iterator[str]:
 def model(shared: Path) -> Path:
     """A run that can be exported, and its denoiser as a file."""
     pytest.importorskip("transformers")
-    from tintype.export.single_file import export_file
+    from tintype.export.trained import export_file
 
     write_run(shared / "prx", pixel_plan("t5"))
     export_file(shared / "prx", shared / "model.safetensors")
