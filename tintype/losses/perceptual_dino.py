@@ -20,18 +20,16 @@ from tintype.errors import UserError
 from tintype.losses.perceptual import PerceptualPart, resized
 from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from tintype.pretrained.settings import Revision, Source
 from tintype.pretrained.weights import digest
-from tintype.settings import PathText
 from tintype.vision.dino import COMMITS, DINOV2
 
 
 class PerceptualDinoSettings(PerceptualPart):
     kind: Literal["perceptual-dino"] = "perceptual-dino"
     weight: float = Field(0.01, gt=0, description="Its weight in the sum of the losses")
-    source: PathText = Field(
-        "facebook/dinov2-with-registers-base", min_length=1, description="Repository of the hub, or a local folder"
-    )
-    revision: str | None = Field(None, description="Branch, tag or commit of the hub; a commit cannot change")
+    source: Source = "facebook/dinov2-with-registers-base"
+    revision: Revision = None
     size_px: int = Field(224, ge=1, description="The network's input, a multiple of its patch")
 
     def load(self, device: torch.device) -> DinoDistance:

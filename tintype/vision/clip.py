@@ -77,10 +77,12 @@ class SiglipSettings(HubEncoderPart):
         checkpoint = self._checkpoint(self.source)
         model = checkpoint.model({"siglip": "SiglipModel"})
         how = _stated_preprocess(checkpoint, model.config.vision_config.image_size, "squash")
-        return _SiglipEncoder(self.title, checkpoint, model, how, _OUTPUT.format("pooled"), device)
+        return _TextImageEncoder(self.title, checkpoint, model, how, _OUTPUT.format("pooled"), device)
 
 
 class _TextImageEncoder(TransformersEncoder):
+    """The pooled outputs of two towers, as SigLIP has them: its texts are padded and have no mask, as in training."""
+
     def encode_text(self, prompts: Sequence[str]) -> Tensor:
         """Return one row for each text, truncated to the length that the model was trained for."""
         rows = [self._texts(list(prompts[i : i + _TEXT_BATCH])) for i in range(0, len(prompts), _TEXT_BATCH)]
@@ -111,9 +113,10 @@ class _TextImageEncoder(TransformersEncoder):
             return self._text_features(encoded["input_ids"], encoded.get("attention_mask")).to(torch.float32)
 
     def _text_features(self, ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
-        raise NotImplementedError
+        feature_BF: Tensor = self._network.text_model(input_ids=ids_BL).pooler_output
+        return feature_BF
 
-    def _pooled(self, input_BCHW: Tensor) -> Tensor:
+    def _features(self, input_BCHW: Tensor) -> Tensor:
         feature_BF: Tensor = self._network.vision_model(pixel_values=input_BCHW).pooler_output
         return feature_BF
 
@@ -126,26 +129,15 @@ _IS_ENCODER: type[TextImageEncoder] = _TextImageEncoder  # checked by mypy
 
 
 class _ClipEncoder(_TextImageEncoder):
-    """Embeddings are not normalised: a metric that needs unit vectors makes them."""
+    """Both are projected, and texts have a mask. Not normalised: a metric that needs unit vectors makes them."""
 
     def _features(self, input_BCHW: Tensor) -> Tensor:
-        feature_BF: Tensor = self._network.visual_projection(self._pooled(input_BCHW))
+        feature_BF: Tensor = self._network.visual_projection(super()._features(input_BCHW))
         return feature_BF
 
     def _text_features(self, ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
         pooled_BD = self._network.text_model(input_ids=ids_BL, attention_mask=mask_BL).pooler_output
         feature_BF: Tensor = self._network.text_projection(pooled_BD)
-        return feature_BF
-
-
-class _SiglipEncoder(_TextImageEncoder):
-    """The text tower was trained on padded texts without a mask."""
-
-    def _features(self, input_BCHW: Tensor) -> Tensor:
-        return self._pooled(input_BCHW)
-
-    def _text_features(self, ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
-        feature_BF: Tensor = self._network.text_model(input_ids=ids_BL).pooler_output
         return feature_BF
 
 
