@@ -6,7 +6,7 @@ object that does the work. Parts live beside that object, in the room of their s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -114,9 +114,9 @@ class Part(Settings):
         """Return what of it names a run."""
         return plain(self)
 
-    def obstacles(self, form: ExportForm) -> list[Obstacle]:
+    def obstacles(self, form: ExportForm) -> Iterable[Obstacle]:
         """Return why a run with this part cannot be exported in this form."""
-        return []
+        return ()
 
     def local_files(self) -> LocalFiles | None:
         """Return the weights of others that lie on this machine; an export copies them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -18,16 +19,13 @@ class VelocitySettings(ObjectivePart):
 
     kind: Literal["velocity"] = "velocity"
 
-    def obstacles(self, form: ExportForm) -> list[Obstacle]:
-        if form != "PRXPixelPipeline":
-            return []
-        return [
-            Obstacle(
+    def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
+        if form == "PRXPixelPipeline":
+            yield Obstacle(
                 "objective: PRXPixelPipeline takes a prediction of the clean image, and this run predicts the velocity "
                 "of pixels. x = x_t - t v also needs x_t and t, which no last layer can add",
                 "--technique x-prediction",
             )
-        ]
 
     def build(self, time: TimeDensity) -> VelocityObjective:
         return VelocityObjective(time)

@@ -6,6 +6,7 @@ way), so the loss is the squared error of x weighted by 1 / max(t, clamp)². The
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -27,25 +28,20 @@ class XPredictionSettings(ObjectivePart):
     kind: Literal["x-prediction"] = "x-prediction"
     clamp: float = Field(PRX_CLAMP, gt=0, lt=1, description="No division by a t below this")
 
-    def obstacles(self, form: ExportForm) -> list[Obstacle]:
+    def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
         if form == "PRXPipeline":
-            return [
-                Obstacle(
-                    "objective: PRXPipeline takes a prediction of the velocity, and this run predicts clean latents. "
-                    "To convert one to the other needs x_t and t, which no last layer can add, and a pipeline of its "
-                    "own would be code that the folder brings",
-                    "--set objective.kind=velocity",
-                )
-            ]
+            yield Obstacle(
+                "objective: PRXPipeline takes a prediction of the velocity, and this run predicts clean latents. "
+                "To convert one to the other needs x_t and t, which no last layer can add, and a pipeline of its "
+                "own would be code that the folder brings",
+                "--set objective.kind=velocity",
+            )
         if form == "PRXPixelPipeline" and self.clamp != PRX_CLAMP:
-            return [
-                Obstacle(
-                    f"objective.clamp is {self.clamp}, and PRXPixelPipeline divides by max(t, {PRX_CLAMP}): samples "
-                    "would differ in steps with t below",
-                    f"--set objective.clamp={PRX_CLAMP:g}",
-                )
-            ]
-        return []
+            yield Obstacle(
+                f"objective.clamp is {self.clamp}, and PRXPixelPipeline divides by max(t, {PRX_CLAMP}): samples "
+                "would differ in steps with t below",
+                f"--set objective.clamp={PRX_CLAMP:g}",
+            )
 
     def build(self, time: TimeDensity) -> XPrediction:
         return XPrediction(time, self.clamp)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import ClassVar
 
@@ -64,16 +64,13 @@ class FrozenTextPart(PretrainedPart, TextPart):
         apart = self.tokenizer_subfolder
         return self.checkpoint if apart is None else Checkpoint(self.weights, self.revision, subfolder=apart)
 
-    def obstacles(self, form: ExportForm) -> list[Obstacle]:
-        if not self.skip_layers or form == "safetensors":
-            return []
-        return [
-            Obstacle(
+    def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
+        if self.skip_layers and form != "safetensors":
+            yield Obstacle(
                 f"text.skip_layers is {self.skip_layers}: the pipelines read the last layer after its norm "
                 "(`last_hidden_state`) and no other",
                 "--set text.skip_layers=0",
             )
-        ]
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import torch
@@ -18,14 +18,12 @@ class TextPart(Part):
     model_types: ClassVar[Mapping[str, str]] = {}
     """Types of transformers' models that an import takes for this kind, and their classes."""
 
-    def obstacles(self, form: ExportForm) -> list[Obstacle]:
-        return [
-            Obstacle(
-                f"text: the encoder '{self.kind}' is trained with the run and is no class of transformers, so that it "
-                "could be loaded only by running code of the folder; a frozen one can be loaded",
-                "--technique text-encoder:to=minilm",
-            )
-        ]
+    def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
+        yield Obstacle(
+            f"text: the encoder '{self.kind}' is trained with the run and is no class of transformers, so that it "
+            "could be loaded only by running code of the folder; a frozen one can be loaded",
+            "--technique text-encoder:to=minilm",
+        )
 
     def limits(self) -> list[str]:
         """Return what a model cannot read because of this encoder, one limit each."""

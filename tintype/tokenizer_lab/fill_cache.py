@@ -17,10 +17,10 @@ from tintype.runtime.dist import current
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.machine import choose_device, cpu_threads
 from tintype.runtime.transfer import send
-from tintype.tokenizers.latent_cache import LatentCache, open_latent_cache, why_uncacheable
+from tintype.tokenizers.latent_cache import open_latent_cache, why_uncacheable
 
 _CPU_CHUNK_IMAGES, _GPU_CHUNK_IMAGES = 16, 64
-"""Between chunks a signal is heard."""
+"""Between chunks a signal is heard. A GPU gets whole batches: it would else encode what fills them up in vain."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def fill_cache(
         kept = open_latent_cache(
             plan.tokenizer.kind, tokenizer, plan.data, source, device, batch=batch, folder=plan.run.latents_folder
         )
-    began, count, chunk = time.perf_counter(), len(kept.source), _chunk_images(kept)
-    encoded = changed = 0
+    began, count, encoded, changed = time.perf_counter(), len(source), 0, 0
+    chunk = _CPU_CHUNK_IMAGES if device.type == "cpu" else batch * max(1, _GPU_CHUNK_IMAGES // batch)
     with cpu_threads(plan.run.device, plan.run.threads):
         for first in range(0, count, chunk * world.size):  # every rank goes through every round
             if interrupt.on_any_rank(world):
@@ -70,7 +70,7 @@ def fill_cache(
             ids = range(start, min(start + chunk, count))
             with world.fail_together():
                 if other := kept.changed(ids) if verify and ids else []:
-                    kept.write(other, send(kept.source.images(other), kept.device))
+                    kept.write(other, send(source.images(other), device))
                 changed += len(other)
                 encoded += len(other) + (kept.fill(ids) if ids else 0)
             on_images(min(first + chunk * world.size, count), count)
@@ -78,10 +78,3 @@ def fill_cache(
     kept.rows.flush()
     encoded, changed = (sum(numbers) for numbers in zip(*world.all_gather([encoded, changed]), strict=True))
     return Filled(kept.folder, kept.rows.file.stat().st_size, count, kept.rows.count, encoded, changed, seconds)
-
-
-def _chunk_images(kept: LatentCache) -> int:
-    """Whole batches of a GPU, which would else encode what fills them up in vain."""
-    if kept.device.type == "cpu":
-        return _CPU_CHUNK_IMAGES
-    return kept.batch * max(1, _GPU_CHUNK_IMAGES // kept.batch)

@@ -8,7 +8,7 @@ N: images. B: images of a batch. C: channels. H, W: rows, columns. F: size of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -267,32 +267,28 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _latent_notes(part: TokenizerPart, trip: RoundTrip) -> list[str]:
+def _latent_notes(part: TokenizerPart, trip: RoundTrip) -> Iterator[str]:
     """Note latents far from mean 0 and deviation 1."""
     far_C = (trip.latent_mean_C.abs() > FAR_MEAN) | (trip.latent_std_C > FAR_STD) | (trip.latent_std_C < 1 / FAR_STD)
-    far = int(far_C.sum())
-    if not far or part.scale_is_convention:
-        return []
-    return [
-        f"{far} of {len(far_C)} channels of the latents are far from mean 0 and deviation 1 "
-        f"(mean beyond ±{FAR_MEAN:g}, or deviation beyond {1 / FAR_STD:.2f} to {FAR_STD:g})"
-    ]
+    if (far := int(far_C.sum())) and not part.scale_is_convention:
+        yield (
+            f"{far} of {len(far_C)} channels of the latents are far from mean 0 and deviation 1 "
+            f"(mean beyond ±{FAR_MEAN:g}, or deviation beyond {1 / FAR_STD:.2f} to {FAR_STD:g})"
+        )
 
 
-def _seen_in_training(part: TokenizerPart, settings: ReportSettings, total: int) -> list[str]:
+def _seen_in_training(part: TokenizerPart, settings: ReportSettings, total: int) -> Iterator[str]:
     """Note whether it was trained on some of these images. Scenes and stores have a split that no training sees."""
     trained = part.training_record()
     theirs = trained.get("settings", {}).get("data", SCENES)
     if SCENES in (theirs, settings.data) or is_store(Path(settings.data).expanduser()):
-        return []
+        return
     if Path(theirs).resolve() != Path(settings.data).resolve():
-        return []
-    count, held_out = min(settings.count, total), int(trained["held_out"])
+        return
     if (limit := trained["settings"]["limit"]) is not None:
-        return [f"it was trained on the first {limit} images of this set, and may have seen some of those here"]
-    if count <= held_out:
-        return []
-    return [
-        f"it was trained on this set, and held only {held_out} images out: some of those here it has seen. "
-        f"Measure on those alone with count={held_out}, or on another set"
-    ]
+        yield f"it was trained on the first {limit} images of this set, and may have seen some of those here"
+    elif min(settings.count, total) > (held_out := int(trained["held_out"])):
+        yield (
+            f"it was trained on this set, and held only {held_out} images out: some of those here it has seen. "
+            f"Measure on those alone with count={held_out}, or on another set"
+        )

@@ -5,7 +5,7 @@ B: images. C: channels. H, W: rows, columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -88,15 +88,12 @@ class TokenizerPart(Part):
     scale_is_convention: ClassVar[bool] = False
     """Whether no statistics of images decided the scale of its latents."""
 
-    def obstacles(self, form: ExportForm) -> list[Obstacle]:
-        if form == "safetensors" or self.why_not_exported is None:
-            return []
-        return [
-            Obstacle(
+    def obstacles(self, form: ExportForm) -> Iterator[Obstacle]:
+        if form != "safetensors" and self.why_not_exported is not None:
+            yield Obstacle(
                 f"tokenizer '{self.kind}': {self.why_not_exported}; train on flux1, e2e-flux or dc-ae, or "
                 "`--to safetensors` writes the denoiser for loaders of your own"
             )
-        ]
 
     @property
     def compression(self) -> Compression:

@@ -124,12 +124,6 @@ class Vae(nn.Module):
         x_BCHW: Tensor = self.decoder(_channels_last(raw_BCHW))
         return x_BCHW.float()
 
-    def normalised(self, raw_BCHW: Tensor) -> Tensor:
-        return (raw_BCHW - self.latent_mean) / self.latent_std
-
-    def raw(self, z_BCHW: Tensor) -> Tensor:
-        return z_BCHW * self.latent_std + self.latent_mean
-
 
 def _channels_last(x_BCHW: Tensor) -> Tensor:
     """Two to three times as fast on a CPU.
@@ -168,10 +162,10 @@ class SmallVae(LatentTokenizer):
         return self.network.decode_raw(latent_BCHW)
 
     def _normalised(self, latent_BCHW: Tensor) -> Tensor:
-        return self.network.normalised(latent_BCHW)
+        return (latent_BCHW - self.network.latent_mean) / self.network.latent_std
 
     def _raw(self, z_BCHW: Tensor) -> Tensor:
-        return self.network.raw(z_BCHW)
+        return z_BCHW * self.network.latent_std + self.network.latent_mean
 
 
 class SmallVaeSettings(TokenizerPart):

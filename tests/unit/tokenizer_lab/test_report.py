@@ -145,7 +145,7 @@ def test_a_round_trip_keeps_the_order_and_measures_latents() -> None:
     assert trip.latent_shape == (3, 16, 16)
     expected = 2 + images.double().mean(dim=(0, 2, 3))
     assert trip.latent_mean_C.tolist() == pytest.approx(expected.tolist(), rel=1e-9)
-    assert len(report._latent_notes(read_tokenizer("taef2"), trip)) == 1
+    assert len(list(report._latent_notes(read_tokenizer("taef2"), trip))) == 1
 
 
 def test_tokenizers_by_kind_options_and_folder(tmp_path: Path) -> None:
@@ -183,6 +183,6 @@ def test_a_size_that_does_not_divide_is_refused_before_any_work(tmp_path: Path) 
 def test_pictures_seen_in_training_are_said(tmp_path: Path, count: int, limit: int | None, noted: bool) -> None:
     trained = {"held_out": 4, "settings": {"data": str(tmp_path), "limit": limit}}
     part = SmallVaeSettings(folder=str(vae_folder(tmp_path / "vae", **trained)))
-    notes = report._seen_in_training(part, settings(data=str(tmp_path), count=count), 20)
+    notes = list(report._seen_in_training(part, settings(data=str(tmp_path), count=count), 20))
     assert bool(notes) == noted
-    assert not report._seen_in_training(part, settings(data="scenes", count=count), 20)
+    assert not list(report._seen_in_training(part, settings(data="scenes", count=count), 20))
