@@ -22,7 +22,8 @@ from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from tintype.pretrained.settings import Revision, Source
 from tintype.pretrained.weights import digest
-from tintype.vision.dino import COMMITS, DINOV2
+from tintype.vision.dino import DINOV2
+from tintype.vision.part import COMMITS
 
 
 class PerceptualDinoSettings(PerceptualPart):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -66,9 +66,6 @@ class SiglipSettings(HubEncoderPart):
     """SigLIP's embeddings of images and texts."""
 
     reads_text: ClassVar[bool] = True
-    commits: ClassVar[Mapping[str, str]] = {
-        "google/siglip-so400m-patch14-384": "9fdffc58afc957d1a03a25b10dba0329ab15c2a3",
-    }
 
     kind: Literal["siglip"] = "siglip"
     source: Source = "google/siglip-so400m-patch14-384"

@@ -23,13 +23,6 @@ from tintype.vision.transformers_teacher import HubTeacherPart
 DINOV2 = {"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel"}
 DINOV3 = {"dinov3_vit": "DINOv3ViTModel"}
 """Model types of transformers, and their classes."""
-COMMITS = {
-    "facebook/dinov2-base": "f9e44c814b77203eaa57a6bdbbd535f21ede1415",
-    "facebook/dinov2-large": "47b73eefe95e8d44ec3623f8890bd894b6ea2d6c",
-    "facebook/dinov2-with-registers-large": "e4c89a4e05589de9b3e188688a303d0f3c04d0f3",
-    "facebook/dinov3-vitl16-pretrain-lvd1689m": "ea8dc2863c51be0a264bab82070e3e8836b02d51",
-}
-"""Commits with safetensors."""
 _DINOV3_SOURCE = "facebook/dinov3-vitl16-pretrain-lvd1689m"
 _OUTPUT = "class token after the last norm"
 
@@ -65,8 +58,6 @@ class _ClassTokenEncoder(TransformersEncoder):
 class Dinov2Settings(HubEncoderPart):
     """DINOv2's class token. `fd` is FD-DINOv2's definition, `prx` that of PRX's DINO-MMD."""
 
-    commits: ClassVar[Mapping[str, str]] = COMMITS
-
     kind: Literal["dinov2"] = "dinov2"
     form: Literal["fd", "prx"] = "fd"
     source: Source | None = Field(None, description="Repository or local folder; by default the form's")
@@ -88,8 +79,6 @@ class Dinov2Settings(HubEncoderPart):
 class Dinov3Settings(HubEncoderPart):
     """DINOv3's class token. Images are squashed in floats, as the checkpoint's own processor does."""
 
-    commits: ClassVar[Mapping[str, str]] = COMMITS
-
     kind: Literal["dinov3"] = "dinov3"
     source: Source = _DINOV3_SOURCE
     size_px: int = Field(224, ge=16, description="The input")
@@ -107,8 +96,6 @@ class Dinov2TeacherSettings(HubTeacherPart):
     """DINOv2 with or without registers, after its last norm: REPA's own teacher (x_norm_patchtokens)."""
 
     classes: ClassVar[Mapping[str, str] | None] = DINOV2
-    commits: ClassVar[Mapping[str, str]] = COMMITS
-
     kind: Literal["dinov2"] = "dinov2"
     source: Source = "facebook/dinov2-base"
 
@@ -121,7 +108,5 @@ class Dinov3TeacherSettings(HubTeacherPart):
     """DINOv3 after its last norm. Its weights are gated and have a licence of their own."""
 
     classes: ClassVar[Mapping[str, str] | None] = DINOV3
-    commits: ClassVar[Mapping[str, str]] = COMMITS
-
     kind: Literal["dinov3"] = "dinov3"
     source: Source = _DINOV3_SOURCE

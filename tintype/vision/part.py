@@ -5,7 +5,7 @@ B: images. C: channels. H, W: rows, columns. L: tokens of the grid. D: width of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -26,6 +26,15 @@ from tintype.seams import Encoder
 from tintype.settings import Part
 
 HubArithmetic = Annotated[Arithmetic, Field(description="tf32: several times as fast on a GPU, other last digits")]
+
+COMMITS = {
+    "facebook/dinov2-base": "f9e44c814b77203eaa57a6bdbbd535f21ede1415",
+    "facebook/dinov2-large": "47b73eefe95e8d44ec3623f8890bd894b6ea2d6c",
+    "facebook/dinov2-with-registers-large": "e4c89a4e05589de9b3e188688a303d0f3c04d0f3",
+    "facebook/dinov3-vitl16-pretrain-lvd1689m": "ea8dc2863c51be0a264bab82070e3e8836b02d51",
+    "google/siglip-so400m-patch14-384": "9fdffc58afc957d1a03a25b10dba0329ab15c2a3",
+}
+"""Commits with safetensors that are loaded where no revision is given, by repository."""
 
 Grid = tuple[int, int]
 """Rows and columns of tokens."""
@@ -68,14 +77,11 @@ def forget_encoders() -> None:
 class HubEncoderPart(EncoderPart):
     """Settings of an encoder of transformers."""
 
-    commits: ClassVar[Mapping[str, str]] = {}
-    """Commits that are loaded where no revision is given, by repository."""
-
     revision: Revision = None
     arithmetic: HubArithmetic = "fp32"
 
     def _checkpoint(self, source: str) -> Checkpoint:
-        return Checkpoint(source, self.revision, self.arithmetic, commit=self.commits.get(source))
+        return Checkpoint(source, self.revision, self.arithmetic, commit=COMMITS.get(source))
 
 
 class TransformersEncoder(FrozenEncoder):

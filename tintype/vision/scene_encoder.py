@@ -122,7 +122,7 @@ def _first_looks() -> Tensor:
 
 def prepared(image_BCHW: Tensor) -> Tensor:
     """Return the trunk's input."""
-    assert image_BCHW.dtype == torch.uint8, f"images must be uint8, not {image_BCHW.dtype}"
+    check_bytes(image_BCHW)
     scaled_BCHW = image_BCHW.to(torch.float32) * (4.0 / 255.0) - 2.0
     if scaled_BCHW.shape[-2:] != (INPUT_PX, INPUT_PX):
         scaled_BCHW = interpolate(scaled_BCHW, (INPUT_PX, INPUT_PX), mode="bilinear", antialias=True)
@@ -192,7 +192,6 @@ class SceneFeatures:
         self._encoder: SceneEncoder = load_scene_encoder(device)
 
     def prepare(self, image_BCHW: Tensor) -> Tensor:
-        check_bytes(image_BCHW)
         return prepared(image_BCHW.to(self._device))
 
     def encode(self, input_BCHW: Tensor) -> Tensor:
@@ -240,7 +239,6 @@ class _SceneInput:
     hash_input = definition
 
     def __call__(self, image_BCHW: Tensor) -> Tensor:
-        check_bytes(image_BCHW)
         return prepared(image_BCHW)
 
 

@@ -21,7 +21,15 @@ from tintype.pretrained.packages import Untyped
 from tintype.pretrained.preprocess import Preprocess, Resampling, Triple
 from tintype.pretrained.settings import Revision, Source
 from tintype.pretrained.weights import digest
-from tintype.vision.part import Grid, HubArithmetic, Teacher, TeacherPart, offering_packaged_teacher, vision_config
+from tintype.vision.part import (
+    COMMITS,
+    Grid,
+    HubArithmetic,
+    Teacher,
+    TeacherPart,
+    offering_packaged_teacher,
+    vision_config,
+)
 
 _PROBE_PX = 32
 _UNUSED = frozenset({"pooler", "head", "text_model", "text_projection", "visual_projection"})
@@ -39,8 +47,6 @@ _ADVICE = (
 class HubTeacherPart(TeacherPart):
     classes: ClassVar[Mapping[str, str] | None] = None
     """Model types that will do; None for any."""
-    commits: ClassVar[Mapping[str, str]] = {}
-    """Commits that are loaded where no revision is given, by repository."""
 
     source: Source
     revision: Revision = None
@@ -73,7 +79,7 @@ class HubTeacherPart(TeacherPart):
 
     @property
     def _checkpoint(self) -> Checkpoint:
-        return Checkpoint(self.source, self.revision, self.arithmetic, commit=self.commits.get(self.source))
+        return Checkpoint(self.source, self.revision, self.arithmetic, commit=COMMITS.get(self.source))
 
     def _normalisation(self) -> tuple[float, Triple, Triple]:
         return self._checkpoint.image_processor().normalisation
@@ -118,7 +124,8 @@ class TransformersTeacher(Teacher):
 
     def check(self) -> None:
         """Encode one image, twice, and refuse a network that is not as its config makes it seem."""
-        input_BCHW = self.prepare(_probe_image())
+        value_N = torch.arange(3 * _PROBE_PX * _PROBE_PX) * 7919 % 251  # something in every part of the image
+        input_BCHW = self.prepare(value_N.to(torch.uint8).view(1, 3, _PROBE_PX, _PROBE_PX))
         try:
             with frozen_arithmetic(self._device, self.arithmetic):
                 first, second = (self._output(input_BCHW) for _ in range(2))
@@ -140,9 +147,3 @@ class TransformersTeacher(Teacher):
             f"{rows * columns} tokens of the width {self.width} are needed, after a class token and registers if it "
             f"has them. {_ADVICE}"
         )
-
-
-def _probe_image() -> Tensor:
-    """Return an image with something in every part of it."""
-    value_N = torch.arange(3 * _PROBE_PX * _PROBE_PX) * 7919 % 251
-    return value_N.to(torch.uint8).view(1, 3, _PROBE_PX, _PROBE_PX)

@@ -47,7 +47,7 @@ def test_a_reading_has_a_place_for_everything(size_px: int) -> None:
 
 
 def test_only_bytes_are_read() -> None:
-    with pytest.raises(AssertionError, match="must be uint8"):
+    with pytest.raises(TypeError, match="must be uint8"):
         SceneEncoder()(torch.zeros(1, 3, 64, 64))
 
 
