@@ -48,9 +48,6 @@ class AlignmentPart(AlignmentOptions, LossPart):
     def fetch(self, grid: tuple[int, int]) -> None:
         self.teacher.build(grid, torch.device("cpu"))
 
-    def build(self, context: LossContext) -> AlignmentTerm:
-        raise NotImplementedError
-
 
 def check_block(kind: str, block: int, plan: PlanView) -> None:
     """Raise ValueError where the denoiser has no such block."""

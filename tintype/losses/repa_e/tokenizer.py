@@ -144,8 +144,7 @@ class TunedTokenizer(nn.Module):
         return moment_BCHW
 
     def decode(self, z_BCHW: Tensor) -> Tensor:
-        with frozen_arithmetic(self.device):
-            return to_bytes(self.decode_float(z_BCHW)).contiguous()
+        return to_bytes(self.decode_float(z_BCHW)).contiguous()
 
     def decode_float(self, z_BCHW: Tensor) -> Tensor:
         """Return the decoded image before it is rounded: about [-1, 1]."""

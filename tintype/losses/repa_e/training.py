@@ -52,19 +52,6 @@ class RepaE:
             self.groups.append(JointGroup("adversary", "adversary.", settings.adversarial.lr))
         self._distance: Distance | None = None
 
-    @property
-    def tuned(self) -> list[nn.Parameter]:
-        return list(self.tokenizer.parameters())
-
-    @property
-    def judging(self) -> list[nn.Parameter]:
-        """The discriminator's parameters."""
-        return list(self.discriminator.parameters()) if self.discriminator is not None else []
-
-    @property
-    def clipped_apart(self) -> list[nn.Parameter]:
-        return [*self.tuned, *self.probe, *self.judging]
-
     def begin(self, source: ImageSource, order: Order, seed: int, images: int) -> None:
         """Give the norm the statistics of the latents of the run's first images."""
         tokenizer, count = self.tokenizer, min(_BEGIN_IMAGES, len(source), images)
@@ -85,7 +72,10 @@ class RepaE:
         alignment = terms[self.aligner]
         assert isinstance(alignment, AlignmentTerm)
         self.alignment = alignment
+        self.tuned = list(self.tokenizer.parameters())
         self.probe = list(alignment.parameters()) if self.aligner == self.settings.kind else []
+        self.judging = list(self.discriminator.parameters()) if self.discriminator is not None else []
+        self.clipped_apart = [*self.tuned, *self.probe, *self.judging]
         self.gradients = GradientMean(self.tuned, layout)
         self.judge_gradients = GradientMean(self.judging, layout)
         self._frozen, self._layout = frozen, layout
@@ -103,10 +93,6 @@ class RepaE:
             raise RuntimeError("repa-e: ready() comes before the first step")
         with torch.autocast(x_BCHW.device.type, enabled=False):
             return self._distance(seen_BCHW.float(), x_BCHW)
-
-    def discriminator_at(self, step: int) -> Discriminator | None:
-        """Return the discriminator; None where none is used at this step."""
-        return self.discriminator if self.settings.adversarial.on_at(step) else None
 
     @contextmanager
     def others_frozen(self) -> Iterator[None]:
@@ -176,7 +162,8 @@ class RepaEStep:
             }
             if (distance_B := training.distance(seen_BCHW, x_BCHW)) is not None:
                 terms["perceptual"] = (settings.perceptual.weight, distance_B.mean())
-            if (discriminator := training.discriminator_at(batch.step)) is not None:
+            discriminator = training.discriminator if settings.adversarial.on_at(batch.step) else None
+            if discriminator is not None:
                 terms["adversarial"] = (settings.adversarial.weight, discriminator.generator_loss(seen_BCHW))
             losses = {"loss": torch.stack([weight * value for weight, value in terms.values()]).sum()}
             losses |= {name: value for name, (_, value) in terms.items()}
