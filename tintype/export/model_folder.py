@@ -7,14 +7,13 @@ others that the plan names are copied into it. `train/folder.py` reads it.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
 from tintype.config.strict import write_yaml
 from tintype.export.model_card import CARD, CardOptions, exported_card, write_card
 from tintype.export.pipeline_folder import CONFIGS, forget_places
-from tintype.export.public import is_local
+from tintype.export.public import changed, is_local
 from tintype.export.record import hub_place
 from tintype.export.trained import Dtype, Exported, Weights, load_trained
 from tintype.export.whole import refuse_existing, written_whole
@@ -66,19 +65,16 @@ def _write_plan(plan: Plan, folder: Path) -> None:
     write_sealed(folder / "plan.yaml", write_yaml(content))
 
 
-def _portable(value: Any, key: str = "") -> Any:
+def _portable(value: Any) -> Any:
     """Return settings and records with each path of this machine replaced: a repository that was fetched from the hub
     by its place in the hub's cache, all else by its last name. Paths that are not absolute stay."""
-    if isinstance(value, Mapping):
-        return {name: _portable(inner, str(name)) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_portable(inner, key) for inner in value]
-    if not isinstance(value, str) or not is_local(value, key):
-        return value
-    path = PurePath(value)
-    if not path.is_absolute() and ".." not in path.parts and not value.startswith("~"):
-        return value
-    return hub_place(value) or path.name
+
+    def change(text: str, key: str) -> str:
+        path = PurePath(text)
+        leads_out = path.is_absolute() or ".." in path.parts or text.startswith("~")
+        return hub_place(text) or path.name if leads_out and is_local(text, key) else text
+
+    return changed(value, change)
 
 
 def _copied(part: Part, folder: Path, name: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -57,13 +57,16 @@ def fenced(content: str, language: str) -> Markup:
 
 def redacted(value: Json, key: str = "") -> Json:
     """Return settings with every path replaced by `LOCAL`; repositories of the hub stay."""
+    return changed(value, lambda text, key: LOCAL if is_local(text, key) else one_line(text), key)
+
+
+def changed(value: Json, change: Callable[[str, str], str], key: str = "") -> Json:
+    """Return settings with every text replaced by `change(text, key)`."""
     if isinstance(value, Mapping):
-        return {name: redacted(inner, str(name)) for name, inner in value.items()}
+        return {name: changed(inner, change, str(name)) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [redacted(inner, key) for inner in value]
-    if not isinstance(value, str):
-        return value
-    return LOCAL if is_local(value, key) else one_line(value)
+        return [changed(inner, change, key) for inner in value]
+    return change(value, key) if isinstance(value, str) else value
 
 
 def is_local(value: str, key: str) -> bool:

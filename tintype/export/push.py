@@ -34,7 +34,7 @@ _SCORED = "evaluation"
 _PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".joblib", ".npy", ".npz"})
 """Endings under which others load pickles; arrays of numpy may hold some."""
 _HTTP_ERROR: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
-_PICKLE_PROTOCOLS = range(2, 6)
+_PICKLE_STARTS = frozenset(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
 @dataclass(frozen=True)
@@ -182,9 +182,8 @@ def _check_arrived(api: HfApi, upload: Upload, repo: str) -> None:
 def _is_pickle(path: Path) -> bool:
     """Return whether the content is a pickle, or an archive of torch around one."""
     with path.open("rb") as file:
-        first = file.read(2)
-    if len(first) == 2 and first[0] == 0x80 and first[1] in _PICKLE_PROTOCOLS:
-        return True
+        if file.read(2) in _PICKLE_STARTS:
+            return True
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:

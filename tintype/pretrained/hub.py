@@ -101,7 +101,6 @@ class Checkpoint:
 
     def stated_config(self, what: str) -> dict[str, Untyped]:
         """Return its config.json. `what` says in an error what the checkpoint should be."""
-        self.check_folder()
         file = self.file("config.json")
         if file is None:
             raise UserError(f"{self.words} has no config.json: it is not {what}")
@@ -205,6 +204,7 @@ class Checkpoint:
     def file(self, name: str) -> Path | None:
         """Return a file of the folder or the repository, or None where it has none of that name."""
         if self.folder is not None:
+            self.check_folder()
             place = self.folder / self.subfolder / name
             return place if place.is_file() else None
         inside = self.subfolder or None

@@ -243,7 +243,8 @@ def _row(
     return {
         "name": name,
         "settings": plain(part),
-        "metrics": {key: _finite(one.value) for key, one in measured.items()},
+        # JSON has no infinity; `exact` says where it was meant
+        "metrics": {key: one.value if math.isfinite(one.value) else None for key, one in measured.items()},
         "errors": {key: one.error for key, one in measured.items() if one.error is not None},
         "exact": measured[pair_name(PSNR)].value == math.inf,
         "latent_shape": list(trip.latent_shape),
@@ -260,11 +261,6 @@ def _row(
             *_seen_in_training(part, settings, total),
         ],
     }
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity; `exact` says where it was meant."""
-    return value if math.isfinite(value) else None
 
 
 def _latent_notes(part: TokenizerPart, trip: RoundTrip) -> Iterator[str]:

@@ -44,7 +44,6 @@ class Taef2Settings(LatentPart):
 
     def _read(self, name: str) -> Weights:
         checkpoint = self.checkpoint
-        checkpoint.check_folder()
         file = checkpoint.file(name)
         if file is None:
             raise UserError(f"{checkpoint.words} has no {name}; name a folder with TAEF2's encoder and decoder")
