@@ -28,8 +28,9 @@ from tintype.pretrained.hub import Checkpoint
 from tintype.pretrained.weights import Known, Url, fetch
 from tintype.text.published import MiniLmSettings
 from tintype.tokenizers.small_vae import SmallVaeSettings
-from tintype.vision.clip import ClipSettings, SiglipSettings
-from tintype.vision.dino import COMMITS, Dinov2TeacherSettings
+from tintype.vision.clip import ClipSettings
+from tintype.vision.dino import Dinov2TeacherSettings
+from tintype.vision.part import COMMITS
 
 transformers = pytest.importorskip("transformers")
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -239,7 +240,7 @@ def test_without_a_revision_a_known_commit_is_loaded_and_not_the_newest(hub: Hub
 
 
 def test_known_commits_are_whole(hub: Hub) -> None:
-    commits = [*COMMITS.values(), *SiglipSettings.commits.values()]
+    commits = COMMITS.values()
     assert all(len(commit) == 40 and set(commit) <= set("0123456789abcdef") for commit in commits)
 
 
