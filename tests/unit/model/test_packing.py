@@ -20,7 +20,7 @@ def test_each_sample_finds_its_tokens_and_no_padding(known: bool) -> None:
     assert packed.places.dense == (sum(LENGTHS) if known else 0)
 
 
-def test_padding_before_the_tokens_is_moved_behind_them() -> None:
+def test_padding_before_the_tokens_is_moved_after_them() -> None:
     tokens_BLC, mask_BL = torch.randn(2, 4, 3), torch.tensor([[False, True, False, True], [True, True, True, False]])
     packed = pack(TextTokens(tokens_BLC, mask_BL))
     assert torch.equal(packed.rows_NC[:2], tokens_BLC[0][mask_BL[0]])

@@ -1,4 +1,4 @@
-"""What was recorded is compared with what is there, in one place and with one message."""
+"""Identities on record and those of today are compared in one place, with one message."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def _weights(first, second, part, HALF: tl.constexpr):
 
 
 @triton.jit
-def _turns(table, of_sample, token, ROTATE: tl.constexpr, HALF: tl.constexpr):
+def _angles(table, of_sample, token, HALF: tl.constexpr):
     """Load cosines and sines of a token's pairs. The table has each twice, and the sine of the odd number is +sin."""
     pair = tl.arange(0, HALF)[None, :]
     here = table + of_sample + token * 4 * HALF + 2 * pair
@@ -60,10 +60,10 @@ def _forward(x, first, second, table, out, rows, tokens, heads, x_row, table_sam
     even *= root * weight_even
     odd *= root * weight_odd
     if ROTATE:
-        cosine, sine = _turns(table, (row // tokens) * table_sample, row % tokens, ROTATE, HALF)
-        turned = even * cosine - odd * sine
+        cosine, sine = _angles(table, (row // tokens) * table_sample, row % tokens, HALF)
+        rotated = even * cosine - odd * sine
         odd = odd * cosine + even * sine
-        even = turned
+        even = rotated
     _put_pairs(out + (part * rows + row) * width + here, even, odd, mask, HEADS, HALF)
 
 
@@ -88,10 +88,10 @@ def _backward(d_out, x, first, second, table, d_x, sums, rows, tokens, heads, x_
         odd *= root
         d_even, d_odd = _pairs(d_out + (part * rows + row) * width + here, mask, HEADS, HALF)
         if ROTATE:
-            cosine, sine = _turns(table, (row // tokens) * table_sample, row % tokens, ROTATE, HALF)
-            turned = d_even * cosine + d_odd * sine
+            cosine, sine = _angles(table, (row // tokens) * table_sample, row % tokens, HALF)
+            rotated = d_even * cosine + d_odd * sine
             d_odd = d_odd * cosine - d_even * sine
-            d_even = turned
+            d_even = rotated
         sum_even += tl.sum(d_even * even, 0)
         sum_odd += tl.sum(d_odd * odd, 0)
         d_even *= weight_even

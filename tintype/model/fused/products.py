@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tintype.model.fused.quantise import new_turned, quantise, turn
+from tintype.model.fused.quantise import new_transposed, quantise, transpose
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 COPY_TYPE = torch.bfloat16
@@ -58,7 +58,7 @@ class Weight:
         operand = new_operand(rows, like.shape[1], E4M3 if fp8 else COPY_TYPE, like.device)
         self.values_NK, self.scale_N = operand.values_RC, operand.scale_R
         if fp8:
-            self.turned_KN, self.scale_K = new_turned(self.values_NK), like.new_empty(like.shape[1])
+            self.transposed_KN, self.scale_K = new_transposed(self.values_NK), like.new_empty(like.shape[1])
 
     def refresh(self) -> None:
         """Cast the parameters if one has changed since the last time."""
@@ -77,7 +77,7 @@ class Weight:
         for parameter, (values_NK, scale_N) in zip(self._parameters, places, strict=True):
             quantise(parameter, values_NK, scale_N)
         most = self.scale_N.amax()
-        turn(self.values_NK, self.turned_KN, self.scale_N / most)
+        transpose(self.values_NK, self.transposed_KN, self.scale_N / most)
         self.scale_K.copy_(most.expand_as(self.scale_K))
 
 
@@ -92,7 +92,7 @@ def input_gradient(d: Operand, weight: Weight) -> Tensor:
     """Return the gradient of the product's input, d W [R, K]."""
     if not d.quantised:
         return d.values_RC @ weight.values_NK
-    return _scaled_product(d, weight.turned_KN, weight.scale_K, fast=False)
+    return _scaled_product(d, weight.transposed_KN, weight.scale_K, fast=False)
 
 
 def _scaled_product(x: Operand, right_CK: Tensor, scale_C: Tensor, fast: bool) -> Tensor:
@@ -113,9 +113,9 @@ def weight_gradient(d: Operand, x: Operand, kind: torch.dtype) -> Tensor:
         return _summed_in_fp32(d.values_RC.t(), x.values_RC, kind)
     scale_R = d.scale_R * x.scale_R
     most = scale_R.amax()
-    d_NR, x_KR = new_turned(d.values_RC), new_turned(x.values_RC)
-    turn(d.values_RC, d_NR, scale_R / most)
-    turn(x.values_RC, x_KR)
+    d_NR, x_KR = new_transposed(d.values_RC), new_transposed(x.values_RC)
+    transpose(d.values_RC, d_NR, scale_R / most)
+    transpose(x.values_RC, x_KR)
     return torch._scaled_mm(d_NR, x_KR.t(), most, torch.ones_like(most), out_dtype=torch.float32).to(kind)
 
 

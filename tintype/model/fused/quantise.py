@@ -1,7 +1,7 @@
 """FP8 with a scale for each row, found by the kernel that makes the row: no second pass, and no state between steps.
 
 A scale is a power of two, so that FP8 numbers are multiplied by another one without a new rounding, but for the
-smallest: the gradient of a weight sums over rows, and `turn` brings them to one scale while it transposes the matrix.
+smallest: the gradient of a weight sums over rows, and `transpose` brings them to one scale.
 
 R: rows, C: columns.
 """
@@ -57,7 +57,7 @@ def quantise(x_RC: Tensor, out_RC: Tensor, scale_R: Tensor) -> None:
 
 
 @triton.jit
-def _turn(x, factor, out, rows, columns, filled, SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _transpose(x, factor, out, rows, columns, filled, SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     mask = (row < rows)[:, None] & (column < columns)[None, :]
@@ -68,16 +68,16 @@ def _turn(x, factor, out, rows, columns, filled, SCALED: tl.constexpr, ROWS: tl.
     tl.store(out + column[:, None] * filled + row[None, :], tl.trans(value).to(out.dtype.element_ty), mask=mask)
 
 
-def new_turned(x_RC: Tensor) -> Tensor:
+def new_transposed(x_RC: Tensor) -> Tensor:
     """Return room for the transposed matrix, with columns up to a number of them that FP8 products can sum over."""
     rows, columns = x_RC.shape
     return x_RC.new_empty(columns, triton.cdiv(rows, FP8_MULTIPLE) * FP8_MULTIPLE)
 
 
-def turn(x_RC: Tensor, out_CR: Tensor, factor_R: Tensor | None = None) -> None:
+def transpose(x_RC: Tensor, out_CR: Tensor, factor_R: Tensor | None = None) -> None:
     """Write the transposed matrix in the same type, each row times its factor; further columns are zeros."""
     (rows, columns), filled = x_RC.shape, out_CR.shape[1]
     scaled = factor_R is not None
     stored, target = (x_RC, out_CR) if scaled else (x_RC.view(torch.int8), out_CR.view(torch.int8))
     grid = (triton.cdiv(filled, 128), triton.cdiv(columns, 64))
-    _turn[grid](stored, factor_R, target, rows, columns, filled, SCALED=scaled, ROWS=128, COLUMNS=64, num_warps=4)
+    _transpose[grid](stored, factor_R, target, rows, columns, filled, SCALED=scaled, ROWS=128, COLUMNS=64, num_warps=4)
