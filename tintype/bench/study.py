@@ -91,7 +91,7 @@ def work_of_study(study: Study, jobs: int) -> dict[str, Json]:
         "bench": "study",
         "plan": plan_of_study(study).hash,
         "protocol": study.settings.evaluation.hash,
-        "runs": len(study.settings.seeds),
+        "runs": len(study.arms[0].plans),
         "jobs": jobs,
         "gpus": torch.cuda.device_count(),
     }

@@ -240,7 +240,7 @@ def nearest(word: str, valid: Iterable[str]) -> str:
 
 
 def _explain(problem: ErrorDetails, model: type[Settings], document: Document, resolve: Resolve) -> str:
-    path = _path_in_data(problem["loc"], document.data)
+    path = _path_in_data(problem["loc"], document.data, missing=problem["type"] == "missing")
     shown_path = ".".join(map(str, path))
     parts = [_cause(problem, model, document, resolve) or document.place(path), f"{shown_path:.{_LONGEST_KEY}}"]
     where = ": ".join(filter(None, parts))
@@ -282,7 +282,7 @@ def _cause(problem: ErrorDetails, model: type[Settings], document: Document, res
     return ", ".join(dict.fromkeys(one.label for one in found or every))
 
 
-def _path_in_data(loc: KeyPath, data: object) -> KeyPath:
+def _path_in_data(loc: KeyPath, data: object, missing: bool) -> KeyPath:
     """Return the path without the tags of unions, which pydantic adds and the user never wrote.
 
     A tag can be the name of a key too (the kind `column` has a `column`): a key with a plain value ends a path, unless
@@ -296,7 +296,7 @@ def _path_in_data(loc: KeyPath, data: object) -> KeyPath:
             if last or isinstance(inner, Mapping | list) or inner == loc[depth + 1]:
                 data = inner
                 path.append(key)
-        elif last:
+        elif last and missing:
             path.append(key)
     return tuple(path)
 

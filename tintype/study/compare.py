@@ -55,8 +55,8 @@ def collect(study: Study, out: Path) -> results.StudyResults:
     return results.StudyResults(
         name=study.name,
         question=settings.question,
-        seeds=list(settings.seeds),
-        sketch=len(settings.seeds) == 1,
+        seeds=settings.every_seed.seeds,
+        sketch=len(settings.every_seed.seeds) == 1,
         confidence=stats.CONFIDENCE,
         method=_method(study, planned),
         metrics=[
@@ -359,7 +359,7 @@ def _method(study: Study, planned: Sequence[Key]) -> str:
     control = any(arm.role == "control" for arm in study.arms)
     counts = counts_of(planned, settings.primary)
     tokens = [arms[0].tokens for arms in resolutions] if len(resolutions) > 1 else []
-    text = describe_method(len(settings.seeds), counts, control, settings.primary, settings.analysis, tokens)
+    text = describe_method(len(settings.every_seed.seeds), counts, control, settings.primary, settings.analysis, tokens)
     return " ".join([text, *_not_compared(study)])
 
 

@@ -166,6 +166,9 @@ class Comparison(_Data):
     lost: str = ""
     """Runs that diverged or failed, as "diverged 1 of 3" or "baseline failed 2 of 3"; empty where none did."""
 
+    look: int | None = None
+    """The look that this row is of, from 1: the one that decided it, or the last; None in older results."""
+
     @property
     def words(self) -> str:
         """Return the verdict; where runs diverged or failed, how many."""
@@ -191,6 +194,8 @@ class Arm(_Data):
     """Empty in a study of one resolution."""
     tokens: int | None = None
     """Number of tokens of its denoiser; None in a study of one resolution."""
+    stopped: str = ""
+    """Why it got no more seeds, in a study that plans its looks; empty while it may get more."""
 
     @property
     def label(self) -> str:
@@ -247,6 +252,23 @@ class Command(_Data):
     """When it began, in UTC."""
 
 
+class SeedSet(_Data):
+    """Seeds of the arms and of the control that are read together."""
+
+    seeds: list[int]
+    control_seeds: list[int] = []
+
+
+class LookInfo(SeedSet):
+    """A look at the study that was made or is planned."""
+
+    share: float
+    """Share of the study's error that it may spend."""
+    made: bool
+    runs: int = 0
+    """Number of runs that the study had at this look."""
+
+
 def read_results_file(path: Path) -> StudyResults:
     """Read a results.json, and refuse one that is damaged or that another version wrote."""
     again = f"`tintype report {quote(str(path.parent))}` writes it again where the study's runs are"
@@ -293,6 +315,10 @@ class StudyResults(_Data):
     trends: list[Trend] = []
     commands: list[Command] = []
     """Oldest first; empty in older results."""
+    looks: list[LookInfo] = []
+    """Oldest first; empty in older results."""
+    looks_planned: bool = False
+    """Whether the looks were planned before the first run, by `seeds: {first, most}`."""
 
     @model_validator(mode="before")
     @classmethod

@@ -98,7 +98,7 @@ class Task:
 def tasks_of(study: Study, out: Path) -> list[Task]:
     return [
         Task(arm.label, arm.plans[index], out / "runs" / arm.plans[index].hash)
-        for index in range(len(study.settings.seeds))
+        for index in range(len(study.arms[0].plans))
         for arm in study.arms
     ]
 

@@ -13,7 +13,7 @@ from shlex import quote
 from typing import Annotated
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from tintype import recipes
 from tintype.config.paths import locate, locate_assignments, locate_options
@@ -26,7 +26,8 @@ from tintype.metrics import validation
 from tintype.model.start import ArmStart
 from tintype.plan import Change, Plan, plan_from_document, read_plan, short_diff
 from tintype.settings import DataPart, NamesFile, Settings, plain
-from tintype.study.results import Role, arm_label
+from tintype.study.looks import SeedPlan
+from tintype.study.results import Role, SeedSet, arm_label
 from tintype.study.verdicts import AnalysisSettings, check_seeds, count_comparisons
 from tintype.techniques import TECHNIQUES
 from tintype.techniques.apply import Application, apply_techniques, check_arm
@@ -37,6 +38,16 @@ from tintype.vision.part import forget_encoders
 
 BASELINE, CONTROL = "baseline", "control"
 Seed = Annotated[int, Field(ge=0)]
+_SEED_FORMS = {"list": (list, tuple), "plan": (Mapping, SeedPlan)}
+Seeds = Annotated[
+    Annotated[tuple[Seed, ...], Field(min_length=1), Tag("list")] | Annotated[SeedPlan, Tag("plan")],
+    Discriminator(
+        lambda value: next((tag for tag, kind in _SEED_FORMS.items() if isinstance(value, kind)), None),
+        custom_error_type="seeds",
+        custom_error_message="give a list, as [0, 1, 2], or a plan of looks, as {first: 4, most: 16}",
+    ),
+]
+"""The seeds themselves, or a plan by which undecided arms get more."""
 
 
 PRIMARY = tuple(name for name, one in definitions(Protocol(also=())).items() if one.metric.is_primary)
@@ -100,7 +111,7 @@ class StudySettings(Settings):
         description="The baseline: a named recipe or the path of a plan"
     )
     set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value")
-    seeds: tuple[Seed, ...] = Field(min_length=1)
+    seeds: Seeds = Field(description="A list, or {first: 4, most: 16}: undecided arms get more seeds in planned looks")
     resolutions: tuple[ResolutionSettings, ...] = Field(
         (), description="Every arm runs at each; two or more, or none for the baseline's own"
     )
@@ -116,10 +127,12 @@ class StudySettings(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> StudySettings:
-        all_seeds = (*self.seeds, *self.control_seeds)
+        all_seeds = (*self.every_seed.seeds, *self.every_seed.control_seeds)
+        if isinstance(self.seeds, SeedPlan) and self.control_seeds:
+            raise ValueError("control_seeds: with seeds {first, most} the control's seeds are chosen; leave them out")
         if len(set(all_seeds)) != len(all_seeds):
             raise ValueError("a seed is given twice; seeds and control_seeds must all differ")
-        if self.control_seeds and len(self.control_seeds) != len(self.seeds):
+        if isinstance(self.seeds, tuple) and self.control_seeds and len(self.control_seeds) != len(self.seeds):
             raise ValueError(f"control_seeds needs {len(self.seeds)} seeds like seeds, or none")
         if again := _repeated(self.primary):
             raise ValueError(f"primary: {again} is given twice; name each metric once")
@@ -131,6 +144,13 @@ class StudySettings(Settings):
         if again := _repeated([BASELINE, CONTROL, *(arm.label for arm in self.arms)]):
             raise ValueError(f"two arms are called {again}; give one of them another name")
         return self
+
+    @property
+    def every_seed(self) -> SeedSet:
+        """Return the seeds that arms and the control have, or may get at the last of the planned looks."""
+        if isinstance(self.seeds, SeedPlan):
+            return SeedSet(seeds=list(self.seeds.seeds), control_seeds=list(self.seeds.control_seeds))
+        return SeedSet(seeds=list(self.seeds), control_seeds=list(self.control_seeds))
 
     def located(self, folder: Path) -> StudySettings:
         """Return the study with the files that it names located: in `folder`, or in the working directory."""
@@ -164,10 +184,10 @@ class StudySettings(Settings):
                 problems.append(Problem(text, (f"primary=[{', '.join(usual)}]",)))
             elif name not in known:
                 raise UserError(f"primary: unknown metric '{name}'; {nearest(name, known)}")
-        counts = count_comparisons(
-            len(self.arms), bool(self.control_seeds), max(1, len(self.resolutions)), primary, len(known)
-        )
-        check_seeds(len(self.seeds), counts, self.analysis)
+        control = bool(self.every_seed.control_seeds)
+        counts = count_comparisons(len(self.arms), control, max(1, len(self.resolutions)), primary, len(known))
+        fewest = self.seeds.first if isinstance(self.seeds, SeedPlan) else len(self.seeds)
+        check_seeds(fewest, counts, self.analysis)
         settings = self.model_copy(update={"primary": primary, "evaluation": fitted.protocol})
         return settings, replace(fitted, problems=tuple(problems))
 
@@ -361,12 +381,13 @@ def _before_errors(words: str) -> Iterator[None]:
 
 
 def _arms_at(resolution: str, baseline: Plan, settings: StudySettings, place: Place, known: Known) -> list[ArmPlan]:
-    arms = [ArmPlan(BASELINE, "baseline", (), {}, _seeded(baseline, settings.seeds), resolution)]
-    if settings.control_seeds:
-        arms.append(ArmPlan(CONTROL, "control", (), {}, _seeded(baseline, settings.control_seeds), resolution))
+    every = settings.every_seed
+    arms = [ArmPlan(BASELINE, "baseline", (), {}, _seeded(baseline, every.seeds), resolution)]
+    if every.control_seeds:
+        arms.append(ArmPlan(CONTROL, "control", (), {}, _seeded(baseline, every.control_seeds), resolution))
     for index, arm in enumerate(settings.arms):
         with _before_errors(f"{place(('arms', index))}: arm '{arm.label}': "):
-            arms.append(_resolve_arm(arm, baseline, settings.seeds, resolution, known))
+            arms.append(_resolve_arm(arm, baseline, every.seeds, resolution, known))
     with _named(resolution):
         return _link_arms(arms)
 

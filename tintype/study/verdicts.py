@@ -158,10 +158,12 @@ def compare(
     primary: Collection[str] = (),
     analysis: AnalysisSettings = DEFAULT,
     planned: Collection[Key] | None = None,
+    share: float = 1.0,
 ) -> dict[Key, results.Comparison]:
     """Compare all (arm, metric) pairs of a study; correct their p values together, by Holm's weighted method.
 
-    `planned` are all comparisons that the study is to make; by default those that are given.
+    `planned` are all comparisons that the study is to make; by default those that are given. `share` is the part of
+    the study's error that this look at it may spend.
     """
     family = dict.fromkeys(pairs if planned is None else planned)
     scaled = {key: pair.in_unit() for key, pair in pairs.items() if pair.new}
@@ -170,12 +172,12 @@ def compare(
     weights = weights_of(family, primary)
     whole = {key: p for key, p in p_values.items() if pairs[key].complete}
     corrected = stats.holm([whole.get(key, 1.0) for key in family], [weights[key] for key in family])
-    adjusted = {key: p for key, p in zip(family, corrected, strict=True) if key in whole}
+    adjusted = {key: min(1.0, p / share) for key, p in zip(family, corrected, strict=True) if key in whole}
     rows = {key: _without_seeds(pair) for key, pair in pairs.items() if not pair.new}
     for key, (pair, unit) in scaled.items():
         one = differences[key]
         low, high = interval_of(pair, analysis) or (None, None)
-        detectable = _detectable(pair, one, weights[key], analysis) if key in p_values else None
+        detectable = _detectable(pair, one, share * weights[key], analysis) if key in p_values else None
         rows[key] = results.Comparison(
             mean=unit * fmean(pair.new),
             baseline_mean=unit * fmean(pair.old),

@@ -124,7 +124,7 @@ def study_with_progress(study: Study, jobs: int) -> StudySpeeds:
     """Measure the runs of a study and show their progress."""
     with Progress("checking the data", kept=NOTHING_MEASURED):
         check_study(study)
-    total = len(study.settings.seeds)
+    total = len(study.arms[0].plans)
     with watch_signals() as interrupt, StudyDisplay(progress_console, total, interrupt) as display:
         speeds = measure_study(study, jobs, interrupt, display.on_message)
     if speeds is None:

@@ -43,7 +43,7 @@ def study_rows() -> list[dict[str, Any]]:
             "question": study.settings.question,
             "device": _device(study.arms[0].plans[0]),
             "recipe": study.settings.recipe,
-            "seeds": list(study.settings.seeds),
+            "seeds": study.settings.every_seed.seeds,
             "arms": [arm.label for arm in study.arms],
             "runs": sum(len(arm.plans) for arm in study.arms),
         }

@@ -1,0 +1,138 @@
+"""Looks at a study: the seeds that are read together, the share of the error that each look may spend, their replay.
+
+Reading a study, adding seeds and reading it again is a second chance for a false verdict. Each look therefore has its
+own share of the study's 5%, and the shares of all looks sum to at most one: by Bonferroni's inequality the level holds
+whatever the looks have in common. A study that plans its looks (`seeds: {first: 4, most: 16}`) shares all of its error
+among them, in proportion to their seeds. One with fixed seeds spends 80% at its first look; each later look, which
+nobody planned, gets half of what is left. docs/statistics.md compares such shares.
+
+A verdict is a pure function of the runs and the looks: the first look that decides a comparison decides it for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+from pydantic import Field, ValidationError, model_validator
+
+from tintype.runtime.files import damaged, read_checked, write_checked
+from tintype.settings import Settings
+from tintype.study.results import Comparison, SeedSet
+from tintype.study.verdicts import Key
+
+CONTROL_OFFSET = 1_000
+"""Distance of the control's first seed from the arms' in a study that plans its looks; such a study has fewer seeds."""
+FIRST_SHARE = 0.8
+"""Part of the error that the first look at a study with fixed seeds spends."""
+LOOKS_FILE = "looks.json"
+"""File in a study's folder: the seeds of each look that was made, oldest first."""
+DECIDED = ("better", "worse", "same", "unstable")
+"""Verdicts that stand once a look has reached them."""
+
+
+class SeedPlan(Settings):
+    """Seeds that are added in planned looks, to the arms that are still undecided."""
+
+    first: Annotated[int, Field(ge=2)] = Field(description="Seeds of every arm at the first look")
+    most: Annotated[int, Field(ge=2, le=CONTROL_OFFSET)] = Field(description="Seeds of an arm at the last look")
+    start: Annotated[int, Field(ge=0)] = Field(0, description="The first seed; the others follow it")
+    looks: tuple[int, ...] = Field(
+        (), description="Seeds at each look; by default they double from `first`, and the last look has `most`"
+    )
+    control: bool = Field(
+        True, description=f"Whether the A/A control is run, with the seeds from start + {CONTROL_OFFSET}"
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> SeedPlan:
+        if self.first > self.most:
+            raise ValueError(f"first is {self.first} and most is {self.most}; first can be at most as large as most")
+        if self.looks and (self.looks[0] != self.first or self.looks[-1] != self.most):
+            raise ValueError(f"looks must begin with first ({self.first}) and end with most ({self.most})")
+        if list(self.looks) != sorted(set(self.looks)):
+            raise ValueError("looks must grow: give each number of seeds once, the smallest first")
+        return self
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Return the number of seeds at each look."""
+        if self.looks:
+            return self.looks
+        counts = [self.first]
+        while counts[-1] < self.most:
+            counts.append(min(2 * counts[-1], self.most))
+        return tuple(counts)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Return the seeds that an arm may get."""
+        return tuple(range(self.start, self.start + self.most))
+
+    @property
+    def control_seeds(self) -> tuple[int, ...]:
+        return tuple(seed + CONTROL_OFFSET for seed in self.seeds) if self.control else ()
+
+
+@dataclass(frozen=True)
+class Look:
+    """The seeds that are read together, and the share of the study's error that this may spend."""
+
+    seeds: tuple[int, ...]
+    control_seeds: tuple[int, ...]
+    share: float
+
+    @property
+    def read(self) -> SeedSet:
+        return SeedSet(seeds=list(self.seeds), control_seeds=list(self.control_seeds))
+
+
+def planned_looks(plan: SeedPlan) -> list[Look]:
+    """Return the looks of a study that plans them. Their shares grow with their seeds, and sum to one."""
+    whole = sum(plan.counts)
+    return [Look(plan.seeds[:count], plan.control_seeds[:count], count / whole) for count in plan.counts]
+
+
+def unplanned_looks(read: Iterable[SeedSet]) -> list[Look]:
+    """Return the looks at a study with fixed seeds, oldest first: 80% of its error, then half of what is left."""
+    looks: list[Look] = []
+    left = 1.0
+    for number, one in enumerate(read):
+        share = FIRST_SHARE if number == 0 else left / 2
+        looks.append(Look(tuple(one.seeds), tuple(one.control_seeds), share))
+        left -= share
+    return looks
+
+
+def with_look(read: Sequence[SeedSet], seeds: SeedSet) -> list[SeedSet]:
+    """Return the looks with one more; the same seeds again are the same look."""
+    return [*read] if seeds in read else [*read, seeds]
+
+
+def replay(rows_of_looks: Iterable[Mapping[Key, Comparison]]) -> dict[Key, Comparison]:
+    """Return each comparison as the first look that decided it shows it; an undecided one as its last look does."""
+    found: dict[Key, Comparison] = {}
+    for number, rows in enumerate(rows_of_looks, 1):
+        for key, row in rows.items():
+            if key not in found or found[key].verdict not in DECIDED:
+                found[key] = row.model_copy(update={"look": number})
+    return found
+
+
+def read_looks(out: Path) -> list[SeedSet] | None:
+    """Return the seeds of each look that was made at a study; None where no look was recorded."""
+    file = out / LOOKS_FILE
+    if not file.exists():
+        return None
+    remake = f"remove it and run `tintype report {quote(str(out))}`: the looks of the last report are taken"
+    try:
+        return [SeedSet.model_validate(one) for one in read_checked(file, remake)["looks"]]
+    except (ValidationError, KeyError, TypeError) as error:
+        raise damaged(file, f"{type(error).__name__}: {' '.join(str(error).split())}", remake) from None
+
+
+def record_looks(read: Sequence[SeedSet], out: Path) -> None:
+    write_checked(out / LOOKS_FILE, {"looks": [one.model_dump() for one in read]})
