@@ -28,6 +28,7 @@ from tintype.study.report import write_report
 from tintype.study.results import Command, StudyResults, TokenizerInfo, read_results_file
 from tintype.study.runner import Message, Task, run_tasks, tasks_of
 from tintype.study.study import ArmPlan, Study, check_study, read_settings, remake_study, resolve
+from tintype.study.tune import tuned, tuning_of, tuning_tasks, untuned_words
 from tintype.tokenizers.latent_cache import why_uncacheable
 from tintype.tokenizers.part import Compression, Known
 from tintype.train import checkpoint
@@ -80,7 +81,9 @@ class StudyProgress:
         """
         return nullcontext(lambda doing: None)
 
-    def runs(self, total: int, interrupt: Interrupt) -> AbstractContextManager[Callable[[Message], None]]:
+    def runs(
+        self, total: int, interrupt: Interrupt, doing: str = "study"
+    ) -> AbstractContextManager[Callable[[Message], None]]:
         """Enclose the training and scoring of `total` runs; the value receives their messages."""
         return nullcontext(lambda message: None)
 
@@ -99,7 +102,7 @@ def run_study(
     `argv` is the command line as it was given, for the report; empty where the study was not started by one.
     """
     with locked(out):
-        tasks = tasks_of(study, out)
+        tasks = [*tuning_tasks(study, out), *tasks_of(study, out)]
         untrained = [task for task in tasks if not _trained(task)]
         with progress.phase("checking the data and the weights", "no run was started; run the same command again"):
             check_study(study, {task.plan.hash for task in tasks} - {task.plan.hash for task in untrained})
@@ -110,8 +113,16 @@ def run_study(
                 if task.plan.start is not None and task.parent is None:
                     find_parent(task.plan, task.plan.start, task.folder)
             _fetch_weights([task.plan for task in untrained])
-        with watch_signals() as interrupt, progress.runs(len(tasks), interrupt) as on_message:
-            last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, on_message)
+        with watch_signals() as interrupt:
+            if tuning := tuning_tasks(study, out):
+                with progress.runs(len(tuning), interrupt, "tuning") as on_message:
+                    last = run_tasks(tuning, study.settings.evaluation, jobs, interrupt, on_message)
+                if untuned := untuned_words(tuning_of(study, out)):
+                    return StudyOutcome(len(tuning), last, interrupt.signal, None, untuned)
+            study = tuned(study, tuning_of(study, out))
+            tasks = tasks_of(study, out)
+            with progress.runs(len(tasks), interrupt) as on_message:
+                last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, on_message)
         loss = _loss_of_results(study, out)
         report = None if loss else _report(study, out, progress)
     return StudyOutcome(len(tasks), last, interrupt.signal, report, loss)
@@ -153,7 +164,7 @@ def report_study(out: Path, progress: StudyProgress = _SILENT, without_data: boo
     if not (out / "runs").is_dir() and _finished_runs(out / _RESULTS):
         return _report_stored(out, progress, without_data)
     study = stored_study(out)
-    if loss := _loss_of_results(study, out):
+    if loss := _loss_of_results(study, out) or untuned_words(tuning_of(study, out)):
         raise UserError(loss)
     return _report(study, out, progress, without_data)
 
@@ -203,9 +214,9 @@ def _claim(study: Study, out: Path, progress: StudyProgress = _SILENT) -> None:
     """Make the folder this study's. It may get more arms, seeds and resolutions, but no other baseline."""
     if (out / _STUDY).exists() or (out / "runs").exists():
         try:
-            _refuse_another_baseline(study, stored_study(out), out)
+            _refuse_another_baseline(study, _untuned_study(out), out)
         except DamagedFileError as error:
-            known = {plan.hash for arm in study.arms for plan in arm.plans}
+            known = {task.plan.hash for task in (*tuning_tasks(study, out), *tasks_of(study, out))}
             there = {folder.name for folder in (out / "runs").glob("*")}
             if there and not there & known:
                 raise  # the names of the runs do not show that it is this study
@@ -281,7 +292,12 @@ def _check_prompts(protocol: Protocol, out: Path) -> None:
 
 
 def stored_study(out: Path) -> Study:
-    """Return the study of a folder, with its baselines as they were resolved when the study began."""
+    """Return the study of a folder, with its baselines as they were when it began and the values that tuning chose."""
+    study = _untuned_study(out)
+    return tuned(study, tuning_of(study, out))
+
+
+def _untuned_study(out: Path) -> Study:
     document = read_yaml(read_sealed(out / _STUDY, remake_study(out)), str(out / _STUDY))
     if not isinstance(document.data, dict) or not isinstance(document.data.get("name"), str):
         raise UserError(f"{out / _STUDY} is not what `tintype ablate` wrote; take another --out")
@@ -310,7 +326,7 @@ def _known_tokenizers(stored: Path) -> Known:
 
 def _report(study: Study, out: Path, progress: StudyProgress, without_data: bool = False) -> StudyReport:
     with progress.phase("reading the runs", "the runs are unchanged; run the same command again") as next_part:
-        results = collect(study, out)
+        results = collect(study, out).model_copy(update={"tuning": tuning_of(study, out)})
         next_part("writing the report")
         if without_data:
             results = results.without_data().without_paths()

@@ -244,6 +244,59 @@ class Trend(_Data):
     """Why there is no comparison: values that are not positive, another space, no pairs, or no runs (yet)."""
 
 
+class TuningRun(_Data):
+    seed: int
+    hash: str
+    state: Literal["done", "diverged", "failed", "missing"]
+    value: float | None
+    """Value of the metric that chooses; None where the run has no finite one."""
+    seconds: float = 0
+    """Training time."""
+
+
+class TuningPoint(_Data):
+    """The runs of one choice of the tuned values."""
+
+    values: dict[str, Any]
+    """By dotted key."""
+    runs: list[TuningRun]
+
+    @property
+    def words(self) -> str:
+        return assignments_words(self.values)
+
+    @property
+    def known(self) -> list[float]:
+        return [run.value for run in self.runs if run.value is not None]
+
+
+def assignments_words(values: Mapping[str, object]) -> str:
+    """Return `key=value, key=value`."""
+    return ", ".join(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items())
+
+
+class Sweep(_Data):
+    """All values that were tried for one arm, and the choice."""
+
+    arm: str
+    resolution: str = ""
+    points: list[TuningPoint]
+    """In the order of the grid: the last key changes first."""
+    chosen: int
+    edges: list[str]
+    """Directions in which a better value may lie, as "optimizer.lr above 0.003"; empty where the best lies within."""
+
+
+class Tuning(_Data):
+    """The sweeps of the baseline and the arms, each with the same values and seeds."""
+
+    metric: str
+    """The primary metric by which the values are chosen."""
+    seeds: list[int]
+    """None of them is among the seeds of the comparison."""
+    sweeps: list[Sweep]
+
+
 class Command(_Data):
     """A command line of `tintype ablate` that worked on the study."""
 
@@ -319,6 +372,8 @@ class StudyResults(_Data):
     """Oldest first; empty in older results."""
     looks_planned: bool = False
     """Whether the looks were planned before the first run, by `seeds: {first, most}`."""
+    tuning: Tuning | None = None
+    """None in a study without `tune`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -327,8 +382,10 @@ class StudyResults(_Data):
         return {key: value for key, value in data.items() if key != "checksum"} if isinstance(data, dict) else data
 
     def dump(self) -> dict[str, Any]:
-        """Return what results.json holds, without the keys of resolutions in a study of one."""
+        """Return what results.json holds, without the keys of resolutions in a study of one, or of tuning without."""
         content: dict[str, Any] = json.loads(self.model_dump_json())
+        if self.tuning is None:
+            del content["tuning"]
         if not self.resolutions:
             del content["resolutions"], content["trends"]
             for arm in content["arms"]:

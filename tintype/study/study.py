@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
 import torch
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from tintype import recipes
 from tintype.config.paths import locate, locate_assignments, locate_options
@@ -24,10 +24,12 @@ from tintype.evaluation.fit import Fitted, Problem, data_problems, fit_protocol,
 from tintype.evaluation.protocol import Protocol, definitions
 from tintype.metrics import validation
 from tintype.model.start import ArmStart
-from tintype.plan import Change, Plan, plan_from_document, read_plan, short_diff
+from tintype.plan import Change, Plan, diff, plan_from_document, read_plan, settings_by_key, short_diff
+from tintype.runtime.files import Json
 from tintype.settings import DataPart, NamesFile, Settings, plain
+from tintype.study.factorial import combinations, contrasts
 from tintype.study.looks import SeedPlan
-from tintype.study.results import Role, SeedSet, arm_label
+from tintype.study.results import Role, SeedSet, arm_label, assignments_words
 from tintype.study.verdicts import AnalysisSettings, check_seeds, count_comparisons
 from tintype.techniques import TECHNIQUES
 from tintype.techniques.apply import Application, apply_techniques, check_arm
@@ -79,6 +81,33 @@ class ArmSettings(Settings):
         return self.name or " + ".join((*self.set, *self.techniques))
 
 
+def _factor(given: object) -> object:
+    """Return a factor as the settings of an arm: of its list, `key=value` are overrides and the others techniques."""
+    if isinstance(given, str):
+        raise ValueError(f"write each factor as a list, [{given}], so that a factor can have several techniques")
+    if isinstance(given, Mapping):  # written like an arm, with a name; strict settings take no list for a tuple here
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    if not isinstance(given, list):
+        return given
+    if not given or not all(isinstance(spec, str) for spec in given):
+        raise ValueError("a factor is a list of techniques and overrides, for example [repa] or [optimizer.lr=1e-3]")
+    overrides = tuple(spec for spec in given if "=" in spec.partition(":")[0])
+    return {"set": overrides, "techniques": tuple(spec for spec in given if spec not in overrides)}
+
+
+def _combined(factors: Sequence[ArmSettings]) -> ArmSettings:
+    """Return the arm that has several factors. Two that set one key would silently be the last one alone."""
+    keys = [(assignment.partition("=")[0].strip(), factor) for factor in factors for assignment in factor.set]
+    for (key, factor), (other, another) in product(keys, keys):
+        if factor is not another and f"{other}.".startswith(f"{key}."):
+            raise UserError(f"the factors '{factor.label}' and '{another.label}' both set {key}; leave one of them out")
+    return ArmSettings(
+        name=" + ".join(factor.label for factor in factors),
+        set=tuple(assignment for factor in factors for assignment in factor.set),
+        techniques=tuple(spec for factor in factors for spec in factor.techniques),
+    )
+
+
 def _located_technique(spec: str, folder: Path) -> str:
     technique = TECHNIQUES.get(spec.partition(":")[0])
     return locate_options(spec, [technique.options], folder) if technique else spec
@@ -105,6 +134,11 @@ class ResolutionSettings(Settings):
     set: tuple[str, ...] = Field((), description="Overrides of the baseline, each key.path=value, after the study's")
 
 
+TuneValue = bool | int | float | str
+MOST_TUNING_PLANS = 64
+"""For one arm: values times seeds."""
+
+
 class StudySettings(Settings):
     question: str
     recipe: Annotated[str, NamesFile(lambda name: name in recipes.names("plans"))] = Field(
@@ -117,6 +151,15 @@ class StudySettings(Settings):
     )
     control_seeds: tuple[Seed, ...] = Field((), description="Seeds of the A/A control; as many as seeds, or none")
     arms: tuple[ArmSettings, ...] = ()
+    factorial: tuple[Annotated[ArmSettings, BeforeValidator(_factor)], ...] = Field(
+        (), description="Factors, each a list of techniques and overrides: their combinations become arms"
+    )
+    tune: dict[str, Annotated[tuple[TuneValue, ...], Field(min_length=2)]] = Field(
+        {}, description="Values of settings, key.path: [values]; the best are chosen for the baseline and each arm"
+    )
+    tune_seeds: tuple[Seed, ...] = Field(
+        (90_001, 90_002), min_length=1, description="Seeds that the values of tune are tried with"
+    )
     primary: tuple[str, ...] = Field(
         PRIMARY,
         min_length=1,
@@ -143,6 +186,8 @@ class StudySettings(Settings):
             raise ValueError(f"two resolutions are called {again}; give one of them another name")
         if again := _repeated([BASELINE, CONTROL, *(arm.label for arm in self.arms)]):
             raise ValueError(f"two arms are called {again}; give one of them another name")
+        self._check_factors()
+        self._check_tune()
         return self
 
     @property
@@ -152,14 +197,60 @@ class StudySettings(Settings):
             return SeedSet(seeds=list(self.seeds.seeds), control_seeds=list(self.seeds.control_seeds))
         return SeedSet(seeds=list(self.seeds), control_seeds=list(self.control_seeds))
 
+    def _check_factors(self) -> None:
+        labels = [factor.label for factor in self.factorial]
+        if len(labels) == 1:
+            raise ValueError(f"factorial: '{labels[0]}' is the only factor; give another, or put it into arms")
+        if again := _repeated(labels):
+            raise ValueError(f"factorial: two factors are called {again}; give each another name or take one out")
+        names = {" + ".join(labels[index] for index in chosen) for chosen in combinations(len(labels))}
+        taken = names.intersection([BASELINE, CONTROL, *(arm.label for arm in self.arms)])
+        if taken:
+            raise ValueError(
+                f"factorial: '{min(taken)}' is one of its combinations already; take it out of arms, or give it "
+                "another name"
+            )
+
+    def _check_tune(self) -> None:
+        for key, values in self.tune.items():
+            if _section(key) in SAME_FOR_ALL:
+                raise ValueError(f"tune: {key}: {', '.join(SAME_FOR_ALL)} are the same for all arms of a study")
+            if again := _repeated([json.dumps(value) for value in values]):
+                raise ValueError(f"tune: {key}: {again} is given twice")
+        if again := _repeated([str(seed) for seed in self.tune_seeds]):
+            raise ValueError(f"tune_seeds: {again} is given twice")
+        shared = sorted({*self.tune_seeds} & {*self.every_seed.seeds, *self.every_seed.control_seeds})
+        if self.tune and shared:
+            raise ValueError(
+                f"tune_seeds: {', '.join(map(str, shared))} is among seeds or control_seeds; tune on other seeds than "
+                "those that are compared, or the values would be chosen for their luck"
+            )
+        plans = prod(len(values) for values in self.tune.values()) * len(self.tune_seeds)
+        if self.tune and plans > MOST_TUNING_PLANS:
+            raise ValueError(
+                f"tune: {plans} runs for each arm ({' × '.join(str(len(v)) for v in self.tune.values())} values × "
+                f"{len(self.tune_seeds)} seeds), and at most {MOST_TUNING_PLANS} are allowed; take fewer values, keys "
+                "or tune_seeds"
+            )
+
+    def all_arms(self) -> list[tuple[KeyPath, Sequence[ArmSettings]]]:
+        """Return each arm as the factors that it combines, with its place in the file; one of `arms` is one factor."""
+        listed: list[tuple[KeyPath, Sequence[ArmSettings]]] = [
+            (("arms", index), [arm]) for index, arm in enumerate(self.arms)
+        ]
+        for chosen in combinations(len(self.factorial)):
+            place: KeyPath = ("factorial", *chosen) if len(chosen) == 1 else ("factorial",)
+            listed.append((place, [self.factorial[index] for index in chosen]))
+        return listed
+
     def located(self, folder: Path) -> StudySettings:
         """Return the study with the files that it names located: in `folder`, or in the working directory."""
         given = self.model_dump(mode="json", exclude_unset=True)
         found = locate(given, [StudySettings], folder)
-        arms = found.get("arms", [])
+        arms = [*found.get("arms", []), *found.get("factorial", [])]
         for one in (found, *found.get("resolutions", []), *arms):
             one["set"] = list(locate_assignments(one.get("set", []), [Plan], folder))
-        for arm, before in zip(arms, self.arms, strict=True):
+        for arm, before in zip(arms, (*self.arms, *self.factorial), strict=True):
             arm["techniques"] = [_located_technique(spec, folder) for spec in before.techniques]
             if (*arm["set"], *arm["techniques"]) != (*before.set, *before.techniques):
                 arm["name"] = before.label
@@ -184,12 +275,27 @@ class StudySettings(Settings):
                 problems.append(Problem(text, (f"primary=[{', '.join(usual)}]",)))
             elif name not in known:
                 raise UserError(f"primary: unknown metric '{name}'; {nearest(name, known)}")
-        control = bool(self.every_seed.control_seeds)
-        counts = count_comparisons(len(self.arms), control, max(1, len(self.resolutions)), primary, len(known))
+        control, resolutions = bool(self.every_seed.control_seeds), max(1, len(self.resolutions))
+        between = len(contrasts([factor.label for factor in self.factorial]))
+        counts = count_comparisons(len(self.all_arms()), control, resolutions, primary, len(known), between)
         fewest = self.seeds.first if isinstance(self.seeds, SeedPlan) else len(self.seeds)
         check_seeds(fewest, counts, self.analysis)
         settings = self.model_copy(update={"primary": primary, "evaluation": fitted.protocol})
         return settings, replace(fitted, problems=tuple(problems))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An arm with one choice of the values of `tune`."""
+
+    values: Mapping[str, Json]
+    """By dotted key."""
+    plans: tuple[Plan, ...]
+    """One for each tuning seed."""
+
+    @property
+    def words(self) -> str:
+        return assignments_words(self.values)
 
 
 @dataclass(frozen=True)
@@ -206,6 +312,10 @@ class ArmPlan:
     overrides: tuple[str, ...] = ()
     decisions: dict[str, Change] = field(default_factory=dict)
     """The changes for readers: a part that is added or removed is one change."""
+    candidates: tuple[Candidate, ...] = ()
+    """The choices of `tune` that are tried; those of a control are the baseline's."""
+    chosen: int | None = None
+    """Index of the candidate whose values `plans` have; None before the choice, and in a study without `tune`."""
 
     @property
     def label(self) -> str:
@@ -238,6 +348,8 @@ class Study:
     """The baseline, the control if there is one, then the others; so at each resolution, fewest tokens first."""
     notes: tuple[str, ...] = ()
     """On how the evaluation was fitted to the data."""
+    baselines: Mapping[str, Plan] = field(default_factory=dict)
+    """The baselines with seed 0 by resolution, before tuning; in a study of one, its name is ''."""
 
     def by_resolution(self) -> list[list[ArmPlan]]:
         """Return the arms of each resolution, the baseline first."""
@@ -252,11 +364,6 @@ class Study:
     def of_scenes(self) -> bool:
         """Return whether the data are scenes, and so have the metrics of scenes. All arms have the same data."""
         return self.arms[0].plans[0].data.of_scenes
-
-    @property
-    def baselines(self) -> dict[str, Plan]:
-        """Return the baselines with seed 0 by resolution; in a study of one, its name is ''."""
-        return {arms[0].resolution: _seeded(arms[0].plans[0], [0])[0] for arms in self.by_resolution()}
 
 
 def token_count(plan: Plan) -> int:
@@ -312,7 +419,8 @@ def resolve(
     settings, fitted = settings.on(ordered[0][1].data)
     arms = [arm for resolution, baseline in ordered for arm in _arms_at(resolution, baseline, settings, place, known)]
     _refuse_twins(arms)
-    study = Study(name, settings, tuple(arms), fitted.notes)
+    own = {arm.resolution: _seeded(arm.plans[0], [0])[0] for arm in arms if arm.role == "baseline"}
+    study = Study(name, settings, tuple(arms), fitted.notes, own)
     if fitted.problems:
         refuse([*fitted.problems, *_data_problems(study)], _SUBJECT)
     return study
@@ -381,15 +489,87 @@ def _before_errors(words: str) -> Iterator[None]:
 
 
 def _arms_at(resolution: str, baseline: Plan, settings: StudySettings, place: Place, known: Known) -> list[ArmPlan]:
-    every = settings.every_seed
-    arms = [ArmPlan(BASELINE, "baseline", (), {}, _seeded(baseline, every.seeds), resolution)]
+    every, grid = settings.every_seed, _tuned_baselines(baseline, settings, resolution, place)
+    candidates = tuple(Candidate(values, _seeded(plan, settings.tune_seeds)) for values, plan in grid)
+    arms = [ArmPlan(BASELINE, "baseline", (), {}, _seeded(baseline, every.seeds), resolution, candidates=candidates)]
     if every.control_seeds:
-        arms.append(ArmPlan(CONTROL, "control", (), {}, _seeded(baseline, every.control_seeds), resolution))
-    for index, arm in enumerate(settings.arms):
-        with _before_errors(f"{place(('arms', index))}: arm '{arm.label}': "):
-            arms.append(_resolve_arm(arm, baseline, every.seeds, resolution, known))
+        plans = _seeded(baseline, every.control_seeds)
+        arms.append(ArmPlan(CONTROL, "control", (), {}, plans, resolution, candidates=candidates))
+    for path, factors in settings.all_arms():
+        with _before_errors(f"{place(path)}: arm '{' + '.join(factor.label for factor in factors)}': "):
+            arm = _combined(factors) if len(factors) > 1 else factors[0]
+            found = _resolve_arm(arm, baseline, every.seeds, resolution, known)
+            arms.append(replace(found, candidates=_arm_candidates(arm, grid, settings, resolution, known)))
     with _named(resolution):
         return _link_arms(arms)
+
+
+_Tuned = tuple[Mapping[str, Json], Plan]
+"""Values of `tune`, and the baseline with them."""
+
+
+def _tuned_baselines(baseline: Plan, settings: StudySettings, resolution: str, place: Place) -> list[_Tuned]:
+    """Return the baseline with each choice of the values of `tune`; nothing in a study without it."""
+    found: list[_Tuned] = []
+    for values in product(*settings.tune.values()) if settings.tune else ():
+        chosen = dict(zip(settings.tune, values, strict=True))
+        labels = [f"{place(('tune', key))}: tune " for key in chosen]
+        assignments = [f"{key}={json.dumps(value)}" for key, value in chosen.items()]
+        with _named(resolution):
+            plan = plan_from_document(Document("the baseline", plain(baseline)), assignments, labels)
+        resolved = settings_by_key(plan)
+        found.append(({key: resolved[key] for key in chosen}, plan))
+    return found
+
+
+def _arm_candidates(
+    arm: ArmSettings, grid: Sequence[_Tuned], settings: StudySettings, resolution: str, known: Known
+) -> tuple[Candidate, ...]:
+    """Return the arm with each choice of the values of `tune`. It comes after them, and must leave them as they are."""
+    candidates = []
+    for values, baseline in grid:
+        found = _resolve_arm(arm, baseline, settings.tune_seeds, resolution, known)
+        if found.parent:
+            raise UserError(
+                f"it starts from the arm '{found.parent}', and with tune the run to start from is known only after the "
+                "tuning; take tune out, or make the arm a study of its own that starts from a trained run"
+            )
+        resolved = settings_by_key(found.plans[0])
+        for key, value in values.items():
+            if resolved.get(key) != value:
+                what = f"sets {key} itself, to {json.dumps(resolved[key])}" if key in resolved else f"has no {key}"
+                raise UserError(
+                    f"it {what}, and tune is to choose it among {json.dumps(list(settings.tune[key]))} for each arm "
+                    f"alike; leave it out of the arm, or take {key} out of tune"
+                )
+        candidates.append(Candidate(values, found.plans))
+    return tuple(candidates)
+
+
+def with_choices(study: Study, choices: Mapping[str, int]) -> Study:
+    """Return the study with the chosen values of `tune`, by the labels of the arms: the index of the candidate.
+
+    The diff of an arm is then one against the baseline with its own choice, so it may have the tuned keys too. That an
+    arm changes what it declares and nothing else was checked at each value, with the same for the baseline.
+    """
+    arms = []
+    for group in study.by_resolution():
+        chosen = choices[group[0].label]
+        baseline = group[0].candidates[chosen].plans[0]
+        for arm in group:
+            index = chosen if arm.role == "control" else choices[arm.label]
+            plan = arm.candidates[index].plans[0]
+            given = [key for application in arm.applications for key in application.given]
+            arms.append(
+                replace(
+                    arm,
+                    plans=_seeded(plan, [one.seed for one in arm.plans]),
+                    changes=diff(baseline, plan),
+                    decisions=short_diff(baseline, plan, given),
+                    chosen=index,
+                )
+            )
+    return replace(study, arms=tuple(arms))
 
 
 def _link_arms(arms: Sequence[ArmPlan]) -> list[ArmPlan]:

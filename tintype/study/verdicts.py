@@ -125,15 +125,18 @@ class Counts:
         return (share if self.primary and self.others else 1.0) / (self.primary if primary else self.others)
 
 
-def count_comparisons(arms: int, control: bool, resolutions: int, primary: Sequence[str], metrics: int) -> Counts:
+def count_comparisons(
+    arms: int, control: bool, resolutions: int, primary: Sequence[str], metrics: int, contrasts: int = 0
+) -> Counts:
     """Count the comparisons of a study. `arms` does not count the control; `metrics` counts all of them.
 
-    With several resolutions, each arm's trend over them is one more comparison for each of `trend_metrics`.
+    With several resolutions, each arm's trend over them is one more comparison for each of `trend_metrics`; each of the
+    `contrasts` between factorial arms is one for each primary metric, at each resolution.
     """
     compared = resolutions * (arms + control)
     trends = arms if resolutions > 1 else 0
     others = compared * (metrics - len(primary)) + trends * (len(trend_metrics(primary)) - len(primary))
-    return Counts(compared * len(primary) + trends * len(primary), others)
+    return Counts((compared + trends + resolutions * contrasts) * len(primary), others)
 
 
 def trend_metrics(primary: Sequence[str]) -> list[str]:

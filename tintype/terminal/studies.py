@@ -71,8 +71,8 @@ class _ShownProgress(StudyProgress):
             yield bars.show
 
     @contextmanager
-    def runs(self, total: int, interrupt: Interrupt) -> Iterator[Callable[[Message], None]]:
-        with StudyDisplay(self._console, total, interrupt) as display:
+    def runs(self, total: int, interrupt: Interrupt, doing: str = "study") -> Iterator[Callable[[Message], None]]:
+        with StudyDisplay(self._console, total, interrupt, doing) as display:
             yield display.on_message
         for message in display.failed:
             arm, seed = message.key
@@ -96,6 +96,8 @@ def show_arms(study: Study, console: Console) -> None:
         where = [_where(arm)] if first else []
         table.add_row(*where, escape(arm.name), seeds, escape("\n".join(changes) or nothing))
     console.print(table)
+    if study.settings.tune:
+        say_note(console, _tuning_words(study))
     others = [arm.name for arm in study.arms if findings.reads_other_captions(arm.changes)]
     protocol = study.settings.evaluation
     if note := findings.one_kind_note(others, plain(protocol), definitions(protocol, study.of_scenes)):
@@ -106,6 +108,17 @@ def show_arms(study: Study, console: Console) -> None:
         say_note(console, note)
 
 
+def _tuning_words(study: Study) -> str:
+    settings, tried = study.settings, [arm for arm in study.arms if arm.role != "control"]
+    values = " × ".join(f"{len(values)} values of {key}" for key, values in settings.tune.items())
+    seeds = f"{len(settings.tune_seeds)} seed{'s' if len(settings.tune_seeds) > 1 else ''}"
+    runs = len(tried) * len(tried[0].candidates) * len(settings.tune_seeds)
+    return (
+        f"tuning comes first: {values} × {seeds} for the baseline and each arm, {runs} runs; the best by "
+        f"{settings.primary[0]} are chosen for each, then the comparison runs on other seeds"
+    )
+
+
 def _where(arm: ArmPlan | Arm) -> str:
     """Return the resolution, once, beside its baseline."""
     return f"{arm.resolution}\n{arm.tokens:,} tokens" if arm.role == "baseline" else ""
@@ -114,8 +127,9 @@ def _where(arm: ArmPlan | Arm) -> str:
 class StudyDisplay(Progress):
     """Progress of the study and of each run under way; a line for each run that ends."""
 
-    def __init__(self, console: Console, total: int, interrupt: Interrupt) -> None:
-        super().__init__("study", total, "", interrupt=interrupt)
+    def __init__(self, console: Console, total: int, interrupt: Interrupt, doing: str = "study") -> None:
+        super().__init__(doing, total, "", interrupt=interrupt)
+        self._before = f"{doing} " if doing != "study" else ""
         self._lines = self.console_for_lines(console)
         self._shares: dict[tuple[str, int], float] = {}
         self._total, self._ended = total, 0
@@ -143,7 +157,7 @@ class StudyDisplay(Progress):
         self._ended += 1
         self._show_runs()
         self.failed += [message] if message.state in ("diverged", "failed") else []
-        say(self._lines, f"[{self._ended}/{self._total}] {row}: {message.state} · {_last_line(message)}")
+        say(self._lines, f"{self._before}[{self._ended}/{self._total}] {row}: {message.state} · {_last_line(message)}")
 
 
 def _last_line(message: Message) -> str:

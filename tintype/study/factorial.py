@@ -1,0 +1,79 @@
+"""Factorial arms: combinations of factors, and the contrasts that say whether their effects add up.
+
+With two or three factors every combination is an arm. With more, the arms are each factor alone, all of them together,
+and all but one, so that their number grows with that of the factors and not with its power of two.
+
+A contrast is a weighted sum of the means of arms (groups of runs), whose weights sum to zero. The main effect of a
+factor is its effect averaged over all pairs of arms that differ in it alone. An interaction is what the combination of
+two parts gains beyond the sum of what each gains alone: both - first - second + baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations as subsets
+
+WHOLE = 3
+"""Most factors of which all combinations are arms."""
+
+Chosen = tuple[int, ...]
+"""Indices of the factors that an arm has, ascending; empty for the baseline."""
+
+
+def combinations(factors: int) -> list[Chosen]:
+    """Return the factors of each arm, fewest first."""
+    every = range(factors)
+    sizes = range(1, factors + 1) if factors <= WHOLE else sorted({1, factors - 1, factors})
+    return [chosen for size in sizes for chosen in subsets(every, size)] if factors else []
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of arms: a main effect of one part, or an interaction of two."""
+
+    parts: tuple[str, ...]
+    """Names of the arms that are combined; of a main effect, the factor."""
+    weights: dict[str, float]
+    """By the name of the arm; the baseline's is ''. They sum to zero."""
+
+    @property
+    def is_interaction(self) -> bool:
+        return len(self.parts) > 1
+
+
+def contrasts(labels: Sequence[str]) -> list[Contrast]:
+    """Return the main effect of each factor, then the interactions.
+
+    Those are of every pair of two or three factors, and of each of three or more with all the others together.
+    """
+    arms = combinations(len(labels))
+    names = {(): "", **{chosen: " + ".join(labels[index] for index in chosen) for chosen in arms}}
+    found = [Contrast((labels[index],), _main_effect(index, names)) for index in range(len(labels))]
+    return found + [_interaction(first, second, names) for first, second in _pairs(len(labels))]
+
+
+def _main_effect(factor: int, names: dict[Chosen, str]) -> dict[str, float]:
+    pairs = [
+        (names[chosen], names[without])
+        for chosen in names
+        if factor in chosen and (without := tuple(index for index in chosen if index != factor)) in names
+    ]
+    return {name: sign / len(pairs) for pair in pairs for name, sign in zip(pair, (1.0, -1.0), strict=True)}
+
+
+def _pairs(factors: int) -> list[tuple[Chosen, Chosen]]:
+    """Return the two parts of each interaction."""
+    every = tuple(range(factors))
+    found: list[tuple[Chosen, Chosen]] = []
+    if factors <= WHOLE:
+        found += [((first,), (second,)) for first, second in subsets(every, 2)]
+    if factors > 2:
+        found += [((one,), tuple(index for index in every if index != one)) for one in every]
+    return found
+
+
+def _interaction(first: Chosen, second: Chosen, names: dict[Chosen, str]) -> Contrast:
+    both = names[tuple(sorted(first + second))]
+    parts = names[first], names[second]
+    return Contrast(parts, {both: 1.0, parts[0]: -1.0, parts[1]: -1.0, "": 1.0})
