@@ -12,6 +12,7 @@ import pytest
 
 from tests.fault.harness import BACKGROUND_KILLS, CACHE_KILLS, KILLS, LATENT_KILLS, SNAPSHOT_KILLS
 from tests.fault.promises import Promise
+from tests.fault.test_along import KEEP_KILLS
 from tintype.runtime import fault
 
 ROOT = Path(__file__).parents[2]
@@ -25,8 +26,8 @@ ALL = {
 SHORT = {"run": 8, "snapshots": 2, "background": 3, "latents": 2, "cache": 1}
 """How many of each `make test-slow` tries."""
 
-ELSEWHERE = {"text.index"}
-"""Points that tests/unit/runtime/test_segments.py dies at: what is lost there is encoded again."""
+ELSEWHERE = {"text.index", *(point for point, _ in KEEP_KILLS)}
+"""Points that other tests die at: tests/unit/runtime/test_segments.py, and tests/fault/test_along.py while keeping."""
 
 
 def test_every_named_point_is_tried() -> None:

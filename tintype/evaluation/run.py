@@ -50,8 +50,9 @@ def evaluate(
     average: Reconstruction | None = None,
     threads: int | None = None,
     whole_step: int | None = None,
+    kept_step: int | None = None,
 ) -> EvaluationResult:
-    """Score a run's newest checkpoint, or an average made of its snapshots.
+    """Score a run's newest checkpoint, an average made of its snapshots, or the weights that were kept at `kept_step`.
 
     `whole_step` is the newest checkpoint's step for a caller that has just checked it.
 
@@ -66,11 +67,11 @@ def evaluate(
         protocol, notes = _fit(path, plan, protocol)
         agree_on_plan(plan, world, evaluation=plain(protocol))
         on_device = choose_device(device or plan.run.device)
-        found = _stored(path, protocol, on_device, average, whole_step) if world.leads else None
+        found = _stored(path, protocol, on_device, average, kept_step or whole_step) if world.leads else None
         if (known := world.broadcast(found.dump() if found else None)) is not None:
             return result_of(known)
         _check_readiness(protocol, plan, on_device)
-        parts, step = load_run(path, device, average)
+        parts, step = load_run(path, device, average, kept_step=kept_step)
         refuse_other_steps(world.all_gather(step), path)
         RunFolder(path).check_identity(parts.plan.data.scored_name, held_out(parts.plan.data, protocol).identity)
         began = time.perf_counter()

@@ -40,6 +40,24 @@ METRIC = Metric[Sequence[Line]](
 )
 
 
+def seconds_until(lines: Sequence[Line], step: int) -> float:
+    """Return the training seconds up to a step, by the clock of `images_per_s`: the step's parts except the data.
+
+    Saves and probes are no part of a step. A window that took five times as long as the median one (a compilation, a
+    pause) counts as the median one. Within a window the steps take equal times.
+    """
+    per_step = [_parts_s(line) / (line["step"] - before) for before, line in _since(lines)]
+    usual, seconds = median(per_step), 0.0
+    for (before, line), each in zip(_since(lines), per_step, strict=True):
+        seconds += (usual if each >= _OUTLIER * usual else each) * max(0, min(step, line["step"]) - before)
+    return seconds
+
+
+def _since(lines: Sequence[Line]) -> list[tuple[int, Line]]:
+    """Return each line with the step of the one before."""
+    return list(zip([0, *(line["step"] for line in lines)], lines, strict=False))
+
+
 def _parts_s(line: Line) -> float:
     return float(sum(seconds for part, seconds in line["parts"].items() if part != "data"))
 

@@ -8,7 +8,7 @@ _COMMIT = ("begin", "state", "manifest", "rename")
 POINTS = (
     *("step.data", "step.backward", "step.optimizer", "step.done", "log.write"),
     *(*(f"save.{stage}" for stage in _COMMIT), "save.prune"),
-    *(f"snapshot.{stage}" for stage in _COMMIT),
+    *(f"{save}.{stage}" for save in ("snapshot", "keep") for stage in _COMMIT),
     *("rows.sum", "rows.done", "text.index"),
 )
 

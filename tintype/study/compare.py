@@ -20,14 +20,14 @@ from tintype.evaluation.results import EvaluationResult, read_result, result_fil
 from tintype.evaluation.run import PREVIEWS
 from tintype.evaluation.samples import sampling_prompts
 from tintype.metrics import validation
-from tintype.metrics.throughput import images_per_s
+from tintype.metrics.throughput import images_per_s, seconds_until
 from tintype.plan import Plan
 from tintype.runtime.files import damaged, read_lines, read_sealed, without_seal
 from tintype.sampling.sample import save_png
 from tintype.settings import plain
 from tintype.study import results, stats
 from tintype.study.runner import FAILURES
-from tintype.study.study import ArmPlan, Study, remake_study
+from tintype.study.study import Along, ArmPlan, Study, remake_study
 from tintype.study.trends import ANOTHER_SPACE, UNPAIRED, Level, relative_effect, trend_key, trend_pair
 from tintype.study.verdicts import Key, Pair, compare, counts_of, describe_method, pair_runs, trend_metrics
 from tintype.train.folder import RunFolder
@@ -44,7 +44,7 @@ COMMANDS_FILE = "commands.jsonl"
 
 def collect(study: Study, out: Path) -> results.StudyResults:
     protocol, settings = study.settings.evaluation, study.settings
-    runs = {arm.label: [read_run(plan, protocol, out) for plan in arm.plans] for arm in study.arms}
+    runs = {arm.label: [read_run(plan, protocol, out, study.along(plan)) for plan in arm.plans] for arm in study.arms}
     _check_identities(runs)
     meanings = definitions(protocol, study.of_scenes)
     resolutions = [_resolution(arms, protocol, out) for arms in study.by_resolution()]
@@ -126,8 +126,8 @@ def _resolution(arms: Sequence[ArmPlan], protocol: Protocol, out: Path) -> resul
     )
 
 
-def read_run(plan: Plan, protocol: Protocol, out: Path) -> results.Run:
-    """Read a run from its files."""
+def read_run(plan: Plan, protocol: Protocol, out: Path, along: Along | None = None) -> results.Run:
+    """Read a run from its files, with its scores along training where `along` says when they were taken."""
     path = out / "runs" / plan.hash
     folder = str(path.relative_to(out))
     stored = result_file(path, protocol, plan.train.steps)
@@ -147,7 +147,8 @@ def read_run(plan: Plan, protocol: Protocol, out: Path) -> results.Run:
     if result.plan not in ("", plan.hash):
         raise damaged(stored, f"it is the result of another plan, {result.plan}", remake_study(out))
     try:
-        return _finished_run(plan, folder, result, RunFolder(path))
+        run = _finished_run(plan, folder, result, RunFolder(path))
+        return run.model_copy(update={"along": _along(plan, along, RunFolder(path))}) if along else run
     except (ValidationError, KeyError, TypeError, AttributeError) as error:  # of files without a checksum
         raise damaged(path, f"{type(error).__name__}: {' '.join(str(error).split())}", remake_study(out)) from None
 
@@ -181,6 +182,25 @@ def _finished_run(plan: Plan, folder: str, result: EvaluationResult, files: RunF
         lineage=files.read_record("lineage.json") or None,
         previews=[f"{folder}/{name}" for name in result.previews],
     )
+
+
+def _along(plan: Plan, along: Along, files: RunFolder) -> list[results.ScoreAt]:
+    """Return the scores that are there. Throughput is not of a step, so it is left out."""
+    lines, found = files.metrics(), []
+    for step in (*along.steps, plan.train.steps):
+        file = result_file(files.path, along.protocol, step)
+        if file.exists():
+            result = read_result(file)
+            found.append(
+                results.ScoreAt(
+                    step=step,
+                    seconds=seconds_until(lines, step),
+                    images=plan.train.batch * step,
+                    metrics={name: value for name, value in result.metrics.items() if name != results.SPEED},
+                    errors=result.errors,
+                )
+            )
+    return found
 
 
 def _tokenizer(plan: Plan, identity: str, latents: LogLine) -> results.TokenizerInfo:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from tintype.config.strict import closest, read_yaml, write_yaml
 from tintype.errors import DamagedFileError, UserError
+from tintype.evaluation.early import lost_steps
 from tintype.evaluation.prompts import is_caption
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.results import result_file
@@ -121,6 +122,7 @@ def run_study(
                     return StudyOutcome(len(tuning), last, interrupt.signal, None, untuned)
             study = tuned(study, tuning_of(study, out))
             tasks = tasks_of(study, out)
+            _note_lost_scores(tasks, progress)
             with progress.runs(len(tasks), interrupt) as on_message:
                 last = run_tasks(tasks, study.settings.evaluation, jobs, interrupt, on_message)
         loss = _loss_of_results(study, out)
@@ -150,6 +152,18 @@ def _fetch_weights(untrained: Sequence[Plan]) -> None:
     for part, grid in dict.fromkeys(parts):
         if part is not None:
             part.fetch(grid)
+
+
+def _note_lost_scores(tasks: Sequence[Task], progress: StudyProgress) -> None:
+    """Name the runs that were trained, wholly or in part, before the study asked for scores along training."""
+    lost = {task: lost_steps(task.folder, task.along.steps, task.along.protocol) for task in tasks if task.along}
+    runs = [f"{task.arm}, seed {task.plan.seed}" for task, steps in lost.items() if steps]
+    if runs:
+        steps = ", ".join(f"{step:,}" for step in sorted({step for found in lost.values() for step in found}))
+        progress.note(
+            f"score_at: {len(runs)} runs passed the steps {steps} without keeping their weights and have no scores "
+            f"there ({'; '.join(runs[:3])}{'; …' if len(runs) > 3 else ''}). Another --out trains them again"
+        )
 
 
 def _trained(task: Task) -> bool:

@@ -83,6 +83,19 @@ class TextInfo(_Data):
     """SHA-256 of weights, tokenizer and settings; empty where it was trained with the run."""
 
 
+class ScoreAt(_Data):
+    """The scores of a run at one step of its training, by the protocol of the scores along training."""
+
+    step: int
+    seconds: float
+    """Training seconds up to the step: those of the step's parts, without data loading, saves and compilations."""
+    images: int
+    """Training images seen up to the step."""
+    metrics: dict[str, float]
+    errors: dict[str, float] = {}
+    """Standard error of each metric over the sampling noise."""
+
+
 class Run(_Data):
     seed: int
     hash: str
@@ -111,6 +124,8 @@ class Run(_Data):
     """The run whose weights it started from, and its own lineage; None where the weights were drawn at random."""
     previews: list[str] = []
     """Paths of the samples of the first prompts; every arm has the same prompts and noise."""
+    along: list[ScoreAt] = []
+    """Scores along training, the end among them, the earliest first; empty in a study without `score_at`."""
 
     def loss(self, metric: str) -> Loss | None:
         """Return why it has no finite value of a metric; None where it has one."""

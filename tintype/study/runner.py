@@ -25,6 +25,7 @@ import torch
 
 from tintype.data.decoding.threads import share_cores
 from tintype.errors import DivergedError, UserError
+from tintype.evaluation.early import score_along
 from tintype.evaluation.progress import Scoring
 from tintype.evaluation.protocol import Protocol
 from tintype.evaluation.reference import held_out
@@ -36,7 +37,7 @@ from tintype.runtime.files import write_sealed
 from tintype.runtime.interrupt import Interrupt, watch_signals
 from tintype.runtime.parent import end_with_parent
 from tintype.runtime.streams import prepare_streams
-from tintype.study.study import PRIMARY, Study
+from tintype.study.study import PRIMARY, Along, Study
 from tintype.train.folder import DIVERGED
 from tintype.train.loop import train
 from tintype.train.session import Session
@@ -75,6 +76,8 @@ class Task:
     plan: Plan
     folder: Path
     """Where the study trains it; it may not be there yet."""
+    along: Along | None = None
+    """When it is scored before its end; None where only the end is scored."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -97,7 +100,7 @@ class Task:
 
 def tasks_of(study: Study, out: Path) -> list[Task]:
     return [
-        Task(arm.label, arm.plans[index], out / "runs" / arm.plans[index].hash)
+        Task(arm.label, arm.plans[index], out / "runs" / arm.plans[index].hash, study.along(arm.plans[index]))
         for index in range(len(study.arms[0].plans))
         for arm in study.arms
     ]
@@ -265,17 +268,26 @@ def _run(task: Task, protocol: Protocol, interrupt: Interrupt, send: Callable[[M
         send(Message(task.key, "waiting", text=text))
 
     def on_scoring(now: Scoring) -> None:
+        report_scoring(task.plan.train.steps, 0.8 + (0.1 if task.along else 0.2) * now.share, "")
+
+    def on_early(step: int, now: Scoring) -> None:
+        report_scoring(step, 0.9 + 0.1 * step / task.plan.train.steps, "scoring along training")
+
+    def report_scoring(step: int, share: float, text: str) -> None:
         if interrupt.signal is not None:
             raise _StoppedError
-        send(Message(task.key, "scoring", 0.8 + 0.2 * now.share, "", task.plan.train.steps))
+        send(Message(task.key, "scoring", share, text, step))
 
     began_s = time.perf_counter()
     try:
-        outcome = train(task.plan, task.folder, interrupt, on_progress, partial(_probe, protocol), on_wait)
+        keep_at = task.along.steps if task.along else ()
+        outcome = train(task.plan, task.folder, interrupt, on_progress, partial(_probe, protocol), on_wait, keep_at)
         if not outcome.finished:
             return Message(task.key, "interrupted", text=f"saved at step {outcome.step}", step=outcome.step)
         trained_s = time.perf_counter()
         result = evaluate(task.folder, protocol, on_scoring, whole_step=outcome.step)
+        if task.along:
+            score_along(task.folder, task.along.steps, task.along.protocol, outcome.step, on_early)
     except _StoppedError:
         return Message(task.key, "interrupted", text="while scoring")
     except DivergedError as error:

@@ -20,8 +20,9 @@ from tintype.config.paths import locate, locate_assignments, locate_options
 from tintype.config.strict import Document, KeyPath, nearest, parse
 from tintype.data.sources import open_held_out, open_source
 from tintype.errors import UserError
+from tintype.evaluation.early import early_protocol
 from tintype.evaluation.fit import Fitted, Problem, data_problems, fit_protocol, readiness_problems, refuse
-from tintype.evaluation.protocol import Protocol, definitions
+from tintype.evaluation.protocol import FEWEST, Protocol, definitions
 from tintype.metrics import validation
 from tintype.model.start import ArmStart
 from tintype.plan import Change, Plan, diff, plan_from_document, read_plan, settings_by_key, short_diff
@@ -122,6 +123,16 @@ def _repeated(names: Sequence[str]) -> str:
     return ", ".join(sorted({name for name in names if names.count(name) > 1}))
 
 
+def _check_score_at(score_at: Sequence[int | float]) -> None:
+    """Refuse what is neither a share of training nor a step."""
+    for one in score_at:
+        if not (one >= 1 if isinstance(one, int) else 0 < one <= 1):
+            raise ValueError(
+                f"score_at: {one} is neither a share of training (above 0, at most 1.0) nor a step (a whole number "
+                "from 1 on)"
+            )
+
+
 def _distances(protocol: Protocol) -> tuple[str, ...]:
     """Return the protocol's first distance on each of its encoders."""
     return tuple(f"{protocol.metrics[0]}_{encoder.title}" for encoder in protocol.encoders) if protocol.metrics else ()
@@ -166,6 +177,12 @@ class StudySettings(Settings):
         description="The metrics of the question; for data without scenes, by default the first of each encoder",
     )
     evaluation: Protocol = Protocol()
+    score_at: tuple[int | float, ...] = Field(
+        (), description="When to score before the end too: shares of training (0.25, 0.5) or steps (whole numbers)"
+    )
+    score_count: int | None = Field(
+        None, ge=FEWEST, description="Images of each of these scores; by default a quarter of count, at least 128"
+    )
     analysis: AnalysisSettings = AnalysisSettings()
 
     @model_validator(mode="after")
@@ -179,6 +196,9 @@ class StudySettings(Settings):
             raise ValueError(f"control_seeds needs {len(self.seeds)} seeds like seeds, or none")
         if again := _repeated(self.primary):
             raise ValueError(f"primary: {again} is given twice; name each metric once")
+        _check_score_at(self.score_at)
+        if self.score_count is not None and not self.score_at:
+            raise ValueError("score_count is the number of images of the scores at score_at, which is empty")
         names = [resolution.name for resolution in self.resolutions]
         if len(names) == 1:
             raise ValueError(f"resolutions: '{names[0]}' is the only one; give another, or put its overrides into set")
@@ -299,6 +319,15 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Along:
+    """When a run is scored before its end, and how it is then."""
+
+    steps: tuple[int, ...]
+    """Ascending, the last step not among them: the end is always scored."""
+    protocol: Protocol
+
+
+@dataclass(frozen=True)
 class ArmPlan:
     """An arm at one resolution, with one plan for each of its seeds."""
 
@@ -360,10 +389,24 @@ class Study:
         """Return each arm and control with the baseline of its resolution."""
         return [(arm, baseline) for baseline, *others in self.by_resolution() for arm in others]
 
+    def along(self, plan: Plan) -> Along | None:
+        """Return when a run of the study is scored before its end; None in a study without `score_at`."""
+        settings = self.settings
+        if not settings.score_at:
+            return None
+        protocol = early_protocol(settings.evaluation, settings.primary, settings.score_count)
+        return Along(_early_steps(settings.score_at, plan.train.steps), protocol)
+
     @property
     def of_scenes(self) -> bool:
         """Return whether the data are scenes, and so have the metrics of scenes. All arms have the same data."""
         return self.arms[0].plans[0].data.of_scenes
+
+
+def _early_steps(score_at: Sequence[int | float], steps: int) -> tuple[int, ...]:
+    """Return the steps before the last one at which a run of so many is scored. A share is at least one step."""
+    found = {one if isinstance(one, int) else max(1, round(one * steps)) for one in score_at}
+    return tuple(sorted(found - {steps}))
 
 
 def token_count(plan: Plan) -> int:
@@ -421,6 +464,7 @@ def resolve(
     _refuse_twins(arms)
     own = {arm.resolution: _seeded(arm.plans[0], [0])[0] for arm in arms if arm.role == "baseline"}
     study = Study(name, settings, tuple(arms), fitted.notes, own)
+    _refuse_late_scores(study)
     if fitted.problems:
         refuse([*fitted.problems, *_data_problems(study)], _SUBJECT)
     return study
@@ -614,6 +658,16 @@ def _refuse_twins(arms: Sequence[ArmPlan]) -> None:
         twin = first_with.setdefault(arm.plans[0].hash, arm.label)
         if twin != arm.label:
             raise UserError(f"the arms '{twin}' and '{arm.label}' have the same plan; take one of them out")
+
+
+def _refuse_late_scores(study: Study) -> None:
+    for arm in study.arms:
+        last = arm.plans[0].train.steps
+        if late := [one for one in study.settings.score_at if isinstance(one, int) and one > last]:
+            raise UserError(
+                f"score_at: step {late[0]:,} comes after the last step of arm '{arm.label}', {last:,}; give earlier "
+                "steps, or shares of training, which are of each arm's own steps"
+            )
 
 
 def choose_arms(study: Study, names: Sequence[str]) -> Study:

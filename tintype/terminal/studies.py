@@ -148,7 +148,8 @@ class StudyDisplay(Progress):
             self.show(None, 0.0, 1.0, "waiting for another process", row=row)
             return
         if message.state in ("training", "scoring"):
-            what = "scoring" if message.state == "scoring" else speed_note(message.loss, message.images_per_s)
+            scoring = message.state == "scoring"
+            what = message.text or "scoring" if scoring else speed_note(message.loss, message.images_per_s)
             note = " · ".join(filter(None, [f"step {message.step:,}", what]))
             self.show(None, message.share, 1.0, note, row=row)
             self._show_runs()

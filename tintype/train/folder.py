@@ -49,6 +49,8 @@ class RunFolder:
         self.path, self.world, self.writes = path, world, world.leads
         self.checkpoints = path / "checkpoints"
         self.snapshots = path / "snapshots"
+        self.kept = path / "kept"
+        """Weights of chosen steps, until they are scored (`train.kept`)."""
         self.metrics_file = path / "metrics.jsonl"
         self.events_file = path / "events.jsonl"
         self.diverged_file = path / DIVERGED

@@ -24,17 +24,25 @@ from tintype.train.parts import JOINT, JOINT_ONLY, LOSSES, TOKENIZER, Model, bui
 from tintype.train.reconstruct import Reconstruction
 from tintype.train.state import TrainState
 
+KEPT = "kept/"
+"""Stands before the names of weights that were kept at a step. In a save, no other tensor has such a name."""
 OWN = (LOSSES, JOINT_ONLY)
 """Stands before the names of what a run has for its own training."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_KEPT_AS = {"dtype": "fp32"}
 
 
 def load_run(
-    path: Path, device: str | None = None, average: Reconstruction | None = None, raw: bool = False
+    path: Path,
+    device: str | None = None,
+    average: Reconstruction | None = None,
+    raw: bool = False,
+    kept_step: int | None = None,
 ) -> tuple[Model, int]:
     """The parts of a run with its newest good weights (its average, if it keeps one and not `raw`), and their step.
 
-    Of several averages it is that of the first length; `average` is any other, made of the run's snapshots.
+    Of several averages it is that of the first length; `average` is any other, made of the run's snapshots. With
+    `kept_step`, the weights are those that training kept at this step (`train.kept`).
     """
     RunFolder(path).refuse_diverged()
     plan = plan_from_folder(path)
@@ -43,12 +51,13 @@ def load_run(
     about = read_about(path)
     if about:
         check_files(path, about)
-    tensors, scalars = newest_good(path)
+    tensors, scalars = newest_good(path) if kept_step is None else _kept(path, kept_step)
     parts = build_model(plan)
     for name, part in (("tokenizer", parts.tokenizer), ("text", parts.text)):
         RunFolder(path).check_identity(name, part.identity)
-    own_average = None if raw or about or average is not None else plan.ema
-    if found := weight_misfits(tensors, parts.modules, plan, own_average, about):
+    own_average = None if raw or about or average is not None or kept_step is not None else plan.ema
+    stored_as = about if kept_step is None else _KEPT_AS
+    if found := weight_misfits(tensors, parts.modules, plan, own_average, stored_as):
         raise UserError(
             f"the checkpoint in {path} does not fit its plan.yaml and this version: {found}. Was the plan changed "
             "after the training? Put the first one back"
@@ -100,6 +109,12 @@ def newest_good(path: Path, state: TrainState | None = None) -> tuple[dict[str, 
     if found:
         raise UserError(f"{path} has no whole checkpoint: {'; '.join(found)}; {command} again")
     raise UserError(f"{path} has no whole checkpoint yet; {command}")
+
+
+def _kept(path: Path, step: int) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Return the weights that were kept at a step, named as those of a checkpoint."""
+    tensors, scalars = checkpoint.read(checkpoint.folder_of(RunFolder(path).kept, step))
+    return {f"modules/{name}": tensor for name, tensor in under(KEPT, tensors).items()}, scalars
 
 
 def weights_in(tensors: Mapping[str, Tensor], average: AverageSettings | None) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from tintype.train import checkpoint
 from tintype.train.agreement import agree_on_plan, log_stuck_rank
 from tintype.train.divergence import check_weights, count_step
 from tintype.train.folder import RunFolder
+from tintype.train.kept import keep_weights
 from tintype.train.prepare import check_latents, get_ready, prepare_images
 from tintype.train.reconstruct import take_snapshot
 from tintype.train.saving import Saver, save_state
@@ -50,10 +51,12 @@ def train(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     probe: Probe = lambda parts: {},
     on_wait: Callable[[str], None] = lambda text: None,
+    keep_at: Collection[int] = (),
 ) -> Outcome:
     """Train the plan in a folder from wherever it stopped. Return unfinished when a signal came.
 
     Where another process still works in the folder, `on_wait` gets a sentence, and the training waits for it.
+    The weights of the steps in `keep_at` are kept for scoring (`train.kept`); this changes nothing else of the run.
     """
     world = current()
     folder = RunFolder(path, world)
@@ -87,16 +90,23 @@ def train(
         if not interrupt.on_any_rank(world):
             with world.fail_together():
                 check_latents(folder, parts, state.step)
-        return RunTraining(folder, parts, state, interrupt, probe).run(on_progress, begin_step)
+        return RunTraining(folder, parts, state, interrupt, probe, keep_at).run(on_progress, begin_step)
 
 
 class RunTraining:
     """The training of a run: `update`, its events, snapshots, metrics and checkpoints, on every rank."""
 
     def __init__(
-        self, folder: RunFolder, parts: Session, state: TrainState, interrupt: Interrupt, probe: Probe
+        self,
+        folder: RunFolder,
+        parts: Session,
+        state: TrainState,
+        interrupt: Interrupt,
+        probe: Probe,
+        keep_at: Collection[int] = (),
     ) -> None:
         self.folder, self.parts, self.state, self.interrupt, self.probe = folder, parts, state, interrupt, probe
+        self.keep_at = frozenset(keep_at)
         run = parts.plan.run
         self.cadence = Cadence(parts.plan.train.steps, run.log_every_steps, run.save_every_steps)
         self.clock = Clock(parts.device)
@@ -125,6 +135,8 @@ class RunTraining:
         fault.point("step.done")
         activity.mark("snapshot")
         take_snapshot(self.folder.snapshots, self.parts.plan, self.state, self.saver)  # the checkpoint vouches for it
+        if self.state.step in self.keep_at:
+            keep_weights(self.folder.kept, self.parts.plan, self.state, self.saver)
 
     def log(self, window: Sequence[StepResult], saving: bool) -> dict[str, Any]:
         check_weights(self.parts, self.state)

@@ -48,7 +48,7 @@ class Parent:
 
 
 def resume(folder: RunFolder, state: TrainState) -> None:
-    """Restores damaged files and the newest good checkpoint, if any, and cuts the logs and snapshots back to it."""
+    """Restores damaged files and the newest good checkpoint, if any, and cuts logs, snapshots and kept weights back."""
 
     def on_damage(moved_to: Path, reason: str) -> None:
         folder.log_event("damaged-checkpoint", 0, moved_to=str(moved_to), reason=reason)
@@ -62,7 +62,8 @@ def resume(folder: RunFolder, state: TrainState) -> None:
     with folder.world.fail_together():
         folder.forget_after(state.step)
         if folder.writes:
-            checkpoint.remove_after(folder.snapshots, state.step)
+            for kept in (folder.snapshots, folder.kept):
+                checkpoint.remove_after(kept, state.step)
 
 
 def begin(folder: RunFolder, parts: Session, state: TrainState) -> TrainState:

@@ -16,13 +16,16 @@ from rich.console import Console
 from tests.tiny import tiny_plan
 from tintype.errors import UserError
 from tintype.evaluation.protocol import Protocol
+from tintype.evaluation.results import result_file
 from tintype.runtime.interrupt import Interrupt
 from tintype.runtime.locks import locked
 from tintype.study.compare import read_run
 from tintype.study.lab import run_study
 from tintype.study.runner import Message, Task, _note_failure, _run, _Worker, tasks_of
-from tintype.study.study import load_study
+from tintype.study.study import Along, load_study
 from tintype.terminal.studies import StudyDisplay
+from tintype.train import checkpoint
+from tintype.train.folder import RunFolder
 from tintype.train.loop import Outcome, train
 
 PROTOCOL = Protocol(count=8, also=(), reference_count=8, validation_count=2)
@@ -152,3 +155,36 @@ def test_a_worker_that_a_signal_ends_while_it_imports_has_not_failed(code: int, 
     worker = _Worker(0, cast(BaseProcess, Ended(code)), here, Task("arm", tiny_plan(), tmp_path))
     message = worker.receive()
     assert message is not None and message.state == state
+
+
+def test_scores_along_training_resume_after_an_interrupt_and_are_taken_once(tmp_path: Path) -> None:
+    """The interrupt comes while the second of them is taken."""
+    along = Along((2, 4), PROTOCOL.model_copy(update={"seed": 1}))
+    task = Task("arm", tiny_plan(techniques=["ema"]), tmp_path / "runs" / tiny_plan(techniques=["ema"]).hash, along)
+    interrupt, sent = Interrupt(), list[Message]()
+
+    def send(message: Message) -> None:
+        sent.append(message)
+        if message.text and message.step == 4:
+            interrupt.signal = signal.SIGTERM
+
+    assert _run(task, PROTOCOL, interrupt, send).state == "interrupted"
+    assert read_run(task.plan, PROTOCOL, tmp_path, along).state == "done"
+    assert [one.step for one in read_run(task.plan, PROTOCOL, tmp_path, along).along] == [2]
+    first = result_file(task.folder, along.protocol, 2).stat().st_mtime_ns
+    assert checkpoint.steps(RunFolder(task.folder).kept) == [4], "the scored one is dropped, the other is not"
+    assert _run(task, PROTOCOL, Interrupt(), sent.append).state == "done"
+    scores = read_run(task.plan, PROTOCOL, tmp_path, along).along
+    assert [(one.step, one.images) for one in scores] == [(2, 8), (4, 16), (6, 24)]
+    assert sorted(one.seconds for one in scores) == [one.seconds for one in scores]
+    assert all({"validation_loss"} <= set(one.metrics) and "images_per_s" not in one.metrics for one in scores)
+    assert result_file(task.folder, along.protocol, 2).stat().st_mtime_ns == first
+    assert not RunFolder(task.folder).kept.exists()
+    assert max(one.share for one in sent) <= 1.0
+
+
+def test_scoring_along_training_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with StudyDisplay(Console(file=io.StringIO()), 1, Interrupt()) as display:
+        display.on_message(Message(("arm", 0), "scoring", 0.9, "scoring along training", 250))
+        display._heartbeat.write()
+    assert "arm, seed 0" in (shown := capsys.readouterr().err) and "step 250 · scoring along training" in shown

@@ -276,3 +276,40 @@ def test_primary_metrics_are_those_that_the_data_can_have() -> None:
         primary(store + encoders + "primary: [scene_accuracy]\n")
     with pytest.raises(UserError, match="the resolutions have data of several kinds"):
         primary(text + "resolutions: [{name: a}, {name: b, set: ['data={kind: store, path: DIR}']}]\n")
+
+
+def test_scores_along_training_are_at_shares_or_steps_of_each_arm() -> None:
+    overrides = ["score_at=[0.25, 0.5, 1.0]", "set=[train.steps=10]", "arms=[{set: [train.steps=20]}]"]
+    study = load_study("pocket", overrides)
+    steps = {arm.name: found.steps for arm in study.arms if (found := study.along(arm.plans[0]))}
+    assert steps == {"baseline": (2, 5), "control": (2, 5), "train.steps=20": (5, 10)}
+    study = load_study("pocket", ["score_at=[1, 1.0, 7, 7]", "set=[train.steps=10]", "score_count=32"])
+    found = study.along(study.arms[0].plans[0])
+    assert found is not None and found.steps == (1, 7)
+    assert (found.protocol.count, found.protocol.also) == (32, ())
+
+
+def test_score_at_is_no_part_of_a_plan() -> None:
+    hashes = [
+        [plan.hash for arm in load_study("pocket", given).arms for plan in arm.plans]
+        for given in ([], ["score_at=[0.5]"])
+    ]
+    assert hashes[0] == hashes[1]
+    assert load_study("pocket").along(load_study("pocket").arms[0].plans[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("score_at=[1.5]", "score_at: 1.5 is neither a share of training (above 0, at most 1.0) nor a step"),
+        ("score_at=[0.0]", "score_at: 0.0 is neither"),
+        ("score_at=[-3]", "score_at: -3 is neither"),
+        ("score_at=[half]", "score_at"),
+        ("score_at=[0.5, 900000]", "score_at: step 900,000 comes after the last step of arm 'baseline'"),
+        ("score_count=64", "score_count is the number of images of the scores at score_at, which is empty"),
+    ],
+)
+def test_score_at_that_means_nothing_is_refused(given: str, message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        load_study("pocket", [given])
+    assert message in str(refused.value)
