@@ -26,6 +26,7 @@ from tintype.runtime.files import damaged, read_lines, read_sealed, without_seal
 from tintype.sampling.sample import save_png
 from tintype.settings import plain
 from tintype.study import results, stats
+from tintype.study.along import with_along
 from tintype.study.runner import FAILURES
 from tintype.study.study import Along, ArmPlan, Study, remake_study
 from tintype.study.trends import ANOTHER_SPACE, UNPAIRED, Level, relative_effect, trend_key, trend_pair
@@ -52,7 +53,8 @@ def collect(study: Study, out: Path) -> results.StudyResults:
     trends = _trend_pairs(study, runs)
     planned = planned_comparisons(study, meanings)
     rows = _compared(study, runs, meanings, trends, planned)
-    return results.StudyResults(
+    along = study.along(study.arms[0].plans[0])
+    found = results.StudyResults(
         name=study.name,
         question=settings.question,
         seeds=settings.every_seed.seeds,
@@ -78,7 +80,9 @@ def collect(study: Study, out: Path) -> results.StudyResults:
         resolutions=resolutions if len(resolutions) > 1 else [],
         trends=[_trend(key, study, runs, pair, rows) for key, pair in trends.items()],
         commands=read_commands(out),
+        along_images=along.protocol.count if along else 0,
     )
+    return with_along(found)
 
 
 def read_commands(out: Path) -> list[results.Command]:

@@ -312,6 +312,69 @@ class Tuning(_Data):
     sweeps: list[Sweep]
 
 
+class DifferenceAt(_Data):
+    """An arm minus the baseline at one step; without an interval where there is no seed spread."""
+
+    step: int
+    mean: float
+    baseline_mean: float
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+class Reach(_Data):
+    """The first step, and the training seconds, at which an arm has the baseline's final quality; None: not reached.
+
+    The interval begins where the arm may have reached it, and ends where it surely has; an end is None where that
+    comes at no scored step.
+    """
+
+    step: float | None
+    step_low: float | None
+    step_high: float | None
+    seconds: float | None
+    seconds_low: float | None
+    seconds_high: float | None
+    at_first: bool
+    """Whether it was reached at the first scored step already, and so perhaps before."""
+
+
+class EqualTime(_Data):
+    """An arm at the training seconds of the whole baseline, minus the baseline's end."""
+
+    seconds: float
+    step: float | None = None
+    """The arm's step at that time."""
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    refused: str = ""
+    """Why the arm has no score at that time; empty where it has one."""
+
+
+class AlongArm(_Data):
+    """One primary metric of an arm against the baseline along training. See `study.along`."""
+
+    arm: str
+    resolution: str = ""
+    metric: str
+    runs: int
+    """Runs that have all scores, and that the numbers are of."""
+    of: int
+    """Runs of the arm."""
+    target: float
+    """The baseline's mean at its end, by the protocol of the scores along training."""
+    target_step: int
+    target_seconds: float
+    differences: list[DifferenceAt]
+    """At each step at which arm and baseline were both scored."""
+    reach: Reach
+    equal_time: EqualTime
+    crossing: str
+    """ "ahead until step 300, behind from step 450", or that no crossing is shown."""
+
+
 class Command(_Data):
     """A command line of `tintype ablate` that worked on the study."""
 
@@ -383,6 +446,10 @@ class StudyResults(_Data):
     trends: list[Trend] = []
     commands: list[Command] = []
     """Oldest first; empty in older results."""
+    along: list[AlongArm] = []
+    """Arms along training, by metric; empty in a study without `score_at`."""
+    along_images: int = 0
+    """Images of each score along training."""
     looks: list[LookInfo] = []
     """Oldest first; empty in older results."""
     looks_planned: bool = False
@@ -433,6 +500,7 @@ class StudyResults(_Data):
                     **{key: getattr(one, key) for key in ("plan", "prompts", "real_previews", "reference")},
                     "resolutions": [],
                     "trends": [],
+                    "along": [arm for arm in self.along if arm.resolution == one.name],
                 }
             )
             for one in self.resolutions

@@ -1,0 +1,171 @@
+"""Arms against the baseline along training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from tintype.study.along import NO_CROSSING, difference_at, first_reached, with_along
+from tintype.study.results import AlongArm, Arm, MetricInfo, Role, Run, ScoreAt, StudyResults
+
+STEPS = (100, 200, 300, 400)
+Values = Sequence[Sequence[float]]
+"""By run, one value at each step."""
+
+
+def arm(name: str, values: Values, role: Role = "arm", per_step_s: float = 0.1, steps: Sequence[int] = STEPS) -> Arm:
+    runs = [
+        Run(
+            seed=seed,
+            hash=f"{name}-{seed}",
+            folder="",
+            state="done",
+            metrics={"fd": of_run[-1]},
+            along=[
+                ScoreAt(step=step, seconds=per_step_s * step, images=step, metrics={"fd": value})
+                for step, value in zip(steps, of_run, strict=False)
+            ],
+        )
+        for seed, of_run in enumerate(values)
+    ]
+    return Arm(name=name, role=role, summary="", techniques=[], papers=[], changes=[], runs=runs, comparisons={})
+
+
+def study(*arms: Arm, direction: str = "lower") -> StudyResults:
+    metric = MetricInfo.model_validate(
+        {"name": "fd", "label": "FD", "direction": direction, "definition": "", "primary": True}
+    )
+    return StudyResults(
+        name="a",
+        question="",
+        seeds=[0, 1, 2],
+        sketch=False,
+        confidence=0.95,
+        method="",
+        metrics=[metric],
+        arms=list(arms),
+        plan="",
+        protocol={},
+        prompts=[],
+        real_previews=[],
+        reference={},
+    )
+
+
+def around(means: Sequence[float], spread: float = 0.1) -> list[list[float]]:
+    """Return three runs with these means."""
+    return [[mean + offset for mean in means] for offset in (-spread, 0.0, spread)]
+
+
+BASELINE = arm("baseline", around([8, 6, 4, 3]), "baseline")
+
+
+def along(new: Arm, old: Arm = BASELINE, direction: str = "lower") -> AlongArm:
+    (found,) = with_along(study(old, new, direction=direction)).along
+    return found
+
+
+def test_without_scores_along_training_nothing_is_added() -> None:
+    bare = [
+        one.model_copy(update={"runs": [run.model_copy(update={"along": []}) for run in one.runs]})
+        for one in (BASELINE, arm("new", around([1, 1, 1, 1])))
+    ]
+    assert with_along(study(*bare)).along == []
+
+
+def test_differences_are_at_the_steps_that_both_have() -> None:
+    found = along(arm("new", around([7, 5, 3.5, 3]), steps=(100, 250, 300, 400)))
+    assert {one.step: one.value for one in found.differences} == pytest.approx({100: -1, 300: -0.5, 400: 0})
+    one = found.differences[0]
+    assert (one.value, one.low, one.high) == pytest.approx(difference_at([6.9, 7.0, 7.1], [7.9, 8.0, 8.1], 0.95))
+    assert one.low is not None and one.high is not None and one.low < -1 < one.high
+
+
+def test_a_reach_is_interpolated_between_scored_steps_and_seconds() -> None:
+    found = along(arm("new", around([7, 5, 2, 1]), per_step_s=0.2))
+    assert found.reach.step == pytest.approx(200 + 100 * 2 / 3)
+    assert found.reach.seconds == pytest.approx(40 + 20 * 2 / 3)
+    low, high = found.reach.step_low, found.reach.step_high
+    assert low is not None and high is not None and 200 < low < 200 + 100 * 2 / 3 < high < 300
+    assert (found.target, found.target_step, found.target_seconds) == pytest.approx((3, 400, 40))
+
+
+def test_a_reach_at_the_first_score_may_have_been_before_it() -> None:
+    assert along(arm("new", around([2, 2, 2, 2]))).reach.at_first
+    assert not along(arm("new", around([4, 2, 2, 2]))).reach.at_first
+
+
+def test_a_quality_that_is_never_reached_has_no_step() -> None:
+    found = along(arm("new", around([9, 8, 7, 6])))
+    assert (found.reach.step, found.reach.seconds, found.reach.step_low, found.reach.step_high) == (None,) * 4
+    nearly = along(arm("new", around([9, 8, 7, 3.05]))).reach
+    assert nearly.step is None and nearly.step_low is not None and nearly.step_high is None, "it may be reached"
+
+
+def test_a_metric_may_be_better_where_it_is_higher() -> None:
+    old = arm("baseline", around([0.1, 0.2, 0.3, 0.4], 0.01), "baseline")
+    found = along(arm("new", around([0.2, 0.4, 0.5, 0.6], 0.01)), old, "higher")
+    assert found.reach.step == pytest.approx(200)
+    assert found.crossing == NO_CROSSING
+
+
+@pytest.mark.parametrize(
+    ("ahead", "place"), [([-1, 1], 1.5), ([1, -1], 1.0), ([-1, -3], None), ([], None), ([-2, -1, 0], 3.0)]
+)
+def test_the_first_place_at_zero_or_above(ahead: Sequence[float], place: float | None) -> None:
+    assert first_reached([1, 2, 3][: len(ahead)], ahead) == place
+
+
+def test_at_equal_time_a_slower_arm_is_taken_before_its_end() -> None:
+    found = along(arm("new", around([7, 5, 2, 1]), per_step_s=0.16)).equal_time
+    assert (found.seconds, found.step) == pytest.approx((40, 250)) and not found.refused
+    assert found.value == pytest.approx(3.5 - 3)
+    assert found.low is not None and found.high is not None and found.low < 0.5 < found.high
+
+
+def test_at_equal_time_nothing_is_extrapolated() -> None:
+    faster = along(arm("new", around([7, 5, 2, 1]), per_step_s=0.05)).equal_time
+    assert faster.value is None and faster.refused == "the arm ended at 20 s of the baseline's 40 s"
+    slower = along(arm("new", around([7, 5, 2, 1]), per_step_s=0.5)).equal_time
+    assert slower.value is None and slower.refused == "the arm's first score is at 50 s, after the baseline's 40 s"
+
+
+def test_an_arm_that_is_a_little_faster_took_the_same_time() -> None:
+    found = along(arm("new", around([7, 5, 2, 1]), per_step_s=0.099)).equal_time
+    assert (found.value, found.step) == pytest.approx((-2, 400))
+
+
+def test_a_crossing_is_shown_where_intervals_exclude_zero_on_both_sides() -> None:
+    assert along(arm("new", around([6, 5, 4.05, 5]))).crossing == "ahead until step 200, behind from step 400"
+    twice = along(arm("new", around([6, 8, 8, 1]))).crossing
+    assert twice == "ahead until step 100, behind from step 200 to 300, ahead from step 400"
+    assert along(arm("new", around([7.9, 6.1, 3.9, 3.1]))).crossing == NO_CROSSING
+    assert along(arm("new", around([6, 5, 4, 3]))).crossing == NO_CROSSING, "ahead, and then not behind"
+
+
+def test_a_crossing_needs_all_runs_and_a_spread() -> None:
+    fewer = arm("new", [*around([6, 5, 4, 5])[:2], [6.0]])
+    found = along(fewer)
+    assert (found.runs, found.of) == (2, 3)
+    assert found.crossing.startswith("no verdict: 2 of 3 runs")
+    one = along(arm("new", [[6, 5, 4, 5]]), arm("baseline", [[8, 6, 4, 3]], "baseline"))
+    assert one.crossing == "no verdict without a seed spread"
+    assert one.reach.step == pytest.approx(400) or one.reach.step is None
+    assert one.differences[0].low is None and one.equal_time.value == pytest.approx(2)
+
+
+def test_a_crossing_is_rarely_shown_by_chance() -> None:
+    """A false crossing needs a false difference, which has 5% over all steps: 10 in 200, above 20 with p < 0.002."""
+    draw = np.random.default_rng(0)
+    shown = 0
+    for _ in range(200):
+        old, new = (draw.normal(5, 1, (4, len(STEPS))).tolist() for _ in range(2))
+        shown += along(arm("new", new), arm("baseline", old, "baseline")).crossing != NO_CROSSING
+    assert shown <= 20
+
+
+def test_arms_are_compared_with_the_baseline_of_their_resolution_only_where_they_can_be() -> None:
+    other = arm("new", around([6, 5, 4, 5])).model_copy(update={"incomparable": {"fd": "another space"}})
+    assert with_along(study(BASELINE, other)).along == []
