@@ -149,7 +149,7 @@ class Protocol(Settings):
         """A hash of all that decides the numbers, the contents of the packaged encoder and of prompt files included."""
         content: dict[str, Any] = {**plain(self), "scene_encoder": scene_encoder_record()["sha256"]}
         content["sampler"].pop("batch")
-        if changed := revisions(self.metrics, self.reference_count):
+        if changed := revisions(self.metrics, self.reference_count, [one.prompts for one in self.conditions]):
             content["revisions"] = changed
         if content["prompts"] == CAPTIONS[0]:
             del content["prompts"]  # so that older results have the same names
@@ -266,8 +266,8 @@ def _on_samples(
     protocol: Protocol, sampling: Sampling, of_scenes: bool
 ) -> Iterator[tuple[AnyMetric, EncoderPart | None]]:
     """Yield the metrics that are taken on the images of a condition, with the encoder whose features they need."""
-    if of_scenes and sampling.prompts in CAPTIONS:
-        yield from ((metric, None) for metric in SCENE_METRICS)
+    if of_scenes:
+        yield from ((metric, None) for metric in SCENE_METRICS.get(sampling.prompts, ()))
     yield from ((metric, encoder) for encoder in protocol.encoders if encoder.reads_text for metric in TEXT_METRICS)
     if sampling.distances:
         yield from ((FEATURE_METRICS[kind], encoder) for encoder in protocol.encoders for kind in protocol.metrics)

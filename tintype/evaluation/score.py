@@ -6,7 +6,7 @@ N: images, F: size of a feature vector, T: times.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import cast
 
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tintype.data.sample_shards import digest
 from tintype.evaluation.progress import Counter
-from tintype.evaluation.prompts import CAPTIONS
 from tintype.evaluation.protocol import Protocol, definitions, warnings_of
 from tintype.evaluation.reference import BLOCK, data_reference, held_out, shared_features
 from tintype.evaluation.results import EncoderInfo
@@ -54,7 +53,7 @@ def score(parts: Model, protocol: Protocol, samples: Sequence[Samples], counter:
         counter.begin("checking the images")
         if current().leads:
             card.warnings += _duplicates(one)  # the first pass, which checks the shards
-        if parts.plan.data.of_scenes and one.sampling.prompts in CAPTIONS:
+        if parts.plan.data.of_scenes and one.sampling.prompts in SCENE_METRICS:
             _score_scenes(card, parts, protocol, one)
         for settings in protocol.encoders_of(one.sampling):
             _score_features(card, parts, protocol, settings, one, counter)
@@ -103,26 +102,22 @@ def _text_features(encoder: TextImageEncoder, fake_NF: Tensor, samples: Samples)
 def _score_scenes(card: Scorecard, parts: Model, protocol: Protocol, samples: Samples) -> None:
     data, kind = parts.plan.data, samples.sampling.prompts
     reading = _read(samples.blocks(READ_TOGETHER), samples.read, parts.device)
-    real = _real_accuracy(data, protocol, kind, len(samples), parts.device)
+    real = _read_real(data, protocol, len(samples), parts.device)
     if reading is None or real is None:
         return
-    read = _read_scenes(reading, data, protocol, kind, len(samples))
-    for metric in SCENE_METRICS:
+    scenes = [record.attributes for record in held_out(data, protocol).records(range(len(samples)))]
+    read = ReadScenes(reading, real, scenes, "long" if kind == "long" else "short", data.size_px)
+    for metric in SCENE_METRICS[kind]:
         name = samples.sampling.metric(metric.name)
-        card.measured[name], card.real[name] = metric.measure(read), real
+        of_real = metric.measure(replace(read, reading=real))
+        card.measured[name], card.real[name] = metric.measure(read), {**of_real.parts, "overall": of_real.value}
 
 
 @lru_cache(maxsize=8)
-def _real_accuracy(
-    data: DataPart, protocol: Protocol, kind: str, count: int, device: torch.device
-) -> dict[str, float] | None:
-    """Return the scene encoder's score on the real images of the prompts."""
+def _read_real(data: DataPart, protocol: Protocol, count: int, device: torch.device) -> SceneReading | None:
+    """Return the scene encoder's reading of the real images of the prompts."""
     source = held_out(data, protocol)
-    reading = _read(spans(0, count, READ_TOGETHER), lambda first, last: source.images(range(first, last)), device)
-    if reading is None:
-        return None
-    scores = _read_scenes(reading, data, protocol, kind, count).scores
-    return {**scores.by_attribute, "overall": scores.overall}
+    return _read(spans(0, count, READ_TOGETHER), lambda first, last: source.images(range(first, last)), device)
 
 
 def _read(
@@ -136,11 +131,6 @@ def _read(
 
     found = current().share_named(blocks, read)
     return None if found is None else SceneReading(found.pop(_FEATURE), found)
-
-
-def _read_scenes(reading: SceneReading, data: DataPart, protocol: Protocol, kind: str, count: int) -> ReadScenes:
-    scenes = [record.attributes for record in held_out(data, protocol).records(range(count))]
-    return ReadScenes(reading, scenes, "long" if kind == "long" else "short", data.size_px)
 
 
 def _score_held_out(card: Scorecard, parts: Model, protocol: Protocol) -> None:

@@ -1,130 +1,243 @@
-"""Scene accuracy: whether images show what their captions say, as the scene encoder reads them.
+"""Scene accuracy and objects right: whether images show what their captions say, as the scene encoder reads them.
 
-Only what the caption states is checked, and only what the encoder can read at the image's size.
+Both are scales from 0, what the same images score on the prompts of other images, to 1, what real images of the prompts
+score. So a model that ignores its prompts gets 0, however good its images are. Only what a caption states, what the
+encoder can read at the image's size, and what differs between the prompts is asked.
 
-B: images. P: positions. K: classes.
+B: images. P: positions. R: positions of what was read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import torch
+from torch import Tensor
 
-from tintype.data.scenes.captions import CaptionKind, asked_attributes
-from tintype.data.scenes.scene import OBJECT_VOCABULARY, POSITIONS, SCENE_VOCABULARY, Scene, SceneObject
-from tintype.metrics.metric import SHARE, Measured, Metric
+from tintype.data.scenes.captions import SHORT_NAMES_OBJECTS, CaptionKind
+from tintype.data.scenes.scene import OBJECT_VOCABULARY, SCENE_VOCABULARY, SHAPES, Scene, SceneBatch
+from tintype.metrics.metric import Measured, Metric
 from tintype.metrics.resample import mean_with_error
 from tintype.vision.scene_encoder import SceneReading, visible_attributes
 
+BACKDROP_WEIGHT = 0.2
+"""The share of backdrop and light in an image's score; objects have the rest. Right ones alone score less than this."""
+SHIFTS = 64
+"""The number of other prompts that each image is held against; all of them where there are fewer."""
+UNSCALED, SHUFFLED = "share right", "share right, shuffled prompts"
+"""Parts of both metrics: the scores that the scale is made of."""
+
 
 @dataclass(frozen=True)
-class _ReadScene:
-    """An image's reading in words: the attributes of each object by its position, and those of the scene."""
+class Asked:
+    """What is asked of each image: stated, visible, and not the same in all scenes."""
 
-    objects: dict[str, dict[str, str]]
-    attributes: dict[str, str]
+    captions: CaptionKind
+    objects: bool
+    """Whether objects are asked for at all."""
+    of_objects: tuple[str, ...]
+    of_scene: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Shares of right answers."""
+    """Scores of images on scenes, before the floor."""
 
+    accuracy_B: Tensor
+    objects_right_B: Tensor
     by_attribute: dict[str, float]
-    """The share of right answers for each attribute checked."""
-    per_image: list[float]
-    """The share of right answers for each image with anything to check."""
-
-    @property
-    def overall(self) -> float:
-        return fmean(self.per_image)
+    """The share of right answers for each attribute asked. An object that is not at its place is wrong in all."""
 
 
 @dataclass(frozen=True)
 class ReadScenes:
-    """A reading of images by the scene encoder, and the scenes whose captions they were made for."""
+    """Readings of generated and of real images of the same scenes by the scene encoder."""
 
     reading: SceneReading
+    real_reading: SceneReading
     scenes: Sequence[Scene]
     captions: CaptionKind
     size_px: int
 
-    @property
-    def scores(self) -> Scores:
-        return score_visible(self.reading, self.scenes, self.captions, visible_attributes(self.size_px))
+    @cached_property
+    def stated(self) -> SceneBatch:
+        for reading in (self.reading, self.real_reading):
+            if len(reading.feature_BF) != len(self.scenes):
+                raise ValueError(f"{len(reading.feature_BF)} images were read but {len(self.scenes)} scenes are given")
+        return SceneBatch.from_scenes(self.scenes)
+
+    @cached_property
+    def asked(self) -> Asked:
+        return asked_of(self.stated, self.captions, visible_attributes(self.size_px))
+
+    @cached_property
+    def own(self) -> Scores:
+        return score(in_indices(self.reading), self.stated, self.asked)
+
+    @cached_property
+    def real(self) -> Scores:
+        return score(in_indices(self.real_reading), self.stated, self.asked)
+
+    @cached_property
+    def shuffled(self) -> Scores:
+        """Scores of the generated images on the scenes of other prompts, averaged over the shuffles."""
+        return score_shuffled(in_indices(self.reading), self.stated, self.asked)
 
 
-def _measure(read: ReadScenes) -> Measured:
-    scores = read.scores
-    return replace(mean_with_error(torch.tensor(scores.per_image, dtype=torch.float64)), parts=scores.by_attribute)
+def in_indices(reading: SceneReading) -> SceneBatch:
+    """Return what was read as a batch of scenes."""
+    objects = {f"{name}_BP": reading.logits[name].argmax(dim=-1) for name in OBJECT_VOCABULARY}
+    scene = {f"{name}_B": reading.logits[name].argmax(dim=-1) for name in SCENE_VOCABULARY}
+    return SceneBatch(present_BP=reading.logits["presence"] > 0, **objects, **scene)
 
 
-METRIC = Metric(
+def asked_of(stated: SceneBatch, captions: CaptionKind, visible: frozenset[str]) -> Asked:
+    """Return what captions of one kind ask of images in which `visible` attributes can be read."""
+    present_BP = stated.present_BP
+    differs = {name: _differs(vars(stated)[f"{name}_BP"][present_BP]) for name in OBJECT_VOCABULARY}
+    differs |= {name: _differs(vars(stated)[f"{name}_B"]) for name in SCENE_VOCABULARY}
+    differs["presence"] = bool((present_BP != present_BP[:1]).any())
+    if captions == "short":
+        readable = {"presence", "colour", "shape"} <= visible
+        asked = Asked(captions, readable and (differs["colour"] or differs["shape"]), (), ())
+    else:
+        of_objects = tuple(name for name in OBJECT_VOCABULARY if name in visible and differs[name])
+        of_scene = tuple(name for name in SCENE_VOCABULARY if name in visible and differs[name])
+        objects = "presence" in visible and (differs["presence"] or bool(of_objects))
+        asked = Asked(captions, objects, of_objects, of_scene)
+    if not asked.objects and not asked.of_scene:
+        raise ValueError("there is nothing to score: the captions state nothing that can be seen and that differs")
+    return asked
+
+
+def _differs(values: Tensor) -> bool:
+    return bool((values != values[:1]).any())
+
+
+def score(read: SceneBatch, stated: SceneBatch, asked: Asked) -> Scores:
+    """Score images, as they were read, on the scene that is stated of each."""
+    if asked.captions == "short":
+        return _score_short(read, stated)
+    at_place_BP = read.present_BP & stated.present_BP
+    right = {n: at_place_BP & (vars(read)[f"{n}_BP"] == vars(stated)[f"{n}_BP"]) for n in asked.of_objects}
+    of_scene = {n: vars(read)[f"{n}_B"] == vars(stated)[f"{n}_B"] for n in asked.of_scene}
+    answers = list(right.values()) or [at_place_BP]
+    counted_B, stated_B = read.present_BP.sum(1), stated.present_BP.sum(1)
+    most_B = counted_B.maximum(stated_B).double()
+    objects_B = torch.stack(answers).double().mean(0).sum(1) / most_B
+    whole_B = torch.stack(answers).all(0).sum(1) / most_B
+    by_attribute = {}
+    if asked.objects:
+        total = int(stated_B.sum())
+        by_attribute = {n: int(one_BP.sum()) / total for n, one_BP in {"presence": at_place_BP, **right}.items()}
+        if _differs(stated_B):
+            by_attribute["count"] = _mean(counted_B == stated_B)
+    by_attribute |= {name: _mean(right_B) for name, right_B in of_scene.items()}
+    if not of_scene:
+        return Scores(objects_B, whole_B, by_attribute)
+    backdrop_B = torch.stack(list(of_scene.values())).double().mean(0)
+    weight = BACKDROP_WEIGHT if asked.objects else 1.0
+    return Scores(weight * backdrop_B + (1 - weight) * objects_B, whole_B, by_attribute)
+
+
+def _score_short(read: SceneBatch, stated: SceneBatch) -> Scores:
+    """Score named objects by colour and shape wherever they stand, others by their number."""
+    named_BP = stated.present_BP & (stated.present_BP.cumsum(1) <= SHORT_NAMES_OBJECTS)
+    same_BPR = _pair(stated)[:, :, None] == _pair(read)[:, None, :]
+    found_B = (named_BP & (same_BPR & read.present_BP[:, None, :]).any(2)).sum(1)
+    counted_B, stated_B, named_B = read.present_BP.sum(1), stated.present_BP.sum(1), named_BP.sum(1)
+    others_B = (stated_B - named_B).minimum(counted_B - found_B)
+    most_B = counted_B.maximum(stated_B).double()
+    by_attribute = {"object": int(found_B.sum()) / int(named_B.sum())}
+    if bool((counts_B := stated_B > named_B).any()):
+        by_attribute["count"] = _mean((counted_B == stated_B)[counts_B])
+    return Scores((found_B + others_B) / most_B, found_B / most_B, by_attribute)
+
+
+def _pair(scenes: SceneBatch) -> Tensor:
+    return scenes.colour_BP * len(SHAPES) + scenes.shape_BP
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.double().mean())
+
+
+def score_shuffled(read: SceneBatch, stated: SceneBatch, asked: Asked) -> Scores:
+    """Score each image on the scenes of the prompts that follow its own, and average.
+
+    Each shift gives every scene to one other image. So an image that is the same for all prompts scores here exactly
+    what it scores on its own prompts.
+    """
+    shifts = range(1, min(SHIFTS, len(stated) - 1) + 1)
+    found = [score(read, _shifted(stated, shift), asked) for shift in shifts]
+    return Scores(
+        torch.stack([one.accuracy_B for one in found]).mean(0),
+        torch.stack([one.objects_right_B for one in found]).mean(0),
+        {name: sum(one.by_attribute[name] for one in found) / len(found) for name in found[0].by_attribute},
+    )
+
+
+def _shifted(scenes: SceneBatch, shift: int) -> SceneBatch:
+    return SceneBatch(*(getattr(scenes, field.name).roll(-shift, 0) for field in fields(scenes)))
+
+
+def scaled(own_B: Tensor, shuffled_B: Tensor, real_B: Tensor) -> Tensor:
+    """Return a number for each image whose mean is (own - shuffled) / (real - shuffled), all three means.
+
+    Around that mean it is the ratio's first order in what one image changes, so its error is that of the ratio.
+    """
+    floor, top = shuffled_B.mean(), real_B.mean()
+    if not top > floor:
+        raise ValueError("there is nothing to score: real images score no more on their prompts than on others")
+    value = (own_B.mean() - floor) / (top - floor)
+    return value + ((own_B - own_B.mean()) - (1 - value) * (shuffled_B - floor)) / (top - floor)
+
+
+def _accuracy(read: ReadScenes) -> Measured:
+    own_B, shuffled_B, real_B = (one.accuracy_B for one in (read.own, read.shuffled, read.real))
+    return _measured(own_B, shuffled_B, real_B, read.own.by_attribute)
+
+
+def _objects_right(read: ReadScenes) -> Measured:
+    own_B, shuffled_B, real_B = (one.objects_right_B for one in (read.own, read.shuffled, read.real))
+    return _measured(own_B, shuffled_B, real_B, {})
+
+
+def _measured(own_B: Tensor, shuffled_B: Tensor, real_B: Tensor, by_attribute: dict[str, float]) -> Measured:
+    parts = {**by_attribute, UNSCALED: _mean(own_B), SHUFFLED: _mean(shuffled_B)}
+    return replace(mean_with_error(scaled(own_B, shuffled_B, real_B)), parts=parts)
+
+
+_SCALE = (
+    "The scale: 0 is what the same images score on the prompts of other images (up to "
+    f"{SHIFTS} shuffles), 1 what real images of the prompts score"
+)
+_ASKED = (
+    "What all prompts have in common is not asked, nor what the encoder cannot read at this size in real images (below "
+    "95%)"
+)
+ACCURACY = Metric(
     name="scene_accuracy",
     label="scene accuracy",
     direction="higher",
-    definition="prompts are {captions} captions of held-out scenes; the scene encoder reads the generated image, and "
-    "the score is the mean over images of the share of stated attributes that are right. A long caption states every "
-    "object's presence, shape, colour, size and texture at its place, the number of objects, both backdrop colours, "
-    "the light and the style; a short one the colour and shape of each object that it names, wherever it stands. "
-    "Attributes that the encoder cannot read at this size in real images (below 95%) are left out",
-    measure=_measure,
-    range=SHARE,
+    definition="second definition. Prompts are {captions} captions of held-out scenes; the scene encoder reads the "
+    f"generated image. Of a long caption, objects are {1 - BACKDROP_WEIGHT:.0%} of an image's score and backdrop "
+    "colours, light and style the rest. An object at its place counts with the share of shape, colour, size and "
+    "texture that is right, elsewhere not at all; the sum is divided by the number of objects, stated or drawn, "
+    "whichever is more. Of a short caption, each object that it names counts if one of its colour and shape is drawn "
+    f"anywhere, and each other one that it mentions if as many are drawn. {_SCALE}. {_ASKED}",
+    measure=_accuracy,
     is_primary=True,
+    revision=2,
 )
-
-
-def score_visible(reading: SceneReading, scenes: Sequence[Scene], kind: CaptionKind, visible: frozenset[str]) -> Scores:
-    """Score what captions of this kind state of the `visible` attributes."""
-    if len(reading.feature_BF) != len(scenes):
-        raise ValueError(f"{len(reading.feature_BF)} images were read but {len(scenes)} scenes are given")
-    right: dict[str, list[bool]] = {}
-    shares: list[float] = []
-    for read, scene in zip(_in_words(reading), scenes, strict=True):
-        answers = list(_answers(read, scene, kind, visible))
-        for attribute, is_right in answers:
-            right.setdefault(attribute, []).append(is_right)
-        if answers:
-            shares.append(fmean(is_right for _, is_right in answers))
-    if not shares:
-        raise ValueError("there is nothing to score: no caption states anything that can be seen")
-    return Scores({name: fmean(answers) for name, answers in right.items()}, shares)
-
-
-def _in_words(reading: SceneReading) -> Iterator[_ReadScene]:
-    present = (reading.logits["presence"] > 0).tolist()
-    index = {name: reading.logits[name].argmax(dim=-1).tolist() for name in (*OBJECT_VOCABULARY, *SCENE_VOCABULARY)}
-    for row, standing in enumerate(present):
-        objects = {
-            position: {name: words[index[name][row][slot]] for name, words in OBJECT_VOCABULARY.items()}
-            for slot, position in enumerate(POSITIONS)
-            if standing[slot]
-        }
-        yield _ReadScene(objects, {name: words[index[name][row]] for name, words in SCENE_VOCABULARY.items()})
-
-
-def _answers(read: _ReadScene, scene: Scene, kind: CaptionKind, visible: frozenset[str]) -> Iterator[tuple[str, bool]]:
-    """Yield (attribute, whether it is right) for everything that is stated and visible."""
-    for slot, attribute in asked_attributes(scene, kind):
-        needed = {"shape", "colour", "presence"} if attribute == "object" else {attribute}
-        if not needed <= visible:
-            continue
-        if slot is None:
-            yield attribute, _scene_is_right(read, scene, attribute)
-        else:
-            yield attribute, _object_is_right(read, scene.objects[slot], attribute)
-
-
-def _scene_is_right(read: _ReadScene, scene: Scene, attribute: str) -> bool:
-    if attribute == "count":
-        return len(read.objects) == len(scene.objects)
-    return read.attributes[attribute] == str(vars(scene)[attribute])
-
-
-def _object_is_right(read: _ReadScene, stated: SceneObject, attribute: str) -> bool:
-    if attribute == "object":
-        return any((seen["colour"], seen["shape"]) == (stated.colour, stated.shape) for seen in read.objects.values())
-    seen = read.objects.get(stated.position)
-    return seen is not None and (attribute == "presence" or seen[attribute] == str(vars(stated)[attribute]))
+OBJECTS_RIGHT = Metric(
+    name="objects_right",
+    label="objects right",
+    direction="higher",
+    definition="objects of the {captions} caption that are entirely right (at their place, with shape, colour, size "
+    "and texture as stated), divided by the number of objects, stated or drawn, whichever is more; as the scene "
+    f"encoder reads the generated image. {_SCALE}. {_ASKED}",
+    measure=_objects_right,
+)

@@ -15,12 +15,12 @@ from tintype.metrics import (
     validation,
 )
 from tintype.metrics.clip_score import TextFeatures
-from tintype.metrics.metric import Metric
+from tintype.metrics.metric import AnyMetric, Metric
 from tintype.metrics.pair import FeaturePair
 from tintype.metrics.reconstruction import PairMetric
 
-SCENE_METRICS = (scene_accuracy.METRIC,)
-"""On what the scene encoder reads in images of captioned scenes."""
+SCENE_METRICS = {"long": (scene_accuracy.ACCURACY, scene_accuracy.OBJECTS_RIGHT), "short": (scene_accuracy.ACCURACY,)}
+"""On what the scene encoder reads in images of scenes, by the kind of caption. Of a short caption both would be one."""
 TEXT_METRICS: tuple[Metric[TextFeatures], ...] = (clip_score.SCORE, clip_score.RANK)
 """On features of images and of their captions."""
 FEATURE_METRICS: dict[str, Metric[FeaturePair]] = {
@@ -47,10 +47,12 @@ PAIR_METRICS: tuple[PairMetric, ...] = (reconstruction.PSNR, reconstruction.SSIM
 """On pairs of images."""
 
 
-def revisions(kinds: Iterable[str], reals: int) -> dict[str, int]:
-    """Return the metrics on features whose values differ from those of their first definition, with its number.
+def revisions(kinds: Iterable[str], reals: int, prompts: Iterable[str]) -> dict[str, int]:
+    """Return the metrics whose values differ from those of their first definition, with its number.
 
-    Those that took some images by their place in the set: fd_inf, and mmd where the reference is large.
+    Those that took some images by their place in the set: fd_inf, and mmd where the reference is large. And those on
+    scenes, which had no floor.
     """
-    metrics = [FEATURE_METRICS[kind] for kind in kinds]
-    return {one.name: one.revision for one in metrics if one.revision > 1 and reals > one.revised_above}
+    metrics: list[AnyMetric] = [FEATURE_METRICS[kind] for kind in kinds if reals > FEATURE_METRICS[kind].revised_above]
+    metrics += [metric for kind in prompts for metric in SCENE_METRICS.get(kind, ())]
+    return {one.name: one.revision for one in metrics if one.revision > 1}

@@ -69,6 +69,7 @@ def collect(study: Study, out: Path) -> results.StudyResults:
                 definition=meaning.definition,
                 primary=name in settings.primary,
                 range=meaning.range,
+                revision=meaning.metric.revision,
             )
             for name, meaning in meanings.items()
         ],

@@ -216,11 +216,13 @@ def _check_names(studies: Sequence[StudyResults], metric: str | None, without: S
 
 
 def _identity(results: StudyResults) -> str:
-    """Return the baseline's plan and the protocol, without the seed and housekeeping, which change no result."""
+    """Return the baseline's plan, the protocol and the metrics' definitions, without what changes no result: the seed
+    and housekeeping."""
     plan = read_yaml(results.plan, "the plan").data
     if isinstance(plan, dict):
         plan = {key: value for key, value in plan.items() if key not in ("seed", "run")}
-    return repr((plan, results.protocol))
+    revised = {one.name: one.revision for one in results.metrics if one.revision > 1}
+    return repr((plan, results.protocol, revised))
 
 
 def _group(studies: list[StudyResults], plan: PowerPlan, metric: str | None, without: Sequence[str]) -> Group:

@@ -40,6 +40,8 @@ class MetricInfo(_Data):
     primary: bool = False
     range: Range = ANY_VALUE
     """Unbounded in results that were written before bounds were recorded."""
+    revision: int = 1
+    """The number of its definition. Values of two definitions are never compared."""
 
 
 class Change(_Data):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tintype.data.scenes.captions import asked_attributes, long_caption, short_caption, vocabulary
+from tintype.data.scenes.captions import long_caption, short_caption, vocabulary
 from tintype.data.scenes.render import object_centres, render
 from tintype.data.scenes.scene import (
     COLOURS,
@@ -211,10 +211,3 @@ def test_the_vocabulary_holds_every_word_and_no_other() -> None:
     }
     assert used == vocabulary()
     assert len(vocabulary()) <= 120
-
-
-def test_asked_attributes_follow_the_kind() -> None:
-    scene = one_of(*(thing("red", shape, place) for shape, place in zip(SHAPES, CORNERS, strict=False)))
-    assert len(asked_attributes(scene, "long")) == 4 * 5 + 5
-    assert asked_attributes(scene, "short") == ((0, "object"), (1, "object"), (None, "count"))
-    assert asked_attributes(one_of(scene.objects[0]), "short") == ((0, "object"),)

@@ -26,6 +26,7 @@ from tintype.evaluation.protocol import Protocol, definitions
 from tintype.evaluation.results import EvaluationResult, read_result, result_file
 from tintype.evaluation.run import evaluate
 from tintype.metrics.metric import Measured
+from tintype.metrics.scene_accuracy import SHUFFLED, UNSCALED
 from tintype.runtime.interrupt import Interrupt
 from tintype.train.loop import train
 from tintype.train.session import Session
@@ -103,8 +104,13 @@ def test_benchmark_prompts_are_scored_by_group(scored: Scored) -> None:
 
 
 def test_scenes_are_scored_by_attribute(scored: Scored) -> None:
-    assert {"shape", "colour"} & set(scored.result.details["scene_accuracy"]) or scored.result.details
-    assert set(scored.result.real) == {"scene_accuracy", "scene_accuracy_short", "scene_accuracy_free"}
+    parts, real = scored.result.details["scene_accuracy"], scored.result.real["scene_accuracy"]
+    assert {"shape", "colour", UNSCALED, SHUFFLED} <= set(parts) and set(real) == {*parts, "overall"}
+    assert real["overall"] == pytest.approx(1)
+    share = (parts[UNSCALED] - parts[SHUFFLED]) / (real[UNSCALED] - parts[SHUFFLED])
+    assert scored.result.metrics["scene_accuracy"] == pytest.approx(share)
+    both, accuracy = ["objects_right", "objects_right_free"], ["scene_accuracy", "scene_accuracy_free"]
+    assert set(scored.result.real) == {*both, *accuracy, "scene_accuracy_short"}
 
 
 def test_the_encoders_are_written_into_the_result(scored: Scored) -> None:

@@ -7,13 +7,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn.functional import one_hot
 
+from tintype.data.scenes.captions import CaptionKind
 from tintype.data.scenes.scene import OBJECT_VOCABULARY, SCENE_VOCABULARY, Scene, SceneBatch, SceneObject
-from tintype.metrics.scene_accuracy import Scores, score_visible
+from tintype.metrics.scene_accuracy import BACKDROP_WEIGHT, Asked, ReadScenes, Scores, asked_of, scaled, score
 from tintype.vision.scene_encoder import SceneReading
 
 EVERYTHING = frozenset({"presence", "count", *OBJECT_VOCABULARY, *SCENE_VOCABULARY})
+ALL = Asked("long", True, tuple(OBJECT_VOCABULARY), tuple(SCENE_VOCABULARY))
+SHORT = Asked("short", True, (), ())
+OBJECT, BACKDROP = 1 - BACKDROP_WEIGHT, BACKDROP_WEIGHT
 BALL = SceneObject(shape="ball", colour="red", size="small", texture="plain", position="top left")
 STAR = SceneObject(shape="star", colour="blue", size="large", texture="dotted", position="top right")
 RING = SceneObject(shape="ring", colour="green", size="large", texture="plain", position="bottom left")
@@ -22,84 +25,103 @@ TWO = replace(ONE, objects=(BALL, STAR))
 THREE = replace(ONE, objects=(BALL, STAR, RING))
 
 
-def reading_of(scenes: Sequence[Scene]) -> SceneReading:
-    """The reading of an encoder that is sure and right about these scenes."""
-    batch = SceneBatch.from_scenes(scenes)
-    logits = {"presence": batch.present_BP.float() * 2 - 1}
-    for name, words in OBJECT_VOCABULARY.items():
-        logits[name] = one_hot(vars(batch)[f"{name}_BP"], len(words)).float()
-    for name, words in SCENE_VOCABULARY.items():
-        logits[name] = one_hot(vars(batch)[f"{name}_B"], len(words)).float()
-    return SceneReading(feature_BF=torch.zeros(len(scenes), 1), logits=logits)
+def scored(read: Sequence[Scene], stated: Sequence[Scene], asked: Asked = ALL) -> Scores:
+    return score(SceneBatch.from_scenes(read), SceneBatch.from_scenes(stated), asked)
 
 
-def flat(scores: Scores) -> dict[str, float]:
-    return {**scores.by_attribute, "overall": scores.overall}
+def asked(scenes: Sequence[Scene], captions: CaptionKind = "long", visible: frozenset[str] = EVERYTHING) -> Asked:
+    return asked_of(SceneBatch.from_scenes(scenes), captions, visible)
 
 
 def test_a_perfect_reading_is_right_throughout() -> None:
-    scores = flat(score_visible(reading_of([ONE, THREE]), [ONE, THREE], "long", EVERYTHING))
-    assert set(scores) == EVERYTHING | {"overall"}
-    assert set(scores.values()) == {1.0}
-    assert flat(score_visible(reading_of([ONE, THREE]), [ONE, THREE], "short", EVERYTHING)) == {
-        "object": 1.0,
-        "count": 1.0,
-        "overall": 1.0,
-    }
+    found = scored([ONE, THREE], [ONE, THREE])
+    assert set(found.by_attribute) == EVERYTHING and set(found.by_attribute.values()) == {1.0}
+    assert found.accuracy_B.tolist() == pytest.approx([1, 1]) and found.objects_right_B.tolist() == [1, 1]
+    short = scored([ONE, THREE], [ONE, THREE], SHORT)
+    assert short.by_attribute == {"object": 1.0, "count": 1.0} and short.accuracy_B.tolist() == [1, 1]
 
 
-def test_one_wrong_colour_costs_its_share() -> None:
-    read = replace(TWO, objects=(replace(BALL, colour="black"), STAR))
-    scores = flat(score_visible(reading_of([read]), [TWO], "long", EVERYTHING))
-    stated = 2 * 5 + 5
-    assert scores["colour"] == 1 / 2
-    assert scores["overall"] == pytest.approx((stated - 1) / stated)
-    assert {name for name, value in scores.items() if value < 1} == {"colour", "overall"}
+def test_one_wrong_colour_costs_a_quarter_of_its_object() -> None:
+    found = scored([replace(TWO, objects=(replace(BALL, colour="black"), STAR))], [TWO])
+    assert found.accuracy_B.tolist() == pytest.approx([1 - OBJECT / 4 / 2])
+    assert found.objects_right_B.tolist() == [1 / 2]
+    assert {name: value for name, value in found.by_attribute.items() if value < 1} == {"colour": 1 / 2}
 
 
-def test_an_object_that_is_not_there_is_wrong_in_everything() -> None:
-    scores = flat(score_visible(reading_of([ONE]), [TWO], "long", EVERYTHING))
-    assert all(scores[name] == 1 / 2 for name in ("presence", "shape", "colour", "size", "texture"))
-    assert scores["count"] == 0
-    assert scores["overall"] == pytest.approx((15 - 6) / 15)
+def test_an_object_that_is_not_at_its_place_counts_for_nothing() -> None:
+    for read in (ONE, replace(TWO, objects=(BALL, replace(STAR, position="bottom left")))):
+        found = scored([read], [TWO])
+        assert found.accuracy_B.tolist() == pytest.approx([BACKDROP + OBJECT / 2])
+        assert found.objects_right_B.tolist() == [1 / 2]
+        assert all(found.by_attribute[name] == 1 / 2 for name in ("presence", *OBJECT_VOCABULARY))
 
 
-def test_an_object_too_many_counts_against_the_count_alone() -> None:
-    scores = flat(score_visible(reading_of([TWO]), [ONE], "long", EVERYTHING))
-    assert {name for name, value in scores.items() if value < 1} == {"count", "overall"}
+def test_an_object_too_many_costs_as_much_as_one_too_few() -> None:
+    found = scored([TWO], [ONE])
+    assert found.accuracy_B.tolist() == pytest.approx([BACKDROP + OBJECT / 2])
+    assert found.objects_right_B.tolist() == [1 / 2]
 
 
-def test_overall_weighs_images_alike() -> None:
-    wrong_light = replace(ONE, light="right")
-    scores = flat(score_visible(reading_of([wrong_light, THREE]), [ONE, THREE], "long", EVERYTHING))
-    assert scores["light"] == 1 / 2
-    assert scores["overall"] == pytest.approx((9 / 10 + 1) / 2)
+def test_a_wrong_light_costs_its_share_of_the_backdrop() -> None:
+    found = scored([replace(ONE, light="right"), THREE], [ONE, THREE])
+    assert found.by_attribute["light"] == 1 / 2
+    assert found.accuracy_B.tolist() == pytest.approx([1 - BACKDROP / len(SCENE_VOCABULARY), 1])
 
 
 def test_short_captions_find_an_object_anywhere_whatever_its_size() -> None:
     moved = replace(ONE, objects=(replace(BALL, size="large", position="bottom right"),), light="above")
-    assert flat(score_visible(reading_of([moved]), [ONE], "short", EVERYTHING)) == {"object": 1.0, "overall": 1.0}
+    found = scored([moved], [ONE], SHORT)
+    assert found.by_attribute == {"object": 1.0} and found.accuracy_B.tolist() == [1]
 
 
 def test_short_captions_need_colour_and_shape_on_one_object() -> None:
     swapped = replace(TWO, objects=(replace(BALL, colour="blue"), replace(STAR, colour="red")))
-    assert flat(score_visible(reading_of([swapped]), [TWO], "short", EVERYTHING))["object"] == 0
+    assert scored([swapped], [TWO], SHORT).accuracy_B.tolist() == [0]
 
 
-def test_short_captions_ask_the_count_only_where_they_state_it() -> None:
-    assert "count" not in flat(score_visible(reading_of([THREE]), [TWO], "short", EVERYTHING))
-    assert flat(score_visible(reading_of([TWO]), [THREE], "short", EVERYTHING))["count"] == 0
+def test_short_captions_ask_for_as_many_objects_as_they_mention() -> None:
+    assert scored([TWO], [THREE], SHORT).accuracy_B.tolist() == pytest.approx([2 / 3])
+    assert scored([TWO], [THREE], SHORT).by_attribute == {"object": 1.0, "count": 0.0}
+    assert scored([THREE], [TWO], SHORT).accuracy_B.tolist() == pytest.approx([2 / 3])
 
 
-def test_invisible_attributes_are_not_checked() -> None:
-    read = replace(ONE, objects=(replace(BALL, texture="striped"),))
-    scores = flat(score_visible(reading_of([read]), [ONE], "long", EVERYTHING - {"texture"}))
-    assert "texture" not in scores
-    assert scores["overall"] == 1
+def test_what_cannot_be_seen_is_not_asked() -> None:
+    assert "texture" not in asked([TWO, THREE], visible=EVERYTHING - {"texture"}).of_objects
+    read = [replace(ONE, objects=(replace(BALL, texture="striped"),)), TWO]
+    blind = replace(ALL, of_objects=tuple(name for name in OBJECT_VOCABULARY if name != "texture"))
+    assert scored(read, [ONE, TWO], blind).accuracy_B.tolist() == pytest.approx([1, 1])
     with pytest.raises(ValueError, match="nothing to score"):
-        flat(score_visible(reading_of([ONE]), [ONE], "short", EVERYTHING - {"shape"}))
+        asked([ONE, TWO], "short", EVERYTHING - {"shape"})
+
+
+def test_what_all_prompts_have_in_common_is_not_asked() -> None:
+    other = replace(ONE, objects=(replace(BALL, colour="blue"),), light="right")
+    found = asked([ONE, other])
+    assert found == Asked("long", True, ("colour",), ("light",))
+    assert "count" not in scored([ONE, other], [ONE, other], found).by_attribute
+    with pytest.raises(ValueError, match="nothing to score"):
+        asked([ONE, ONE])
+
+
+def test_a_score_is_a_share_of_the_way_from_shuffled_prompts_to_real_images() -> None:
+    own_B, shuffled_B, real_B = (torch.tensor(row).double() for row in ([0.2, 0.8], [0.1, 0.3], [1.0, 0.8]))
+    assert float(scaled(own_B, shuffled_B, real_B).mean()) == pytest.approx((0.5 - 0.2) / (0.9 - 0.2))
+    with pytest.raises(ValueError, match="nothing to score"):
+        scaled(own_B, real_B, real_B)
+
+
+def test_the_numbers_of_images_have_the_error_of_the_ratio() -> None:
+    """The jackknife of the ratio itself, without each image in turn, gives the same error to first order."""
+    own_B, half_B = torch.rand(2, 200, generator=torch.Generator().manual_seed(0)).double()
+    shuffled_B = half_B / 2
+    real_B = torch.ones(200).double()
+    keep = [torch.arange(200) != row for row in range(200)]
+    left_out = torch.stack([scaled(own_B[k], shuffled_B[k], real_B[k]).mean() for k in keep])
+    jackknife = ((left_out - left_out.mean()).square().sum() * 199 / 200).sqrt()
+    assert float(scaled(own_B, shuffled_B, real_B).std() / 200**0.5) == pytest.approx(float(jackknife), rel=0.02)
 
 
 def test_every_image_needs_its_scene() -> None:
+    reading = SceneReading(torch.zeros(1, 1), {})
     with pytest.raises(ValueError, match="1 images were read but 2 scenes"):
-        flat(score_visible(reading_of([ONE]), [ONE, TWO], "long", EVERYTHING))
+        _ = ReadScenes(reading, reading, [ONE, TWO], "long", 64).stated

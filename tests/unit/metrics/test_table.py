@@ -17,7 +17,7 @@ from tintype.metrics.table import (
 )
 
 EVERY: list[AnyMetric] = [
-    *SCENE_METRICS,
+    *SCENE_METRICS["long"],
     *TEXT_METRICS,
     *FEATURE_METRICS.values(),
     *HELD_OUT_METRICS,

@@ -141,6 +141,14 @@ def test_studies_of_one_baseline_are_pooled_and_others_kept_apart(tmp_path: Path
     assert [group.metrics[0].differences.freedom for group in plan.groups] == pytest.approx([6.4, 3.2])
 
 
+def test_a_metric_that_was_defined_anew_is_kept_apart(tmp_path: Path) -> None:
+    results = example()
+    stored(results, tmp_path, "a")
+    revised = [one.model_copy(update={"revision": 2}) for one in results.metrics]
+    stored(with_seeds_from(results, 5, "later").model_copy(update={"metrics": revised}), tmp_path, "b")
+    assert [len(group.studies) for group in plan_power([tmp_path], "5%", 3, None, 3).groups] == [1, 1]
+
+
 def test_each_resolution_is_a_study_of_its_own(tmp_path: Path) -> None:
     results = several()
     plan = plan_power([stored(results, tmp_path)], "5%", 3, "fd_scenes", 3)

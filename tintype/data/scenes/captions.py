@@ -2,7 +2,7 @@
 
 A long caption states every attribute of every object, the backdrop, the light, the style, and, where there are two or
 more objects, how two of them stand to each other. A short caption names the colour and shape of at most two objects
-and how many others there are. `asked_attributes` says what was stated, so that a score asks for nothing else.
+and how many others there are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from itertools import chain, combinations
 from typing import Literal
 
-from tintype.data.scenes.scene import OBJECT_VOCABULARY, POSITIONS, SCENE_VOCABULARY, VOCABULARY, Scene, SceneObject
+from tintype.data.scenes.scene import POSITIONS, VOCABULARY, Scene, SceneObject
 
 CaptionKind = Literal["long", "short"]
 SHORT_NAMES_OBJECTS = 2
@@ -100,21 +100,6 @@ def short_caption(scene: Scene, variant: int) -> str:
         phrase = _OTHERS[variant // len(_SHORT) % len(_OTHERS)]
         named.append(phrase.format(number=_NUMBERS[others], things="thing" if others == 1 else "things"))
     return _SHORT[variant % len(_SHORT)].format(named=_joined(named))
-
-
-def asked_attributes(scene: Scene, kind: CaptionKind) -> tuple[tuple[int | None, str], ...]:
-    """Return (slot, attribute) for everything that a caption of this kind states, whichever its variant.
-
-    The slot is the object's place in `scene.objects`, or None for an attribute of the whole scene. "presence" is that
-    something stands at the object's position. A short caption gives no positions, so it states only that some "object"
-    of that colour and shape is in the image; it gives the count only where it speaks of other things.
-    """
-    if kind == "short":
-        named = range(min(SHORT_NAMES_OBJECTS, len(scene.objects)))
-        objects = tuple((slot, "object") for slot in named)
-        return objects if len(scene.objects) <= SHORT_NAMES_OBJECTS else (*objects, (None, "count"))
-    of_objects = tuple((slot, name) for slot in range(len(scene.objects)) for name in ("presence", *OBJECT_VOCABULARY))
-    return (*of_objects, *((None, name) for name in ("count", *SCENE_VOCABULARY)))
 
 
 def vocabulary() -> frozenset[str]:
