@@ -8,5 +8,3 @@ from tintype.optim.power_ema import PowerEmaSettings
 
 OPTIMIZERS: tuple[type[OptimizerPart], ...] = (AdamWSettings, MuonSettings)
 AVERAGES: tuple[type[AverageSettings], ...] = (EmaSettings, PowerEmaSettings)
-
-__all__ = ["AVERAGES", "OPTIMIZERS"]

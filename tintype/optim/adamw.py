@@ -14,6 +14,7 @@ from torch.utils._triton import has_triton
 from tintype.optim.part import OptimizerPart
 from tintype.optim.storage import EXACT, Storage
 from tintype.runtime.forms import Form, form_of
+from tintype.runtime.gradients import portions
 from tintype.runtime.layout import ONE, Layout, is_sharded, local
 
 if TYPE_CHECKING:
@@ -53,9 +54,7 @@ class AdamW(torch.optim.Optimizer):
     """A scalar by which `step` multiplies the gradients where `clips` is set, so that clipping needs no pass."""
 
     def __init__(self, settings: AdamWSettings, parameters: Sequence[torch.nn.Parameter], storage: Storage) -> None:
-        super().__init__(
-            parameters, {"lr": settings.lr, "fused": True}
-        )  # fused: torch loads step counts as they must be
+        super().__init__(parameters, {"lr": settings.lr, "fused": True})  # by which torch loads step counts right
         self.settings, self.storage = settings, storage
         self.clips = all(_fits_kernel(parameter) for parameter in parameters)
         self._chunks: dict[int, Chunks] = {}
@@ -111,7 +110,8 @@ def step_adamw(
     for device, cut in dict.fromkeys((parameter.device, is_sharded(parameter)) for parameter in moving):
         generator = storage.generator(device, optimizer.update_number, cut)
         here = [parameter for parameter in moving if (parameter.device, is_sharded(parameter)) == (device, cut)]
-        for chunk in [here] if storage.rounding == "nearest" else _chunks(here):
+        exact = storage.rounding == "nearest"
+        for chunk in [here] if exact else portions(here, lambda one: local(one).numel(), _CHUNK_NUMBERS):
             _step_chunk(optimizer, settings, chunk, lr, storage, generator)
 
 
@@ -168,16 +168,3 @@ def _state(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
         state |= {slot: torch.zeros_like(parameter) for slot in _MOMENTS}
     return state
-
-
-def _chunks(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-    found: list[list[Tensor]] = []
-    room = 0
-    for parameter in parameters:
-        size = local(parameter).numel()
-        if size > room or not found:
-            found.append([])
-            room = _CHUNK_NUMBERS
-        found[-1].append(parameter)
-        room -= size
-    return found

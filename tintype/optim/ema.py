@@ -87,8 +87,7 @@ class Ema:
             for name, weight in weights.items()
         }
         self._weights = [local(weight.detach()) for weight in weights.values()]
-        device = self._weights[0].device
-        self.updates = torch.zeros((), dtype=torch.int64, device=device) if ramp else None
+        self.updates = torch.zeros((), dtype=torch.int64, device=self._weights[0].device) if ramp else None
 
     def tensors(self) -> dict[str, Tensor]:
         return self.average if self.updates is None else {UPDATES: self.updates, **self.average}

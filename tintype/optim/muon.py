@@ -78,7 +78,7 @@ class MuonSettings(OptimizerPart):
         return Muon(self, matrices, [parameter for name, parameter in named if name not in taken], storage, layout)
 
     def matrix_products(self, named: Mapping[str, nn.Parameter]) -> tuple[float, torch.dtype]:
-        return newton_schulz_flops(self, named), torch.bfloat16 if self.compute == "bf16" else torch.float32
+        return newton_schulz_flops(self, named), _TYPES[self.compute]
 
     def groups(self, named: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
         taken = self.taken(named)
@@ -119,10 +119,9 @@ class Muon(torch.optim.Optimizer):
         groups: list[dict[str, Any]] = [{"params": [parameter for _, parameter in matrices], "lr": settings.lr}]
         groups += [{"params": list(others), "lr": settings.adamw.lr}] if others else []
         super().__init__(groups, {"fused": True})  # by which torch loads AdamW's step counts as they must be
-        self.settings, self.storage = settings, storage
-        self._layout = layout
+        self.settings, self.storage, self._layout = settings, storage, layout
         self._portions = _portions(_batches_of(settings, matrices, layout))
-        self._lr: Tensor | None = None
+        self._lr = torch.zeros((), dtype=torch.float64, device=matrices[0][1].device)  # multiplied as the host would
         self._replays = {
             at: self._replay(*portion) for at, portion in enumerate(self._portions) if self._same(*portion)
         }
@@ -139,7 +138,7 @@ class Muon(torch.optim.Optimizer):
         # Other numbers than AdamW's part draws.
         kinds = {batches[0].is_sharded for batches, _ in self._portions}
         generators = {cut: self.storage.generator(device, -1 - self.update_number, cut) for cut in kinds}
-        lr = self._lr_on(device, matrices["lr"])
+        lr = self._lr.fill_(matrices["lr"])
         skipped = torch.zeros((), device=device) if self.found_inf is None else self.found_inf
         for at, (batches, fused) in enumerate(self._portions):
             gradients = [local(one.grad) for batch in batches for one in batch.parameters if one.grad is not None]
@@ -155,12 +154,6 @@ class Muon(torch.optim.Optimizer):
         if any(parameter is matrix for matrix in self.param_groups[0]["params"]):
             return {"momentum": form_of(parameter), **self.storage.slots(parameter)}
         return adamw_slots(parameter, self.storage)
-
-    def _lr_on(self, device: torch.device, lr: float) -> Tensor:
-        """In float64, so that it is multiplied as the host would."""
-        if self._lr is None:
-            self._lr = torch.zeros((), dtype=torch.float64, device=device)
-        return self._lr.fill_(lr)
 
     def _same(self, batches: Sequence[_Batch], fused: bool) -> bool:
         """Return whether every step starts the same kernels: no other rank is asked, no random numbers are drawn."""
@@ -357,7 +350,6 @@ def orthogonalise(matrix_NRC: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
     bracket divides by the matrix's norm too, so that X is never gone over for these alone.
     """
     x_NRC = matrix_NRC.to(dtype)
-    norm_N: Tensor | None
     for step in range(steps):
         gram_NRR = gram(x_NRC)
         norm_N = _norm(gram_NRR) if step == 0 else None

@@ -16,6 +16,7 @@ from torch import Tensor
 from tintype.optim.ema import UPDATES
 from tintype.optim.part import AverageSettings
 from tintype.optim.power_function import LONGEST, exponent
+from tintype.runtime.forms import under
 from tintype.runtime.layout import local
 from tintype.settings import Part
 
@@ -38,7 +39,7 @@ class PowerEmaSettings(Part, AverageSettings):
 
     def sampled(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The average of the first length; nothing before the first update, so that the weights themselves are used."""
-        return of_length(stored, self.lengths[0]) if stored[UPDATES] else {}
+        return under(prefix(self.lengths[0]), stored) if stored[UPDATES] else {}
 
     def snapshot_due(self, step: int, steps: int) -> bool:
         """Evenly spaced; the last at the last step."""
@@ -84,12 +85,6 @@ def share(length: float, updates: Tensor) -> Tensor:
     """
     t = updates.double().clamp_min(1)
     return -torch.expm1((exponent(length) + 1) * torch.log1p(-1 / t))
-
-
-def of_length(stored: Mapping[str, Tensor], length: float) -> dict[str, Tensor]:
-    """The weights of one average among the tensors of all."""
-    before = prefix(length)
-    return {name.removeprefix(before): tensor for name, tensor in stored.items() if name.startswith(before)}
 
 
 def prefix(length: float) -> str:

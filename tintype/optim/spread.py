@@ -6,6 +6,7 @@ one of them that works on it. Its result goes back in shards, and from there to 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -80,7 +81,7 @@ class Spread:
     ) -> list[list[Tensor]]:
         """Sends a list of tensors to each rank of the row; returns what came from each, of these shapes."""
         outgoing = [_flat(some, like) for some in sent]
-        sizes = [sum(map(_numbers, some)) * like.element_size() for some in shapes]
+        sizes = [sum(map(math.prod, some)) * like.element_size() for some in shapes]
         incoming = outgoing[0].new_empty(sum(sizes))
         lengths = [len(some) for some in outgoing]
         dist.all_to_all_single(incoming, torch.cat(outgoing), sizes, lengths, group=self.layout.shard_group)
@@ -90,7 +91,7 @@ class Spread:
         """All results' shards, of which every row has some."""
         rows = [self._row(replica) for replica in range(self.layout.replicas)]
         shapes = [[self._shape(index, self.layout.shard) for index in row] for row in rows]
-        most = max(sum(map(_numbers, some)) for some in shapes) * like.element_size()
+        most = max(sum(map(math.prod, some)) for some in shapes) * like.element_size()
         mine = _flat(found, like)
         padded = torch.cat([mine, mine.new_zeros(most - len(mine))])
         everyones = [torch.empty_like(padded) for _ in rows]
@@ -109,10 +110,6 @@ def _flat(tensors: list[Tensor], like: Tensor) -> Tensor:
 
 
 def _unflat(flat: Tensor, shapes: list[tuple[int, ...]], like: Tensor) -> list[Tensor]:
-    sizes = [_numbers(shape) for shape in shapes]
+    sizes = [math.prod(shape) for shape in shapes]
     numbers = flat[: sum(sizes) * like.element_size()].view(like.dtype)
     return [part.view(shape) for part, shape in zip(numbers.split(sizes), shapes, strict=True)]
-
-
-def _numbers(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()

@@ -57,13 +57,9 @@ def _takes(x_NRC: Tensor) -> bool:
 
 def runs_on(x_NRC: Tensor) -> bool:
     """Return whether the kernel can take it: its type, its device, and its memory layout."""
-    if x_NRC.dtype != torch.bfloat16 or x_NRC.device.type != "cuda" or not _has_bulk_copies(x_NRC.device):
+    if x_NRC.dtype != torch.bfloat16 or not x_NRC.is_cuda or torch.version.cuda is None or not has_triton():
         return False
-    return _is_aligned(x_NRC)
-
-
-def _has_bulk_copies(device: torch.device) -> bool:
-    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0) and has_triton()
+    return torch.cuda.get_device_capability(x_NRC.device) >= (9, 0) and _is_aligned(x_NRC)
 
 
 def _is_aligned(x_NRC: Tensor) -> bool:
@@ -71,6 +67,5 @@ def _is_aligned(x_NRC: Tensor) -> bool:
     numbers = _COPIED_BYTES // x_NRC.element_size()
     stored = x_NRC if x_NRC.stride(2) == 1 else x_NRC.mT
     steps = (stored.stride(0), stored.stride(1), x_NRC.shape[1])
-    return (
-        stored.stride(2) == 1 and all(step % numbers == 0 for step in steps) and x_NRC.data_ptr() % _COPIED_BYTES == 0
-    )
+    in_steps = all(step % numbers == 0 for step in steps) and x_NRC.data_ptr() % _COPIED_BYTES == 0
+    return in_steps and stored.stride(2) == 1

@@ -27,11 +27,9 @@ class Form:
         return self.shape == wanted.shape and wanted.dtype in (None, self.dtype)
 
     def __str__(self) -> str:
-        return f"{_type_name(self.dtype)}{list(self.shape)}"
-
-
-def _type_name(dtype: torch.dtype | None) -> str:
-    return "" if dtype is None else f"{_SHORT.get(dtype, str(dtype).removeprefix('torch.'))} "
+        if self.dtype is None:
+            return str(list(self.shape))
+        return f"{_SHORT.get(self.dtype, str(self.dtype).removeprefix('torch.'))} {list(self.shape)}"
 
 
 def form_of(tensor: Tensor) -> Form:

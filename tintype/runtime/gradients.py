@@ -7,8 +7,10 @@ buckets that are sent as soon as they are full.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,8 @@ from torch import Tensor, nn
 
 from tintype.runtime import activity
 from tintype.runtime.layout import Layout, is_sharded, local
+
+T = TypeVar("T", bound=Tensor)
 
 _BUCKET_BYTES = 32 << 20
 
@@ -91,17 +95,21 @@ class _Bucket:
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
     """The last weights first, as the backward pass comes to them; each bucket of one type and device."""
-    found: list[list[nn.Parameter]] = []
+    kinds = groupby(reversed(parameters), lambda one: (one.dtype, one.device))
+    return [_Bucket(some) for _, alike in kinds for some in portions(alike, lambda one: one.nbytes, _BUCKET_BYTES)]
+
+
+def portions(tensors: Iterable[T], size: Callable[[T], int], most: int) -> list[list[T]]:
+    """Cut a list into pieces whose sizes sum to `most` at most; a larger tensor is a piece by itself."""
+    found: list[list[T]] = []
     room = 0
-    for parameter in reversed(parameters):
-        size = parameter.numel() * parameter.element_size()
-        kind = (parameter.dtype, parameter.device)
-        if not found or size > room or kind != (found[-1][0].dtype, found[-1][0].device):
+    for tensor in tensors:
+        if not found or size(tensor) > room:
             found.append([])
-            room = _BUCKET_BYTES
-        found[-1].append(parameter)
-        room -= size
-    return [_Bucket(some) for some in found]
+            room = most
+        found[-1].append(tensor)
+        room -= size(tensor)
+    return found
 
 
 def backward_start(loss: Tensor) -> Tensor:
@@ -138,9 +146,8 @@ def gradient_norm(parameters: Sequence[Tensor], layout: Layout) -> Tensor:
         square = _norm(cut).square()
         dist.all_reduce(square, group=layout.shard_group)
         norm = (square if norm is None else square + norm.square()).sqrt()
-        if (
-            layout.replicas > 1
-        ):  # they may have added up in another order: one number for all, or they would drift apart
+        # Replicas may have added up in another order: one number for all, or they would drift apart.
+        if layout.replicas > 1:
             dist.all_reduce(norm, dist.ReduceOp.MAX, group=layout.replica_group)
     assert norm is not None
     return norm

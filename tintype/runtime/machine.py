@@ -99,9 +99,7 @@ def _output(command: Sequence[str]) -> str:
 
 
 def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        if names:
-            return f"{names[0]} × {len(names)}"
-    return platform.processor() or platform.machine()
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
+    return f"{names[0]} × {len(names)}" if names else platform.processor() or platform.machine()

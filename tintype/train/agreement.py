@@ -20,15 +20,8 @@ from tintype.train.folder import RunFolder
 def agree_on_plan(plan: Plan, world: World, **more: Any) -> None:
     """Raise on every rank if one has another plan, other code, or another of the values `more`."""
     if world.size > 1:
-        world.agree({**settings_by_key(plan), **code_version(), **more})
-
-
-def code_version() -> dict[str, str]:
-    return {
-        "tintype": tintype.__version__,
-        "the code of tintype": code_digest(),
-        "torch": torch.__version__,
-    }
+        versions = {"tintype": tintype.__version__, "torch": torch.__version__}
+        world.agree({**settings_by_key(plan), **versions, "the code of tintype": code_digest(), **more})
 
 
 @cache

@@ -61,11 +61,6 @@ def read_batch(parts: Session, first: int, count: int, step: int, clock: Clock) 
         with clock.part("text"):
             text = parts.text.encode(captions.texts)
         with clock.part("teacher"), torch.no_grad():
-            seen = _seen(terms, image_BCHW, ids)
+            looking = [term for term in terms if term.part.needs_images]
+            seen = {} if image_BCHW is None else {term.name: term.part.look(image_BCHW, ids) for term in looking}
     return Batch(ids, image_BCHW, captions.texts, text, draws, terms, seen, step, captions.lacking)
-
-
-def _seen(terms: Sequence[Term], image_BCHW: Tensor | None, ids: Sequence[int]) -> dict[str, Tensor | None]:
-    if image_BCHW is None:
-        return {}
-    return {term.name: term.part.look(image_BCHW, ids) for term in terms if term.part.needs_images}

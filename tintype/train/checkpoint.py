@@ -201,15 +201,12 @@ def _manifest(path: Path) -> dict[str, str]:
         _check_format(path, stored)
         wanted: dict[str, str] = stored["sha256"]
         names = set(wanted) - {_SCALARS}
-        if _SCALARS not in wanted or not names or not all(_is_tensors_name(name) for name in names):
+        shards = {name for name in names if Path(name).name == name and fnmatch(name, "shard-*.safetensors")}
+        if _SCALARS not in wanted or not names or names - shards - {_TENSORS}:
             raise DamagedError(f"{_MANIFEST} does not name the files")
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{type(error).__name__}: {error}") from error
     return wanted
-
-
-def _is_tensors_name(name: str) -> bool:
-    return name == _TENSORS or (Path(name).name == name and fnmatch(name, "shard-*.safetensors"))
 
 
 def _verify(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, Any], dict[str, str]]:

@@ -145,8 +145,7 @@ def weight_misfits(
         for name, tensor in modules.state_dict().items()
         if not name.startswith(OWN)
     }
-    found = {name: tensor for name, tensor in under("modules/", tensors).items() if not name.startswith(OWN)}
-    reasons = [misfits(forms_of(found), wanted)]
+    reasons = [misfits(forms_of(weights_in(tensors, None)), wanted)]
     if average is not None:
         followed = {
             name: torch.empty(one.shape, device="meta")

@@ -23,7 +23,7 @@ from tintype.train.folder import RunFolder
 from tintype.train.kept import keep_weights
 from tintype.train.prepare import check_latents, get_ready, prepare_images
 from tintype.train.reconstruct import take_snapshot
-from tintype.train.saving import Saver, save_state
+from tintype.train.saving import Saver
 from tintype.train.session import Session, build_session
 from tintype.train.start import begin, resume
 from tintype.train.state import TrainState, new_state
@@ -146,9 +146,13 @@ class RunTraining:
             line |= self.probe(self.parts)
         self.clock.read()
         self.folder.log_metrics(line)
-        self.tracker.log(self.state.step, line)
+        if self.tracker is not None:
+            self.tracker.log(self.state.step, line)
         self.saver.check()
         return line
 
     def save(self, now: bool) -> None:
-        save_state(self.folder, self.parts.plan.run, self.state, self.saver, now=now)
+        """In the background unless `now`."""
+        state, folder, kept = self.state, self.folder, self.parts.plan.run.keep_checkpoints
+        commit = partial(checkpoint.commit, folder.checkpoints, state.step, scalars=state.scalars(), keep=kept)
+        self.saver.write(state.step, state.tensors(), partial(commit, records=folder.records()), now=now)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -70,12 +70,9 @@ class Model:
         tapped: seams.Tapped = self.denoiser(sample.x_t_BCHW, sample.t_B, text, route=route, taps=taps, only_taps=True)
         return tapped
 
-    @contextmanager
-    def compute(self) -> Iterator[None]:
+    def compute(self) -> AbstractContextManager[None]:
         """Runs the matrix products in the plan's type."""
-        bf16 = self.plan.precision.compute == "bf16"
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
-            yield
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.plan.precision.compute == "bf16")
 
 
 LOSSES = "losses_"

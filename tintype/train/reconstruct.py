@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from tintype.optim.ema import UPDATES
 from tintype.optim.power_ema import prefix
 from tintype.optim.power_function import LONGEST, Profile, fit
 from tintype.plan import Plan, plan_from_folder
-from tintype.runtime.dist import World
 from tintype.runtime.forms import Form, misfits
 from tintype.runtime.layout import whole
 from tintype.runtime.notes import note_once
@@ -54,11 +54,9 @@ def take_snapshot(folder: Path, plan: Plan, state: TrainState, saver: Saver | No
     kept = {name: tensor for name, tensor in stored.items() if not name.partition("/")[2].startswith(LOSSES)}
     tensors = {name: whole(tensor).cpu() for name, tensor in kept.items()}
     lengths = sorted({float(name.partition("/")[0]) for name in tensors})
-    about: dict[str, Any] = {"step": state.step, UPDATES: updates, "lengths": lengths}
+    about = {"step": state.step, UPDATES: updates, "lengths": lengths}
 
-    def commit(tensors: Mapping[str, Tensor], world: World) -> None:
-        checkpoint.commit(folder, about["step"], tensors, about, what="snapshot", stage="snapshot", world=world)
-
+    commit = partial(checkpoint.commit, folder, state.step, scalars=about, what="snapshot", stage="snapshot")
     (saver or Saver()).write(state.step, tensors, commit)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -20,14 +20,15 @@ from torch import Tensor
 from tintype.runtime import activity
 from tintype.runtime.dist import ALONE, World
 from tintype.runtime.layout import is_sharded, local
-from tintype.settings import RunSettings
-from tintype.train import checkpoint
-from tintype.train.folder import RunFolder
-from tintype.train.state import TrainState
 
 SaveMode = Literal["auto", "wait", "background"]
-Commit = Callable[[Mapping[str, Tensor], World], object]
-"""Writes tensors to their place. Every rank must call it."""
+
+
+class Commit(Protocol):
+    """Writes tensors to their place. Every rank must call it."""
+
+    def __call__(self, tensors: Mapping[str, Tensor], /, *, world: World) -> object: ...
+
 
 MOST_SHARE = 0.01
 """Share of the time that saves may take before `auto` writes them in the background."""
@@ -74,7 +75,7 @@ class Saver:
             self._start(tensors, commit)
         else:
             self.wait()
-            commit(tensors, self.world)
+            commit(tensors, world=self.world)
         self.stopped_s += time.perf_counter() - began
 
     def wait(self) -> None:
@@ -108,7 +109,7 @@ class Saver:
             for save in earlier:  # a checkpoint vouches for the snapshot before it
                 save.result()
             copied()
-            commit(copies, world)
+            commit(copies, world=world)
 
         self._running.append(self._thread.submit(write))
 
@@ -136,17 +137,6 @@ class Saver:
             place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
             self._copies[name] = place
         return place.copy_(tensor, non_blocking=True)
-
-
-def save_state(folder: RunFolder, run: RunSettings, state: TrainState, saver: Saver, now: bool) -> None:
-    """Save a checkpoint of the run, in the background unless `now`."""
-    scalars, records = state.scalars(), folder.records()
-
-    def commit(tensors: Mapping[str, Tensor], world: World) -> None:
-        kept, step = run.keep_checkpoints, scalars["step"]
-        checkpoint.commit(folder.checkpoints, step, tensors, scalars, world=world, records=records, keep=kept)
-
-    saver.write(state.step, state.tensors(), commit, now=now)
 
 
 def _fits(tensors: Mapping[str, Tensor]) -> bool:

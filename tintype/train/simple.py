@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -33,10 +32,8 @@ from tintype.train.steps import Cadence
 SETTINGS_NAME = "training.yaml"
 _KEPT = 2
 
-S = TypeVar("S", bound=Settings)
 
-
-def claim_folder(folder: RunFolder, settings: S, free: Collection[str]) -> None:
+def claim_folder(folder: RunFolder, settings: Settings, free: Collection[str]) -> None:
     """Make the folder that of these settings, or refuse one that holds a training with others; `free` may differ."""
     path = folder.path / SETTINGS_NAME
     if path.exists():

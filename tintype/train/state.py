@@ -8,6 +8,7 @@ data state but `images_seen` (`data.order`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ from tintype.train.spikes import SpikeWindow
 
 _LATE = (LOSSES, "router.", JOINT_ONLY)
 """Parameters that a schedule can leave without a gradient, and so without optimizer state, for some first steps."""
+_COUNTERS = ("step", "images_seen", "skips_in_a_row", "skips", "recent_skips")
 _CAME_LATER: dict[str, Any] = {"skips": 0, "recent_skips": []}
 """Counters that older checkpoints do not have."""
 
@@ -77,13 +79,8 @@ class TrainState:
         return flat
 
     def scalars(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "images_seen": self.images_seen,
-            "skips_in_a_row": self.skips_in_a_row,
-            "skips": self.skips,
-            "recent_skips": list(self.recent_skips),
-        }
+        """Return a copy of the counters, which go on while it is saved."""
+        return {name: copy(getattr(self, name)) for name in _COUNTERS}
 
     def load(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
         """Take over a stored state. One that does not fit in every name, shape and type leaves this one as it was."""

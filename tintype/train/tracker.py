@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-class NoTracker(Tracker):
-    def log(self, step: int, line: Mapping[str, object]) -> None:
-        pass
-
-
 class TensorBoard(Tracker):
     def __init__(self, writer: SummaryWriter) -> None:
         self._writer = writer
@@ -30,10 +25,10 @@ class TensorBoard(Tracker):
 
 
 @contextmanager
-def open_tracker(folder: Path, tensorboard: bool) -> Iterator[Tracker]:
-    """Open the tracker that the settings ask for."""
+def open_tracker(folder: Path, tensorboard: bool) -> Iterator[Tracker | None]:
+    """Open the tracker that the settings ask for, if any."""
     if not tensorboard:
-        yield NoTracker()
+        yield None
         return
     try:
         from torch.utils.tensorboard import SummaryWriter
