@@ -5,22 +5,17 @@ from __future__ import annotations
 from pydantic import Field
 
 from tintype.data.captions import MixSettings, Weights
-from tintype.plan import Plan
 from tintype.settings import Settings
-from tintype.techniques.technique import Changes, Technique
+from tintype.techniques.technique import Technique
 
 
 class Options(Settings):
     weights: Weights = Field({"long": 0.5, "short": 0.5}, description="Of each caption column, relative to the others")
 
 
-def apply(plan: Plan, options: Options) -> Changes:
-    return {"captions": MixSettings(**plan.captions.common, weights=options.weights)}
-
-
 TECHNIQUE = Technique(
     seam="captions",
     summary="each sample reads one of its image's captions, drawn by their weights",
-    apply=apply,
+    apply=lambda plan, options: {"captions": MixSettings(**plan.captions.common, weights=options.weights)},
     options=Options,
 )

@@ -4,20 +4,14 @@ It is for GPUs of compute capability 8.9 and above (Ada, Hopper); how it is done
 Modulation, first and last layers, text encoder and losses multiply as before, in bf16.
 """
 
-from __future__ import annotations
-
-from tintype.plan import Plan
 from tintype.settings import PrecisionSettings
-from tintype.techniques.technique import Changes, NoOptions, Technique
-
-
-def apply(plan: Plan, options: NoOptions) -> Changes:
-    return {"precision": PrecisionSettings(**{**dict(plan.precision), "matmul": "fp8", "compute": "bf16"})}
-
+from tintype.techniques.technique import Technique
 
 TECHNIQUE = Technique(
     seam="precision",
     summary="multiply the matrices of the blocks in FP8 (Ada, Hopper and later GPUs)",
-    apply=apply,
+    apply=lambda plan, options: {
+        "precision": PrecisionSettings(**{**dict(plan.precision), "matmul": "fp8", "compute": "bf16"})
+    },
     paper="arXiv:2209.05433",
 )

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from tintype.losses.part import Scheduled
 from tintype.losses.repa import RepaOptions, RepaSettings
-from tintype.plan import Plan
-from tintype.techniques.technique import Changes, Technique
+from tintype.techniques.technique import Technique
 
 
 class Options(RepaOptions, Scheduled):
     """REPA's, and a schedule of its weight."""
 
 
-def apply(plan: Plan, options: Options) -> Changes:
-    return {"losses": (*plan.losses, RepaSettings(**options.resolved(plan)))}
-
-
 TECHNIQUE = Technique(
     seam="losses",
     summary="align a block's tokens with a frozen teacher's",
-    apply=apply,
+    apply=lambda plan, options: {"losses": (*plan.losses, RepaSettings(**options.resolved(plan)))},
     options=Options,
     paper="arXiv:2410.06940",
     part=RepaSettings,

@@ -4,19 +4,11 @@ Where all images have one size (no buckets, no stages) its input is constant, an
 sizes.
 """
 
-from __future__ import annotations
-
-from tintype.plan import Plan
-from tintype.techniques.technique import Changes, NoOptions, Technique
-
-
-def apply(plan: Plan, options: NoOptions) -> Changes:
-    return {"model": plan.model.model_copy(update={"resolution_embeds": True})}
-
+from tintype.techniques.technique import Technique
 
 TECHNIQUE = Technique(
     seam="model",
     summary="the time embedding also says how large the latents are",
-    apply=apply,
+    apply=lambda plan, options: {"model": plan.model.model_copy(update={"resolution_embeds": True})},
     trains=frozenset({"denoiser.resolution_embedder"}),
 )

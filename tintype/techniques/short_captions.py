@@ -3,19 +3,11 @@
 PRX's study found this the most harmful of all changes (FID 18.2 to 36.8), scoring on long prompts only. Score on both.
 """
 
-from __future__ import annotations
-
 from tintype.data.captions import ColumnSettings
-from tintype.plan import Plan
-from tintype.techniques.technique import Changes, NoOptions, Technique
-
-
-def apply(plan: Plan, options: NoOptions) -> Changes:
-    return {"captions": ColumnSettings(**plan.captions.common, column="short")}
-
+from tintype.techniques.technique import Technique
 
 TECHNIQUE = Technique(
     seam="captions",
     summary="train on captions of a few words instead of full descriptions",
-    apply=apply,
+    apply=lambda plan, options: {"captions": ColumnSettings(**plan.captions.common, column="short")},
 )

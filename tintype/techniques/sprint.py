@@ -6,22 +6,17 @@ from pydantic import Field
 
 from tintype.flow.routes import RouteOptions
 from tintype.flow.sprint import SprintOptions, SprintSettings
-from tintype.plan import Plan
-from tintype.techniques.technique import Changes, Technique
+from tintype.techniques.technique import Technique
 
 
 class Options(SprintOptions, RouteOptions):
     share: float = Field(0.75, gt=0, lt=1, description="Share of the tokens that skip the middle blocks")
 
 
-def apply(plan: Plan, options: Options) -> Changes:
-    return {"route": SprintSettings(**options.resolved(plan))}
-
-
 TECHNIQUE = Technique(
     seam="route",
     summary="the middle blocks see a quarter of the tokens; a layer fuses them with the dense stream",
-    apply=apply,
+    apply=lambda plan, options: {"route": SprintSettings(**options.resolved(plan))},
     options=Options,
     paper="arXiv:2510.21986",
     trains=frozenset({"router"}),

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tintype.plan import Plan
 from tintype.settings import Settings
-from tintype.techniques.technique import Changes, Technique
+from tintype.techniques.technique import Technique
 from tintype.text import TextChoice
 
 
@@ -17,13 +16,9 @@ class Options(Settings):
     to: TextChoice = Field(description="A kind alone (to=t5gemma), or with settings (to.kind=t5,to.weights=DIR)")
 
 
-def apply(plan: Plan, options: Options) -> Changes:
-    return {"text": options.to}
-
-
 TECHNIQUE = Technique(
     seam="text",
     summary="read captions with another text encoder, frozen or trained",
-    apply=apply,
+    apply=lambda plan, options: {"text": options.to},
     options=Options,
 )

@@ -6,22 +6,17 @@ from pydantic import Field
 
 from tintype.flow.routes import RouteOptions
 from tintype.flow.tread import TreadSettings
-from tintype.plan import Plan
-from tintype.techniques.technique import Changes, Technique
+from tintype.techniques.technique import Technique
 
 
 class Options(RouteOptions):
     share: float = Field(0.5, gt=0, lt=1, description="Share of the tokens that skip")
 
 
-def apply(plan: Plan, options: Options) -> Changes:
-    return {"route": TreadSettings(**options.resolved(plan))}
-
-
 TECHNIQUE = Technique(
     seam="route",
     summary="a random half of the tokens skips the middle blocks in training",
-    apply=apply,
+    apply=lambda plan, options: {"route": TreadSettings(**options.resolved(plan))},
     options=Options,
     paper="arXiv:2501.04765",
 )
